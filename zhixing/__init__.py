@@ -1,0 +1,1 @@
+"""zhixing (知行): deep reinforcement learning on PyTorch."""

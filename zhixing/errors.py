@@ -1,0 +1,31 @@
+"""The one error that people cause and can mend: it says what was wrong, what is allowed and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Wrong input. The command line prints it as one message and exits with code 2."""
+
+
+class NonFiniteError(UserError):
+    """A loss or a gradient became NaN or Inf; the weights from before that step are kept."""
+
+
+class EnvCrashError(RuntimeError):
+    """An environment raised or its process died: names it, its index and step, with its own traceback."""
+
+
+def unknown(kind: str, name: str, allowed: Iterable[str], hint: str = "") -> UserError:
+    """The error for a name that isn't there: the nearest right names first, else where to look."""
+    choices = sorted(allowed)
+    near = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
+    if near:
+        advice = f"did you mean {' or '.join(repr(choice) for choice in near)}?"
+    elif len(choices) <= 12:
+        advice = f"allowed: {', '.join(choices) or 'none'}"
+    else:
+        advice = f"there are {len(choices)}, for example {', '.join(choices[:6])}"
+    return UserError(f"unknown {kind} {name!r}: {advice}{' ' + hint if hint else ''}")

@@ -1,0 +1,105 @@
+"""What a task shows, takes and pays: spaces of observations, actions, rewards and ends, per agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+
+from zhixing.errors import UserError
+from zhixing.tree import Field, Tree, tree_map
+
+
+def space_fields(space: gym.Space[Any]) -> Tree:
+    """The arrays that one element of `space` is stored as: a `Field`, or a dict of them.
+
+    Floats are kept in single precision, whatever the task computes in; integers and bytes as they are.
+    """
+    if isinstance(space, Dict):
+        return {key: space_fields(part) for key, part in space.spaces.items()}
+    if isinstance(space, Discrete):
+        return Field((), np.dtype(np.int64))
+    if isinstance(space, (Box, MultiBinary, MultiDiscrete)):
+        floats = np.issubdtype(space.dtype, np.floating)
+        return Field(tuple(space.shape), np.dtype(np.float32) if floats else np.dtype(space.dtype))
+    raise UserError(
+        f"observation or action space {space} can't be stored as arrays; allowed are Box, Discrete, MultiDiscrete, "
+        f"MultiBinary and Dict of these (wrap the task to turn others into one of them)"
+    )
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """The spaces of one environment of a vector, as one agent sees it.
+
+    `mask` is the number of discrete actions when the task tells which of them are allowed at each step, else None.
+    """
+
+    obs: gym.Space[Any]
+    action: gym.Space[Any]
+    num_agents: int = 1
+    mask: int | None = None
+
+    @property
+    def agents(self) -> tuple[int, ...]:
+        """The dimension of agents: none for a single one."""
+        return () if self.num_agents == 1 else (self.num_agents,)
+
+    @property
+    def reward(self) -> Box:
+        return Box(-np.inf, np.inf, self.agents, np.float32)
+
+    @property
+    def end(self) -> Discrete:
+        """Terminated and truncated are one flag each per environment, shared by its agents."""
+        return Discrete(2)
+
+    @property
+    def discrete(self) -> bool:
+        return isinstance(self.action, (Discrete, MultiDiscrete))
+
+    @property
+    def num_actions(self) -> int:
+        """How many actions a discrete task has, or how many numbers a continuous one takes."""
+        if isinstance(self.action, Discrete):
+            return int(self.action.n)
+        return int(np.prod(self.action.shape or (1,)))
+
+    def fields(self) -> dict[str, Tree]:
+        """The base fields of a step, without `next_obs`, which is the next row's `obs`."""
+
+        def per_agent(field: Field) -> Field:
+            return Field(self.agents + field.shape, field.dtype)
+
+        flag = Field((), np.dtype(bool))
+        fields = {
+            "obs": tree_map(per_agent, space_fields(self.obs)),
+            "action": tree_map(per_agent, space_fields(self.action)),
+            "reward": Field(self.agents, np.dtype(np.float32)),
+            "terminated": flag,
+            "truncated": flag,
+        }
+        if self.mask is not None:
+            fields["mask"] = Field((*self.agents, self.mask), np.dtype(bool))
+        return fields
+
+    def to_env(self, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """From a policy's scale to the task's: bounded continuous actions live in [-1, 1] in policies and storage."""
+        box = self.action
+        if isinstance(box, Discrete):
+            return action + box.start if box.start else action
+        if not isinstance(box, Box) or not box.is_bounded():
+            return action
+        return box.low + (np.clip(action, -1.0, 1.0) + 1.0) * (0.5 * (box.high - box.low))
+
+    def from_env(self, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The inverse of `to_env`, for experience recorded elsewhere."""
+        box = self.action
+        if isinstance(box, Discrete):
+            return action - box.start
+        if not isinstance(box, Box) or not box.is_bounded():
+            return action
+        return (action - box.low) / (0.5 * (box.high - box.low)) - 1.0

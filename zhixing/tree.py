@@ -1,0 +1,32 @@
+"""Trees of arrays: an array, or a dict or tuple of trees. Free of torch, so that environment workers start fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Tree = Any  # an array, or a dict / tuple of trees
+
+
+class Field(NamedTuple):
+    """What one step of one environment puts into a field."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Apply `function` to each leaf (and the leaves at the same place in `others`)."""
+    if isinstance(tree, Mapping):
+        return {key: tree_map(function, tree[key], *(other[key] for other in others)) for key in tree}
+    if isinstance(tree, tuple) and not isinstance(tree, Field):
+        return tuple(tree_map(function, *parts) for parts in zip(tree, *others, strict=True))
+    return function(tree, *others)
+
+
+def tree_leaves(tree: Tree) -> list[Any]:
+    leaves: list[Any] = []
+    tree_map(leaves.append, tree)
+    return leaves
