@@ -1,0 +1,79 @@
+"""The register of algorithms. An algorithm joins by standing in this folder, in a file that calls `register`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from zhixing.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from zhixing.config import RunConfig
+    from zhixing.learner import Learner
+
+    L = TypeVar("L", bound=type[Learner])
+
+
+class Algorithm(NamedTuple):
+    name: str
+    summary: str
+    make: Callable[..., Learner]  # (cfg, spaces, device, net) to a learner: a class, or one with some parts exchanged
+    learner: type[Learner]
+
+    @property
+    def settings(self) -> type[RunConfig]:
+        return self.learner.settings
+
+
+_registered: dict[str, Algorithm] = {}
+
+
+def register(name: str, summary: str, **parts: Any) -> Callable[[L], L]:
+    """Register a learner under a name; `parts` are handed to it, so a variant is one more line above its class."""
+
+    def add(learner: L) -> L:
+        _registered[name] = Algorithm(name, summary, partial(learner, **parts), learner)
+        return learner
+
+    return add
+
+
+def names() -> list[str]:
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return sorted(_registered)
+
+
+def get(name: str) -> Algorithm:
+    """An algorithm by its name, or `your.module:YourLearner`."""
+    if ":" in name:
+        return _own(name)
+    if name not in _registered and name not in names():
+        raise unknown("algorithm", name, names(), "(see `zhixing list algorithms`)")
+    return _registered[name]
+
+
+def _own(name: str) -> Algorithm:
+    from zhixing.learner import Learner
+
+    module_name, _, attribute = name.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UserError(f"algorithm {name!r}: {error}; is it on the path, or in the current folder?") from None
+    except Exception:
+        raise UserError(f"algorithm {name!r} can't be imported:\n{traceback.format_exc()}") from None
+    if not hasattr(module, attribute):
+        raise unknown(f"learner in {module_name}", attribute, [n for n in vars(module) if not n.startswith("_")])
+    learner = getattr(module, attribute)
+    if not (isinstance(learner, type) and issubclass(learner, Learner) and hasattr(learner, "settings")):
+        raise UserError(f"algorithm {name!r} must be a zhixing.Learner with `settings`")
+    return Algorithm(name, (learner.__doc__ or "").strip().split("\n")[0], learner, learner)

@@ -1,0 +1,8 @@
+"""Replay: storage, samplers and views, composed."""
+
+from zhixing.buffers.buffer import Buffer
+from zhixing.buffers.fields import SUCCESSORS
+from zhixing.buffers.samplers import Prioritized, Reservoir, Uniform
+from zhixing.buffers.views import Episode, NStep, Sequence, View
+
+__all__ = ["SUCCESSORS", "Buffer", "Episode", "NStep", "Prioritized", "Reservoir", "Sequence", "Uniform", "View"]

@@ -1,0 +1,268 @@
+import numpy as np
+import pytest
+import torch
+from buffer_streams import (
+    F32,
+    FLAG,
+    SIMPLE,
+    SPEC,
+    SUCCESSORS,
+    U8,
+    Naive,
+    Stream,
+    assert_equal,
+    block,
+    simple,
+    step,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zhixing.batch import Batch
+from zhixing.buffers import Buffer, NStep
+from zhixing.errors import UserError
+from zhixing.tree import Field, tree_map
+
+
+def check_all_stored(buffer: Buffer, naive: Naive) -> None:
+    """Every stored transition, by its index, has all its fields and its true successors."""
+    stored = naive.stored()
+    assert len(buffer) == len(stored)
+    index = np.array(sorted(stored))
+    assert np.array_equal(np.sort(buffer.storage.all()), index)
+    fields = buffer.view.gather(buffer.storage, index)
+    for i, key in enumerate(index.tolist()):
+        for name in [*SPEC, *SUCCESSORS.values()]:
+            assert_equal(tree_map(lambda leaf, i=i: leaf[i], fields[name]), stored[key][name], name)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    num_envs=st.integers(1, 4),
+    capacity=st.integers(1, 20),
+    end=st.sampled_from([0.0, 0.3, 2.0]),  # 2.0: every step is an end
+    jump=st.sampled_from([0.0, 0.3, 1.0]),  # 1.0: unrelated transitions
+    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    subsets=st.booleans(),
+)
+def test_every_stored_transition_is_what_was_added(seed, num_envs, capacity, end, jump, lengths, subsets):
+    rng = np.random.default_rng(seed)
+    streams = [Stream(i, end, jump) for i in range(num_envs)]
+    buffer = Buffer(SPEC, capacity, num_envs, view=NStep(1, 0.9))
+    naive = Naive(-(-capacity // num_envs), num_envs)
+    for length in lengths:
+        ids = rng.permutation(num_envs)[: rng.integers(1, num_envs + 1)] if subsets else None
+        chosen = streams if ids is None else [streams[i] for i in ids]
+        if length == 0:
+            batch, rows = step(chosen)
+            buffer.add(batch, ids)
+            naive.add(rows, ids)
+        else:
+            batch, blocks = block(chosen, length)
+            buffer.add(batch, ids)
+            for rows in blocks:
+                naive.add(rows, ids)
+        check_all_stored(buffer, naive)
+
+
+def test_pool_of_last_observations_is_reused_when_rows_are_overwritten():
+    buffer = Buffer(SPEC, 8, 2)
+    streams = [Stream(i, end=2.0) for i in range(2)]
+    for _ in range(500):
+        buffer.add(step(streams)[0])
+    assert buffer.storage.lasts._size <= 16
+    assert len(buffer) == 8
+    assert buffer.full
+
+
+def test_blocks_give_the_same_ring_as_single_steps():
+    streams = [Stream(i, 0.2, 0.1) for i in range(3)], [Stream(i, 0.2, 0.1) for i in range(3)]
+    one, many = Buffer(SPEC, 30, 3), Buffer(SPEC, 30, 3)
+    for length in (2, 7, 25, 3):
+        many.add(block(streams[0], length)[0])
+        for _ in range(length):
+            one.add(step(streams[1])[0])
+        index = one.storage.all()
+        assert np.array_equal(index, many.storage.all())
+        assert np.array_equal(one.storage.is_first(index), many.storage.is_first(index))
+        assert np.array_equal(one.storage.cut(index), many.storage.cut(index))
+        rng = np.random.default_rng(0), np.random.default_rng(0)
+        assert_equal(one.sample(50, rng[0])._fields, many.sample(50, rng[1])._fields)
+
+
+def test_equal_observations_after_an_end_are_still_two_episodes():
+    # a bandit that always shows 0: the next episode's first observation equals the last one's successor
+    buffer = Buffer(SIMPLE, 4, view=NStep(3, 1.0))
+    for reward in (1.0, 2.0, 3.0):
+        buffer.add(simple([0, 0], [reward], terminated=0))
+    batch = buffer.sample(100, np.random.default_rng(0))
+    assert set(batch.reward.tolist()) == {1.0, 2.0, 3.0}
+    assert batch.terminated.all()
+
+
+def test_nan_observations_and_negative_zero_continue_the_stream():
+    buffer = Buffer(SIMPLE, 4)
+    buffer.add(simple([0, float("nan")], [1]))
+    buffer.add(simple([float("nan"), -0.0], [1]))
+    buffer.add(simple([0.0, 1], [1]))
+    assert not buffer.storage.cut(buffer.storage.all()).any()
+
+
+def test_lazy_and_torch_fields_and_double_precision_are_taken():
+    spec = {**SIMPLE, "logp": Field((), F32)}
+    buffer = Buffer(spec, 4)
+    for t in range(3):
+        buffer.add(
+            Batch(
+                obs=torch.tensor([[t / 3]], dtype=torch.float64),
+                reward=np.array([0.1], np.float64),
+                terminated=[False],
+                truncated=np.array([0]),
+                logp=torch.tensor([1.0], requires_grad=True),
+                next_obs=lambda t=t: np.array([[(t + 1) / 3]]),
+            )
+        )
+    assert not buffer.storage.cut(buffer.storage.all()).any()
+    assert buffer.sample(2, np.random.default_rng(0)).obs.dtype == torch.float32
+
+
+@pytest.mark.parametrize("step_as_block", [False, True])
+def test_wrong_fields_are_named_with_what_was_given_and_expected(step_as_block):
+    def batch(**changes):
+        fields = {"obs": np.zeros((2, 1)), "reward": np.zeros(2), "terminated": np.zeros(2, bool)}
+        fields |= {"truncated": np.zeros(2, bool), "next_obs": np.zeros((2, 1))} | changes
+        fields = {name: value for name, value in fields.items() if value is not None}
+        return Batch(**{name: np.asarray(v)[None] if step_as_block else v for name, v in fields.items()})
+
+    buffer = Buffer(SIMPLE, 4, 2)
+    buffer.add(batch())
+    with pytest.raises(UserError, match="lacks the field 'next_obs'"):
+        buffer.add(batch(next_obs=None))
+    with pytest.raises(UserError, match=r"unknown field 'rewards'.*'reward'"):
+        buffer.add(batch(rewards=np.zeros(2)))
+    with pytest.raises(UserError, match=r"'obs' has shape \[.*2, 3\], expected \[.*2, 1\]"):
+        buffer.add(batch(obs=np.zeros((2, 3))))
+    with pytest.raises(UserError, match="'truncated' has numbers of type float64, expected bool"):
+        buffer.add(batch(truncated=np.zeros(2)))
+    with pytest.raises(UserError, match="expected 1 columns"):
+        buffer.add(batch(), ids=np.array([0]))
+    with pytest.raises(UserError, match=r"ids \[0, 2\]"):
+        buffer.add(batch(), ids=np.array([0, 2]))
+    with pytest.raises(UserError, match="parts"):
+        Buffer(SPEC, 4).add(Batch(**{**step([Stream(0)])[0]._fields, "obs": {"pos": np.zeros((1, 2))}}))
+    assert len(buffer) == 2
+
+
+def test_spec_with_next_obs_or_without_reward_is_refused():
+    with pytest.raises(UserError, match="next_obs"):
+        Buffer({**SIMPLE, "next_obs": SIMPLE["obs"]}, 4)
+    with pytest.raises(UserError, match="'reward'"):
+        Buffer({"obs": SIMPLE["obs"], "terminated": FLAG, "truncated": FLAG}, 4)
+
+
+def test_clear_forgets_rows_and_goes_on():
+    buffer = Buffer(SIMPLE, 4)
+    buffer.add(simple([0, 1, 2], [1, 1]))
+    buffer.clear()
+    assert len(buffer) == 0
+    with pytest.raises(UserError, match="nothing to sample"):
+        buffer.sample(1, np.random.default_rng(0))
+    buffer.add(simple([7, 8], [5]))
+    batch = buffer.sample(10, np.random.default_rng(0))
+    assert (batch.obs == 7).all()
+    assert (batch.next_obs == 8).all()
+
+
+def test_uniform_draws_each_row_equally_also_in_uneven_columns():
+    buffer = Buffer(SPEC, 30, 3)
+    streams = [Stream(i) for i in range(3)]
+    buffer.add(block(streams, 4)[0])
+    buffer.add(block(streams[1:2], 5)[0], ids=[1])
+    index = buffer.sample(17_000, np.random.default_rng(0)).index.numpy()
+    _, counts = np.unique(index, return_counts=True)
+    assert len(counts) == 17
+    # expected 1000 each, variance 1000 · 16/17; the sum of squares is about 16 (standard deviation 5.7)
+    assert ((counts - 1000) ** 2 / 1000).sum() < 16 + 5 * 5.7
+
+
+def test_memory_mapped_buffer_gives_the_same_samples(tmp_path):
+    buffers = Buffer(SPEC, 20, 2), Buffer(SPEC, 20, 2, folder=tmp_path)
+    for buffer in buffers:
+        buffer.add(block([Stream(0), Stream(1)], 25)[0])
+    samples = [buffer.sample(40, np.random.default_rng(0)) for buffer in buffers]
+    assert_equal(samples[0]._fields, samples[1]._fields)
+    assert (tmp_path / "obs.0.bin").stat().st_size == (10 + 1) * 2 * 2 * 4
+
+
+def stacked_steps(rng: np.random.Generator, k: int, length: int, end: float) -> list[dict[str, np.ndarray]]:
+    """What a frame stacker over one environment gives: repeats the first frame at a reset."""
+
+    def frame() -> np.ndarray:
+        return rng.integers(0, 255, (2, 3), np.uint8)
+
+    rows = []
+    stack = np.stack([frame()] * k)
+    for t in range(length):
+        after = np.concatenate([stack[1:], frame()[None]])
+        ends = rng.random(2) < end
+        rows.append({"obs": stack, "reward": np.float32(t), "terminated": ends[0], "truncated": ends[1]})
+        rows[-1]["next_obs"] = after
+        stack = np.stack([frame()] * k) if ends.any() else after
+    return rows
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    k=st.integers(2, 4),
+    capacity=st.integers(5, 16),
+    end=st.sampled_from([0.0, 0.2, 1.0]),
+    at_once=st.booleans(),
+)
+def test_rebuilt_frame_stacks_equal_the_stacks_that_came_in(seed, k, capacity, end, at_once):
+    spec = {**SIMPLE, "obs": Field((k, 2, 3), U8)}
+    rows = stacked_steps(np.random.default_rng(seed), k, 40, end)
+    buffer = Buffer(spec, capacity, frame_stack=k)
+    fields = {name: np.stack([row[name] for row in rows])[:, None] for name in rows[0]}
+    if at_once:
+        buffer.add(Batch(**fields))
+    else:
+        for t in range(len(rows)):
+            buffer.add(Batch(**{name: value[t] for name, value in fields.items()}))
+    batch = buffer.sample(200, np.random.default_rng(0))
+    for i, position in enumerate(batch.index.tolist()):
+        for name in fields:
+            assert_equal(getattr(batch, name)[i], rows[position][name])
+    # the rows that may be drawn are those whose frames are all there: back to the oldest row or an episode's first
+    oldest = 40 - capacity
+    ended = [bool(row["terminated"] | row["truncated"]) for row in rows]
+    allowed = {p for p in range(oldest, 40) if p - k + 1 >= oldest or any(ended[max(oldest, p - k + 1) - 1 : p])}
+    whole = {p for p in allowed if all(s >= oldest for s in frames_of(ended, p, k))}
+    assert set(batch.index.tolist()) <= whole
+    index = buffer.storage.all()
+    assert set(index[buffer.storage.allowed(index, 0)].tolist()) == whole
+
+
+def frames_of(ended: list[bool], position: int, k: int) -> list[int]:
+    """Positions of the frames in a stack."""
+    rows = [position]
+    while len(rows) < k and rows[-1] > 0 and not ended[rows[-1] - 1]:
+        rows.append(rows[-1] - 1)
+    return rows
+
+
+def test_frames_are_stored_once():
+    spec = {**SIMPLE, "obs": Field((4, 84, 84), U8)}
+    buffer = Buffer(spec, 100, frame_stack=4)
+    assert buffer.storage.table.arrays["obs"][0].nbytes == 101 * 84 * 84
+
+
+def test_stacks_that_cannot_be_rebuilt_are_refused():
+    buffer = Buffer({**SIMPLE, "obs": Field((2, 1), F32)}, 8, frame_stack=2)
+    flags = {"reward": np.zeros(1), "terminated": np.zeros(1, bool), "truncated": np.zeros(1, bool)}
+    with pytest.raises(UserError, match="first frame repeated"):
+        buffer.add(Batch(obs=[[[0.0], [1.0]]], next_obs=[[[1.0], [2.0]]], **flags))
+    assert len(buffer) == 0
+    with pytest.raises(UserError, match="frame_stack=3"):
+        Buffer({**SIMPLE, "obs": Field((2, 1), F32)}, 8, frame_stack=3)

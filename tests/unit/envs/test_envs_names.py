@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from zhixing import envs
+from zhixing.envs import make, make_vector, names
+from zhixing.errors import UserError
+
+
+def refusal(name: str, **options: object) -> str:
+    with pytest.raises(UserError) as caught:
+        make(name, **options)
+    return str(caught.value)
+
+
+def test_names_are_the_newest_of_each_task() -> None:
+    known = names()
+    assert {"CartPole-v1", "Taxi-v4", "HalfCheetah-v5", "toy/match", "toy/reach"} <= set(known)
+    assert not {"CartPole-v0", "HalfCheetah-v4", "GymV21Environment-v0"} & set(known)
+    assert not any(name.startswith(("phys2d/", "tabular/")) for name in known)
+
+
+def test_unknown_name_suggests_the_nearest() -> None:
+    assert "did you mean 'CartPole-v1'" in refusal("CartPol-v1")
+    assert "did you mean 'toy/match'" in refusal("toy/mach")
+    assert "unknown environment" in refusal("dmc/walker-walk")
+
+
+def test_wrong_version_names_the_right_one() -> None:
+    for wrong in ("CartPole-v7", "CartPole"):
+        assert refusal(wrong) == f"there is no {wrong}; the current version is 'CartPole-v1'"
+    assert "'LunarLander-v3'" in refusal("LunarLander-v2")
+    assert "'HalfCheetah-v5'" in refusal("HalfCheetah-v2")
+
+
+def test_unknown_option_names_the_allowed_and_the_nearest() -> None:
+    message = refusal("CartPole-v1", sutton_reward=True)
+    assert "CartPole-v1 has no option 'sutton_reward', allowed: sutton_barto_reward, render_mode" in message
+    assert message.endswith("did you mean 'sutton_barto_reward'?")
+    assert "toy/match has no option 'size'" in refusal("toy/match", size=3)
+    with pytest.raises(UserError, match="no option 'size'"):
+        make_vector("CartPole-v1", 2, options={"size": 3})
+
+
+def test_rejected_value_of_an_option_is_shown() -> None:
+    assert "FrozenLake-v1 can't be made with (map_name='9x9')" in refusal("FrozenLake-v1", map_name="9x9")
+
+
+def test_missing_package_names_our_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(*_: object, **__: object) -> None:
+        raise gym.error.DependencyNotInstalled("run something else")
+
+    for name, extra in (("HalfCheetah-v5", "mujoco"), ("LunarLander-v3", "box2d"), ("Taxi-v4", "toy-text")):
+        with monkeypatch.context() as patch:
+            patch.setattr("zhixing.envs.gymnasium_tasks.load_env_creator", without)
+            assert refusal(name) == f"{name} needs the extra '{extra}': pip install 'zhixing[{extra}]'"
+
+
+def test_missing_package_for_pictures_names_our_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_vector("Taxi-v4", 1, "serial", render_mode="rgb_array")
+    env.reset(seed=0)
+
+    def without() -> None:
+        raise gym.error.DependencyNotInstalled("pygame")
+
+    monkeypatch.setattr(env.slots.slots[0].env, "render", without)
+    with pytest.raises(UserError, match=r"pip install 'zhixing\[toy-text\]'"):
+        env.render()
+
+
+def test_own_task_is_found_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_home_task.py").write_text(
+        "from zhixing.envs.toy import Match\nclass Mine(Match):\n    cues = 3\ndef build(): return Mine()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    assert make("my_home_task:build").action_space.n == 3
+    env = make_vector("my_home_task:Mine", 2, "process", 2)
+    assert env.reset(seed=0)[0].shape == (2, 3)
+    env.close()
+
+
+def test_own_task_errors_say_what_to_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_broken_task.py").write_text("def helper():\n    return 1 / 0\nhelper()\n")
+    (tmp_path / "my_hungry_task.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "there is no module 'nowhere'" in refusal("nowhere.at_all:Env")
+    assert "did you mean 'Counter'" in refusal("sample_tasks:Conter")
+    assert "sample_tasks:not_an_env gives a int, not a gymnasium.Env" in refusal("sample_tasks:not_an_env")
+    assert "is a int, not a class or function" in refusal("sample_tasks:number")
+    assert "has no option 'deth', allowed: death, limit; did you mean 'death'?" in refusal(
+        "sample_tasks:Counter", deth=3
+    )
+    broken = refusal("my_broken_task:Env")
+    assert "return 1 / 0" in broken
+    assert "ZeroDivisionError" in broken
+    assert "No module named 'no_such_package'" in refusal("my_hungry_task:Env")
+
+
+def test_unknown_backend_is_refused() -> None:
+    with pytest.raises(UserError, match="did you mean 'process'"):
+        make_vector("toy/match", 2, "proces")
+
+
+def test_auto_takes_native_where_there_is_one() -> None:
+    assert make_vector("CartPole-v1", 2).backend == "native"
+    assert make_vector("CartPole-v1", 1).backend == "serial"
+
+
+def test_auto_takes_one_process_for_cheap_tasks_and_many_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envs.choice, "cpu_count", lambda: 2)
+    env = make_vector("toy/match", 8)
+    assert (env.backend, env.workers) == ("serial", 1)
+    env = make_vector("sample_tasks:Sleeper", 5, options={"always": 0.002})
+    assert (env.backend, env.workers) == ("process", 5)  # it sleeps: more workers than CPUs help
+    env.close()
+    monkeypatch.setattr(envs.choice, "cpu_count", lambda: 1)
+    assert make_vector("sample_tasks:Sleeper", 4, options={"always": 0.002}).backend == "serial"
+
+
+def test_auto_weighs_time_saved_against_waking() -> None:
+    worth = envs.choice.worth_processes
+    cpus = envs.choice.cpu_count()
+    if cpus > 1:  # 8 steps of 100 us on two workers save 400 us of 800; of 10 us they save 40 of 80
+        assert worth(8, 100e-6, waits=False, workers=2)
+        assert not worth(8, 10e-6, waits=False, workers=2)
+        assert not worth(1, 1.0, waits=False, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "best", "best_return", "random_return"),
+    [
+        ("toy/match", lambda obs: obs.argmax(-1), 10.0, 2.5),
+        ("toy/reach", lambda obs: np.clip((obs[:, 1:] - obs[:, :1]) / 0.3, -1, 1), -0.80, -14.0),
+    ],
+)
+def test_toy_returns_are_as_documented(name: str, best: object, best_return: float, random_return: float) -> None:
+    env = make_vector(name, 50, "serial")
+    env.action_space.seed(0)
+    for choose, wanted in ((best, best_return), (lambda _: env.action_space.sample(), random_return)):
+        obs, _ = env.reset(seed=0)
+        returns, done = np.zeros(50), []
+        while len(done) < 500:
+            obs, reward, terminated, truncated, _ = env.step(choose(obs))
+            returns += reward
+            assert not terminated.any()
+            if truncated.all():
+                done += returns.tolist()
+                returns[:] = 0
+        assert np.mean(done) == pytest.approx(wanted, abs=4 * np.std(done) / len(done) ** 0.5 + 1e-6)
+
+
+@pytest.mark.parametrize("name", ["toy/match", "toy/reach", "CartPole-v1"])
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_pictures_show_the_state(name: str, backend: str) -> None:
+    env = make_vector(name, 2, backend, workers=1, render_mode="rgb_array")
+    env.reset(seed=0)
+    frames = []
+    for _ in range(8):
+        env.step(np.ones_like(env.action_space.sample()))
+        frames.append(env.render(1))
+    assert frames[0].dtype == np.uint8
+    assert frames[0].shape[2] == 3
+    assert any(not np.array_equal(frames[0], frame) for frame in frames)
+    env.close()
+
+
+def test_picture_without_render_mode_is_refused() -> None:
+    for backend in ("serial", "native"):
+        env = make_vector("CartPole-v1", 2, backend)
+        env.reset(seed=0)
+        with pytest.raises(UserError, match="render_mode='rgb_array'"):
+            env.render()

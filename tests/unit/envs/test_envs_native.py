@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from zhixing.envs import make_vector
+from zhixing.errors import UserError
+
+
+def test_native_cartpole_moves_as_the_single_one() -> None:
+    native, serial = make_vector("CartPole-v1", 5, "native"), make_vector("CartPole-v1", 5, "serial")
+    native.reset(seed=0)
+    serial.reset(seed=1)
+    rng = np.random.default_rng(0)
+    ends = 0
+    for _ in range(400):
+        for slot, state in zip(serial.slots.slots, native.task.env.state.T, strict=True):
+            slot.env.unwrapped.state = state.copy()
+            slot.env.unwrapped.steps_beyond_terminated = None
+        actions = rng.integers(0, 2, 5)
+        obs, reward, terminated, _, info = (
+            np.copy(part) if isinstance(part, np.ndarray) else part for part in native.step(actions)
+        )
+        other, other_reward, other_terminated, _, other_info = serial.step(actions)
+        np.testing.assert_array_equal(terminated, other_terminated)
+        np.testing.assert_array_equal(reward, other_reward)
+        alive = ~terminated
+        # the last bit may differ: sin and cos of an array are other routines than those of a number
+        np.testing.assert_allclose(obs[alive], other[alive], rtol=0, atol=1e-6)
+        if terminated.any():
+            ends += terminated.sum()
+            np.testing.assert_allclose(info["final_obs"][~alive], other_info["final_obs"][~alive], rtol=0, atol=1e-6)
+            assert (np.abs(obs[~alive]) <= 0.05).all()
+    assert ends > 20
+
+
+def test_native_time_limit_truncates_in_the_same_step() -> None:
+    env = make_vector("CartPole-v1", 2, "native", options={"max_episode_steps": 4})
+    env.reset(seed=0)
+    for step in range(1, 9):
+        obs, _, terminated, truncated, info = env.step(np.array([step % 2, 1 - step % 2]))
+        assert not terminated.any()
+        assert truncated.tolist() == [step % 4 == 0] * 2
+        assert ("final_obs" in info) == (step % 4 == 0)
+        if step % 4 == 0:
+            assert (np.abs(obs) <= 0.05).all()
+            assert (np.abs(info["final_obs"]) > 0.05).any()
+
+
+def test_native_seeds_repeat() -> None:
+    env = make_vector("CartPole-v1", 3, "native")
+    first = env.reset(seed=4)[0].copy()
+    assert not np.array_equal(first, env.reset()[0])
+    np.testing.assert_array_equal(first, env.reset(seed=4)[0])
+
+
+def test_native_answers_all_at_once() -> None:
+    env = make_vector("CartPole-v1", 2, "native")
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="send all 2"):
+        env.send(np.array([1]), np.array([0]))
+    env.send(np.array([1, 0]), np.array([1, 0]))  # environment 1 goes right, 0 left
+    ids, obs, *_ = env.recv()
+    assert ids.tolist() == [0, 1]
+    assert obs[0, 1] < 0 < obs[1, 1]
+
+
+def test_task_without_native_version_is_told() -> None:
+    with pytest.raises(UserError, match="Pendulum-v1 has no native version"):
+        make_vector("Pendulum-v1", 2, "native")

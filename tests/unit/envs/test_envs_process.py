@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sample_tasks import Sleeper, Spy, Trouble
+
+from zhixing.envs import ProcessVectorEnv, SerialVectorEnv, VectorEnv, make_vector
+from zhixing.errors import EnvCrashError, UserError
+
+
+def actions(num: int, **special: int) -> np.ndarray:
+    chosen = np.zeros(num, int)
+    for index, action in special.items():
+        chosen[int(index.removeprefix("at"))] = action
+    return chosen
+
+
+def alive(pid: int) -> bool:
+    """Running, not a zombie that waits to be collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pids: list[int], seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_crash_shows_traceback_name_index_and_step(workers: int) -> None:
+    env: VectorEnv = ProcessVectorEnv(Trouble, 4, workers) if workers else SerialVectorEnv(Trouble, 4)
+    env.reset(seed=0)
+    env.step(actions(4))
+    with pytest.raises(EnvCrashError) as caught:
+        env.step(actions(4, at3=7))
+    message = str(caught.value)
+    assert "Trouble (index 3) crashed at step 2" in message
+    assert "ZeroDivisionError: the wheels came off" in message
+    assert "sample_tasks.py" in message
+    env.close()
+    env.close()
+
+
+@pytest.mark.parametrize(("action", "how"), [(6, "was killed by SIGKILL"), (5, "ended with exit code 3")])
+def test_death_of_a_worker_is_told(action: int, how: str) -> None:
+    env = ProcessVectorEnv(Trouble, 4, 2)
+    env.reset(seed=0)
+    with pytest.raises(EnvCrashError, match=rf"Trouble \(index 2 to 3\) {how}"):
+        env.step(actions(4, at2=action))
+    with pytest.raises(EnvCrashError, match=how):
+        env.state_dict()
+    env.close()
+
+
+def test_close_ends_workers_even_in_the_middle_of_a_step() -> None:
+    env = ProcessVectorEnv(Sleeper, 2, 2)
+    env.reset(seed=0)
+    pids = [worker.process.pid for worker in env._workers]
+    env.send(actions(2, at0=7), np.arange(2))
+    env.close()
+    assert gone(pids, 0.0)
+
+
+def test_ready_environments_are_returned_first() -> None:
+    env = ProcessVectorEnv(Sleeper, 4, 2)
+    env.reset(seed=0)
+    env.send(actions(4, at0=7), np.arange(4))  # index 0 sleeps 70 ms, and its worker with it
+    ids, obs, _, _, _, _ = env.recv()
+    assert ids.tolist() == [2, 3]
+    assert obs.tolist() == [[0, 1], [0, 1]]
+    with pytest.raises(RuntimeError, match="0 to 1 are still at a step"):
+        env.send(actions(2), np.arange(2))
+    with pytest.raises(ValueError, match="not the environments of whole workers"):
+        env.send(actions(1), np.array([3]))
+    env.send(actions(2), ids)
+    ids, obs, _, _, _, _ = env.recv(min_ready=4)
+    assert ids.tolist() == [0, 1, 2, 3]
+    assert obs[:, 1].tolist() == [1, 1, 2, 2]
+    env.close()
+
+
+def test_workers_import_no_torch_and_share_nothing_but_rows() -> None:
+    import torch  # noqa: F401  (here, so that its absence there means something)
+
+    env = ProcessVectorEnv(Spy, 3, 3)
+    env.reset(seed=0)
+    infos = env.step(actions(3))[4]["final_info"]
+    assert [info["torch"] for info in infos.values()] == [False, False, False]
+    assert len({info["pid"] for info in infos.values()} - {os.getpid()}) == 3
+    env.close()
+
+
+def test_workers_outlive_the_thread_that_made_them() -> None:
+    made: list[ProcessVectorEnv] = []
+    thread = threading.Thread(target=lambda: made.append(ProcessVectorEnv(Sleeper, 2, 2)))
+    thread.start()
+    thread.join()
+    time.sleep(0.05)
+    made[0].reset(seed=0)
+    made[0].step(actions(2))
+    made[0].close()
+
+
+def test_ctrl_c_is_left_to_the_parent() -> None:
+    env = ProcessVectorEnv(Sleeper, 2, 2)
+    env.reset(seed=0)
+    for worker in env._workers:
+        worker.process.send_signal(signal.SIGINT)
+    env.step(actions(2))
+    env.close()
+
+
+def test_interrupted_step_leaves_the_vector_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = ProcessVectorEnv(Sleeper, 2, 2)
+    env.reset(seed=0)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    with pytest.raises(KeyboardInterrupt):
+        env.step(actions(2, at0=7))
+    signal.signal(signal.SIGALRM, previous)
+    assert [len(slot["actions"]) for slot in env.state_dict()["envs"]] == [1, 1]
+    assert env.step(actions(2))[0][:, 1].tolist() == [2, 2]
+    env.close()
+
+
+# No guard around it: workers must not run the script again. The second step is one that never ends.
+SCRIPT = """
+import os, sys, time
+import numpy as np
+from zhixing.envs import ProcessVectorEnv
+import gymnasium as gym
+
+class Endless(gym.Env):
+    observation_space = gym.spaces.Box(0, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+    def step(self, action):
+        if action:
+            time.sleep(1000)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+env = ProcessVectorEnv(Endless, 4, 2)
+env.reset(seed=0)
+env.step(np.zeros(4, int))
+print(*(worker.process.pid for worker in env._workers), flush=True)
+env.step(np.array([0, 0, 0, int(sys.argv[1])]))
+time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_killed_parent_leaves_no_worker_and_no_shared_memory(stuck: int) -> None:
+    before = set(os.listdir("/dev/shm"))
+    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, str(stuck)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    assert all(alive(pid) for pid in pids)
+    assert set(os.listdir("/dev/shm")) == before
+    time.sleep(0.1)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert gone(pids)
+
+
+def test_wrong_numbers_are_refused_before_a_process_starts() -> None:
+    with pytest.raises(UserError, match="workers is 3; it must be from 1 to the 2"):
+        make_vector("toy/match", 2, "process", workers=3)
+    with pytest.raises(UserError, match="environments is 0"):
+        make_vector("toy/match", 0)

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sample_tasks import Chaser, Counter, InfoMask, Mixed, Pair, PettingManner, Secretive, Words, WrongShape
+
+from zhixing.envs import ProcessVectorEnv, SerialVectorEnv, VectorEnv, make_vector
+from zhixing.errors import UserError
+from zhixing.tree import tree_leaves, tree_map
+
+
+def record(env: VectorEnv, steps: int, seed: int) -> list[Any]:
+    """Copies of all that `steps` random steps return, and one flat list of arrays to compare."""
+    rng = np.random.default_rng(seed)
+    space = env.single_action_space
+    shown: list[Any] = []
+    for _ in range(steps):
+        if hasattr(space, "n"):
+            actions = rng.integers(0, space.n, env.num_envs)
+        else:
+            actions = rng.uniform(space.low, space.high, (env.num_envs, *space.shape))
+        obs, reward, terminated, truncated, info = env.step(actions)
+        ended = terminated | truncated
+        final = tree_leaves(info["final_obs"]) if ended.any() else []
+        mask = [info["action_mask"]] if env.spaces.mask else []
+        final_mask = [info["final_mask"][ended]] if env.spaces.mask and ended.any() else []
+        arrays = [
+            *tree_leaves(obs),
+            reward,
+            terminated,
+            truncated,
+            *(leaf[ended] for leaf in final),
+            *mask,
+            *final_mask,
+        ]
+        shown.append(([np.copy(array) for array in arrays], info.get("final_info", {})))
+    return shown
+
+
+def assert_same(left: list[Any], right: list[Any]) -> None:
+    for (arrays, infos), (others, other_infos) in zip(left, right, strict=True):
+        assert infos == other_infos
+        for one, other in zip(arrays, others, strict=True):
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("factory", [Mixed, Chaser])
+def test_worker_processes_change_no_bit(factory: Any) -> None:
+    serial = SerialVectorEnv(factory, 4)
+    first, _ = serial.reset(seed=3)
+    first = tree_map(np.copy, first)
+    wanted = record(serial, 500, seed=1)
+    assert any(infos for _, infos in wanted)
+    for workers in (1, 2, 3):
+        env = ProcessVectorEnv(factory, 4, workers)
+        obs, _ = env.reset(seed=3)
+        assert_same([(tree_leaves(first), {})], [(tree_leaves(obs), {})])
+        assert_same(wanted, record(env, 500, seed=1))
+        env.close()
+
+
+def test_each_environment_has_its_own_stream_whatever_their_number() -> None:
+    few, many = SerialVectorEnv(Chaser, 2), SerialVectorEnv(Chaser, 3)
+    small, large = few.reset(seed=5)[0], many.reset(seed=5)[0]
+    np.testing.assert_array_equal(small, large[:2])
+    assert len(np.unique(large[:, 0])) == 3
+    assert not np.array_equal(large, SerialVectorEnv(Chaser, 3).reset(seed=6)[0])
+
+
+@pytest.mark.parametrize("backend", [SerialVectorEnv, lambda factory, num: ProcessVectorEnv(factory, num, 2)])
+@pytest.mark.parametrize("how", ["death", "limit"])
+def test_end_of_episode_shows_next_first_and_true_last_observation(backend: Any, how: str) -> None:
+    env = backend(lambda: Counter(**{how: 3}), 2)
+    obs, info = env.reset(seed=0)
+    assert obs.dtype == np.float32
+    assert info == {}
+    for _ in range(2):
+        obs, reward, terminated, truncated, info = env.step(np.array([1, 2]))
+        assert info == {}
+    assert obs.tolist() == [[0, 2], [0, 2]]
+    obs, reward, terminated, truncated, info = env.step(np.array([1, 2]))
+    assert obs.tolist() == [[1, 0], [1, 0]]
+    assert info["final_obs"].tolist() == [[0, 3], [0, 3]]
+    assert info["final_info"] == {index: {"length": 3, "score": 0.5, "won": True} for index in (0, 1)}
+    assert reward.tolist() == [1, 2]
+    assert (terminated.all(), truncated.any()) == ((True, False) if how == "death" else (False, True))
+    assert terminated.dtype == truncated.dtype == bool
+    env.close()
+
+
+def test_only_rows_that_ended_are_reset() -> None:
+    lengths = iter([9, 9, 2, 9, 9])  # one copy is made to look at the task
+    env = SerialVectorEnv(lambda: Counter(death=next(lengths)), 3)
+    env.reset(seed=0)
+    env.step(np.zeros(3, int))
+    obs, _, terminated, _, info = env.step(np.zeros(3, int))
+    assert terminated.tolist() == [False, True, False]
+    assert obs.tolist() == [[0, 2], [1, 0], [0, 2]]
+    assert info["final_obs"][1].tolist() == [0, 2]
+    assert list(info["final_info"]) == [1]
+
+
+def test_mask_beside_observation_is_taken_out() -> None:
+    env = SerialVectorEnv(PettingManner, 2)
+    assert env.spaces.mask == 3
+    assert env.single_observation_space == PettingManner.observation_space["observation"]
+    obs, info = env.reset(seed=0)
+    assert obs.tolist() == [[1, 2], [1, 2]]
+    assert info["action_mask"].tolist() == [[True, False, True]] * 2
+    obs, _, terminated, _, info = env.step(np.array([0, 2]))
+    assert info["action_mask"].tolist() == [[False, True, False], [True, False, True]]
+    assert info["final_mask"][1].tolist() == [False, True, False]
+    assert obs.tolist() == [[3, 4], [1, 2]]
+    assert info["final_obs"][1].tolist() == [3, 4]
+
+
+def test_mask_in_info_may_be_missing_at_the_end() -> None:
+    env = SerialVectorEnv(lambda: InfoMask(death=2), 1)
+    assert env.reset(seed=0)[1]["action_mask"].tolist() == [[True, True, False]]
+    assert env.step(np.array([0]))[4]["action_mask"].tolist() == [[False, False, True]]
+    info = env.step(np.array([0]))[4]
+    assert info["final_mask"].tolist() == [[True, True, True]]
+    assert info["action_mask"].tolist() == [[True, True, False]]
+
+
+def test_mask_stays_out_of_dict_observations() -> None:
+    env = SerialVectorEnv(Mixed, 2)
+    assert set(env.reset(seed=0)[0]) == {"picture", "place", "kind"}
+
+
+def test_tuple_observations_become_dicts() -> None:
+    env = SerialVectorEnv(Pair, 2)
+    obs, _ = env.reset(seed=0)
+    assert obs["0"].tolist() == [4, 4]
+    assert obs["1"]["deep"]["0"].tolist() == [[0.5], [0.5]]
+    assert obs["1"]["deep"]["1"].tolist() == [1, 1]
+    assert env.observation_space.contains(obs)
+
+
+def test_spaces_that_are_no_arrays_are_refused() -> None:
+    with pytest.raises(UserError, match="Text"):
+        SerialVectorEnv(Words, 2)
+    with pytest.raises(UserError, match=r"shape \(2,\), its space says \(3,\)"):
+        SerialVectorEnv(WrongShape, 2)
+
+
+def makers() -> dict[str, Any]:
+    return {
+        "serial-mixed": lambda: SerialVectorEnv(Mixed, 3),
+        "serial-chaser": lambda: SerialVectorEnv(Chaser, 3),
+        "process-mixed": lambda: ProcessVectorEnv(Mixed, 3, 2),
+        "process-toy": lambda: make_vector("toy/reach", 3, "process", 2),
+        "serial-gymnasium": lambda: make_vector("Acrobot-v1", 3, "serial"),
+        "native": lambda: make_vector("CartPole-v1", 3, "native"),
+    }
+
+
+@pytest.mark.parametrize("kind", list(makers()))
+@pytest.mark.parametrize("before", [0, 7, 150])
+def test_snapshot_continues_exactly(kind: str, before: int) -> None:
+    """After 0 and 7 steps the first episodes are under way, begun from a seed; after 150 most are later ones."""
+    env = makers()[kind]()
+    env.reset(seed=2)
+    record(env, before, seed=0)
+    state = env.state_dict()
+    assert_plain(state)
+    wanted = record(env, 300, seed=9)
+    env.close()
+    env = makers()[kind]()
+    if before == 7:  # into a fresh one, and into one already in use
+        env.reset(seed=77)
+    obs, info = env.load_state_dict(state)
+    assert env.inexact == []
+    assert ("action_mask" in info) == (env.spaces.mask is not None)
+    shown = tree_map(np.copy, obs)
+    assert_same(wanted, record(env, 300, seed=9))
+    obs, _ = env.load_state_dict(state)
+    tree_map(np.testing.assert_array_equal, shown, obs)
+    env.close()
+
+
+def assert_plain(value: Any) -> None:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            assert isinstance(key, str)
+            assert_plain(part)
+    elif isinstance(value, list):
+        for part in value:
+            assert_plain(part)
+    else:
+        assert value is None or isinstance(value, (np.ndarray, int, float, str))
+
+
+def test_snapshot_remembers_reset_options() -> None:
+    env = SerialVectorEnv(Chaser, 1)
+    env.reset(seed=0, options={"shift": 100.0})
+    env.step(np.zeros((1, 2)))
+    other = SerialVectorEnv(Chaser, 1)
+    obs, _ = other.load_state_dict(env.state_dict())
+    assert obs[0, 0] > 50
+    assert other.inexact == []
+
+
+def test_serial_snapshot_continues_in_worker_processes() -> None:
+    serial, process = SerialVectorEnv(Mixed, 4), ProcessVectorEnv(Mixed, 4, 3)
+    serial.reset(seed=1)
+    record(serial, 60, seed=0)
+    process.load_state_dict(serial.state_dict())
+    assert_same(record(serial, 100, seed=4), record(process, 100, seed=4))
+    process.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_task_that_cant_be_restored_begins_anew_and_is_named(workers: int) -> None:
+    def make() -> VectorEnv:
+        return ProcessVectorEnv(Secretive, 3, workers) if workers else SerialVectorEnv(Secretive, 3)
+
+    env = make()
+    env.reset(seed=0)
+    record(env, 5, seed=0)
+    state = env.state_dict()
+    env.close()
+    env = make()
+    obs, _ = env.load_state_dict(state)
+    assert env.inexact == [0, 1, 2]
+    assert (obs[:, 1] == 0).all()
+    env.close()
+
+
+def test_action_log_ends_with_the_episode() -> None:
+    env = SerialVectorEnv(lambda: Counter(limit=10), 1)
+    env.reset(seed=0)
+    record(env, 1004, seed=0)
+    assert len(env.state_dict()["envs"][0]["actions"]) == 4
+
+
+def test_state_of_another_vector_is_refused() -> None:
+    env = SerialVectorEnv(Counter, 2)
+    env.reset(seed=0)
+    with pytest.raises(UserError, match="number of environments 2, these have 3"):
+        SerialVectorEnv(Counter, 3).load_state_dict(env.state_dict())
+
+
+def test_serial_answers_what_was_sent() -> None:
+    env = SerialVectorEnv(lambda: Counter(death=2), 4)
+    env.reset(seed=0)
+    env.send(np.array([5, 6]), np.array([3, 1]))
+    ids, _, reward, _, _, info = env.recv(min_ready=2)
+    assert ids.tolist() == [1, 3]
+    assert reward.tolist() == [6, 5]
+    env.send(np.array([1]), np.array([3]))
+    ids, obs, _, terminated, _, info = env.recv()
+    assert terminated.tolist() == [True]
+    assert info["final_obs"].tolist() == [[0, 2]]
+    assert list(info["final_info"]) == [0]
+    with pytest.raises(ValueError, match="only 0 were sent"):
+        env.recv()

@@ -1,0 +1,222 @@
+"""The actor: a policy in a vector of environments. The only loop that steps an environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from zhixing.batch import Batch
+from zhixing.buffers.rollout import Rollout
+from zhixing.envs.vector import VectorEnv
+from zhixing.ops.seeding import stream
+from zhixing.policy import Phase, Policy, as_tensor
+from zhixing.tree import Tree, tree_map
+
+
+class Episode(NamedTuple):
+    """A finished episode: its undiscounted return, its steps, and numbers that the task told at its end."""
+
+    ret: float
+    length: int
+    info: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Fresh episodes played as well as the policy can."""
+
+    episodes: list[Episode]
+
+    @property
+    def returns(self) -> np.ndarray[Any, Any]:
+        return np.array([episode.ret for episode in self.episodes])
+
+    @property
+    def mean_return(self) -> float:
+        return float(self.returns.mean())
+
+    def summary(self) -> dict[str, float]:
+        """What `zhixing eval --json` prints; numbers that the task tells at its ends are averaged."""
+        lengths = [episode.length for episode in self.episodes]
+        told = {key for episode in self.episodes for key in episode.info}
+        return {
+            "mean_return": self.mean_return,
+            "std_return": float(self.returns.std()),
+            "min_return": float(self.returns.min()),
+            "max_return": float(self.returns.max()),
+            "mean_length": float(np.mean(lengths)),
+            "episodes": len(self.episodes),
+            **{key: float(np.mean([e.info[key] for e in self.episodes if key in e.info])) for key in sorted(told)},
+        }
+
+
+class Experience(NamedTuple):
+    """What `collect` brings: steps `[T,N]` and the episodes that ended among them."""
+
+    batch: Batch
+    episodes: list[Episode]
+
+
+class Actor:
+    """`collect` goes on where the last one stopped; `evaluate` plays whole fresh episodes."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        env: VectorEnv,
+        fields: dict[str, Tree] | None = None,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`fields` are what the learner declares: kept from each decision besides what every step holds."""
+        self.policy, self.env, self.spaces, self.device = policy, env, env.spaces, torch.device(device)
+        self.fields = fields or {}
+        self.seed = seed
+        self.rng = torch.Generator(self.device).manual_seed(stream(seed, "actor"))
+        self.env_steps = 0
+        self._rollout: Rollout | None = None
+        self._obs: Tree = None  # what the environments show now; None before the first step
+
+    def _start(self, seed: int) -> None:
+        self._obs, info = self.env.reset(seed=seed)
+        self._mask = info.get("action_mask")
+        self._hidden = self.policy.initial_hidden(self.env.num_envs)
+        self._returns = np.zeros((self.env.num_envs, *self.spaces.agents))
+        self._lengths = np.zeros(self.env.num_envs, np.int64)
+
+    @torch.no_grad()
+    def collect(
+        self, steps: int | None = None, episodes: int | None = None, phase: Phase = Phase.COLLECT
+    ) -> Experience:
+        """Take `steps` steps in each environment, or as many as it takes until `episodes` have ended.
+
+        The batch's arrays are overwritten by the next call.
+        """
+        if (steps is None) == (episodes is None):
+            raise ValueError("collect takes either steps=... or episodes=...")
+        if self._obs is None:
+            self._start(stream(self.seed, "environments"))
+        rollout = self._storage(steps or 256)
+        rollout.clear()
+        rollout.write(0, **self._shown())
+        done: list[Episode] = []
+        t = 0
+        while t < steps if steps is not None else len(done) < episodes:  # type: ignore[operator]
+            if t == rollout.num_steps:
+                rollout = self._storage(2 * t, rollout)
+            done += self._step(phase, rollout, t)
+            t += 1
+        return Experience(rollout.batch(self.device, t), done)
+
+    def _step(self, phase: Phase, rollout: Rollout | None, t: int) -> list[Episode]:
+        """One step of every environment, written to row t."""
+        hidden = self._hidden
+        mask = None if self._mask is None else as_tensor(self._mask, self.device)
+        decision = self.policy.act(as_tensor(self._obs, self.device), hidden, mask, phase, self.rng, self.env_steps)
+        action = decision.action.cpu().numpy()
+        self._obs, reward, terminated, truncated, info = self.env.step(self.spaces.to_env(action))
+        self._mask = info.get("action_mask")
+        self._hidden = decision.hidden
+        self.env_steps += self.env.num_envs
+        ended = terminated | truncated
+        if rollout is not None:
+            rollout.write(t, action=action, reward=reward, terminated=terminated, truncated=truncated)
+            for name in self.fields:
+                if name == "hidden":
+                    kept = hidden
+                else:
+                    kept = decision.extras[name] if name in decision.extras else getattr(decision, name)
+                rollout.write(t, **{name: tree_map(lambda leaf: leaf.cpu().numpy(), kept)})
+            rollout.write(t + 1, **self._shown())
+        self._returns += reward
+        self._lengths += 1
+        return self._finish(ended, info, rollout, t) if ended.any() else []
+
+    def _finish(self, ended: Any, info: dict[str, Any], rollout: Rollout | None, t: int) -> list[Episode]:
+        envs = np.flatnonzero(ended)
+        if rollout is not None:
+            rollout.write_last(t, envs, "obs", info["final_obs"])
+            if "final_mask" in info:
+                rollout.write_last(t, envs, "mask", info["final_mask"])
+        final_info = info.get("final_info", {})
+        episodes = [
+            Episode(float(np.mean(self._returns[i])), int(self._lengths[i]), final_info.get(int(i), {})) for i in envs
+        ]
+        self._returns[envs] = 0.0
+        self._lengths[envs] = 0
+        if self._hidden is not None:
+            rows = torch.as_tensor(envs, device=self.device)
+            tree_map(lambda leaf: leaf.index_fill_(0, rows, 0.0), self._hidden)
+        return episodes
+
+    def _shown(self) -> dict[str, Tree]:
+        return {"obs": self._obs} if self._mask is None else {"obs": self._obs, "mask": self._mask}
+
+    def _storage(self, steps: int, old: Rollout | None = None) -> Rollout:
+        """Room for so many steps, with the rows of `old` in front."""
+        if self._rollout is None or self._rollout.num_steps != steps:
+            new = Rollout({**self.spaces.fields(), **self.fields}, steps, self.env.num_envs)
+            if old is not None:
+                new.take(old)
+            self._rollout = new
+        return self._rollout
+
+    @torch.no_grad()
+    def evaluate(self, episodes: int, seed: int) -> Evaluation:
+        """Play fresh episodes as well as the policy can. The same seed gives the same episodes.
+
+        Each environment plays its share, since the first to end are the short ones. Leaves no trace in `collect` but
+        the environments' state: give evaluations an actor of their own.
+        """
+        self.rng.manual_seed(stream(seed, "evaluation"))
+        self._start(stream(seed, "evaluation environments"))
+        shares = np.full(self.env.num_envs, episodes // self.env.num_envs)
+        shares[: episodes % self.env.num_envs] += 1
+        played: list[list[Episode]] = [[] for _ in shares]
+        while any(len(mine) < share for mine, share in zip(played, shares, strict=True)):
+            before = self._lengths.copy()
+            ended = self._step(Phase.EVAL, None, 0)
+            if ended:
+                envs = np.flatnonzero(self._lengths <= before)  # those that start anew
+                for i, episode in zip(envs, ended, strict=True):
+                    if len(played[i]) < shares[i]:
+                        played[i].append(episode)
+        self._obs = None
+        return Evaluation([episode for mine in played for episode in mine])
+
+    def load(self, weights: dict[str, torch.Tensor]) -> None:
+        """Act with these weights from now on."""
+        self.policy.load_state_dict(weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"env_steps": self.env_steps, "rng": self.rng.get_state()}
+        if self._obs is not None:
+            state |= {
+                "env": self.env.state_dict(),
+                "hidden": self._hidden,
+                "returns": self._returns,
+                "lengths": self._lengths,
+            }
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Returns the environments that could not be put back into mid-episode; their episodes start anew."""
+        self.env_steps = state["env_steps"]
+        self.rng.set_state(state["rng"])
+        if "env" not in state:
+            return []
+        self._start(0)
+        self._obs, info = self.env.load_state_dict(state["env"])
+        self._mask = info.get("action_mask")
+        if state["hidden"] is not None:
+            self._hidden = tree_map(lambda leaf: leaf.to(self.device), state["hidden"])
+        self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
+        lost = list(self.env.inexact)
+        self._returns[lost], self._lengths[lost] = 0.0, 0
+        if lost and self._hidden is not None:
+            tree_map(lambda leaf: leaf.index_fill_(0, torch.as_tensor(lost, device=self.device), 0.0), self._hidden)
+        return lost

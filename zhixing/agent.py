@@ -1,0 +1,85 @@
+"""What a person deploys: `agent = zx.load(run)`, `action = agent.act(obs)`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from zhixing import algorithms, envs
+from zhixing.checkpoint import RunFolder, fitting
+from zhixing.config import RunConfig
+from zhixing.errors import UserError
+from zhixing.ops.seeding import stream
+from zhixing.policy import Phase, Policy, as_tensor
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree, tree_leaves, tree_map
+
+
+class Agent:
+    """A trained policy with its normalisers and memory. It acts in the task's own terms, for one or many at once."""
+
+    def __init__(self, policy: Policy, spaces: Spaces, cfg: RunConfig) -> None:
+        self.policy, self.spaces, self.cfg = policy.cpu().eval(), spaces, cfg
+        self.rng = torch.Generator().manual_seed(stream(cfg.seed, "agent"))
+        self._hidden: Tree = None
+
+    def reset(self) -> None:
+        """Forget what was seen: a new episode starts."""
+        self._hidden = None
+
+    @torch.no_grad()
+    def act(self, obs: Tree, mask: Any = None, explore: bool = False) -> Any:
+        """The action for one observation, or for `[N,...]` of them at once. `explore` samples as in training."""
+        obs, many = self._batched(obs)
+        num = len(tree_leaves(obs)[0])
+        if self._hidden is None:
+            self._hidden = self.policy.initial_hidden(num)
+        if mask is not None:
+            mask = torch.as_tensor(np.asarray(mask, bool).reshape(num, -1))
+        phase = Phase.COLLECT if explore else Phase.EVAL
+        # as after training: what exploration is left at the end
+        decision = self.policy.act(
+            as_tensor(obs, torch.device("cpu")), self._hidden, mask, phase, self.rng, self.cfg.env_steps
+        )
+        self._hidden = decision.hidden
+        action = self.spaces.to_env(decision.action.numpy())
+        return action if many else action[0]
+
+    def _batched(self, obs: Tree) -> tuple[Tree, bool]:
+        """Observations with a leading dimension and the stored types, and whether they had one."""
+        fields = self.spaces.fields()["obs"]
+        try:
+            arrays = tree_map(lambda field, leaf: np.asarray(leaf, field.dtype), fields, obs)
+            shapes = [(leaf.shape, field.shape) for leaf, field in _pairs(arrays, fields)]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise UserError(f"the observation doesn't fit {self.spaces.obs}: {error}") from None
+        if all(given == wanted for given, wanted in shapes):
+            return tree_map(lambda leaf: leaf[None], arrays), False
+        if all(given[1:] == wanted for given, wanted in shapes):
+            return arrays, True
+        given = [given for given, _ in shapes]
+        raise UserError(
+            f"the observation has shape {given[0] if len(given) == 1 else given}, not that of {self.spaces.obs}"
+        )
+
+
+def _pairs(arrays: Tree, fields: Tree) -> list[tuple[Any, Any]]:
+    pairs: list[tuple[Any, Any]] = []
+    tree_map(lambda field, leaf: pairs.append((leaf, field)), fields, arrays)
+    return pairs
+
+
+def load(run: str | Path, checkpoint: str = "last") -> Agent:
+    """The agent of a run: its weights at the end, or its `best` ones by evaluation."""
+    folder = RunFolder.open(run)
+    cfg = folder.read_config()
+    env = envs.make_vector(cfg.env.name, 1, backend="serial", options=cfg.env.options)
+    spaces = env.spaces
+    env.close()
+    policy = algorithms.get(cfg.algorithm).make(cfg, spaces, "cpu").policy
+    with fitting(folder):
+        policy.load_state_dict(folder.load_policy(checkpoint))
+    return Agent(policy, spaces, cfg)

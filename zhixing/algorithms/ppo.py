@@ -1,0 +1,229 @@
+"""PPO (Schulman et al., 2017).   L = E[min(r A, clip(r, 1 - ε, 1 + ε) A)] - c_v L_V + c_e H,   r = π(a|s) / π_old(a|s)
+
+Differs from the paper: advantages are normalised per minibatch; the value loss may be clipped too; epochs may end
+early at a KL divergence. Truncated episodes bootstrap from their true last observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from zhixing.algorithms import register
+from zhixing.batch import Batch
+from zhixing.config import Count, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat
+from zhixing.learner import Gradients, Learner, Update
+from zhixing.nets.actor_critic import ActorCritic
+from zhixing.nets.body import MakeNet, hidden_fields, unroll
+from zhixing.ops.normalise import RewardScale
+from zhixing.ops.returns import gae, next_values
+from zhixing.policy import ActorCriticPolicy
+from zhixing.spaces import Spaces
+from zhixing.tree import Field, Tree, tree_map
+
+
+class Config(OnPolicyConfig):
+    lr: PositiveFloat = 3e-4  # learning rate
+    critic_lr: PositiveFloat | None = None  # the critic's own learning rate
+    lr_decay: bool = False  # let learning rates fall to zero over the budget of steps
+    epochs: Positive = 10  # passes over each rollout
+    critic_epochs: Count | None = None  # the critic's own number of passes
+    minibatch_size: Positive = 64  # steps per gradient; a rollout's size or more is one minibatch
+    clip: PositiveFloat = 0.2  # how far the probability ratio may move before its gradient ends
+    value_clip: PositiveFloat | None = None  # the same for the value, in its own units
+    value_coef: NonNegative = 0.5  # weight of the value loss
+    entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
+    gae_lambda: Fraction = 0.95  # how far advantages look ahead before trusting the critic
+    max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
+    target_kl: PositiveFloat | None = None  # no further epoch once the policy has moved 1.5 times this far
+    normalise_advantage: bool = True  # zero mean and unit spread per minibatch
+    normalise_obs: bool = False  # running mean and spread of observations
+    normalise_reward: bool = False  # divide by the running spread of returns
+    shared_network: bool = False  # one body for actor and critic
+    log_std_init: float = 0.0  # continuous actions: logarithm of the first spread
+
+    @property
+    def own_critic(self) -> bool:
+        return self.critic_lr is not None or self.critic_epochs is not None
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Config:
+        if self.shared_network and self.own_critic:
+            raise ValueError("shared_network=true allows no critic_lr or critic_epochs: both parts move together")
+        size = self.steps_per_iteration * self.vector.num
+        if self.minibatch_size < size and size % self.minibatch_size:
+            fits = max(n for n in range(1, self.minibatch_size + 1) if size % n == 0)
+            raise ValueError(
+                f"minibatch_size {self.minibatch_size} must divide the rollout's {size} steps "
+                f"(steps_per_iteration x vector.num; try {fits})"
+            )
+        return self
+
+
+@register("ppo", "clipped policy gradient with several epochs per rollout")
+class PPO(Learner):
+    settings = Config
+    metrics = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance", "grad_norm")
+
+    def __init__(
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+    ) -> None:
+        super().__init__(cfg, spaces, device)
+        self.cfg = cfg
+        with self.building():
+            self.net = ActorCritic(
+                spaces,
+                cfg.net,
+                net,
+                shared=cfg.shared_network,
+                batched=not cfg.own_critic,
+                normalise=cfg.normalise_obs,
+                log_std=cfg.log_std_init,
+            ).to(self.device)
+        self.policy = ActorCriticPolicy(spaces, self.net)
+        settings = {"epsilon": 1e-5, "max_grad_norm": cfg.max_grad_norm}
+        if cfg.own_critic:
+            self.actor_optimizer = self.optimizer(self.net.actor_parameters(), cfg.lr, **settings)
+            self.critic_optimizer = self.optimizer(self.net.critic_parameters(), cfg.critic_lr or cfg.lr, **settings)
+        else:
+            self.both_optimizer = self.optimizer(self.net.parameters(), cfg.lr, **settings)
+        self.reward_scale = RewardScale(cfg.gamma, cfg.vector.num).to(self.device) if cfg.normalise_reward else None
+
+    @property
+    def fields(self) -> dict[str, Tree]:
+        number = Field((), np.dtype(np.float32))
+        fields: dict[str, Tree] = {"logp": number, "value": number}
+        if self.net.recurrent:
+            fields["hidden"] = hidden_fields(self.policy.initial_hidden(1))
+        return fields
+
+    def set_progress(self, fraction: float) -> None:
+        if not self.cfg.lr_decay:
+            return
+        left = 1.0 - fraction
+        if self.cfg.own_critic:
+            self.actor_optimizer.lr = self.cfg.lr * left
+            self.critic_optimizer.lr = (self.cfg.critic_lr or self.cfg.lr) * left
+        else:
+            self.both_optimizer.lr = self.cfg.lr * left
+
+    # --- losses ---
+
+    def policy_loss(self, logp: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Also returns the logarithm of the probability ratio."""
+        advantage = batch.advantage
+        if self.cfg.normalise_advantage and advantage.numel() > 1:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        log_ratio = logp - batch.logp
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1 - self.cfg.clip, 1 + self.cfg.clip)
+        return -torch.min(ratio * advantage, clipped * advantage).mean(), log_ratio
+
+    def value_loss(self, value: Tensor, batch: Batch) -> Tensor:
+        error = (value - batch.ret).square()
+        if self.cfg.value_clip is not None:
+            near = batch.value + (value - batch.value).clamp(-self.cfg.value_clip, self.cfg.value_clip)
+            error = torch.max(error, (near - batch.ret).square())
+        return error.mean()
+
+    def gradients(self, batch: Batch, actor: bool = True, critic: bool = True) -> Gradients:
+        """`batch` comes from `prepare`: `[B]`, or `[T,n]` for recurrent networks."""
+        logp, value, entropy = self.evaluate(batch)
+        policy_loss, log_ratio = self.policy_loss(logp, batch)
+        value_loss = self.value_loss(value, batch)
+        actor_loss = policy_loss - self.cfg.entropy_coef * entropy
+        critic_loss = self.cfg.value_coef * value_loss
+        if not self.cfg.own_critic:
+            found = {"both_optimizer": self.both_optimizer.gradient(actor_loss + critic_loss)}
+        else:
+            found = {"actor_optimizer": self.actor_optimizer.gradient(actor_loss)} if actor else {}
+            if critic:
+                found["critic_optimizer"] = self.critic_optimizer.gradient(critic_loss)
+        with torch.no_grad():
+            kl = (torch.expm1(log_ratio) - log_ratio).mean()  # never negative, little variance
+            clip_fraction = ((log_ratio.exp() - 1).abs() > self.cfg.clip).float().mean()
+        metrics = {
+            "policy_loss": policy_loss.detach(),
+            "value_loss": value_loss.detach(),
+            "entropy": entropy.detach(),
+            "kl": kl,
+            "clip_fraction": clip_fraction,
+        }
+        return Gradients(found, metrics)
+
+    def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probability of the actions taken, value, and mean entropy under the present weights."""
+        mask = batch.mask if "mask" in batch else None
+        if not self.net.recurrent:
+            out = self.net(batch.obs, None, mask)
+            return out.distribution.log_prob(batch.action), out.value, out.distribution.entropy().mean()
+        start = tree_map(lambda leaf: leaf[0], batch.hidden)
+        outs = unroll(self.net, batch.obs, start, batch.is_first, mask)
+        logp = torch.stack([out.distribution.log_prob(a) for out, a in zip(outs, batch.action, strict=True)])
+        entropy = torch.stack([out.distribution.entropy() for out in outs])
+        return logp, torch.stack([out.value for out in outs]), entropy.mean()
+
+    # --- the update ---
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> Batch:
+        """Advantages and returns of a rollout `[T,N]`."""
+        ended = batch.terminated | batch.truncated
+        reward = batch.reward if self.reward_scale is None else self.reward_scale(batch.reward, ended)
+        boundary = ended.clone()
+        boundary[-1] = True
+        boundary_value = self.value_after(batch, boundary)
+        value = batch.value
+        following = next_values(value, boundary, boundary_value)
+        advantage = gae(
+            reward, value, following, batch.terminated, batch.truncated, self.cfg.gamma, self.cfg.gae_lambda
+        )
+        kept = {name: getattr(batch, name) for name in ("obs", "action", "mask", "hidden") if name in batch}
+        is_first = torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])  # stored memory is cleared already
+        return Batch(
+            **kept, logp=batch.logp, value=value, advantage=advantage, ret=advantage + value, is_first=is_first
+        )
+
+    def value_after(self, batch: Batch, rows: Tensor) -> Tensor:
+        """The value of what the steps in `rows [T,N]` led to."""
+        next_obs = tree_map(lambda leaf: leaf[rows], batch.next_obs)
+        if not self.net.recurrent:
+            return self.net(next_obs).value
+        obs, hidden = (tree_map(lambda leaf: leaf[rows], tree) for tree in (batch.obs, batch.hidden))
+        return self.net(next_obs, self.net(obs, hidden).hidden).value
+
+    def minibatches(self, data: Batch) -> Iterator[Batch]:
+        """Random parts of a rollout: of its steps, or of its environments where memory needs whole sequences."""
+        steps, envs = data.advantage.shape
+        if self.net.recurrent:
+            size = max(1, self.cfg.minibatch_size // steps)
+            for columns in torch.randperm(envs, generator=self.rng, device=self.device).split(size):
+                yield data[:, columns]
+        elif self.cfg.minibatch_size >= steps * envs:
+            yield data.flatten()
+        else:
+            flat = data.flatten()
+            for rows in torch.randperm(len(flat), generator=self.rng, device=self.device).split(
+                self.cfg.minibatch_size
+            ):
+                yield flat[rows]
+
+    def update(self, batch: Batch) -> Update:
+        data = self.prepare(batch)
+        told: list[dict[str, Tensor]] = []
+        actor_epochs = self.cfg.epochs
+        critic_epochs = actor_epochs if self.cfg.critic_epochs is None else self.cfg.critic_epochs
+        for epoch in range(max(actor_epochs, critic_epochs)):
+            parts = {"actor": epoch < actor_epochs, "critic": epoch < critic_epochs}
+            for minibatch in self.minibatches(data):
+                told.append(self.apply(self.gradients(minibatch, **parts)).metrics)
+            if self.cfg.target_kl is not None and float(told[-1]["kl"]) > 1.5 * self.cfg.target_kl:
+                break
+        self.net.update_norm(batch.obs)  # after learning: the ratio compares policies under equal statistics
+        metrics = {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
+        metrics["explained_variance"] = 1 - (data.ret - data.value).var() / data.ret.var().clamp_min(1e-8)
+        return Update(metrics)

@@ -1,0 +1,174 @@
+"""What a buffer stores: arrays for each field of a spec, and the check of what comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from zhixing.batch import Batch
+from zhixing.errors import UserError, unknown
+from zhixing.tree import Field, Tree, tree_leaves, tree_map
+
+Array = np.ndarray[Any, Any]
+
+# fields whose value after the step is wanted too; storage keeps it as the next row, not a second time
+SUCCESSORS = {"obs": "next_obs", "mask": "next_mask", "state": "next_state"}
+REQUIRED = ("obs", "reward", "terminated", "truncated")
+
+
+class Reader:
+    """Turns a batch into lists of NumPy leaves in the spec's order, or says which field is wrong and how."""
+
+    def __init__(self, spec: Mapping[str, Tree]) -> None:
+        for name in REQUIRED:
+            if name not in spec:
+                raise UserError(f"a buffer's spec needs the field {name!r}; it has {', '.join(spec)}")
+        for name in SUCCESSORS.values():
+            if name in spec:
+                raise UserError(f"a buffer's spec must not have {name!r}: it is made from the next row")
+        for name in ("terminated", "truncated"):
+            if not isinstance(spec[name], Field) or spec[name].shape != ():
+                raise UserError(f"field {name!r} must be one flag per environment, the spec has {spec[name]}")
+        after = {SUCCESSORS[name]: tree for name, tree in spec.items() if name in SUCCESSORS}
+        self.expected: dict[str, Tree] = {**spec, **after}
+        self._checked: tuple[str, ...] = ()
+
+    def read(self, batch: Batch) -> tuple[dict[str, list[Array]], tuple[int, ...]]:
+        """The leaves of each field, and the leading dimensions `[N]` or `[T,N]` that all of them have."""
+        names = batch.fields
+        if names != self._checked:  # the same names as last time need no second look
+            self._check_names(names)
+        lead = np.shape(batch.terminated)
+        if len(lead) not in (1, 2) or 0 in lead:
+            raise UserError(f"field 'terminated' has shape {list(lead)}, expected [N] or [T, N] with at least one step")
+        return {name: leaves(name, tree, getattr(batch, name), lead) for name, tree in self.expected.items()}, lead
+
+    def _check_names(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            if name not in self.expected:
+                raise unknown("field", name, self.expected, "(a buffer stores only what its spec declares)")
+        for name in self.expected:
+            if name not in names:
+                raise UserError(f"the batch lacks the field {name!r}; it has {', '.join(names)}")
+        self._checked = names
+
+
+def leaves(name: str, tree: Tree, value: Tree, lead: tuple[int, ...]) -> list[Array]:
+    """The arrays of `value` in the order of the spec `tree`, each `[*lead, *shape]` and of the spec's dtype."""
+    if isinstance(tree, Field):
+        return [_leaf(name, tree, value, lead)]
+    parts = _parts(tree)
+    given = _parts(value)
+    if given.keys() != parts.keys():
+        got = list(given) or type(value).__name__
+        raise UserError(f"field {name!r} has the parts {got}, expected {list(parts)}")
+    return [leaf for key, part in parts.items() for leaf in leaves(f"{name}.{key}", part, given[key], lead)]
+
+
+def _parts(tree: Tree) -> dict[Any, Tree]:
+    if isinstance(tree, Mapping):
+        return dict(tree)
+    return dict(enumerate(tree)) if isinstance(tree, tuple) else {}
+
+
+def _leaf(name: str, field: Field, value: Any, lead: tuple[int, ...]) -> Array:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    elif not isinstance(value, np.ndarray):
+        value = np.asarray(value)
+    if value.shape != lead + field.shape:
+        raise UserError(f"field {name!r} has shape {list(value.shape)}, expected {list(lead + field.shape)}")
+    if value.dtype != field.dtype:
+        if value.dtype.kind not in "biuf" or (value.dtype.kind == "f" and field.dtype.kind != "f"):
+            raise UserError(f"field {name!r} has numbers of type {value.dtype}, expected {field.dtype}")
+        value = value.astype(field.dtype)
+    return value
+
+
+class Table:
+    """One array `[size, ...]` per leaf of a spec, allocated once: in memory, in files, or on a device.
+
+    On the CPU these are NumPy arrays, whose reads and writes of a few rows cost a third of torch's.
+    """
+
+    def __init__(self, spec: Mapping[str, Tree], size: int, device: str = "cpu", folder: Path | None = None) -> None:
+        self.spec = dict(spec)
+        self.device = torch.device(device)
+        self.arrays: dict[str, list[Any]] = {
+            name: [self._allocate(f"{name}.{i}", field, size, folder) for i, field in enumerate(fields)]
+            for name, fields in ((name, tree_leaves(tree)) for name, tree in self.spec.items())
+        }
+
+    def _allocate(self, name: str, field: Field, size: int, folder: Path | None) -> Any:
+        shape = (size, *field.shape)
+        if folder is not None:
+            # asarray: plain indexing of a memmap makes a memmap each time, which is slow
+            return np.asarray(np.memmap(folder / f"{name}.bin", field.dtype, "w+", shape=shape))
+        if self.device.type == "cpu":
+            return np.zeros(shape, field.dtype)  # pages are taken from the system only when written
+        return torch.zeros(shape, dtype=torch.from_numpy(np.zeros(0, field.dtype)).dtype, device=self.device)
+
+    def put(self, name: str, where: Any, values: list[Array]) -> None:
+        for array, value in zip(self.arrays[name], values, strict=True):
+            if isinstance(array, np.ndarray):
+                array[where] = value
+            else:
+                at = torch.from_numpy(where).to(self.device) if isinstance(where, np.ndarray) else where
+                array[at] = torch.from_numpy(np.ascontiguousarray(value)).to(self.device)
+
+    def take(self, name: str, index: Array) -> Tree:
+        """Copies of the rows `index`, as torch tensors on the device."""
+        copies: Iterator[torch.Tensor] = iter([self._take(array, index) for array in self.arrays[name]])
+        return next(copies) if isinstance(self.spec[name], Field) else tree_map(lambda _: next(copies), self.spec[name])
+
+    def _take(self, array: Any, index: Array) -> torch.Tensor:
+        if isinstance(array, np.ndarray):
+            return torch.from_numpy(array.take(index, 0))
+        return array[torch.from_numpy(index).to(self.device)]
+
+    def rows(self, index: Array) -> dict[str, Array]:
+        """Copies of the rows `index` of every leaf, under plain names, for a file."""
+        return {
+            f"{name}.{i}": self._take(array, index).cpu().numpy()
+            for name, arrays in self.arrays.items()
+            for i, array in enumerate(arrays)
+        }
+
+    def set_rows(self, index: Array, rows: Mapping[str, Array], keep: Array) -> None:
+        """The inverse of `rows`, for those of them that the mask `keep` selects."""
+        for name, arrays in self.arrays.items():
+            self.put(name, index[keep], [rows[f"{name}.{i}"][keep] for i in range(len(arrays))])
+
+    def grow(self, size: int) -> None:
+        """Room for `size` rows; what is there stays (in memory or on the device, never in files)."""
+        for name, arrays in self.arrays.items():
+            for i, (array, field) in enumerate(zip(arrays, tree_leaves(self.spec[name]), strict=True)):
+                larger = self._allocate("", field, size, None)
+                larger[: len(array)] = array
+                arrays[i] = larger
+
+
+class Pool:
+    """A table whose rows are handed out and given back; it doubles when it has none left."""
+
+    def __init__(self, spec: Mapping[str, Tree], device: str) -> None:
+        self.table = Table(spec, 16, device)
+        self._size = 16
+        self._free = list(range(16))
+
+    def allot(self, n: int) -> Array:
+        while len(self._free) < n:
+            self._free.extend(range(self._size, 2 * self._size))
+            self._size *= 2
+            self.table.grow(self._size)
+        first = len(self._free) - n
+        slots = np.array(self._free[first:], np.int64)
+        del self._free[first:]
+        return slots
+
+    def release(self, slots: Array) -> None:
+        self._free.extend(slots.tolist())

@@ -1,0 +1,77 @@
+"""The steps of one `collect`, `[T,N]`, in memory that is allocated once and written again each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from zhixing.batch import Batch
+from zhixing.tree import Field, Tree, tree_map
+
+SUCCESSORS = {"obs": "next_obs", "mask": "next_mask", "state": "next_state"}
+
+
+class Rollout:
+    """`next_obs` isn't kept twice: it is the next row's `obs`, but for the true last observations of episodes."""
+
+    def __init__(self, spec: Mapping[str, Tree], num_steps: int, num_envs: int) -> None:
+        self.num_steps, self.num_envs = num_steps, num_envs
+        self.arrays: dict[str, Tree] = {}
+        for name, tree in spec.items():
+            rows = num_steps + (name in SUCCESSORS)
+
+            def allocate(field: Field, rows: int = rows) -> np.ndarray[Any, Any]:
+                return np.zeros((rows, num_envs, *field.shape), field.dtype)
+
+            self.arrays[name] = tree_map(allocate, tree)
+        self._lasts: dict[str, list[tuple[int, np.ndarray[Any, Any], Tree]]] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        self._lasts = {name: [] for name in SUCCESSORS if name in self.arrays}
+
+    def write(self, t: int, **values: Tree) -> None:
+        for name, value in values.items():
+            _write(self.arrays[name], t, value)
+
+    def write_last(self, t: int, envs: np.ndarray[Any, Any], name: str, tree: Tree) -> None:
+        """What environments `envs` showed after step t, where their episodes ended (`tree [N,...]`)."""
+        self._lasts[name].append((t, envs, tree_map(lambda leaf: leaf[envs].copy(), tree)))
+
+    def take(self, other: Rollout) -> None:
+        """Copy the rows and last observations of a shorter rollout to the front of this one."""
+        for name, tree in other.arrays.items():
+            tree_map(lambda mine, theirs: mine[: len(theirs)].__setitem__(..., theirs), self.arrays[name], tree)
+        self._lasts = other._lasts
+
+    def batch(self, device: torch.device | str = "cpu", num_steps: int | None = None) -> Batch:
+        """The first `num_steps` rows, as views that the next `collect` overwrites."""
+        steps = self.num_steps if num_steps is None else num_steps
+
+        def rows(leaf: Any) -> torch.Tensor:
+            return torch.as_tensor(leaf[:steps], device=device)
+
+        fields: dict[str, Tree] = {name: tree_map(rows, tree) for name, tree in self.arrays.items()}
+        for name in self._lasts:
+            fields[SUCCESSORS[name]] = lambda name=name: self._successors(name, steps, device)
+        return Batch(**fields)
+
+    def _successors(self, name: str, steps: int, device: torch.device | str) -> Tree:
+        following = tree_map(lambda leaf: leaf[1 : steps + 1].copy(), self.arrays[name])
+        for t, envs, last in self._lasts[name]:
+            tree_map(lambda leaf, rows, t=t, envs=envs: leaf[t].__setitem__(envs, rows), following, last)
+        return tree_map(lambda leaf: torch.as_tensor(leaf, device=device), following)
+
+
+def _write(target: Tree, t: int, value: Tree) -> None:
+    if isinstance(target, np.ndarray):
+        target[t] = value
+    elif isinstance(target, Mapping):
+        for key in target:
+            _write(target[key], t, value[key])
+    else:
+        for part, new in zip(target, value, strict=True):
+            _write(part, t, new)

@@ -1,0 +1,145 @@
+"""Which rows a sample takes: all alike, in proportion to a priority, or from a reservoir."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zhixing.buffers.fields import Array
+from zhixing.buffers.ring import Ring
+from zhixing.buffers.sumtree import SumTree
+from zhixing.buffers.views import Storage, View
+from zhixing.errors import UserError
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every row that the view allows is as likely as any other."""
+
+
+@dataclass(frozen=True)
+class Reservoir:
+    """Uniform over a subset that is itself uniform over all transitions ever added; see reservoir.py."""
+
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Prioritized:
+    """Proportional prioritized replay (Schaul et al., 2016).   P(i) = p_i^α / Σ p^α,   p_i = |priority| + ε
+
+    weight_i = (P(i) · len)^-β / max_j weight_j, the maximum over the batch as in the paper's algorithm 1; so the
+    largest weight is always 1. Draws are stratified: one from each of n equal parts of the total.
+    """
+
+    alpha: float = 0.6
+    beta_start: float = 0.4
+    beta_end: float = 1.0
+    beta_steps: int = 100_000  # samples drawn (one per update) until beta_end
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.alpha < 0 or self.epsilon <= 0 or self.beta_steps < 1:
+            raise UserError(
+                f"Prioritized(alpha={self.alpha}, beta_steps={self.beta_steps}, epsilon={self.epsilon}): "
+                f"need alpha >= 0, beta_steps >= 1, epsilon > 0"
+            )
+
+
+def draw_uniform(n: int, rng: np.random.Generator, storage: Storage, view: View) -> Array:
+    """Indices of `n` rows among those the view allows."""
+    candidates = view.candidates(storage)
+    if candidates is not None or len(storage) == 0:
+        return _pick(candidates, n, rng, storage)
+    index = storage.uniform(n, rng)
+    if not isinstance(storage, Ring) or (view.ahead == 0 and storage.frame_stack == 1):
+        return index
+    # draw anew what isn't allowed: the rest stays uniform
+    for _ in range(20):
+        wrong = np.flatnonzero(~storage.allowed(index, view.ahead))
+        if len(wrong) == 0:
+            return index
+        index[wrong] = storage.uniform(len(wrong), rng)
+    # hardly any row is allowed: look at all of them
+    index = storage.all()
+    return _pick(index[storage.allowed(index, view.ahead)], n, rng, storage)
+
+
+def _pick(candidates: Array | None, n: int, rng: np.random.Generator, storage: Storage) -> Array:
+    if candidates is None or len(candidates) == 0:
+        raise UserError(
+            f"nothing to sample yet: {len(storage)} transitions are stored and the view finds none to begin with"
+        )
+    return candidates[(rng.random(n) * len(candidates)).astype(np.int64)]
+
+
+class Priorities:
+    """The priorities of a ring's rows under `Prioritized`. Rows that the view forbids keep theirs but weigh nothing."""
+
+    def __init__(self, settings: Prioritized, ring: Ring, ahead: int) -> None:
+        self.settings, self.ring, self.ahead = settings, ring, ahead
+        self.tree = SumTree(ring.size)
+        self.priority = np.zeros(ring.size)  # p^α of every row
+        self.highest = 1.0  # for new rows: the maximum so far, that each is seen once soon
+        self.draws = 0
+
+    def added(self, index: Array) -> None:
+        """New rows `index` [T,M] were stored."""
+        ring, N = self.ring, self.ring.num_envs
+        self.priority[index.reshape(-1) % ring.size] = self.highest
+        self.tree.set((index[-1] + N) % ring.size, 0.0)  # where the newest successor lies is no transition
+        if self.ahead == 0 and ring.frame_stack == 1:
+            self.tree.set(index.reshape(-1) % ring.size, self.highest)
+            return
+        # rows before the new ones may now have enough after them, the oldest ones may have lost frames
+        before = index[0] - np.arange(1, self.ahead + 1)[:, None] * N
+        column = index[0] % N
+        oldest = (ring.oldest[column] + np.arange(ring.frame_stack)[:, None]) * N + column
+        self._weigh(np.concatenate([index, before, oldest]).reshape(-1))
+
+    def _weigh(self, index: Array) -> None:
+        index = index[(index >= 0) & self.ring.live(index)]
+        flat = index % self.ring.size
+        self.tree.set(flat, np.where(self.ring.allowed(index, self.ahead), self.priority[flat], 0.0))
+
+    def set(self, index: Array, priority: Array) -> None:
+        """New priorities after an update; rows overwritten since they were drawn are passed over."""
+        if index.shape != priority.shape:
+            raise UserError(f"set_priority got {list(priority.shape)} priorities for {list(index.shape)} indices")
+        if not np.isfinite(priority).all():
+            raise UserError("set_priority got a priority that is not finite")
+        live = self.ring.live(index)
+        index, priority = index[live], priority[live]
+        weight = (np.abs(priority.astype(np.float64)) + self.settings.epsilon) ** self.settings.alpha
+        self.highest = max(self.highest, float(weight.max(initial=0.0)))
+        self.priority[index % self.ring.size] = weight
+        self._weigh(index)
+
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Indices of `n` rows and their importance weights."""
+        total = self.tree.total
+        if total <= 0:
+            _pick(None, n, rng, self.ring)
+        flat = self.tree.find((np.arange(n) + rng.random(n)) * (total / n))
+        s = self.settings
+        beta = s.beta_start + (s.beta_end - s.beta_start) * min(1.0, self.draws / s.beta_steps)
+        self.draws += 1
+        weight = self.tree.weights[flat]
+        # Σ p^α and len cancel against the largest weight, which is that of the smallest priority drawn
+        return self.ring.index_of(flat), ((weight.min() / weight) ** beta).astype(np.float32)
+
+    def clear(self) -> None:
+        self.tree = SumTree(self.ring.size)
+
+    def state(self) -> dict[str, Any]:
+        return {"priority": self.priority, "highest": self.highest, "draws": self.draws}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """After the ring's own rows were restored."""
+        self.priority[:] = state["priority"]
+        self.highest, self.draws = float(state["highest"]), int(state["draws"])
+        self.tree = SumTree(self.ring.size)
+        self._weigh(self.ring.all())

@@ -1,0 +1,68 @@
+"""A sum tree: draw an item in proportion to its weight among millions, and change weights, in a few array calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+BITS = 4
+FANOUT = 1 << BITS  # 16 children: few levels, each one a small array operation, suit NumPy better than 20 binary ones
+
+
+class SumTree:
+    """Weights of `size` items; level i+1 holds the sums of 16 neighbours of level i, up to one block of sums.
+
+    Sums are recomputed from the children, never adjusted by differences: no drift, and an item given twice in one
+    update is no special case. Sums are brought up to date only when something is drawn.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.levels: list[Array] = []
+        while not self.levels or size > 1:
+            blocks = -(-size // FANOUT)
+            self.levels.append(np.zeros(blocks * FANOUT))
+            size = blocks
+        self._changed: list[Array] = []
+
+    @property
+    def weights(self) -> Array:
+        """One per item (and zeros up to a full block); to be changed through `set` only."""
+        return self.levels[0]
+
+    def set(self, items: Array, weights: Array | float) -> None:
+        self.weights[items] = weights
+        self._changed.append(items)
+
+    @property
+    def total(self) -> float:
+        self._refresh()
+        return float(self.levels[-1].sum())
+
+    def find(self, mass: Array) -> Array:
+        """For each number in [0, total), the item whose stretch of the summed weights holds it."""
+        self._refresh()
+        node = np.zeros(len(mass), np.int64)
+        mass = mass.copy()
+        for level in reversed(self.levels):
+            sums = np.cumsum(level.reshape(-1, FANOUT).take(node, 0), axis=1)
+            # rounding may leave a mass at or past the end of its block: stay below, on an item with weight
+            np.minimum(mass, np.nextafter(sums[:, -1], 0.0), out=mass)
+            child = (sums <= mass[:, None]).sum(1)
+            before = sums[np.arange(len(mass)), np.maximum(child - 1, 0)]
+            mass -= np.where(child > 0, before, 0.0)
+            node = node * FANOUT + child
+        return node
+
+    def _refresh(self) -> None:
+        if not self._changed:
+            return
+        nodes = self._changed[0] if len(self._changed) == 1 else np.concatenate(self._changed)
+        self._changed = []
+        for children, parents in zip(self.levels[:-1], self.levels[1:], strict=True):
+            blocks = children.reshape(-1, FANOUT)
+            nodes = nodes >> BITS
+            if len(nodes) >= len(blocks):
+                nodes = np.arange(len(blocks))
+            parents[nodes] = blocks.take(nodes, 0).sum(1)

@@ -1,0 +1,65 @@
+"""A live line in a terminal; plain lines where the output is none."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+from zhixing.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from zhixing.actor import Evaluation
+    from zhixing.trainer import Loop
+
+
+class Progress(Callback):
+    """Steps, speed, return, loss and the time left: twice a second in a terminal, else every ten seconds."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self.out = out or sys.stderr
+        self.live = self.out.isatty()
+        self.every_seconds = 0.5 if self.live else 10.0
+        self._shown_at, self._shown_steps = 0.0, -1
+        self._eval = ""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            print(file=self.out, flush=True)
+
+    def train_begin(self, loop: Loop) -> None:
+        self._shown_at = time.monotonic()
+
+    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+        self._eval = f"  eval {evaluation.mean_return:.4g}"
+
+    def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
+        if time.monotonic() - self._shown_at >= self.every_seconds:
+            self._show(loop)
+
+    def train_end(self, loop: Loop) -> None:
+        if self._shown_steps != loop.env_steps:
+            self._show(loop)
+
+    def _show(self, loop: Loop) -> None:
+        self._shown_at, self._shown_steps = time.monotonic(), loop.env_steps
+        losses = [name for name in loop.learner.metrics if "loss" in name and name in loop.metrics]
+        loss = f"  {losses[0].replace('_', ' ')} {float(loop.metrics[losses[0]]):.3g}" if losses else ""
+        left = loop.seconds * (1 / loop.fraction - 1) if loop.fraction > 0 else 0.0
+        line = (
+            f"{loop.env_steps:>9,} steps {100 * loop.fraction:3.0f}%  {loop.env_steps / max(loop.seconds, 1e-9):,.0f}/s"
+            f"  return {loop.recent_mean('ret'):.4g}{self._eval}{loss}  {_clock(left)} left"
+        )
+        print(f"\r\x1b[2K{line}" if self.live else line, end="" if self.live else "\n", file=self.out, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

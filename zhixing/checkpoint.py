@@ -1,0 +1,192 @@
+"""A run is a folder: its configuration, metrics, checkpoints, replay and result. All reading and writing of it.
+
+Checkpoints are written aside and renamed, so that a crash leaves the one before; they are read without executing
+anything in them, and carry the version of their format.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from zhixing import config
+from zhixing.errors import UserError
+
+if TYPE_CHECKING:
+    from zhixing.trainer import Loop
+
+FORMAT = 1  # of checkpoints; readers keep understanding older ones
+
+
+class RunFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.metrics_file = path / "metrics.csv"
+        self.result_file = path / "result.json"
+        self.checkpoints = path / "checkpoints"
+        self.replay = path / "replay"
+        self.notices: list[str] = []  # what people should know of the last reading
+
+    @staticmethod
+    def create(path: Path, cfg: config.RunConfig) -> RunFolder:
+        folder = RunFolder(path)
+        folder.check_free()
+        try:
+            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+            write_aside(folder.config_file, lambda file: file.write(config.dump(cfg).encode()))
+        except OSError as error:
+            raise UserError(f"the run folder {path} can't be written: {error.strerror or error}") from None
+        return folder
+
+    def check_free(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"--out {self.path} is a file; name a folder")
+        if self.config_file.exists():
+            raise UserError(
+                f"{self.path} already holds a run; go on with `zhixing resume {self.path}`, or choose another --out"
+            )
+
+    @staticmethod
+    def open(path: str | Path) -> RunFolder:
+        folder = RunFolder(Path(path))
+        if not folder.path.is_dir():
+            raise UserError(f"there is no run folder {path}")
+        if not folder.config_file.is_file():
+            raise UserError(f"{path} is no run: it holds no config.yaml")
+        return folder
+
+    def read_config(self) -> config.RunConfig:
+        try:
+            return config.load(self.config_file)
+        except UserError as error:
+            raise UserError(f"{self.config_file}: {error}") from None
+
+    # --- checkpoints ---
+
+    def save(self, loop: Loop) -> None:
+        """Write all that a resume needs, then drop what is older than the kept ones."""
+        state: dict[str, Any] = {"kind": "run", "env_steps": loop.env_steps, "loop": loop.state_dict()}
+        state["policy"] = loop.learner.policy.state_dict()
+        if loop.buffer is not None:
+            self.replay.mkdir(exist_ok=True)
+            state["buffer"] = loop.buffer.save(self.replay)
+        self._write(f"{loop.env_steps:012d}.pt", state)
+        files = self._newest_first()
+        for old in files[loop.cfg.keep_checkpoints :]:
+            old.unlink()
+        if loop.buffer is not None:
+            kept = [read_checkpoint(file)["buffer"] for file in files[1 : loop.cfg.keep_checkpoints]]
+            loop.buffer.prune(self.replay, [state["buffer"], *kept])
+
+    def save_best(self, policy: Mapping[str, Any], env_steps: int, mean_return: float) -> None:
+        self._write("best.pt", {"kind": "agent", "env_steps": env_steps, "return": mean_return, "policy": policy})
+
+    def _write(self, name: str, state: dict[str, Any]) -> None:
+        self.checkpoints.mkdir(exist_ok=True)
+        write_aside(self.checkpoints / name, lambda file: torch.save({"format": FORMAT, **encode(state)}, file))
+
+    def _newest_first(self) -> list[Path]:
+        return sorted(self.checkpoints.glob("[0-9]*.pt"), reverse=True)
+
+    def load(self) -> dict[str, Any]:
+        """The newest checkpoint that can be read; a damaged one is passed over and told in `notices`."""
+        files = self._newest_first()
+        if not files:
+            raise UserError(f"{self.path} has no checkpoint to go on from")
+        problems: list[str] = []
+        for file in files:
+            try:
+                state = read_checkpoint(file)
+                break
+            except UserError as error:
+                problems.append(str(error))
+        else:
+            raise UserError("; ".join(problems))
+        self.notices = [f"{problem}; going on from the one before, {file.name}" for problem in problems]
+        return state
+
+    def load_policy(self, which: str = "last") -> dict[str, Any]:
+        """Weights to act with: those at the end of the run, or the best by evaluation."""
+        if which == "last":
+            return self.load()["policy"]
+        if which != "best":
+            raise UserError(f"unknown checkpoint {which!r}: allowed are last and best")
+        if not (self.checkpoints / "best.pt").is_file():
+            raise UserError(f"{self.path} has no best checkpoint: it was never evaluated")
+        return read_checkpoint(self.checkpoints / "best.pt")["policy"]
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        text = json.dumps(result, indent=2)
+        write_aside(self.result_file, lambda file: file.write(text.encode()))
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile, ValueError, KeyError, OSError) as error:
+        reason = str(error).strip().split("\n")[0].split(". ")[0]
+        raise UserError(f"the checkpoint {path} is damaged or no checkpoint ({reason})") from None
+    if not isinstance(state, dict) or not {"format", "kind", "policy"} <= set(state):
+        raise UserError(f"the checkpoint {path} is damaged or no checkpoint (it lacks its parts)")
+    if not isinstance(state["format"], int) or state["format"] > FORMAT:
+        raise UserError(f"the checkpoint {path} has format {state['format']}; this version reads up to {FORMAT}")
+    return decode(state)
+
+
+@contextmanager
+def fitting(folder: RunFolder) -> Iterator[None]:
+    """Around loading a run's weights: those of another shape are the user's mistake, told in one message."""
+    try:
+        yield
+    except (RuntimeError, KeyError) as error:  # torch's words for it
+        lines = [line.strip() for line in str(error).split("\n")]
+        raise UserError(f"the weights of {folder.path} don't fit this network: {' '.join(lines[:3])}") from None
+
+
+def write_aside(path: Path, write: Callable[[io.BufferedWriter], Any]) -> None:
+    """Write a file under another name, make sure that it is on the disk, then rename it: never a half-written file."""
+    aside = path.with_name(f".{path.name}.tmp")
+    with open(aside, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def encode(tree: Any) -> Any:
+    """Only what `weights_only` reads: arrays become tensors with a mark, NumPy's numbers become Python's."""
+    if isinstance(tree, np.ndarray):
+        return {"ndarray": torch.from_numpy(np.ascontiguousarray(tree))}
+    if isinstance(tree, np.generic):
+        return tree.item()
+    if isinstance(tree, Mapping):
+        return {key: encode(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(encode(value) for value in tree)
+    return tree
+
+
+def decode(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        if set(tree) == {"ndarray"}:
+            return tree["ndarray"].numpy()
+        return {key: decode(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(decode(value) for value in tree)
+    return tree

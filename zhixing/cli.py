@@ -1,0 +1,250 @@
+"""The command line. Modules that import torch are imported inside the commands, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zhixing import __version__
+from zhixing.errors import EnvCrashError, UserError
+
+app = typer.Typer(
+    name="zhixing",
+    help="Deep reinforcement learning: train, evaluate, resume, record and plot agents.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder.")]
+Episodes = Annotated[int, typer.Option("--episodes", min=1, help="Fresh episodes to play.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Fixes the episodes.")]
+Which = Annotated[str, typer.Option("--checkpoint", help="last: weights at the end; best: by evaluation.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"zhixing {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def train(
+    algorithm: Annotated[str | None, typer.Argument(metavar="ALGO", help="What learns, such as ppo.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings, such as lr=3e-4.")
+    ] = None,
+    env: Annotated[str | None, typer.Option("--env", help="The task, such as CartPole-v1.")] = None,
+    config_files: Annotated[list[Path] | None, typer.Option("--config", help="YAML settings; later files win.")] = None,
+    init: Annotated[str | None, typer.Option("--init", metavar="RUN", help="Start from this run's weights.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Fixes every random number.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run's folder.")] = None,
+) -> None:
+    """Train an agent. `zhixing show ALGO` lists the settings."""
+    from zhixing import config
+    from zhixing.session import Session
+
+    words = list(settings or [])
+    if algorithm is not None and "=" in algorithm:  # a configuration file may name the algorithm
+        words.insert(0, algorithm)
+        algorithm = None
+    named = {"algorithm": algorithm, "env": env, "init": init, "seed": seed}
+    layers = [config.read_yaml(file) for file in config_files or []]
+    layers.append({name: value for name, value in named.items() if value is not None})
+    cfg = config.build(layers, config.parse_overrides(words))
+    _run(Session(cfg, out))
+
+
+@app.command()
+def resume(
+    run: Run,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="A longer budget.")] = None,
+) -> None:
+    """Go on with a run from its last checkpoint."""
+    from zhixing import config
+    from zhixing.session import Session
+
+    session = Session.resume(run, **config.parse_overrides(settings or []))
+    for notice in session.folder.notices:
+        print(f"note: {notice}", file=sys.stderr)
+    if session.finished:
+        print(f"{run} is finished at {session.loop.env_steps:,} steps; give it a longer budget, such as env_steps=...")
+    _run(session)
+
+
+def _run(session: Any) -> None:
+    folder = session.folder.path
+    try:
+        result = session.run()
+    except KeyboardInterrupt:
+        print(f"stopped at {session.loop.env_steps:,} steps; go on with: zhixing resume {folder}", file=sys.stderr)
+        raise
+    shown = result["final_return"]
+    print(f"run     {folder}")
+    print(f"trained {result['env_steps']:,} steps in {result['seconds']:.1f} s ({result['steps_per_second']:,.0f}/s)")
+    if shown is not None:
+        print(
+            f"return  {shown:.6g}"
+            + (f" (asked: {result['stop_return']:g})" if result["stop_return"] is not None else "")
+        )
+    if result["stop_return"] is not None and not result["reached"]:
+        print("the asked return was not reached within the budget", file=sys.stderr)
+
+
+@app.command("eval")
+def evaluate(
+    run: Run,
+    episodes: Episodes = 100,
+    seed: Seed = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    checkpoint: Which = "last",
+) -> None:
+    """Play fresh episodes with a run's agent."""
+    from zhixing.session import evaluate
+
+    summary = evaluate(run, episodes, seed, checkpoint).summary()
+    if as_json:
+        print(json.dumps(summary))
+        return
+    for name, value in summary.items():
+        print(f"{name.replace('_', ' '):12} {value:.6g}")
+
+
+@app.command()
+def record(
+    run: Run,
+    out: Annotated[Path, typer.Option("-o", "--out", help="The video, an .mp4 file.")],
+    episodes: Episodes = 1,
+    seed: Seed = 0,
+    checkpoint: Which = "last",
+) -> None:
+    """Film a run's agent; needs no screen."""
+    from zhixing.video import record
+
+    returns = record(run, out, episodes, seed, checkpoint)
+    print(f"{out}: {len(returns)} episodes, returns {', '.join(f'{value:.6g}' for value in returns)}")
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs, or folders of runs.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The picture: .png, .svg or .pdf.")],
+) -> None:
+    """Draw return against steps and seconds; runs that differ only in their seed are one curve."""
+    from zhixing.plots import plot
+
+    plot(runs, out)
+    print(out)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="algorithms, envs or presets.")] = "algorithms",
+) -> None:
+    """List the algorithms, the environments or the presets there are."""
+    from zhixing import algorithms, config, envs
+    from zhixing.errors import unknown
+
+    if what == "algorithms":
+        for name in algorithms.names():
+            print(f"{name:16} {algorithms.get(name).summary}")
+    elif what == "envs":
+        print("\n".join(envs.names()))
+    elif what == "presets":
+        for name in algorithms.names():
+            for task in config.presets(name):
+                print(f"{name:16} {task}")
+    else:
+        raise unknown("list", what, ["algorithms", "envs", "presets"])
+
+
+@app.command()
+def show(
+    algorithm: Annotated[str, typer.Argument(metavar="ALGO")],
+    env: Annotated[str | None, typer.Option("--env", help="With the preset for this task.")] = None,
+) -> None:
+    """The settings of an algorithm: their values and meanings."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from zhixing import algorithms, config
+
+    model = algorithms.get(algorithm).settings
+    cfg = config.build([{"algorithm": algorithm, "env": env or "CartPole-v1"}], {})
+    preset = config.preset(algorithm, env) if env else {}
+    table = Table(box=box.SIMPLE_HEAD, title=f"{algorithm} on {env}" if env else algorithm)
+    for column in ("setting", "value", "meaning"):
+        table.add_column(column, no_wrap=column != "meaning")
+    for name, value, meaning in _rows(cfg, config.meanings(model), ""):
+        if name == "env.name" and env is None:
+            value = ""
+        first, _, rest = name.partition(".")
+        tuned = first in preset and (not rest or rest in preset[first])
+        table.add_row(name, f"[bold]{value}[/bold]" if tuned else value, meaning)
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    console.print(table)
+    if preset:
+        console.print("bold: from the preset for this task")
+
+
+def _rows(model: Any, meanings: dict[str, str], prefix: str) -> list[tuple[str, str, str]]:
+    from pydantic import BaseModel
+
+    from zhixing import config
+
+    rows: list[tuple[str, str, str]] = []
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            rows += _rows(value, config.meanings(type(value)), f"{prefix}{name}.")
+        else:
+            shown = (
+                {None: "none", True: "true", False: "false"}.get(value, str(value))
+                if not isinstance(value, list)
+                else str(value)
+            )
+            rows.append((prefix + name, shown, meanings.get(name, "")))
+    return rows
+
+
+def main() -> None:
+    """Errors that people can mend are one message and exit code 2; an interrupt is 130."""
+    try:
+        app(standalone_mode=False)
+    except UserError as error:
+        _fail(str(error), 2)
+    except EnvCrashError as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output, such as head, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # wrong use of the command line
+            _fail(error.format_message(), 2)
+        raise
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

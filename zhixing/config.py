@@ -1,0 +1,316 @@
+"""Configuration: typed, strict and complete. What isn't a setting is refused, with the nearest right name.
+
+Later words win: defaults, preset of the algorithm for the task, files in their order, overrides in theirs.
+The settings of an algorithm stand beside it, as a class derived from `OnPolicyConfig` or `OffPolicyConfig`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import re
+import tokenize
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from io import StringIO
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from zhixing.errors import UserError, unknown
+
+Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Auto = Literal["auto"]
+
+
+class Strict(BaseModel):
+    """No unknown names, no silent conversions; `1e6` is a whole number all the same."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        return {
+            key: int(value) if isinstance(value, float) and value.is_integer() and _wants_int(cls, key) else value
+            for key, value in values.items()
+        }
+
+
+def _wants_int(model: type[BaseModel], name: str) -> bool:
+    field = model.model_fields.get(name)
+    return field is not None and "int" in str(field.annotation) and "float" not in str(field.annotation)
+
+
+class EnvConfig(Strict):
+    model_config = ConfigDict(extra="allow")
+
+    name: str  # the task, as `zhixing list envs` names it, or your.module:YourEnv; further keys are its options
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class VectorConfig(Strict):
+    backend: Literal["auto", "serial", "process", "native"] = "auto"  # what runs the copies; auto measures and chooses
+    num: Positive = 1  # copies of the task
+    workers: Positive | Auto = "auto"  # processes that share the copies, with backend=process
+
+
+class NetConfig(Strict):
+    kind: str = "auto"  # auto (from the observation's shape), or your.module:Net, called with the observation space
+    hidden_sizes: list[Positive] = [64, 64]  # units of the fully connected layers
+    activation: Literal["tanh", "relu", "silu", "elu", "gelu"] = "tanh"  # after each fully connected layer
+    cnn: Literal["nature", "simple"] = "nature"  # convolutions for images
+    recurrent: Literal["none", "gru", "lstm"] = "none"  # memory after the fully connected layers
+    recurrent_size: Positive = 64  # units of the memory
+
+
+class RunConfig(Strict):
+    """Settings of every run."""
+
+    algorithm: str  # what learns, as `zhixing list algorithms` names it, or your.module:YourLearner
+    env: EnvConfig  # the task
+    seed: Count = 0  # fixes every random number of the run
+    env_steps: Positive = 100_000  # budget: steps of the environment, over all copies
+    episodes: Positive | None = None  # budget: training episodes
+    duration: str | PositiveFloat | None = None  # budget: training time, such as 90s, 10m, 1h30m
+    stop_return: float | None = None  # end when 100 fresh evaluation episodes average at least this
+    vector: VectorConfig = VectorConfig()
+    net: NetConfig = NetConfig()
+    gamma: Fraction = 0.99  # discount of the future per step
+    device: str = "auto"  # cpu, cuda, mps, or auto
+    threads: Positive | Auto = "auto"  # threads that torch computes with; auto is 1 for small networks
+    init: str | None = None  # a run whose weights this one starts from
+    log_every_steps: Positive = 1_000  # a row of metrics every so many environment steps
+    eval_every_steps: Count = 5_000  # evaluate every so many environment steps; 0 is never
+    eval_episodes: Positive = 10  # episodes of each evaluation
+    checkpoint_every_steps: Count = 20_000  # save every so many environment steps; 0 is only at the end
+    keep_checkpoints: Positive = 2  # newest checkpoints kept, besides the best
+    tensorboard: bool = True  # write TensorBoard events too
+
+    scheme: ClassVar[str] = ""  # which trainer drives it
+
+    @model_validator(mode="before")
+    @classmethod
+    def _env_by_name(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and isinstance(values.get("env"), str):
+            return {**values, "env": {"name": values["env"]}}
+        return values
+
+    @model_validator(mode="after")
+    def _duration_is_readable(self) -> RunConfig:
+        if self.duration is not None:
+            seconds(self.duration)
+        return self
+
+
+class OnPolicyConfig(RunConfig):
+    """Settings of algorithms that learn from what the current policy has just done."""
+
+    steps_per_iteration: Positive = 128  # steps of each environment between updates
+
+    scheme: ClassVar[str] = "on_policy"
+
+
+class ReplayConfig(Strict):
+    capacity: Positive = 100_000  # transitions kept
+    n_step: Positive = 1  # rewards summed before bootstrapping
+    prioritized: bool = False  # sample by the size of the last error instead of uniformly
+    alpha: Fraction = 0.6  # prioritized: how much priorities count
+    beta_start: Fraction = 0.4  # prioritized: importance correction at the start, growing to 1
+    frame_stack: Positive = 1  # observations are stacks of so many frames, stored once each
+    on_device: bool = False  # keep the replay on the learner's device
+    on_disk: bool = False  # keep the replay in memory-mapped files in the run's folder
+
+
+class OffPolicyConfig(RunConfig):
+    """Settings of algorithms that learn from a replay of all that was done."""
+
+    steps_per_iteration: Positive = 1  # steps of each environment between updates
+    updates_per_step: PositiveFloat = 1.0  # updates per environment step, on average
+    warmup_steps: Count = 1_000  # environment steps of random actions before the first update
+    batch_size: Positive = 64  # transitions per update
+    replay: ReplayConfig = ReplayConfig()
+
+    scheme: ClassVar[str] = "off_policy"
+
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def seconds(duration: str | float) -> float:
+    """`90`, `90s`, `10m` and `1h30m` in seconds."""
+    if isinstance(duration, (int, float)):
+        return float(duration)
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", duration)
+    if not parts or "".join(number + unit for number, unit in parts) != duration:
+        raise ValueError(f"{duration!r} is no duration; write for example 90s, 10m or 1h30m")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which `3e-4` is a number, as everywhere else."""
+
+
+_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)  # a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).split("\n")[0] or type(error).__name__
+        raise UserError(f"{where} is not readable YAML{line}: {problem}") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"there is no configuration file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the configuration file {path} can't be read: {error}") from None
+    values = parse_yaml(text, str(path))
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise UserError(f"{path} must hold settings, one `name: value` per line; it holds {type(values).__name__}")
+    return values
+
+
+def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
+    """`["lr=3e-4", "vector.num=8"]` as nested settings."""
+    values: dict[str, Any] = {}
+    for word in words:
+        key, sign, text = word.partition("=")
+        if not sign or not key or key.startswith("-"):
+            raise UserError(f"{word!r} is no setting; write name=value, for example lr=3e-4 or vector.num=8")
+        values = merge(values, nest(key, parse_yaml(text, f"the value of {key!r}")))
+    return values
+
+
+def nest(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`, key by key; a task given by name takes options later."""
+    merged = dict(base)
+    for key, value in over.items():
+        mine = merged.get(key)
+        if key == "env":
+            mine, value = ({"name": part} if isinstance(part, str) else part for part in (mine, value))
+            # another task doesn't inherit the options of the one before
+            if (
+                isinstance(mine, dict)
+                and isinstance(value, dict)
+                and value.get("name", mine.get("name")) != mine.get("name")
+            ):
+                mine = None
+        merged[key] = merge(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def preset(algorithm: str, env: str) -> dict[str, Any]:
+    """The tuned settings of an algorithm for a task, or none. Presets are `presets/<algorithm>.yaml`, by task."""
+    for pattern, values in presets(algorithm).items():
+        if fnmatch.fnmatchcase(env, pattern):
+            return dict(values)
+    return {}
+
+
+def presets(algorithm: str) -> dict[str, dict[str, Any]]:
+    file = resources.files("zhixing") / "presets" / f"{algorithm}.yaml"
+    if ":" in algorithm or "/" in algorithm or not file.is_file():
+        return {}
+    return parse_yaml(file.read_text(encoding="utf-8"), f"preset {algorithm}") or {}
+
+
+def load(*files: str | Path, **overrides: Any) -> RunConfig:
+    """Read configuration files, in order, and settings by name on top of them (`vector__num=8` or a dict)."""
+    over: dict[str, Any] = {}
+    for key, value in overrides.items():
+        over = merge(over, nest(key.replace("__", "."), value))
+    return build([read_yaml(Path(file)) for file in files], over)
+
+
+def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> RunConfig:
+    """A checked configuration of the algorithm and task that the layers name."""
+    from zhixing import algorithms
+
+    values: dict[str, Any] = {}
+    for layer in (*layers, overrides):
+        values = merge(values, layer)
+    algorithm, env = values.get("algorithm"), values.get("env")
+    name = env.get("name") if isinstance(env, dict) else env
+    if not isinstance(algorithm, str):
+        raise UserError("no algorithm is named; set `algorithm`, for example algorithm=ppo (see `zhixing list`)")
+    if not isinstance(name, str):
+        raise UserError("no environment is named; set `env`, for example env=CartPole-v1 (see `zhixing list envs`)")
+    return validate(algorithms.get(algorithm).settings, merge(preset(algorithm, name), values))
+
+
+def validate(model: type[RunConfig], values: Mapping[str, Any]) -> RunConfig:
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        raise UserError("\n".join(_explain(model, problem) for problem in error.errors())) from None
+
+
+def _explain(model: type[BaseModel], problem: Any) -> str:
+    path = [str(part) for part in problem["loc"] if not str(part).startswith(("function-", "constrained-", "literal["))]
+    name = ".".join(path)
+    if problem["type"] == "extra_forbidden":
+        owner: Any = model
+        for part in path[:-1]:
+            owner = owner.model_fields[part].annotation
+        prefix = "".join(part + "." for part in path[:-1])
+        return str(unknown("setting", name, [prefix + field for field in owner.model_fields]))
+    if problem["type"] == "missing":
+        return f"the setting {name!r} is missing"
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if not name:
+        return message
+    # for a union pydantic also names the alternative; people don't need it
+    name = ".".join(part for part in path if part not in ("int", "float", "str", "bool"))
+    return f"{name}={problem['input']!r}: {message}"
+
+
+def dump(cfg: RunConfig) -> str:
+    return yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def meanings(model: type[BaseModel]) -> dict[str, str]:
+    """The meaning of each setting: the comment behind it in the source."""
+    found: dict[str, str] = {}
+    for cls in reversed(model.__mro__):
+        if not (isinstance(cls, type) and issubclass(cls, BaseModel)) or cls in (BaseModel, Strict):
+            continue
+        name = ""
+        depth_of_class = None
+        for token in tokenize.generate_tokens(StringIO(inspect.getsource(cls)).readline):
+            if depth_of_class is None and token.type == tokenize.INDENT:
+                depth_of_class = len(token.string)
+            if token.type == tokenize.NAME and token.start[1] == depth_of_class:
+                name = token.string
+            elif token.type == tokenize.COMMENT and name in cls.model_fields:
+                found[name] = token.string.lstrip("# ").strip()
+    return found

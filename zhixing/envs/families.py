@@ -1,0 +1,54 @@
+"""Which adapter makes an environment: the one place where a name is turned into a family of tasks.
+
+An adapter is a module with `names()`, `knows(name)` and `make(name, options)`. A new family is a file and a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+
+from zhixing.envs import gymnasium_tasks, toy, user_tasks
+from zhixing.errors import unknown
+
+PREFIXES: dict[str, ModuleType] = {
+    "toy/": toy,
+}
+
+
+def adapter(name: str) -> ModuleType:
+    if ":" in name:
+        return user_tasks
+    for prefix, module in PREFIXES.items():
+        if name.startswith(prefix):
+            return module
+    return gymnasium_tasks
+
+
+def names() -> list[str]:
+    """All known environments, except a user's own."""
+    return sorted(name for module in (gymnasium_tasks, *PREFIXES.values()) for name in module.names())
+
+
+def make(name: str, **options: Any) -> gym.Env[Any, Any]:
+    """One environment, by its name."""
+    module = adapter(name)
+    if not module.knows(name):
+        raise unknown("environment", name, names(), "(your own task is 'my.module:MyEnv')")
+    env: gym.Env[Any, Any] = module.make(name, options)
+    return env
+
+
+@dataclass(frozen=True)
+class Task:
+    """What makes one copy of an environment; can be sent to another process."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        return make(self.name, **self.options)

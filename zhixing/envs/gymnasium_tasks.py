@@ -1,0 +1,80 @@
+"""Tasks of Gymnasium, under their own ids, and those that other packages register with it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id, registry
+
+from zhixing.envs.options import check_options, parameters, unknown_option
+from zhixing.errors import UserError
+
+# where a task's code lives -> the extra that brings what it needs
+EXTRAS = {
+    "gymnasium.envs.mujoco": "mujoco",
+    "gymnasium.envs.box2d": "box2d",
+    "gymnasium.envs.toy_text": "toy-text",
+}
+HIDDEN = ("phys2d/", "tabular/", "GymV")  # JAX versions of other tasks; doors to the old Gym
+
+
+def names() -> list[str]:
+    """Ids that can be made, with their extra installed; only the newest version of each."""
+    newest: dict[tuple[str | None, str], EnvSpec] = {}
+    for spec in registry.values():
+        known = newest.get((spec.namespace, spec.name))
+        if not spec.id.startswith(HIDDEN) and (known is None or (spec.version or 0) > (known.version or 0)):
+            newest[spec.namespace, spec.name] = spec
+    return sorted(spec.id for spec in newest.values())
+
+
+def knows(name: str) -> bool:
+    """Also other versions of what there is: `make` then names the right one."""
+    return not name.startswith(HIDDEN) and (name in registry or _current(name) is not None)
+
+
+def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
+    current = _current(name)
+    if name not in registry:
+        raise UserError(f"there is no {name}; the current version is {current!r}")
+    spec = registry[name]
+    try:
+        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
+        check_options(name, creator, options, extra=("max_episode_steps",))
+        return gym.make(name, disable_env_checker=True, **options)
+    except gym.error.DependencyNotInstalled as error:
+        raise missing_extra(name, error) from error
+    except ImportError as error:
+        # tasks on mujoco-py have left Gymnasium, but their ids are still there
+        advice = f"; the current version is {current!r}" if current != name else ""
+        raise UserError(f"{name} can't be made: {error}{advice}") from error
+    except UserError:
+        raise
+    except Exception as error:
+        # constructors with open keywords tell of a wrong one only when they pass it on
+        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if isinstance(error, TypeError) and unexpected and unexpected[1] in options:
+            raise unknown_option(name, unexpected[1], [*parameters(creator)[0], "max_episode_steps"]) from error
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise UserError(f"{name} can't be made with ({given}): {type(error).__name__}: {error}") from error
+
+
+def missing_extra(name: str, error: Exception) -> UserError:
+    """The one sentence for a task whose package isn't installed."""
+    where = str(registry[name].entry_point) if name in registry else ""
+    for module, extra in EXTRAS.items():
+        if where.startswith(module):
+            return UserError(f"{name} needs the extra {extra!r}: pip install 'zhixing[{extra}]'")
+    return UserError(f"{name} needs a package that isn't installed: {error}")
+
+
+def _current(name: str) -> str | None:
+    """The id of the newest version of this task."""
+    try:
+        namespace, base, _ = parse_env_id(name)
+    except gym.error.Error:
+        return None
+    same = [spec for spec in registry.values() if (spec.namespace, spec.name) == (namespace, base)]
+    return max(same, key=lambda spec: spec.version or 0).id if same else None

@@ -1,0 +1,82 @@
+"""Where the parts of a task's observation are, and where its action mask comes from."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Tuple
+
+from zhixing.errors import EnvCrashError, UserError
+from zhixing.spaces import Spaces, space_fields
+from zhixing.tree import tree_leaves
+
+MASK = "action_mask"
+Path = tuple[Any, ...]  # keys that lead from an observation to one of its arrays
+
+
+@dataclass(frozen=True)
+class Layout:
+    spaces: Spaces
+    paths: tuple[Path, ...]  # one per leaf of `spaces.obs`, in the order of `tree_leaves`
+    mask_in_obs: bool  # else in info, where there is a mask at all
+
+
+def describe(env: gym.Env[Any, Any], name: str) -> Layout:
+    """The layout of a task, found by resetting one copy of it. Refuses what can't be stored as arrays."""
+    try:
+        obs, info = env.reset(seed=0)
+    except Exception as error:
+        raise EnvCrashError(f"environment {name} crashed at its first reset:\n{traceback.format_exc()}") from error
+    space, mask_in_obs = env.observation_space, False
+    path: Path = ()
+    if isinstance(space, Dict) and MASK in space.spaces:
+        mask_in_obs = True
+        rest = {key: part for key, part in space.spaces.items() if key != MASK}
+        # PettingZoo's manner: the mask stands beside one entry that is the observation proper
+        space, path = (rest["observation"], ("observation",)) if set(rest) == {"observation"} else (Dict(rest), ())
+    space, paths = _without_tuples(space, path)
+    if isinstance(env.action_space, (Dict, Tuple)):
+        raise UserError(f"{name} has the action space {env.action_space}; wrap the task so that it takes one array")
+    space_fields(env.action_space)
+    for field, where in zip(tree_leaves(space_fields(space)), paths, strict=True):
+        found = np.shape(follow(obs, where))
+        if found != field.shape:
+            part = f" at {'.'.join(map(str, where))}" if where else ""
+            raise UserError(f"{name} gives observations of shape {found}{part}, its space says {field.shape}")
+    mask = obs[MASK] if mask_in_obs else info.get(MASK)
+    return Layout(Spaces(space, env.action_space, mask=_mask_size(mask, env.action_space, name)), paths, mask_in_obs)
+
+
+def follow(obs: Any, path: Path) -> Any:
+    for key in path:
+        obs = obs[key]
+    return obs
+
+
+def _without_tuples(space: gym.Space[Any], path: Path) -> tuple[gym.Space[Any], tuple[Path, ...]]:
+    """Tuples become dicts with the keys "0", "1", ...; the paths still lead through the task's own tuples."""
+    if not isinstance(space, (Dict, Tuple)):
+        return space, (path,)
+    items = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+    parts = {str(key): _without_tuples(part, (*path, key)) for key, part in items}
+    plain = Dict({key: part for key, (part, _) in parts.items()})
+    return plain, tuple(where for key in plain.spaces for where in parts[key][1])  # Dict sorts its keys
+
+
+def _mask_size(mask: Any, space: gym.Space[Any], name: str) -> int | None:
+    if mask is None:
+        return None
+    found = np.shape(mask)
+    if isinstance(space, Discrete):
+        wanted = int(space.n)
+    elif isinstance(space, MultiDiscrete):
+        wanted = int(space.nvec.sum())
+    else:
+        raise UserError(f"{name} gives an action mask, but its action space {space} isn't discrete")
+    if found != (wanted,):
+        raise UserError(f"{name} gives action masks of shape {found}, its {wanted} actions need ({wanted},)")
+    return wanted

@@ -1,0 +1,152 @@
+"""Tasks with a vector version of their own: one call steps all environments. Their trajectories are their own, too."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+
+from zhixing.envs.arrays import Array
+from zhixing.envs.slots import Numbers, State
+from zhixing.envs.vector import Info, Result, VectorEnv
+from zhixing.errors import EnvCrashError, UserError
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree
+
+
+class NativeTask(Protocol):
+    """What a native task gives: `step` as `VectorEnv.step` describes it, with same-step autoreset.
+
+    It is made with the number of environments and its options; `options` names those that it takes.
+    """
+
+    options: ClassVar[frozenset[str]]
+    spaces: Spaces
+
+    def reset(self, seed: int | None) -> tuple[Tree, Info]: ...
+    def step(self, actions: Array) -> Result: ...
+    def state_dict(self) -> State: ...
+    def load_state_dict(self, state: State) -> tuple[Tree, Info]: ...
+    def render(self, index: int) -> Array | None: ...
+    def close(self) -> None: ...
+
+
+class NativeCartPole:
+    """Gymnasium's vector CartPole resets ended environments at the next step; here they are reset in the same one."""
+
+    options: ClassVar[frozenset[str]] = frozenset({"max_episode_steps", "sutton_barto_reward", "render_mode"})
+
+    def __init__(self, num: int, max_episode_steps: int = 500, **options: Any) -> None:
+        if max_episode_steps < 0:  # gymnasium.make's way to say without limit
+            max_episode_steps = np.iinfo(np.int32).max
+        self.env = CartPoleVectorEnv(num, max_episode_steps, **options)
+        self.spaces = Spaces(self.env.single_observation_space, self.env.single_action_space)
+
+    def reset(self, seed: int | None) -> tuple[Tree, Info]:
+        return self.env.reset(seed=seed)
+
+    def step(self, actions: Array) -> Result:
+        env: Any = self.env
+        obs, reward, terminated, truncated, info = env.step(actions)
+        ended = env.prev_done
+        if ended.any():
+            numbers: dict[int, Numbers] = {index: {} for index in ended.nonzero()[0].tolist()}
+            info = {"final_obs": obs.copy(), "final_info": numbers}
+            first = env.np_random.uniform(env.low, env.high, (4, len(numbers)))
+            env.state[:, ended] = first
+            obs[ended] = first.T
+            env.steps[ended] = 0
+            env.prev_done = np.zeros_like(ended)  # nothing is left for its own reset
+        return obs, reward, terminated, truncated, info
+
+    def state_dict(self) -> State:
+        env = self.env
+        if env.state is None:
+            raise RuntimeError("reset the environments before asking for their state")
+        return {
+            "state": env.state.copy(),
+            "steps": env.steps.copy(),
+            "rng": dict(env.np_random.bit_generator.state),
+            "bounds": [float(env.low), float(env.high)],
+        }
+
+    def load_state_dict(self, state: State) -> tuple[Tree, Info]:
+        env: Any = self.env
+        env.state, env.steps = state["state"].copy(), state["steps"].copy()
+        env.prev_done = np.zeros(env.num_envs, np.bool_)
+        env.low, env.high = state["bounds"]
+        env.np_random.bit_generator.state = state["rng"]
+        return env.state.T.astype(np.float32), {}
+
+    def render(self, index: int) -> Array | None:
+        env: Any = self.env
+        return None if env.render_mode is None else env.render()[index]
+
+    def close(self) -> None:
+        self.env.close()
+
+
+NATIVE: dict[str, type[NativeTask]] = {
+    "CartPole-v1": NativeCartPole,
+}
+
+
+def has_native(name: str, options: State) -> bool:
+    return name in NATIVE and NATIVE[name].options.issuperset(options)
+
+
+class NativeVectorEnv(VectorEnv):
+    def __init__(self, name: str, num: int, options: State) -> None:
+        if name not in NATIVE:
+            raise UserError(f"{name} has no native version ({', '.join(NATIVE)} have); use backend serial or process")
+        if not has_native(name, options):
+            refused = sorted(set(options) - NATIVE[name].options)
+            raise UserError(f"native {name} has no option {', '.join(refused)}; use backend serial or process")
+        make: Callable[..., NativeTask] = NATIVE[name]
+        self.task = make(num, **options)
+        super().__init__(name, self.task.spaces, num, "native", 1)
+        self.closed = False
+        self._sent: Result | None = None
+
+    def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
+        if options:
+            raise UserError(f"native {self.name} takes no options at a reset; use backend serial or process")
+        return self.task.reset(self._seeds(seed)[0])
+
+    def step(self, actions: Array) -> Result:
+        try:
+            return self.task.step(actions)
+        except Exception as error:
+            raise EnvCrashError(f"native environments {self.name} crashed:\n{traceback.format_exc()}") from error
+
+    def send(self, actions: Array, ids: Array) -> None:
+        if len(ids) != self.num_envs:
+            raise ValueError(f"native environments step together: send all {self.num_envs}, not {len(ids)}")
+        ordered = np.empty_like(actions)
+        ordered[ids] = actions
+        self._sent = self.step(ordered)
+
+    def recv(self, min_ready: int = 1) -> tuple[Array, Tree, Array, Array, Array, Info]:
+        if self._sent is None:
+            raise ValueError(f"recv waits for {min_ready} environments, but none were sent actions")
+        sent, self._sent = self._sent, None
+        return np.arange(self.num_envs), *sent
+
+    def state_dict(self) -> State:
+        return {"kind": "native", "name": self.name, "num": self.num_envs, "task": self.task.state_dict()}
+
+    def load_state_dict(self, state: State) -> tuple[Tree, Info]:
+        self._check_state(state, "native")
+        return self.task.load_state_dict(state["task"])
+
+    def render(self, index: int = 0) -> Array:  # type: ignore[override]
+        frame = self.task.render(index)
+        if frame is None:
+            raise UserError(f"{self.name} gives no picture; make it with render_mode='rgb_array'")
+        return frame
+
+    def close_extras(self) -> None:
+        self.task.close()

@@ -1,0 +1,78 @@
+"""All environments in this process, one after the other: the debugger's mode and the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from zhixing.envs.arrays import Array, allocate
+from zhixing.envs.layout import Layout, describe
+from zhixing.envs.slots import Numbers, Slots, State
+from zhixing.envs.vector import Info, Result, VectorEnv, as_ids, partial_result, result, shown
+from zhixing.tree import Tree
+
+Factory = Callable[[], gym.Env[Any, Any]]
+
+
+class SerialVectorEnv(VectorEnv):
+    def __init__(self, factory: Factory, num: int, layout: Layout | None = None) -> None:
+        name = name_of(factory)
+        layout = layout or layout_of(factory)
+        super().__init__(name, layout.spaces, num, "serial", 1)
+        self.arrays = allocate(layout.spaces, num)
+        self.slots = Slots([factory] * num, layout, self.arrays, 0, name)
+        self.closed = False
+        self._sent: list[int] = []
+        self._ended: dict[int, Numbers] = {}
+
+    def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
+        self.slots.reset(self._seeds(seed), options)
+        self._sent, self._ended = [], {}
+        return shown(self.arrays)
+
+    def step(self, actions: Array) -> Result:
+        self.arrays.action[...] = actions
+        return result(self.arrays, self.slots.step())
+
+    def send(self, actions: Array, ids: Array) -> None:
+        self.arrays.action[ids] = actions
+        rows = as_ids(ids).tolist()
+        self._ended.update(self.slots.step(rows))
+        self._sent += rows
+
+    def recv(self, min_ready: int = 1) -> tuple[Array, Tree, Array, Array, Array, Info]:
+        if len(self._sent) < min_ready:
+            raise ValueError(f"recv waits for {min_ready} environments, but only {len(self._sent)} were sent actions")
+        ids, ended = as_ids(self._sent), self._ended
+        self._sent, self._ended = [], {}
+        return partial_result(self.arrays, ended, ids)
+
+    def state_dict(self) -> State:
+        return {"kind": "slots", "name": self.name, "num": self.num_envs, "envs": self.slots.state()}
+
+    def load_state_dict(self, state: State) -> tuple[Tree, Info]:
+        self._check_state(state, "slots")
+        self.inexact = self.slots.load(state["envs"])
+        return shown(self.arrays)
+
+    def render(self, index: int = 0) -> np.ndarray[Any, Any]:  # type: ignore[override]
+        return self.slots.render(index)
+
+    def close_extras(self) -> None:
+        self.slots.close()
+
+
+def name_of(factory: Factory) -> str:
+    return str(getattr(factory, "name", None) or getattr(factory, "__qualname__", factory))
+
+
+def layout_of(factory: Factory) -> Layout:
+    """Found on a copy that is thrown away, so that the environments in use begin untouched in every back end."""
+    env = factory()
+    try:
+        return describe(env, name_of(factory))
+    finally:
+        env.close()

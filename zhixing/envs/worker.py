@@ -1,0 +1,95 @@
+"""The process at the other end of a ProcessVectorEnv: some environments, their rows in shared memory, one socket.
+
+Each command and each answer is one byte. `CALL`, `VALUE`, `ENDED` and `ERROR` are followed by a pickle; steps are not,
+unless an episode ended with numbers in its last info. The end of the file means that the parent is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import pickle
+import signal
+import sys
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from zhixing.envs.arrays import allocate
+from zhixing.envs.layout import Layout
+from zhixing.envs.slots import Slots
+from zhixing.errors import EnvCrashError, UserError
+
+STEP, CALL = b"s", b"c"  # commands
+DONE, ENDED, VALUE, ERROR = b"d", b"n", b"v", b"e"  # answers
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker must know to begin."""
+
+    factory: Any
+    name: str
+    layout: Layout
+    num: int  # environments in the whole vector
+    first: int
+    last: int  # one past this worker's last environment
+    memory_bytes: int
+    die_with_parent: bool
+
+
+def main(socket_fd: int, memory_fd: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    parent = Connection(socket_fd)
+    try:
+        setup: Setup = pickle.loads(parent.recv_bytes())
+        if setup.die_with_parent and sys.platform == "linux":
+            # the end of the file is seen between steps only; the kernel ends a worker in the middle of one, too
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        memory = mmap.mmap(memory_fd, setup.memory_bytes)
+        os.close(memory_fd)
+        arrays = allocate(setup.layout.spaces, setup.num, memory).rows(slice(setup.first, setup.last))
+        slots = _attempt(parent, lambda: _make(setup, arrays))
+        if slots is not None:
+            try:
+                _serve(parent, slots)
+            finally:
+                slots.close()
+    except (EOFError, ConnectionError):  # the parent is gone
+        pass
+
+
+def _make(setup: Setup, arrays: Any) -> tuple[bytes, Any]:
+    makers = [setup.factory] * (setup.last - setup.first)
+    return DONE, Slots(makers, setup.layout, arrays, setup.first, setup.name)
+
+
+def _serve(parent: Connection, slots: Slots) -> None:
+    fd = parent.fileno()
+    while command := os.read(fd, 1):
+        if command == STEP:
+            _attempt(parent, lambda: _step(slots))
+        else:
+            method, arguments = pickle.loads(parent.recv_bytes())
+            _attempt(parent, lambda: (VALUE, getattr(slots, method)(*arguments)))  # noqa: B023
+
+
+def _step(slots: Slots) -> tuple[bytes, Any]:
+    ended = slots.step()
+    return (ENDED if any(ended.values()) else DONE), ended
+
+
+def _attempt(parent: Connection, work: Any) -> Any:
+    """Do it and tell the parent how it went."""
+    try:
+        kind, value = work()
+    except (EnvCrashError, UserError) as error:
+        kind, value = ERROR, error
+    except Exception as error:
+        kind, value = ERROR, EnvCrashError(f"{type(error).__name__}: {error}")
+    os.write(parent.fileno(), kind)
+    if kind != DONE:
+        parent.send_bytes(pickle.dumps(value))
+    return None if kind == ERROR else value

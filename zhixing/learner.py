@@ -1,0 +1,112 @@
+"""Learners: networks, losses and optimizers of an algorithm. They never step an environment, print or write a file."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zhixing.batch import Batch
+from zhixing.config import RunConfig
+from zhixing.ops.optim import Optimizer
+from zhixing.ops.seeding import stream
+from zhixing.policy import Policy
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree
+
+
+class Gradients(NamedTuple):
+    """What `gradients(batch)` found: one gradient per optimizer, by name, and what there is to tell."""
+
+    by_optimizer: dict[str, list[Tensor]]
+    metrics: dict[str, Tensor]
+    priority: Tensor | None = None
+
+
+class Update(NamedTuple):
+    metrics: dict[str, Tensor]
+    priority: Tensor | None = None
+
+
+class Learner(ABC):
+    """An algorithm. `metrics` names what every update tells; `policy` is what acts with its weights."""
+
+    settings: ClassVar[type[RunConfig]]
+    metrics: ClassVar[tuple[str, ...]]
+    policy: Policy
+
+    def __init__(self, cfg: RunConfig, spaces: Spaces, device: torch.device | str = "cpu") -> None:
+        self.spaces, self.device = spaces, torch.device(device)
+        # draws everything random in updates: order of minibatches, noise
+        self.rng = torch.Generator(self.device).manual_seed(stream(cfg.seed, "learner"))
+        self._init_seed = stream(cfg.seed, "networks")
+        self.updates = 0
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Networks made inside get first weights that depend on the seed only; torch's global state isn't touched."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._init_seed)
+            yield
+
+    @property
+    def fields(self) -> dict[str, Tree]:
+        """What a step must hold besides the base fields: names to trees of `Field`."""
+        return {}
+
+    @abstractmethod
+    def gradients(self, batch: Batch) -> Gradients:
+        """Losses of one (mini)batch and their gradients; changes nothing."""
+
+    def apply(self, gradients: Gradients) -> Update:
+        """Move the weights along gradients, wherever they were computed."""
+        norms = [getattr(self, name).step(gradient) for name, gradient in gradients.by_optimizer.items()]
+        self.updates += 1
+        self.after_step()
+        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+        return Update({**gradients.metrics, "grad_norm": norm}, gradients.priority)
+
+    def after_step(self) -> None:  # noqa: B027  # most algorithms have no target network
+        """What follows each step of the optimizers: target networks."""
+
+    def update(self, batch: Batch) -> Update:
+        return self.apply(self.gradients(batch))
+
+    def set_progress(self, fraction: float) -> None:  # noqa: B027  # only for algorithms with schedules
+        """Told before each iteration how much of the budget is used, for schedules."""
+
+    def optimizer(self, parameters: Iterable[nn.Parameter], lr: float, **settings: Any) -> Optimizer:
+        return Optimizer(parameters, lr, **settings)
+
+    def skipped_steps(self) -> int:
+        """How many steps were left out since a gradient wasn't finite. Waits for the device."""
+        return int(sum(float(part.skipped) for part in vars(self).values() if isinstance(part, Optimizer)))
+
+    def weights(self) -> dict[str, Tensor]:
+        """What a policy elsewhere needs to act as this one."""
+        return self.policy.state_dict()
+
+    def start_from(self, state: dict[str, Any]) -> None:
+        """Take over the networks of another learner's state, not its optimizers and counters."""
+        for name, part in vars(self).items():
+            if isinstance(part, nn.Module) and name in state["parts"]:
+                part.load_state_dict(state["parts"][name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next update depends on: all networks and optimizers among the attributes."""
+        parts = {name: part.state_dict() for name, part in vars(self).items() if isinstance(part, _STATEFUL)}
+        return {"parts": parts, "updates": self.updates, "rng": self.rng.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, part in vars(self).items():
+            if isinstance(part, _STATEFUL):
+                part.load_state_dict(state["parts"][name])
+        self.updates = state["updates"]
+        self.rng.set_state(state["rng"])
+
+
+_STATEFUL = (nn.Module, Optimizer)

@@ -1,0 +1,180 @@
+"""Bodies: networks from an observation to features, to which learners add their heads.
+
+A body is any `nn.Module`: `net(obs) -> features [B,n]`, or recurrent `net(obs, hidden) -> (features, hidden)`. Hidden
+states are tensors or tuples of tensors `[B,...]`; `None`, like zeros, is the state at the start of an episode.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zhixing.config import NetConfig
+from zhixing.errors import UserError
+from zhixing.nets.cnn import CNN, CnnKind
+from zhixing.nets.mlp import mlp
+from zhixing.ops.normalise import RunningNorm
+from zhixing.spaces import space_fields
+from zhixing.tree import Field, Tree, tree_map
+
+MakeNet = Callable[[gym.Space[Any]], nn.Module]
+
+
+class Encoder(nn.Module):
+    """One flat vector out of any observation: one-hot for choices, convolutions for images, the rest as it is."""
+
+    def __init__(self, space: gym.Space[Any], cnn: CnnKind, normalise: bool) -> None:
+        super().__init__()
+        self.space = space
+        self.parts = nn.ModuleDict()
+        self.norm: RunningNorm | None = None
+        self.image: CNN | None = None
+        if isinstance(space, Dict):
+            # module names can't hold dots
+            self.parts.update({key.replace(".", "_"): Encoder(part, cnn, normalise) for key, part in space.items()})
+        elif is_image(space):
+            self.image = CNN(tuple(space.shape or ()), cnn)
+        elif normalise and isinstance(space, Box):
+            self.norm = RunningNorm((int(torch.Size(space.shape).numel()),))
+
+    def forward(self, obs: Tree) -> Tensor:
+        if isinstance(self.space, Dict):
+            return torch.cat([self.parts[key.replace(".", "_")](obs[key]) for key in self.space.spaces], -1)
+        if self.image is not None:
+            return self.image(obs)
+        if isinstance(self.space, Discrete):
+            return F.one_hot(obs - int(self.space.start), int(self.space.n)).float()
+        if isinstance(self.space, MultiDiscrete):
+            choices = zip(obs.flatten(1).unbind(-1), self.space.nvec.reshape(-1), strict=True)
+            return torch.cat([F.one_hot(choice.long(), int(n)) for choice, n in choices], -1).float()
+        flat = obs.flatten(1).float()
+        return flat if self.norm is None else self.norm(flat)
+
+    def update_norm(self, obs: Tree) -> None:
+        """Take observations `[...,obs]` into the running statistics."""
+        if self.norm is not None:
+            self.norm.update(obs.float())
+        for key, part in self.parts.items():
+            assert isinstance(part, Encoder)
+            part.update_norm(obs[key])
+
+
+def is_image(space: gym.Space[Any]) -> bool:
+    return isinstance(space, Box) and len(space.shape) == 3 and space.dtype == "uint8"
+
+
+class Body(nn.Module):
+    """Encoder and fully connected layers."""
+
+    def __init__(self, space: gym.Space[Any], cfg: NetConfig, normalise: bool, orthogonal_init: bool) -> None:
+        super().__init__()
+        self.encoder = Encoder(space, cfg.cnn, normalise)
+        inputs = num_features(self.encoder, space)
+        self.layers = mlp(inputs, cfg.hidden_sizes, cfg.activation, orthogonal_init)
+
+    def forward(self, obs: Tree) -> Tensor:
+        return self.layers(self.encoder(obs))
+
+
+class RecurrentBody(nn.Module):
+    """Encoder, fully connected layers and a memory: a GRU's or LSTM's cell."""
+
+    def __init__(self, space: gym.Space[Any], cfg: NetConfig, normalise: bool, orthogonal_init: bool) -> None:
+        super().__init__()
+        self.body = Body(space, cfg, normalise, orthogonal_init)
+        inputs = num_features(self.body, space)
+        cell = nn.LSTMCell if cfg.recurrent == "lstm" else nn.GRUCell
+        self.cell = cell(inputs, cfg.recurrent_size)
+
+    def forward(self, obs: Tree, hidden: Tree) -> tuple[Tensor, Tree]:
+        hidden = self.cell(self.body(obs), hidden)
+        return (hidden[0] if isinstance(hidden, tuple) else hidden), hidden
+
+
+def encoder_of(body: nn.Module) -> Encoder | None:
+    """The encoder of a built-in body; a user's own network has none."""
+    if isinstance(body, RecurrentBody):
+        body = body.body
+    return body.encoder if isinstance(body, Body) else None
+
+
+def make_body(
+    space: gym.Space[Any],
+    cfg: NetConfig,
+    make_net: MakeNet | None = None,
+    *,
+    normalise: bool = False,
+    orthogonal_init: bool = False,
+) -> nn.Module:
+    """The user's own network, else the one that the settings describe."""
+    if make_net is None and cfg.kind != "auto":
+        make_net = _import_net(cfg.kind)
+    if make_net is not None:
+        body = make_net(space)
+        if not isinstance(body, nn.Module):
+            raise UserError(f"net must give a torch.nn.Module for the observation space, not {type(body).__name__}")
+        return body
+    kind = Body if cfg.recurrent == "none" else RecurrentBody
+    return kind(space, cfg, normalise, orthogonal_init)
+
+
+def _import_net(name: str) -> MakeNet:
+    module, sign, attribute = name.partition(":")
+    if not sign:
+        raise UserError(f"net.kind={name!r}: allowed are 'auto' and your.module:Net")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"net.kind={name!r} can't be imported: {error}") from None
+
+
+def is_recurrent(net: nn.Module) -> bool:
+    return "hidden" in inspect.signature(net.forward).parameters
+
+
+def example(space: gym.Space[Any], rows: int = 2) -> Tree:
+    """Zeros of the observation's shape, to learn the shapes of what a network makes of it."""
+    return tree_map(lambda field: torch.as_tensor(field.dtype.type(0)).expand(rows, *field.shape), space_fields(space))
+
+
+@torch.no_grad()
+def num_features(net: nn.Module, space: gym.Space[Any]) -> int:
+    obs = example(space)
+    out = net(obs, None)[0] if is_recurrent(net) else net(obs)
+    if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[0] != 2:
+        shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise UserError(f"a network must give features [B,n] for B observations; for B=2 it gave {shape}")
+    return out.shape[1]
+
+
+def unroll(net: Callable[..., Any], obs: Tree, hidden: Tree, is_first: Tensor, mask: Tensor | None = None) -> list[Any]:
+    """Run a recurrent network over `obs [T,N,...]` from `hidden [N,...]`; memory is cleared where `is_first [T,N]`.
+
+    Returns the network's output at each step, the last part of which is its hidden state.
+    """
+    outputs = []
+    for t, first in enumerate(is_first.unbind()):
+        out = net(tree_map(itemgetter(t), obs), clear_hidden(hidden, first), *([] if mask is None else [mask[t]]))
+        hidden = out[-1]
+        outputs.append(out)
+    return outputs
+
+
+def hidden_fields(hidden: Tree) -> Tree:
+    """What storage needs to know to keep a hidden state `[N,...]` of each step."""
+    return tree_map(lambda leaf: Field(tuple(leaf.shape[1:]), np.dtype(np.float32)), hidden)
+
+
+def clear_hidden(hidden: Tree, rows: Tensor) -> Tree:
+    """Zeros where `rows [N]` is true: an episode starts there."""
+    return tree_map(lambda leaf: leaf.masked_fill(rows.view(-1, *[1] * (leaf.ndim - 1)), 0.0), hidden)

@@ -1,0 +1,51 @@
+"""Heads: from features to distributions over actions, values, and Q-values."""
+
+from __future__ import annotations
+
+import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from torch import Tensor, nn
+
+from zhixing.errors import UserError
+from zhixing.nets.mlp import orthogonal
+from zhixing.ops.distributions import Categorical, Distribution, Gaussian, MultiCategorical
+from zhixing.spaces import Spaces
+
+
+class PolicyHead(nn.Module):
+    """Features to a distribution: categorical, several of them, or Gaussian with a spread of its own per action."""
+
+    def __init__(self, features: int, spaces: Spaces, log_std: float = 0.0) -> None:
+        super().__init__()
+        space = spaces.action
+        if isinstance(space, Discrete):
+            outputs, self.sizes = int(space.n), None
+        elif isinstance(space, MultiDiscrete):
+            self.sizes = [int(n) for n in space.nvec.reshape(-1)]
+            outputs = sum(self.sizes)
+        elif isinstance(space, Box) and len(space.shape) == 1:
+            outputs, self.sizes = space.shape[0], None
+            self.log_std = nn.Parameter(torch.full((outputs,), log_std))
+        else:
+            raise UserError(f"actions {space} can't be taken; allowed are Discrete, MultiDiscrete and a flat Box")
+        self.kind = type(space)
+        self.linear = nn.Linear(features, outputs)
+        orthogonal(self.linear, 0.01)  # nearly equal chances at the start
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
+        out = self.linear(features)
+        if self.sizes is not None:
+            return MultiCategorical(out, self.sizes)
+        if self.kind is Discrete:
+            return Categorical(out, mask)
+        return Gaussian(out, self.log_std)
+
+
+class ValueHead(nn.Module):
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features, 1)
+        orthogonal(self.linear, 1.0)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.linear(features).squeeze(-1)

@@ -1,0 +1,90 @@
+"""Distributions over actions, made of the raw outputs of a network. All of them sum over an action's parts."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+MASKED = -1e8  # the logit of a forbidden action: no probability, and no NaN in the entropy
+
+
+class Distribution(ABC):
+    @abstractmethod
+    def sample(self, rng: torch.Generator) -> Tensor: ...
+
+    @abstractmethod
+    def mode(self) -> Tensor: ...
+
+    @abstractmethod
+    def log_prob(self, action: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def entropy(self) -> Tensor: ...
+
+
+class Categorical(Distribution):
+    """One of n actions, `logits [..., n]`; where `mask` is false the action has no probability."""
+
+    def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
+        if mask is not None:
+            logits = logits.masked_fill(~mask, MASKED)
+        self.logp = F.log_softmax(logits, -1)
+
+    def sample(self, rng: torch.Generator) -> Tensor:
+        # the smallest of exponential clocks with rates p rings with probability p
+        clocks = torch.empty_like(self.logp).exponential_(generator=rng)
+        return (self.logp.exp() / clocks).argmax(-1)
+
+    def mode(self) -> Tensor:
+        return self.logp.argmax(-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.logp.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        return -(self.logp.exp() * self.logp).sum(-1)
+
+
+class MultiCategorical(Distribution):
+    """Several independent choices, `logits [..., sum(sizes)]`."""
+
+    def __init__(self, logits: Tensor, sizes: list[int]) -> None:
+        self.parts = [Categorical(part) for part in logits.split(sizes, -1)]
+
+    def sample(self, rng: torch.Generator) -> Tensor:
+        return torch.stack([part.sample(rng) for part in self.parts], -1)
+
+    def mode(self) -> Tensor:
+        return torch.stack([part.mode() for part in self.parts], -1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        chosen = [part.log_prob(a) for part, a in zip(self.parts, action.unbind(-1), strict=True)]
+        return torch.stack(chosen).sum(0)
+
+    def entropy(self) -> Tensor:
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+
+class Gaussian(Distribution):
+    """Independent normals: `mean [..., n]`, `log_std` of the same or a broadcastable shape."""
+
+    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
+        self.mean, self.log_std = mean, log_std.expand_as(mean)
+
+    def sample(self, rng: torch.Generator) -> Tensor:
+        noise = torch.empty_like(self.mean).normal_(generator=rng)
+        return torch.addcmul(self.mean, self.log_std.exp(), noise)
+
+    def mode(self) -> Tensor:
+        return self.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        z = (action - self.mean) * torch.exp(-self.log_std)
+        return (-0.5 * z * z - self.log_std).sum(-1) - 0.5 * math.log(2 * math.pi) * self.mean.shape[-1]
+
+    def entropy(self) -> Tensor:
+        return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)

@@ -1,0 +1,179 @@
+"""Optimizers that keep their parameters, gradients and moments in one flat tensor each.
+
+Adam, clipping and target averaging are then one call each, whatever the number of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+OptimizerKind = Literal["adam", "rmsprop"]
+_ALIGN = 16  # floats: every parameter starts on a 64-byte line
+
+
+def flatten_parameters(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Move parameters into one flat tensor, of which they become views that keep their strides.
+
+    Returns that tensor, a second one of the same layout for gradients, and the views on the second.
+    """
+    offsets, total = [], 0
+    for parameter in parameters:
+        offsets.append(total)
+        total += -(-parameter.numel() // _ALIGN) * _ALIGN
+    flat = parameters[0].new_zeros(total, requires_grad=False)
+    gradient = torch.zeros_like(flat)
+    places = []
+    for parameter, offset in zip(parameters, offsets, strict=True):
+        view = torch.as_strided(flat, parameter.shape, parameter.stride(), offset)
+        view.copy_(parameter.data)
+        parameter.data = view
+        places.append(torch.as_strided(gradient, parameter.shape, parameter.stride(), offset))
+    return flat, gradient, places
+
+
+def can_flatten(parameters: list[nn.Parameter]) -> bool:
+    """Not when a weight is tied or frozen, types or devices are mixed, or a layout has holes."""
+    first = parameters[0]
+    return (
+        len({id(p) for p in parameters}) == len(parameters) == len({p.data_ptr() for p in parameters})
+        and all(p.requires_grad and p.dtype == first.dtype and p.device == first.device for p in parameters)
+        and all(p.is_contiguous() or _is_channels_last(p) for p in parameters)
+    )
+
+
+def _is_channels_last(parameter: Tensor) -> bool:
+    return parameter.ndim == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
+
+
+class Optimizer:
+    """Adam or RMSProp over one group of parameters: `step(gradient(loss))`.
+
+    A gradient that isn't finite makes the step a no-op on the device and is counted in `skipped`, a tensor that
+    nobody needs to read more than once per iteration.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float,
+        *,
+        kind: OptimizerKind = "adam",
+        epsilon: float = 1e-8,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.lr, self.kind, self.epsilon, self.max_grad_norm = lr, kind, epsilon, max_grad_norm
+        if can_flatten(self.parameters):
+            flat, gradient, self._places = flatten_parameters(self.parameters)
+            self._weights, self._gradients = [flat], [gradient]
+        else:
+            self._weights = [p.data for p in self.parameters]
+            self._gradients = self._places = [torch.zeros_like(p.data) for p in self.parameters]
+        device = self._weights[0].device
+        self.first_moment = [torch.zeros_like(w) for w in self._weights] if kind == "adam" else []
+        self.second_moment = [torch.zeros_like(w) for w in self._weights]
+        self.steps = [torch.zeros((), device=device) for _ in self._weights]
+        self.skipped = torch.zeros((), device=device)
+
+    def gradient(self, loss: Tensor) -> list[Tensor]:
+        """Gradients of `loss` by this group's parameters only, in the flat layout. Overwritten by the next call."""
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        torch._foreach_copy_(self._places, gradients)
+        return self._gradients
+
+    def step(self, gradient: list[Tensor]) -> Tensor:
+        """Clip, move the weights, and return the gradient's norm before clipping."""
+        if len(gradient) == 1:
+            norm = torch.linalg.vector_norm(gradient[0])
+        else:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradient)))
+        bad = torch.logical_not(torch.isfinite(norm)).to(norm.dtype)
+        self.skipped += bad
+        if self.max_grad_norm is not None:
+            torch._foreach_mul_(gradient, (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        if self.kind == "adam":
+            torch._foreach_add_(self.steps, 1.0)
+            # the one kernel that torch.optim.Adam(fused=True) ends in, without its bookkeeping per step (60 µs);
+            # where `bad` is 1 it leaves weights and moments alone
+            torch._fused_adam_(
+                self._weights,
+                gradient,
+                self.first_moment,
+                self.second_moment,
+                [],
+                self.steps,
+                lr=self.lr,
+                beta1=0.9,
+                beta2=0.999,
+                weight_decay=0.0,
+                eps=self.epsilon,
+                amsgrad=False,
+                maximize=False,
+                found_inf=bad,
+            )
+            torch._foreach_sub_(self.steps, [bad] * len(self.steps))
+        else:
+            for weight, moment, g in zip(self._weights, self.second_moment, gradient, strict=True):
+                g = torch.where(bad.bool(), 0.0, g)
+                moment.lerp_(torch.where(bad.bool(), moment, g * g), 0.01)
+                weight.addcdiv_(g, moment.sqrt().add_(self.epsilon), value=-self.lr)
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "first_moment": [m.clone() for m in self.first_moment],
+            "second_moment": [m.clone() for m in self.second_moment],
+            "steps": [s.clone() for s in self.steps],
+            "skipped": self.skipped.clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in ("first_moment", "second_moment", "steps"):
+            for mine, theirs in zip(getattr(self, name), state[name], strict=True):
+                mine.copy_(theirs)
+        self.skipped.copy_(state["skipped"])
+
+
+class Average:
+    """A target network's weights follow another's: `w' += rate (w - w')`, in one call where both are flat."""
+
+    def __init__(self, target: nn.Module, source: nn.Module) -> None:
+        self.target, self.source = list(target.parameters()), list(source.parameters())
+        self._buffers = list(zip(target.buffers(), source.buffers(), strict=True))
+        for parameter in self.target:
+            parameter.requires_grad_(False)
+        flat = _common_base(self.source)
+        if flat is not None:
+            target_flat = torch.zeros_like(flat)
+            for theirs, mine in zip(self.source, self.target, strict=True):
+                view = torch.as_strided(target_flat, theirs.shape, theirs.stride(), theirs.storage_offset())
+                view.copy_(mine.data)
+                mine.data = view
+            self._pairs = ([target_flat], [flat])
+        else:
+            self._pairs = ([p.data for p in self.target], [p.data for p in self.source])
+
+    @torch.no_grad()
+    def move(self, rate: float = 1.0) -> None:
+        target, source = self._pairs
+        if rate == 1.0:
+            torch._foreach_copy_(target, source)
+        else:
+            torch._foreach_lerp_(target, source, rate)
+        for mine, theirs in self._buffers:  # normalisers: statistics are shared, not averaged
+            mine.copy_(theirs)
+
+
+def _common_base(parameters: list[nn.Parameter]) -> Tensor | None:
+    """The flat tensor that these parameters share, when nothing else lives in it."""
+    first = parameters[0].data
+    storage = first.untyped_storage()
+    used = sum(-(-p.numel() // _ALIGN) * _ALIGN for p in parameters)
+    shared = all(p.untyped_storage().data_ptr() == storage.data_ptr() for p in parameters)
+    if len(parameters) < 2 or not shared or used * first.element_size() != storage.nbytes():
+        return None
+    return torch.as_strided(first, (used,), (1,), 0)

@@ -1,0 +1,40 @@
+"""Returns and advantages over `[T,N]`. Termination ends the future; any boundary ends the trace."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    lam: float,
+) -> Tensor:
+    """Generalised advantage estimation (Schulman et al., 2016).
+
+    `next_value[t]` is the value of what step t really led to: at a truncated step the episode's last observation,
+    not the first one of the next episode.
+    """
+    delta = reward + gamma * ~terminated * next_value - value  # only death ends the future
+    carry = gamma * lam * ~(terminated | truncated)  # any boundary ends the trace
+    later = torch.zeros_like(delta[0])
+    backwards = []
+    for d, c in zip(reversed(delta.unbind()), reversed(carry.unbind()), strict=True):
+        later = torch.addcmul(d, c, later)
+        backwards.append(later)
+    return torch.stack(backwards[::-1])
+
+
+def next_values(value: Tensor, boundary: Tensor, boundary_value: Tensor) -> Tensor:
+    """Values of the next observations `[T,N]` out of those of the observations.
+
+    Within an episode the next observation is the next row's; only the rows in `boundary` (ends and the last row)
+    need a value of their own: `boundary_value`, one for each of them in row order.
+    """
+    following = torch.cat([value[1:], value[-1:]])
+    return following.masked_scatter(boundary, boundary_value)

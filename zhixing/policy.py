@@ -1,0 +1,120 @@
+"""Policies: from what an environment shows to what to do. They never step it and never hold an optimizer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from gymnasium.spaces import Discrete, MultiDiscrete
+from torch import Tensor, nn
+
+from zhixing.nets.actor_critic import ActorCritic
+from zhixing.nets.body import example
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree, tree_map
+
+
+class Phase(Enum):
+    RANDOM = "random"  # any allowed action, to fill a replay before learning
+    COLLECT = "collect"  # explore
+    EVAL = "eval"  # do the best
+
+
+class Decision(NamedTuple):
+    """What a policy decided for N environments, and what it knew then."""
+
+    action: Tensor
+    logp: Tensor | None = None
+    value: Tensor | None = None
+    hidden: Tree = None
+    extras: Mapping[str, Tensor] = {}
+
+
+class Policy(nn.Module, ABC):
+    def __init__(self, spaces: Spaces) -> None:
+        super().__init__()
+        self.spaces = spaces
+
+    @abstractmethod
+    def act(
+        self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
+    ) -> Decision:
+        """Decide for `obs [N,...]`. `hidden` is None where the policy keeps no memory."""
+
+    def initial_hidden(self, num: int) -> Tree:
+        """The memory at the start of N episodes; None for a policy without."""
+        return None
+
+    def random_action(self, num: int, mask: Tensor | None, rng: torch.Generator) -> Tensor:
+        """Uniform over what is allowed, in the policy's scale ([-1, 1] for continuous actions)."""
+        space = self.spaces.action
+        if isinstance(space, (Discrete, MultiDiscrete)):
+            shape = (num, self.spaces.num_actions) if isinstance(space, Discrete) else (num, *space.nvec.shape)
+            chance = torch.rand(shape, generator=rng, device=rng.device)
+            if isinstance(space, Discrete):
+                return (chance if mask is None else chance.masked_fill(~mask, -1.0)).argmax(-1)
+            sizes = torch.as_tensor(space.nvec, device=rng.device)
+            return (chance * sizes).long().minimum(sizes - 1)
+        return torch.rand((num, *space.shape), generator=rng, device=rng.device) * 2 - 1  # type: ignore[misc]
+
+
+class ActorCriticPolicy(Policy):
+    """Samples from a network's distribution; the best action is its mode."""
+
+    def __init__(self, spaces: Spaces, net: ActorCritic) -> None:
+        super().__init__(spaces)
+        self.net = net
+
+    def initial_hidden(self, num: int) -> Tree:
+        return _zeros_like(self.net(example(self.spaces.obs), None).hidden, num) if self.net.recurrent else None
+
+    def act(
+        self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
+    ) -> Decision:
+        distribution, value, hidden = self.net(obs, hidden, mask)
+        action = distribution.mode() if phase is Phase.EVAL else distribution.sample(rng)
+        return Decision(action, distribution.log_prob(action), value, hidden)
+
+
+class GreedyPolicy(Policy):
+    """The action of highest value, or with probability epsilon any allowed one.
+
+    `values(obs, hidden) -> (q [N,n], hidden)`; `epsilon(env_steps)` is the chance of exploring.
+    """
+
+    def __init__(self, spaces: Spaces, net: nn.Module, epsilon: Callable[[int], float], eval_epsilon: float) -> None:
+        super().__init__(spaces)
+        self.net, self.epsilon, self.eval_epsilon = net, epsilon, eval_epsilon
+
+    def initial_hidden(self, num: int) -> Tree:
+        return _zeros_like(self.net(example(self.spaces.obs), None)[1], num)
+
+    def act(
+        self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
+    ) -> Decision:
+        q, hidden = self.net(obs, hidden)  # [N,n]
+        num = q.shape[0]
+        if phase is Phase.RANDOM:
+            return Decision(self.random_action(num, mask, rng), hidden=hidden)
+        best = (q if mask is None else q.masked_fill(~mask, -torch.inf)).argmax(-1)
+        epsilon = self.eval_epsilon if phase is Phase.EVAL else self.epsilon(env_steps)
+        if epsilon > 0:
+            explore = torch.rand(num, generator=rng, device=rng.device) < epsilon
+            best = torch.where(explore, self.random_action(num, mask, rng), best)
+        return Decision(best, hidden=hidden)
+
+
+def _zeros_like(hidden: Tree, num: int) -> Tree:
+    if hidden is None:
+        return None
+    return tree_map(lambda leaf: leaf.detach().new_zeros(num, *leaf.shape[1:]), hidden)
+
+
+def as_tensor(tree: Tree, device: torch.device) -> Any:
+    """Arrays of an environment as tensors; on the CPU they share memory."""
+    if isinstance(tree, Mapping):
+        return tree_map(lambda leaf: torch.as_tensor(leaf, device=device), tree)
+    return torch.as_tensor(tree, device=device)

@@ -1,0 +1,250 @@
+"""From a configuration to a run: builds the parts, runs, resumes, evaluates, closes."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from zhixing import algorithms, config, envs
+from zhixing.actor import Actor, Evaluation
+from zhixing.buffers import Buffer, NStep, Prioritized, Uniform
+from zhixing.callbacks import Callback, Checkpoint, Csv, Evaluate, Progress, StopOnNonFinite, TensorBoard
+from zhixing.checkpoint import RunFolder, fitting
+from zhixing.config import OffPolicyConfig, RunConfig
+from zhixing.errors import UserError
+from zhixing.learner import Learner
+from zhixing.trainer import TRAINERS, Loop
+from zhixing.tree import tree_leaves, tree_map
+
+
+class Session:
+    """`Session(cfg).run()` trains; `Session.resume(run).run()` goes on. What is wrong is told when it is made."""
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        out: str | Path | None = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        quiet: bool = False,
+        folder: RunFolder | None = None,
+    ) -> None:
+        """`folder` is given by `resume`: the run to go on with."""
+        self.folder = folder or RunFolder(Path(out) if out is not None else default_out(cfg))
+        if folder is None:
+            self.folder.check_free()
+        self.state = None if folder is None else folder.load()
+        self.env = envs.make_vector(
+            cfg.env.name,
+            cfg.vector.num,
+            backend=cfg.vector.backend,
+            workers=_number(cfg.vector.workers),
+            options=cfg.env.options,
+        )
+        try:
+            self.cfg = resolve(cfg, self.env)
+            self._build(callbacks, quiet)
+        except BaseException:
+            self.env.close()
+            raise
+
+    def _build(self, callbacks: Sequence[Callback], quiet: bool) -> None:
+        cfg = self.cfg
+        torch.set_num_threads(int(cfg.threads))
+        device = torch.device(cfg.device)
+        self.learner = algorithms.get(cfg.algorithm).make(cfg, self.env.spaces, device)
+        if cfg.init is not None and self.state is None:
+            start = RunFolder.open(cfg.init)
+            with fitting(start):
+                self.learner.start_from(start.load()["loop"]["learner"])
+        self.actor = Actor(self.learner.policy, self.env, self.learner.fields, seed=cfg.seed, device=device)
+        self.evaluator = Actor(self.learner.policy, _evaluation_env(cfg), device=device)
+        self.evaluate = Evaluate(self.evaluator)
+        told: list[Callback] = [] if quiet else [Progress()]
+        boards: list[Callback] = [TensorBoard(self.folder.path)] if cfg.tensorboard else []
+        csv, saved = Csv(self.folder.metrics_file), Checkpoint(self.folder)
+        ordered = [StopOnNonFinite(), self.evaluate, *callbacks, csv, *boards, *told, saved]
+        self.loop = Loop(cfg, self.actor, self.learner, buffer=self._buffer(), callbacks=ordered)
+        if self.state is not None:
+            self._restore(self.state)
+
+    def _buffer(self) -> Buffer | None:
+        cfg = self.cfg
+        if not isinstance(cfg, OffPolicyConfig):
+            return None
+        replay = cfg.replay
+        updates = int(cfg.updates_per_step * cfg.env_steps)
+        return Buffer(
+            {**self.env.spaces.fields(), **self.learner.fields},
+            replay.capacity,
+            self.env.num_envs,
+            sampler=Prioritized(replay.alpha, replay.beta_start, 1.0, updates) if replay.prioritized else Uniform(),
+            view=NStep(replay.n_step, cfg.gamma),
+            frame_stack=replay.frame_stack,
+            device=cfg.device if replay.on_device else "cpu",
+            folder=self.folder.path / "replay-memory" if replay.on_disk else None,
+        )
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        try:
+            lost = self.loop.load_state_dict(state["loop"])
+            if self.loop.buffer is not None:
+                self.loop.buffer.load(state["buffer"], self.folder.replay)
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise UserError(f"the checkpoint of {self.folder.path} doesn't fit its configuration: {error}") from error
+        if lost:
+            self.folder.notices.append(
+                f"{self.cfg.env.name} can't be put back into the middle of an episode; "
+                f"{len(lost)} environments start a new one"
+            )
+
+    @staticmethod
+    def resume(
+        run: str | Path, callbacks: Sequence[Callback] = (), *, quiet: bool = False, **overrides: Any
+    ) -> Session:
+        """Go on from a run's last checkpoint. `overrides` may lengthen its budget."""
+        folder = RunFolder.open(run)
+        cfg = folder.read_config()
+        if overrides:
+            cfg = config.build([cfg.model_dump(mode="json")], overrides)
+        return Session(cfg, callbacks=callbacks, quiet=quiet, folder=folder)
+
+    @property
+    def finished(self) -> bool:
+        return self.loop.fraction >= 1.0 or self.evaluate.reached
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end; returns what is written to result.json. Ctrl-C saves a checkpoint first."""
+        try:
+            if self.state is None:
+                RunFolder.create(self.folder.path, self.cfg)
+            with _interrupts(self.loop):
+                if not self.finished:
+                    TRAINERS[self.cfg.scheme](self.loop)
+            if self.loop.stop_reason == "interrupted":
+                raise KeyboardInterrupt
+            result = self.result()
+            self.folder.write_result(result)
+            return result
+        finally:
+            self.close()
+
+    def result(self) -> dict[str, Any]:
+        loop, evaluate = self.loop, self.evaluate
+        reached = evaluate.reached
+        return {
+            "algorithm": self.cfg.algorithm,
+            "env": self.cfg.env.name,
+            "seed": self.cfg.seed,
+            "env_steps": loop.env_steps,
+            "updates": loop.updates,
+            "seconds": round(loop.seconds, 3),
+            "steps_per_second": round(loop.env_steps / max(loop.seconds, 1e-9), 1),
+            "final_return": _finite(evaluate.last_return),
+            "best_return": _finite(evaluate.best_return),
+            "stop_return": self.cfg.stop_return,
+            "reached": reached,
+            "seconds_to_stop": round(loop.seconds, 3) if reached else None,
+            "env_steps_to_stop": loop.env_steps if reached else None,
+        }
+
+    def close(self) -> None:
+        self.env.close()
+        self.evaluator.env.close()
+
+
+def train(
+    algorithm: str, env: str, *, out: str | Path | None = None, quiet: bool = False, **settings: Any
+) -> dict[str, Any]:
+    """One line: `zx.train("ppo", env="CartPole-v1", seed=0)`. Returns the run's result."""
+    cfg = config.load(algorithm=algorithm, env=env, **settings)
+    return Session(cfg, out, quiet=quiet).run()
+
+
+def evaluate(run: str | Path, episodes: int = 100, seed: int = 0, checkpoint: str = "last") -> Evaluation:
+    """Play fresh episodes with a run's agent."""
+    folder = RunFolder.open(run)
+    cfg = resolve_device(folder.read_config())
+    torch.set_num_threads(int(cfg.threads) if cfg.threads != "auto" else 1)
+    env = _evaluation_env(cfg)
+    try:
+        learner: Learner = algorithms.get(cfg.algorithm).make(cfg, env.spaces, torch.device(cfg.device))
+        with fitting(folder):
+            learner.policy.load_state_dict(folder.load_policy(checkpoint))
+        return Actor(learner.policy, env, device=cfg.device).evaluate(episodes, seed)
+    finally:
+        env.close()
+
+
+def _evaluation_env(cfg: RunConfig) -> envs.VectorEnv:
+    num = max(10, cfg.vector.num)
+    return envs.make_vector(cfg.env.name, num, backend=cfg.vector.backend, options=cfg.env.options)
+
+
+def default_out(cfg: RunConfig) -> Path:
+    task = re.sub(r"[^\w.-]+", "-", cfg.env.name)
+    algorithm = re.sub(r"[^\w.-]+", "-", cfg.algorithm)
+    return Path("runs") / f"{algorithm}-{task}-{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def resolve(cfg: RunConfig, env: envs.VectorEnv) -> RunConfig:
+    """What is `auto` decided once, so that the configuration in the run is what ran."""
+    vector = cfg.vector.model_copy(update={"backend": env.backend, "workers": env.workers})
+    threads = cfg.threads
+    if threads == "auto":
+        # small matrices are slower on several threads; convolutions gain from them
+        fields: list[Any] = tree_leaves(tree_map(lambda field: [field], env.spaces.fields()["obs"]))
+        threads = (os.cpu_count() or 1) if any(len(field.shape) == 3 for (field,) in fields) else 1
+    return resolve_device(cfg).model_copy(update={"vector": vector, "threads": threads})
+
+
+def resolve_device(cfg: RunConfig) -> RunConfig:
+    if cfg.device == "auto":
+        return cfg.model_copy(update={"device": "cuda" if torch.cuda.is_available() else "cpu"})
+    try:
+        torch.zeros(1, device=cfg.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(f"device={cfg.device!r} can't be used here: {reason} (try device=cpu)") from None
+    return cfg
+
+
+def _number(value: int | str) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+@contextmanager
+def _interrupts(loop: Loop) -> Iterator[None]:
+    """Ctrl-C (or SIGTERM) ends training after the present iteration; a second one ends it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if loop.stop_reason == "interrupted":
+            raise KeyboardInterrupt
+        print("\nstopping after this iteration (again to stop at once)", file=sys.stderr, flush=True)
+        loop.stop("interrupted")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

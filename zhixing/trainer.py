@@ -1,0 +1,185 @@
+"""The training loops, one function per scheme, and what they share: counters, budgets and callbacks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from zhixing.actor import Actor, Episode, Evaluation
+from zhixing.buffers import Buffer
+from zhixing.callbacks.base import Callback
+from zhixing.config import OffPolicyConfig, OnPolicyConfig, RunConfig, seconds
+from zhixing.learner import Learner
+from zhixing.ops.seeding import stream
+from zhixing.policy import Phase
+
+
+class Loop:
+    """A training under way: its parts, its counters, and its callbacks."""
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        actor: Actor,
+        learner: Learner,
+        *,
+        buffer: Buffer | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.cfg, self.actor, self.learner, self.buffer = cfg, actor, learner, buffer
+        self.callbacks = list(callbacks)
+        self.rng = np.random.default_rng(stream(cfg.seed, "replay"))  # draws samples from the replay
+        self.episodes = 0
+        self.seconds = 0.0  # of training; evaluations and checkpoints don't count
+        self.recent: deque[Episode] = deque(maxlen=100)
+        self.metrics: Mapping[str, Tensor] = {}  # of the last iteration that updated
+        self.env_steps_before = 0  # at the begin of this iteration
+        self.stop_reason: str | None = None
+        self._since: float | None = None
+
+    @property
+    def env_steps(self) -> int:
+        return self.actor.env_steps
+
+    @property
+    def updates(self) -> int:
+        return self.learner.updates
+
+    @property
+    def fraction(self) -> float:
+        """How much of the budget is used: the largest share of those that are set."""
+        cfg = self.cfg
+        shares = [self.env_steps / cfg.env_steps]
+        if cfg.episodes is not None:
+            shares.append(self.episodes / cfg.episodes)
+        if cfg.duration is not None:
+            shares.append(self.seconds / seconds(cfg.duration))
+        return min(1.0, max(shares))
+
+    def stop(self, reason: str) -> None:
+        """End training after this iteration."""
+        self.stop_reason = reason
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around a trainer's loop: enters the callbacks and tells them of begin and end."""
+        with ExitStack() as stack:
+            for callback in self.callbacks:
+                stack.enter_context(callback)
+            for callback in self.callbacks:
+                callback.train_begin(self)
+            self._since = time.perf_counter()
+            yield
+            self._tick()
+            self._since = None
+            for callback in self.callbacks:
+                callback.train_end(self)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside isn't training time."""
+        self._tick()
+        yield
+        if self._since is not None:
+            self._since = time.perf_counter()
+
+    def _tick(self) -> None:
+        if self._since is not None:
+            now = time.perf_counter()
+            self.seconds += now - self._since
+            self._since = now
+
+    def iterations(self) -> Iterator[None]:
+        """One round after the other until the budget is used or somebody asks to stop."""
+        while self.stop_reason is None and self.fraction < 1.0:
+            self.env_steps_before = self.env_steps
+            self.learner.set_progress(self.fraction)
+            for callback in self.callbacks:
+                callback.iteration_begin(self)
+            yield
+
+    def iteration_end(self, episodes: list[Episode], metrics: Mapping[str, Tensor]) -> None:
+        self._tick()
+        for episode in episodes:
+            self.episodes += 1
+            self.recent.append(episode)
+            for callback in self.callbacks:
+                callback.episode_end(self, episode)
+        self.metrics = metrics or self.metrics
+        for callback in self.callbacks:
+            callback.iteration_end(self, metrics)
+
+    def evaluation_end(self, evaluation: Evaluation) -> None:
+        for callback in self.callbacks:
+            callback.evaluation_end(self, evaluation)
+
+    def recent_mean(self, what: str) -> float:
+        """Mean `ret` or `length` of the last hundred training episodes; NaN before the first has ended."""
+        return float(np.mean([getattr(e, what) for e in self.recent])) if self.recent else math.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the buffer, which is saved apart since it is large."""
+        self._tick()
+        return {
+            "learner": self.learner.state_dict(),
+            "actor": self.actor.state_dict(),
+            "rng": self.rng.bit_generator.state,
+            "episodes": self.episodes,
+            "seconds": self.seconds,
+            "recent": [(e.ret, e.length, e.info) for e in self.recent],
+            "metrics": {name: value.detach().clone() for name, value in self.metrics.items()},
+            "callbacks": [callback.state_dict() for callback in self.callbacks],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Returns the environments that could not be restored in mid-episode."""
+        self.learner.load_state_dict(state["learner"])
+        lost = self.actor.load_state_dict(state["actor"])
+        self.rng.bit_generator.state = state["rng"]
+        self.episodes, self.seconds = state["episodes"], state["seconds"]
+        self.recent.extend(Episode(*values) for values in state["recent"])
+        self.metrics = state["metrics"]
+        for callback, part in zip(self.callbacks, state["callbacks"], strict=True):
+            callback.load_state_dict(part)
+        return lost
+
+
+def on_policy(loop: Loop) -> None:
+    """Collect with the present policy, learn from just that, forget it."""
+    cfg, actor, learner = loop.cfg, loop.actor, loop.learner
+    assert isinstance(cfg, OnPolicyConfig)
+    with loop.running():
+        for _ in loop.iterations():
+            experience = actor.collect(steps=cfg.steps_per_iteration)
+            update = learner.update(experience.batch)
+            loop.iteration_end(experience.episodes, update.metrics)
+
+
+def off_policy(loop: Loop) -> None:
+    """Collect into the replay, learn from samples of it."""
+    cfg, actor, learner, buffer = loop.cfg, loop.actor, loop.learner, loop.buffer
+    assert isinstance(cfg, OffPolicyConfig)
+    assert buffer is not None
+    with loop.running():
+        for _ in loop.iterations():
+            phase = Phase.RANDOM if loop.env_steps < cfg.warmup_steps else Phase.COLLECT
+            experience = actor.collect(steps=cfg.steps_per_iteration, phase=phase)
+            buffer.add(experience.batch)
+            metrics: Mapping[str, Tensor] = {}
+            due = int(cfg.updates_per_step * max(0, loop.env_steps - cfg.warmup_steps)) - loop.updates
+            for _ in range(due):
+                batch = buffer.sample(cfg.batch_size, loop.rng)
+                update = learner.update(batch)
+                buffer.set_priority(batch.index, update.priority)
+                metrics = update.metrics
+            loop.iteration_end(experience.episodes, metrics)
+
+
+TRAINERS = {"on_policy": on_policy, "off_policy": off_policy}
