@@ -82,6 +82,10 @@ class Learner(ABC):
     def optimizer(self, parameters: Iterable[nn.Parameter], lr: float, **settings: Any) -> Optimizer:
         return Optimizer(parameters, lr, **settings)
 
+    def value(self, obs: Tree) -> Tensor | None:
+        """The estimated value of observations `[B,...]` under the policy; None for algorithms without an estimate."""
+        return None
+
     def skipped_steps(self) -> int:
         """How many steps were left out since a gradient wasn't finite. Waits for the device."""
         return int(sum(float(part.skipped) for part in vars(self).values() if isinstance(part, Optimizer)))

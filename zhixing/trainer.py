@@ -135,7 +135,7 @@ class Loop:
             "seconds": self.seconds,
             "recent": [(e.ret, e.length, e.info) for e in self.recent],
             "metrics": {name: value.detach().clone() for name, value in self.metrics.items()},
-            "callbacks": [callback.state_dict() for callback in self.callbacks],
+            "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
@@ -146,9 +146,14 @@ class Loop:
         self.episodes, self.seconds = state["episodes"], state["seconds"]
         self.recent.extend(Episode(*values) for values in state["recent"])
         self.metrics = state["metrics"]
-        for callback, part in zip(self.callbacks, state["callbacks"], strict=True):
-            callback.load_state_dict(part)
+        for name, callback in self._named_callbacks():
+            if name in state["callbacks"]:  # a user may resume with other callbacks
+                callback.load_state_dict(state["callbacks"][name])
         return lost
+
+    def _named_callbacks(self) -> list[tuple[str, Callback]]:
+        names = [type(callback).__name__ for callback in self.callbacks]
+        return [(f"{name} {names[:i].count(name)}", self.callbacks[i]) for i, name in enumerate(names)]
 
 
 def on_policy(loop: Loop) -> None:

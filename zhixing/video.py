@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from zhixing import envs
@@ -19,24 +25,32 @@ def record(run: str | Path, out: str | Path, episodes: int = 1, seed: int = 0, c
     out = Path(out)
     if out.suffix.lower() != ".mp4":
         raise UserError(f"the video {out} must end in .mp4")
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame complains that there is no screen
     agent = load(run, checkpoint)
-    env = envs.make_vector(
-        agent.cfg.env.name, 1, backend="serial", options=agent.cfg.env.options, render_mode="rgb_array"
-    )
+    task = agent.cfg.env
+    ends: list[Any] = []
+    try:
+        env = envs.SerialVectorEnv(_Filmed(task.name, {**task.options, "render_mode": "rgb_array"}, ends), 1)
+    except UserError as error:
+        raise UserError(f"{task.name} can't be filmed: {error}") from error
     returns: list[float] = []
 
     def frames() -> Iterator[Any]:
         obs, info = env.reset(seed=stream(seed, "record"))
         yield env.render()
         total = 0.0
-        while len(returns) < episodes:
+        while True:
             obs, reward, terminated, truncated, info = env.step(agent.act(obs, info.get("action_mask")))
             total += float(np.mean(reward[0]))
-            yield env.render()
             if terminated[0] or truncated[0]:
+                yield ends.pop()
                 returns.append(total)
+                if len(returns) == episodes:
+                    return
                 total = 0.0
                 agent.reset()
+            yield env.render()
 
     try:
         write_video(out, frames(), env.render_fps)
@@ -45,14 +59,36 @@ def record(run: str | Path, out: str | Path, episodes: int = 1, seed: int = 0, c
     return returns
 
 
+@dataclass(frozen=True)
+class _Filmed(envs.Task):
+    """A task that keeps a picture of each end of an episode, which the vector environment leaves at once."""
+
+    ends: list[Any] = field(default_factory=list)
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        return _EndPictures(super().__call__(), self.ends)
+
+
+class _EndPictures(gym.Wrapper[Any, Any, Any, Any]):
+    def __init__(self, env: gym.Env[Any, Any], ends: list[Any]) -> None:
+        super().__init__(env)
+        self.ends = ends
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            self.ends.append(self.env.render())
+        return obs, reward, terminated, truncated, info
+
+
 def write_video(path: Path, frames: Iterable[Any], fps: float) -> None:
     """H.264 that every player shows. Written aside and renamed."""
     import imageio_ffmpeg
 
     frames = iter(frames)
     first = next(frames)
-    if not isinstance(first, np.ndarray) or first.ndim != 3 or first.shape[-1] != 3:
-        raise UserError("this task gives no pictures: render() must return an RGB array (height, width, 3)")
+    if not isinstance(first, np.ndarray) or first.shape[2:] != (3,) or first.dtype != np.uint8:
+        raise UserError("this task gives no pictures: render() must return an RGB array of uint8 (height, width, 3)")
     height, width = first.shape[:2]
     aside = path.with_name(f".{path.stem}.tmp.mp4")
     try:
@@ -62,19 +98,14 @@ def write_video(path: Path, frames: Iterable[Any], fps: float) -> None:
         writer = imageio_ffmpeg.write_frames(
             str(aside), even[::-1], fps=fps, macro_block_size=1, ffmpeg_log_level="error"
         )
-        writer.send(None)
-        for frame in _chain(first, frames):
-            padded = np.zeros((*even, 3), np.uint8)
-            padded[:height, :width] = frame
-            writer.send(padded)
-        writer.close()
+        with closing(writer):  # also when a frame fails: it holds a process
+            writer.send(None)
+            for frame in chain([first], frames):
+                padded = np.zeros((*even, 3), np.uint8)
+                padded[:height, :width] = frame
+                writer.send(padded)
         aside.replace(path)
     except OSError as error:
         raise UserError(f"the video {path} can't be written: {error.strerror or error}") from None
     finally:
         aside.unlink(missing_ok=True)
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest

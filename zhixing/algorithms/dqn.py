@@ -99,6 +99,9 @@ class DQN(Learner):
         metrics = {"loss": loss.detach(), "q_mean": q.detach().mean()}
         return Gradients({"q_optimizer": gradient}, metrics, (target - q.detach()).abs())
 
+    def value(self, obs: Tree) -> Tensor:
+        return self.net(obs)[0].amax(-1)
+
     def after_step(self) -> None:
         if self.updates % self.cfg.sync_every_updates == 0:
             self.follow.move(self.cfg.tau)

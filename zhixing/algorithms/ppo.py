@@ -111,6 +111,9 @@ class PPO(Learner):
         else:
             self.both_optimizer.lr = self.cfg.lr * left
 
+    def value(self, obs: Tree) -> Tensor:
+        return self.net(obs).value
+
     # --- losses ---
 
     def policy_loss(self, logp: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

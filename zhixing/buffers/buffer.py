@@ -106,15 +106,12 @@ class Buffer:
         if self._priorities is not None:
             index, weight = self._priorities.draw(n, rng)
             fields = self.view.gather(self.storage, index)
-            fields["weight"] = self._tensor(weight)
+            fields["weight"] = self.storage.table.tensor(weight)
         else:
             index = draw_uniform(n, rng, self.storage, self.view)
             fields = self.view.gather(self.storage, index)
-        fields["index"] = self._tensor(index)
+        fields["index"] = self.storage.table.tensor(index)
         return Batch(**fields)
-
-    def _tensor(self, array: Array) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.storage.table.device)
 
     def set_priority(self, index: Any, priority: Any) -> None:
         """New priorities for rows of earlier samples. Nothing happens for samplers without, or if there are none."""

@@ -35,17 +35,30 @@ class Reader:
                 raise UserError(f"field {name!r} must be one flag per environment, the spec has {spec[name]}")
         after = {SUCCESSORS[name]: tree for name, tree in spec.items() if name in SUCCESSORS}
         self.expected: dict[str, Tree] = {**spec, **after}
-        self._checked: tuple[str, ...] = ()
+        self._shapes: dict[tuple[int, ...], list[tuple[str, tuple[int, ...] | None, Tree]]] = {}  # by leading dims
 
     def read(self, batch: Batch) -> tuple[dict[str, list[Array]], tuple[int, ...]]:
         """The leaves of each field, and the leading dimensions `[N]` or `[T,N]` that all of them have."""
-        names = batch.fields
-        if names != self._checked:  # the same names as last time need no second look
-            self._check_names(names)
-        lead = np.shape(batch.terminated)
+        fields = batch._fields  # one dict access instead of a call per field: this runs at every step
+        if fields.keys() != self.expected.keys():
+            self._check_names(batch.fields)
+        flags = fields["terminated"]
+        lead = flags.shape if type(flags) is np.ndarray else np.shape(batch.terminated)
         if len(lead) not in (1, 2) or 0 in lead:
             raise UserError(f"field 'terminated' has shape {list(lead)}, expected [N] or [T, N] with at least one step")
-        return {name: leaves(name, tree, getattr(batch, name), lead) for name, tree in self.expected.items()}, lead
+        if lead not in self._shapes:
+            self._shapes[lead] = [
+                (name, lead + tree.shape if isinstance(tree, Field) else None, tree)
+                for name, tree in self.expected.items()
+            ]
+        values = {}
+        for name, shape, tree in self._shapes[lead]:
+            value = fields[name]
+            if type(value) is np.ndarray and value.shape == shape and value.dtype == tree.dtype:
+                values[name] = [value]  # as it should be, nearly always
+            else:
+                values[name] = leaves(name, tree, getattr(batch, name), lead)
+        return values, lead
 
     def _check_names(self, names: tuple[str, ...]) -> None:
         for name in names:
@@ -54,7 +67,6 @@ class Reader:
         for name in self.expected:
             if name not in names:
                 raise UserError(f"the batch lacks the field {name!r}; it has {', '.join(names)}")
-        self._checked = names
 
 
 def leaves(name: str, tree: Tree, value: Tree, lead: tuple[int, ...]) -> list[Array]:
@@ -98,6 +110,7 @@ class Table:
     def __init__(self, spec: Mapping[str, Tree], size: int, device: str = "cpu", folder: Path | None = None) -> None:
         self.spec = dict(spec)
         self.device = torch.device(device)
+        self.on_cpu = self.device.type == "cpu"
         self.arrays: dict[str, list[Any]] = {
             name: [self._allocate(f"{name}.{i}", field, size, folder) for i, field in enumerate(fields)]
             for name, fields in ((name, tree_leaves(tree)) for name, tree in self.spec.items())
@@ -108,27 +121,33 @@ class Table:
         if folder is not None:
             # asarray: plain indexing of a memmap makes a memmap each time, which is slow
             return np.asarray(np.memmap(folder / f"{name}.bin", field.dtype, "w+", shape=shape))
-        if self.device.type == "cpu":
+        if self.on_cpu:
             return np.zeros(shape, field.dtype)  # pages are taken from the system only when written
         return torch.zeros(shape, dtype=torch.from_numpy(np.zeros(0, field.dtype)).dtype, device=self.device)
 
     def put(self, name: str, where: Any, values: list[Array]) -> None:
-        for array, value in zip(self.arrays[name], values, strict=True):
-            if isinstance(array, np.ndarray):
+        if self.on_cpu:
+            for array, value in zip(self.arrays[name], values):  # noqa: B905 (lengths were checked; this is hot)
                 array[where] = value
-            else:
-                at = torch.from_numpy(where).to(self.device) if isinstance(where, np.ndarray) else where
-                array[at] = torch.from_numpy(np.ascontiguousarray(value)).to(self.device)
+            return
+        at = self.tensor(where) if isinstance(where, np.ndarray) else where
+        for array, value in zip(self.arrays[name], values, strict=True):
+            array[at] = self.tensor(np.ascontiguousarray(value))
+
+    def tensor(self, array: Array) -> torch.Tensor:
+        """On the table's device; shares memory on the CPU."""
+        tensor = torch.from_numpy(array)
+        return tensor if self.on_cpu else tensor.to(self.device)
 
     def take(self, name: str, index: Array) -> Tree:
         """Copies of the rows `index`, as torch tensors on the device."""
+        if isinstance(self.spec[name], Field):
+            return self._take(self.arrays[name][0], index)
         copies: Iterator[torch.Tensor] = iter([self._take(array, index) for array in self.arrays[name]])
-        return next(copies) if isinstance(self.spec[name], Field) else tree_map(lambda _: next(copies), self.spec[name])
+        return tree_map(lambda _: next(copies), self.spec[name])
 
     def _take(self, array: Any, index: Array) -> torch.Tensor:
-        if isinstance(array, np.ndarray):
-            return torch.from_numpy(array.take(index, 0))
-        return array[torch.from_numpy(index).to(self.device)]
+        return torch.from_numpy(array.take(index, 0)) if self.on_cpu else array[self.tensor(index)]
 
     def rows(self, index: Array) -> dict[str, Array]:
         """Copies of the rows `index` of every leaf, under plain names, for a file."""

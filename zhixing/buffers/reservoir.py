@@ -59,11 +59,14 @@ class ReservoirStorage:
     def uniform(self, n: int, rng: np.random.Generator) -> Array:
         return (rng.random(n) * len(self)).astype(np.int64)
 
-    def take(self, name: str, index: Array) -> Tree:
-        return self.table.take(name, index)
+    def flat(self, index: Array) -> Array:
+        return index
 
-    def successor(self, name: str, index: Array) -> Tree:
-        return self.successors.take(SUCCESSORS[name], index)
+    def take(self, name: str, flat: Array) -> Tree:
+        return self.table.take(name, flat)
+
+    def successor(self, name: str, flat: Array) -> Tree:
+        return self.successors.take(SUCCESSORS[name], flat)
 
     def clear(self) -> None:
         self.base = self.count.copy()

@@ -55,6 +55,8 @@ class Ring:
         self._together = True  # all columns have had as many rows: then one slice holds a step of all
 
     def __len__(self) -> int:
+        if self._together:
+            return min(int(self.count[0] - self.base[0]), self.rows) * self.num_envs
         return int((self.count - self.oldest).sum())
 
     @property
@@ -104,7 +106,7 @@ class Ring:
         for name in self._followed:
             successors = values[SUCCESSORS[name]]
             self.table.put(name, after, self._stored(name, successors, 1))
-            for head, value in zip(self.heads[name], successors, strict=True):
+            for head, value in zip(self.heads[name], successors):  # noqa: B905 (hot, see Table.put)
                 head[heads] = value
         for name in self._plain:
             self.table.put(name, where, values[name])
@@ -171,11 +173,13 @@ class Ring:
 
     def _continues(self, values: Leaves, heads: Any) -> bool:
         """Whether all columns surely go on from their newest successors: a quick look, before `_follows`."""
-        return bool(self.next_age[heads].all()) and all(
-            head[heads].tobytes() == value.tobytes()
-            for name in self._followed
-            for head, value in zip(self.heads[name], values[name], strict=True)
-        )
+        if 0 in self.next_age[heads].tolist():
+            return False
+        for name in self._followed:
+            for head, value in zip(self.heads[name], values[name], strict=True):
+                if head[heads].tobytes() != value.tobytes():
+                    return False
+        return True
 
     def _follows(self, values: Leaves, heads: Any) -> Array:
         """For each column, whether its row follows the newest one: that one didn't end and led here."""
@@ -219,20 +223,22 @@ class Ring:
     def _release(self, where: Any) -> None:
         """The rows `where` are about to be no transitions any more: their slots are free again."""
         slots = self.slot[where]
-        used = slots >= 0
-        if True in used:
-            self.lasts.release(slots[used])
+        if slots.tobytes().strip(b"\xff"):  # not all are -1; a tenth of the cost of any()
+            self.lasts.release(slots[slots >= 0])
             self.slot[where] = -1
 
     # ----------------------------------------------------------------- reading
 
     def uniform(self, n: int, rng: np.random.Generator) -> Array:
         """The indices of `n` stored rows, each as likely as any other."""
+        if self._together:
+            count = int(self.count[0])
+            first = max(count - self.rows, int(self.base[0]))
+            drawn = (rng.random(n) * ((count - first) * self.num_envs)).astype(np.int64)
+            return drawn + first * self.num_envs
         oldest = self.oldest
         sizes = self.count - oldest
         drawn = (rng.random(n) * int(sizes.sum())).astype(np.int64)
-        if self._together:
-            return drawn + int(oldest[0]) * self.num_envs
         edges = np.cumsum(sizes)
         column = np.searchsorted(edges, drawn, side="right")
         return (oldest[column] + drawn - (edges - sizes)[column]) * self.num_envs + column
@@ -267,34 +273,40 @@ class Ring:
     def is_first(self, index: Array) -> Array:
         return self.age[index % self.size] == 0
 
-    def take(self, name: str, index: Array) -> Tree:
-        """Rows `index` (one dimension) of a field, as tensors on the device."""
-        if self.frame_stack > 1 and name == "obs":
-            return self.table.take("obs", self._frames(index))
-        return self.table.take(name, index % self.size)
+    def flat(self, index: Array) -> Array:
+        """Where the rows `index` lie."""
+        return index % self.size
 
-    def successor(self, name: str, index: Array) -> Tree:
-        """What `name` became after the rows `index`."""
+    def take(self, name: str, flat: Array) -> Tree:
+        """The rows at `flat` (one dimension) of a field, as tensors on the device."""
+        return self.table.take(name, self._frames(flat) if self.frame_stack > 1 and name == "obs" else flat)
+
+    def successor(self, name: str, flat: Array) -> Tree:
+        """What `name` became after the rows at `flat`."""
         stacked = self.frame_stack > 1 and name == "obs"
-        after = (index + self.num_envs) % self.size
+        after = (flat + self.num_envs) % self.size
         if stacked:
-            after = np.concatenate([self._frames(index)[:, 1:], after[:, None]], axis=1)
+            after = np.concatenate([self._frames(flat)[:, 1:], after[:, None]], axis=1)
         tree = self.table.take(name, after)
-        slots = self.slot[index % self.size]
+        slots = self.slot.take(flat)
         hits = np.flatnonzero(slots >= 0)
         if len(hits):
-            at = torch.from_numpy(hits).to(self.table.device)
+            at: Any = hits if self.table.on_cpu else self.table.tensor(hits)
 
             def patch(leaf: torch.Tensor, last: torch.Tensor) -> None:
-                (leaf[:, -1] if stacked else leaf)[at] = last
+                rows = leaf[:, -1] if stacked else leaf
+                if self.table.on_cpu:  # NumPy writes a few rows faster
+                    rows.numpy()[at] = last.numpy()
+                else:
+                    rows[at] = last
 
             tree_map(patch, tree, self.lasts.table.take(name, slots[hits]))
         return tree
 
-    def _frames(self, index: Array) -> Array:
+    def _frames(self, flat: Array) -> Array:
         """The rows of the frames of each stack, oldest first `[B,k]`; before an episode's first, that one again."""
-        back = np.minimum(np.arange(self.frame_stack - 1, -1, -1), self.age[index % self.size][:, None])
-        return (index[:, None] - back * self.num_envs) % self.size
+        back = np.minimum(np.arange(self.frame_stack - 1, -1, -1), self.age[flat][:, None])
+        return (flat[:, None] - back * self.num_envs) % self.size
 
     # ------------------------------------------------------------ saving, see segments.py
 

@@ -81,6 +81,7 @@ class Priorities:
 
     def __init__(self, settings: Prioritized, ring: Ring, ahead: int) -> None:
         self.settings, self.ring, self.ahead = settings, ring, ahead
+        self._all_allowed = ahead == 0 and ring.frame_stack == 1
         self.tree = SumTree(ring.size)
         self.priority = np.zeros(ring.size)  # p^α of every row
         self.highest = 1.0  # for new rows: the maximum so far, that each is seen once soon
@@ -91,7 +92,7 @@ class Priorities:
         ring, N = self.ring, self.ring.num_envs
         self.priority[index.reshape(-1) % ring.size] = self.highest
         self.tree.set((index[-1] + N) % ring.size, 0.0)  # where the newest successor lies is no transition
-        if self.ahead == 0 and ring.frame_stack == 1:
+        if self._all_allowed:
             self.tree.set(index.reshape(-1) % ring.size, self.highest)
             return
         # rows before the new ones may now have enough after them, the oldest ones may have lost frames
@@ -115,8 +116,12 @@ class Priorities:
         index, priority = index[live], priority[live]
         weight = (np.abs(priority.astype(np.float64)) + self.settings.epsilon) ** self.settings.alpha
         self.highest = max(self.highest, float(weight.max(initial=0.0)))
-        self.priority[index % self.ring.size] = weight
-        self._weigh(index)
+        flat = index % self.ring.size
+        self.priority[flat] = weight
+        if self._all_allowed:
+            self.tree.set(flat, weight)
+        else:
+            self._weigh(index)
 
     def draw(self, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """Indices of `n` rows and their importance weights."""

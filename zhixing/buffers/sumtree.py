@@ -9,10 +9,11 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 BITS = 4
 FANOUT = 1 << BITS  # 16 children: few levels, each one a small array operation, suit NumPy better than 20 binary ones
+TOP = 4096  # sums that one cumsum and one binary search go through faster than through further levels
 
 
 class SumTree:
-    """Weights of `size` items; level i+1 holds the sums of 16 neighbours of level i, up to one block of sums.
+    """Weights of `size` items; level i+1 holds the sums of 16 neighbours of level i, up to a top of at most 4096.
 
     Sums are recomputed from the children, never adjusted by differences: no drift, and an item given twice in one
     update is no special case. Sums are brought up to date only when something is drawn.
@@ -20,10 +21,12 @@ class SumTree:
 
     def __init__(self, size: int) -> None:
         self.levels: list[Array] = []
-        while not self.levels or size > 1:
+        while not self.levels or size > TOP:
             blocks = -(-size // FANOUT)
             self.levels.append(np.zeros(blocks * FANOUT))
             size = blocks
+        self.levels.append(np.zeros(size))
+        self._edges = np.zeros(size)  # running sums of the top
         self._changed: list[Array] = []
 
     @property
@@ -34,24 +37,26 @@ class SumTree:
     def set(self, items: Array, weights: Array | float) -> None:
         self.weights[items] = weights
         self._changed.append(items)
+        if len(self._changed) > 1000:  # a long time without draws must not pile up
+            self._refresh()
 
     @property
     def total(self) -> float:
         self._refresh()
-        return float(self.levels[-1].sum())
+        return float(self._edges[-1])
 
     def find(self, mass: Array) -> Array:
         """For each number in [0, total), the item whose stretch of the summed weights holds it."""
-        self._refresh()
-        node = np.zeros(len(mass), np.int64)
-        mass = mass.copy()
-        for level in reversed(self.levels):
+        mass = np.minimum(mass, np.nextafter(self.total, 0.0))
+        node = np.searchsorted(self._edges, mass, side="right")
+        mass -= np.where(node > 0, self._edges[node - 1], 0.0)
+        row = np.arange(len(mass)) * FANOUT
+        for level in reversed(self.levels[:-1]):
             sums = np.cumsum(level.reshape(-1, FANOUT).take(node, 0), axis=1)
             # rounding may leave a mass at or past the end of its block: stay below, on an item with weight
             np.minimum(mass, np.nextafter(sums[:, -1], 0.0), out=mass)
-            child = (sums <= mass[:, None]).sum(1)
-            before = sums[np.arange(len(mass)), np.maximum(child - 1, 0)]
-            mass -= np.where(child > 0, before, 0.0)
+            child = (sums > mass[:, None]).argmax(1)
+            mass -= np.where(child > 0, sums.take(row + child - 1, mode="wrap"), 0.0)
             node = node * FANOUT + child
         return node
 
@@ -63,6 +68,7 @@ class SumTree:
         for children, parents in zip(self.levels[:-1], self.levels[1:], strict=True):
             blocks = children.reshape(-1, FANOUT)
             nodes = nodes >> BITS
-            if len(nodes) >= len(blocks):
+            if len(nodes) >= len(blocks):  # cheaper all at once
                 nodes = np.arange(len(blocks))
             parents[nodes] = blocks.take(nodes, 0).sum(1)
+        np.cumsum(self.levels[-1], out=self._edges)

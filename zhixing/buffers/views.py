@@ -65,21 +65,23 @@ class NStep:
             last = index + (steps - 1) * storage.num_envs
             factor = np.where(used, self.gamma ** np.arange(self.n), 0.0).astype(np.float32)
             # an unused step may lie on a row of another time: its reward must not enter, not even as 0 · NaN
-            reward = storage.take("reward", np.where(used, path, index[:, None]).reshape(-1))
+            reward = storage.take("reward", storage.flat(np.where(used, path, index[:, None]).reshape(-1)))
             reward = reward.reshape(*path.shape, *reward.shape[1:])
-            weight = torch.from_numpy(factor).to(reward.device)
+            weight = storage.table.tensor(factor)
             fields["reward"] = (reward * weight.reshape(*path.shape, *[1] * (reward.dim() - 2))).sum(1)
-            discount = torch.from_numpy((self.gamma**steps).astype(np.float32)).to(reward.device)
+            discount = (self.gamma**steps).astype(np.float32)
         else:
-            discount = torch.full((len(index),), self.gamma, dtype=torch.float32, device=storage.table.device)
+            discount = np.full(len(index), self.gamma, np.float32)
+        first = storage.flat(index)
+        last = first if last is index else storage.flat(last)
         for name in storage.table.spec:
             if name in ("terminated", "truncated"):
                 fields[name] = storage.take(name, last)
             elif name not in fields:
-                fields[name] = storage.take(name, index)
+                fields[name] = storage.take(name, first)
             if name in SUCCESSORS:
                 fields[SUCCESSORS[name]] = storage.successor(name, last)
-        fields["discount"] = discount
+        fields["discount"] = storage.table.tensor(discount)
         return fields
 
 
@@ -130,7 +132,7 @@ class Episode:
         length = _episode_lengths(storage, index)
         time = np.arange(length.max())
         path = index[:, None] + np.minimum(time, length[:, None] - 1) * storage.num_envs
-        valid = torch.from_numpy(time < length[:, None]).to(storage.table.device)
+        valid = storage.table.tensor(time < length[:, None])
         return {**_windows(storage, path), "valid": valid}
 
 
@@ -154,11 +156,12 @@ def _windows(ring: Ring, path: Array) -> dict[str, Tree]:
     def shape(leaf: torch.Tensor) -> torch.Tensor:
         return leaf.reshape(*path.shape, *leaf.shape[1:])
 
-    fields: dict[str, Any] = {name: tree_map(shape, ring.take(name, path.reshape(-1))) for name in ring.table.spec}
+    flat = ring.flat(path)
+    fields: dict[str, Any] = {name: tree_map(shape, ring.take(name, flat.reshape(-1))) for name in ring.table.spec}
     cuts = np.nonzero(ring.cut(path[:, :-1]))
-    at = tuple(torch.from_numpy(part).to(ring.table.device) for part in cuts)
+    at = tuple(ring.table.tensor(part) for part in cuts)
     for name in [name for name in SUCCESSORS if name in ring.table.spec]:
-        last, lost = ring.successor(name, path[:, -1]), ring.successor(name, path[cuts])
+        last, lost = ring.successor(name, flat[:, -1]), ring.successor(name, flat[:, :-1][cuts])
 
         def shifted(rows: torch.Tensor, last: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
             after = torch.cat([rows[:, 1:], last[:, None]], dim=1)
@@ -166,5 +169,5 @@ def _windows(ring: Ring, path: Array) -> dict[str, Tree]:
             return after
 
         fields[SUCCESSORS[name]] = partial(tree_map, shifted, fields[name], last, lost)
-    fields["is_first"] = torch.from_numpy(ring.is_first(path)).to(ring.table.device)
+    fields["is_first"] = ring.table.tensor(ring.is_first(path))
     return fields

@@ -39,14 +39,16 @@ def probe(factory: Factory) -> Probe:
         slots.reset([0], None)
         action = layout.spaces.action
         action.seed(0)
-        steps, cpu, begin = 0, time.process_time(), time.perf_counter()
-        while steps < 3 or time.perf_counter() - begin < PROBE_SECONDS:
+        wall, cpu = [time.perf_counter()], [time.process_time()]
+        while len(wall) < 4 or wall[-1] - wall[0] < PROBE_SECONDS:
             mask = None if arrays.mask is None or not isinstance(action, Discrete) else arrays.mask[0].astype(np.int8)
             arrays.action[0] = action.sample() if mask is None else action.sample(mask)
             slots.step()
-            steps += 1
-        wall, cpu = time.perf_counter() - begin, time.process_time() - cpu
-        return Probe(layout, wall / steps, waits=cpu < 0.5 * wall)
+            wall.append(time.perf_counter())
+            cpu.append(time.process_time())
+        # medians: on a busy machine a few steps take very long, and not because of the task
+        step_seconds, cpu_seconds = float(np.median(np.diff(wall))), float(np.median(np.diff(cpu)))
+        return Probe(layout, step_seconds, waits=cpu_seconds < 0.5 * step_seconds)
     finally:
         env.close()
 

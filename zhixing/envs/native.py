@@ -118,7 +118,7 @@ class NativeVectorEnv(VectorEnv):
 
     def step(self, actions: Array) -> Result:
         try:
-            return self.task.step(actions)
+            return self.task.step(np.asarray(actions))
         except Exception as error:
             raise EnvCrashError(f"native environments {self.name} crashed:\n{traceback.format_exc()}") from error
 

@@ -51,10 +51,11 @@ class Slot:
                 self._write(obs, info)
                 return None
             self._write_final(obs, info)
-            self._reset()
-            return _numbers(info)
+            numbers = _numbers(info)
         except Exception as error:
             raise self._crash(f"step {len(self.log)} of an episode") from error
+        self.reset(None, None)
+        return numbers
 
     def reset(self, seed: int | None, options: State | None) -> None:
         try:
@@ -108,12 +109,13 @@ class Slot:
 
     def load(self, state: State) -> bool:
         """Whether the task is now exactly where it was; if not, a new episode has begun."""
+        self.seed = state["seed"]
         try:
             exact = self._replay(state)
         except Exception:  # a replay that went astray may do what the task forbids
             exact = False
         if exact:
-            self.seed, self.origin = state["seed"], dict(state["origin"])
+            self.origin = dict(state["origin"])
             self.log = [self._own(action) for action in state["actions"]]
             for leaf, saved in zip(self.leaves, tree_leaves(state["obs"]), strict=True):
                 leaf[self.row] = saved

@@ -17,7 +17,7 @@ PIXELS = 64  # side of a picture
 
 
 class ToyEnv(gym.Env[Array, Any]):
-    """Its whole state is `values` (floats), the step count and the generator. Episodes end by truncation."""
+    """Its whole state is `values` (numbers), the step count and the generator. Episodes end by truncation."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  (declared so by gym.Env)
     episode_steps: ClassVar[int]

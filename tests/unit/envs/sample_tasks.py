@@ -153,14 +153,14 @@ class Trouble(Counter):
 
 
 class Sleeper(Counter):
-    """Sleeps as many hundredths of a second as the action says, and `always`."""
+    """Sleeps as many twentieths of a second as the action says, and `always`."""
 
     def __init__(self, always: float = 0.0) -> None:
         super().__init__()
         self.always = always
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        time.sleep(self.always + 0.01 * int(action))
+        time.sleep(self.always + 0.05 * int(action))
         return super().step(action)
 
 

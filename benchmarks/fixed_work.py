@@ -1,0 +1,248 @@
+"""The same amount of work here and in another library, side by side: environment steps per second, as a ratio.
+
+    python benchmarks/fixed_work.py [--repeats 5] [--rows ppo-cartpole,dqn-cartpole] [--peers sb3] [--quick]
+
+A row of `ROWS` says what is done; `peers/<name>.py` says how one library does it, in a virtual environment of its own
+that is made here when it is missing. A further row or a further peer is one more entry or one more file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+RESULTS = HERE / "results" / "fixed_work.json"
+PAGE = ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- fixed work: begin -->", "<!-- fixed work: end -->"
+# libraries that bring threads of their own must not use them
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+# What is done, in words that belong to no library. The first `warmup_steps` environment steps aren't timed; they and
+# `measured_steps` are multiples of what one iteration takes, so that both sides stop at the same update.
+ROWS: dict[str, dict[str, Any]] = {
+    "ppo-cartpole": {
+        "title": "PPO, CartPole-v1: 8 environments x 32 steps, 20 epochs, minibatches of 256, two 64x64 tanh networks",
+        "algorithm": "ppo",
+        "env": "CartPole-v1",
+        "num_envs": 8,
+        "warmup_steps": 2_048,
+        "measured_steps": 20_480,
+        "hidden_sizes": [64, 64],
+        "activation": "tanh",
+        "lr": 1e-3,
+        "adam_epsilon": 1e-5,
+        "max_grad_norm": 0.5,
+        "gamma": 0.98,
+        "steps_per_iteration": 32,
+        "minibatch_size": 256,
+        "epochs": 20,
+        "gae_lambda": 0.8,
+        "clip": 0.2,
+        "value_coef": 0.5,
+        "entropy_coef": 0.0,
+    },
+    "dqn-cartpole": {
+        "title": "DQN, CartPole-v1: 1 environment, one update of 64 transitions per step, 128x128 relu",
+        "algorithm": "dqn",
+        "env": "CartPole-v1",
+        "num_envs": 1,
+        "warmup_steps": 2_000,
+        "measured_steps": 4_000,
+        "hidden_sizes": [128, 128],
+        "activation": "relu",
+        "lr": 1e-3,
+        "adam_epsilon": 1e-8,
+        "max_grad_norm": 10.0,
+        "gamma": 0.99,
+        "random_steps": 1_000,  # of the warm-up: before the first update
+        "batch_size": 64,
+        "replay_capacity": 50_000,
+        "sync_every_updates": 500,
+        # constant: a library that asks no network for a random action would do less work while it falls
+        "epsilon": 0.05,
+    },
+}
+
+
+def main() -> None:
+    options = _options()
+    rows = {name: dict(ROWS[name]) for name in options.rows}
+    if options.quick:
+        for row in rows.values():
+            row["measured_steps"] //= 10
+    peers = {name: importlib.import_module(f"peers.{name}") for name in options.peers}
+    pythons = {name: _python(name, peer.REQUIREMENTS) for name, peer in peers.items()}
+    measured = {}
+    for name, row in rows.items():
+        fitting = [peer for peer in peers if row["algorithm"] in peers[peer].ALGORITHMS]
+        measured[name] = _measure(name, row, {peer: pythons[peer] for peer in fitting}, options.repeats)
+    titles = {name: peer.TITLE for name, peer in peers.items()}
+    print("\n" + _table(measured, titles))
+    if options.quick:
+        print("\n--quick is for trying things out: nothing was written")
+        return
+    # rows and peers that weren't measured now keep their last figures
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"titles": {}, "rows": {}}
+    for name, row in measured.items():
+        before = kept["rows"].get(name, {"peers": {}})
+        kept["rows"][name] = {**row, "peers": {**before["peers"], **row["peers"]}}
+    kept["titles"] |= titles
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    _write_page(_table(kept["rows"], kept["titles"]))
+    print(f"\nwritten: {RESULTS.relative_to(ROOT)}, {PAGE.relative_to(ROOT)}")
+
+
+def _options() -> argparse.Namespace:
+    peers = sorted(file.stem for file in (HERE / "peers").glob("*.py") if file.stem != "ours")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--repeats", type=int, default=5, help="pairs of runs per row (5)")
+    parser.add_argument("--rows", default=",".join(ROWS), help=f"which of {','.join(ROWS)} (all)")
+    parser.add_argument("--peers", default=",".join(peers), help=f"which of {','.join(peers)} (all)")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work, and nothing written")
+    options = parser.parse_args()
+    options.rows, options.peers = options.rows.split(","), options.peers.split(",")
+    for given, known in ((options.rows, list(ROWS)), (options.peers, peers)):
+        wrong = [name for name in given if name not in known]
+        if wrong:
+            parser.error(f"unknown: {', '.join(wrong)}; there are {', '.join(known)}")
+    if options.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    return options
+
+
+# --- measuring ---------------------------------------------------------------------------------------------------
+
+
+def _python(peer: str, requirements: list[str]) -> Path:
+    """The interpreter of a peer's virtual environment, made first where it is missing or half made."""
+    folder = HERE / ".venvs" / peer
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    installed = folder / "installed.txt"
+    if not installed.exists() or installed.read_text().split() != requirements:
+        print(f"installing {' '.join(requirements)} into {folder.relative_to(ROOT)}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        # the versions that this project is tested with, so that both sides compute with the same torch
+        constrained = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
+        subprocess.run([python, "-m", "pip", "install", *requirements], check=True, env=constrained)
+        installed.write_text("\n".join(requirements) + "\n")
+    return python
+
+
+def _measure(name: str, row: dict[str, Any], pythons: dict[str, Path], repeats: int) -> dict[str, Any]:
+    """Pairs of runs, ours and a peer's right after one another; who begins changes from pair to pair."""
+    pairs: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {peer: [] for peer in pythons}
+    for repeat in range(repeats):
+        task = {**row, "seed": repeat}
+        for peer, python in pythons.items():
+            order = {"ours": Path(sys.executable), peer: python}
+            runs = {who: _run(who, order[who], task) for who in sorted(order, reverse=repeat % 2 == 1)}
+            _check_same_work(name, peer, row, runs["ours"], runs[peer])
+            pairs[peer].append((runs["ours"], runs[peer]))
+            rates = {who: run["env_steps"] / run["seconds"] for who, run in runs.items()}
+            told = f"ours {rates['ours']:,.0f} steps/s, {peer} {rates[peer]:,.0f} steps/s"
+            cpu_ratio = runs[peer]["cpu_seconds"] / runs["ours"]["cpu_seconds"]
+            told += f", ratio {rates['ours'] / rates[peer]:.2f} (of CPU time {cpu_ratio:.2f})"
+            print(f"{name} {repeat + 1}/{repeats}: {told}", flush=True)
+    return {
+        "title": row["title"],
+        "settings": {key: value for key, value in row.items() if key != "title"},
+        "peers": {peer: _summary(results) for peer, results in pairs.items()},
+    }
+
+
+def _run(who: str, python: Path, task: dict[str, Any]) -> dict[str, Any]:
+    command = [python, HERE / "peers" / f"{who}.py", json.dumps(task)]
+    done = subprocess.run(command, env={**os.environ, **ONE_THREAD}, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{who} failed, see above")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _check_same_work(name: str, peer: str, row: dict[str, Any], ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    for what in ("env_steps", "optimizer_steps", "parameters", "threads"):
+        assert ours[what] == theirs[what], f"{name}: {what} {ours[what]} here, {theirs[what]} in {peer}"
+    assert ours["env_steps"] == row["measured_steps"], f"{name}: {ours['env_steps']} steps, not {row['measured_steps']}"
+    torch_versions = {run["versions"]["torch"] for run in (ours, theirs)}
+    assert len(torch_versions) == 1, f"{name}: two versions of torch, {torch_versions}"
+
+
+def _summary(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+    ours = [mine["env_steps"] / mine["seconds"] for mine, _ in pairs]
+    theirs = [their["env_steps"] / their["seconds"] for _, their in pairs]
+    ratios = [mine / their for mine, their in zip(ours, theirs, strict=True)]
+    first, last = pairs[0]
+    return {
+        "ours_steps_per_second": round(statistics.median(ours), 1),
+        "peer_steps_per_second": round(statistics.median(theirs), 1),
+        "ratio": round(statistics.median(ours) / statistics.median(theirs), 3),
+        "ratio_min": round(min(ratios), 3),
+        "ratio_max": round(max(ratios), 3),
+        "ours_seconds": [round(mine["seconds"], 3) for mine, _ in pairs],
+        "peer_seconds": [round(their["seconds"], 3) for _, their in pairs],
+        # says little on a quiet machine; on a busy one it shows how far to trust the rest
+        "cpu_ratio": round(
+            statistics.median(their["cpu_seconds"] for _, their in pairs)
+            / statistics.median(mine["cpu_seconds"] for mine, _ in pairs),
+            3,
+        ),
+        "env_steps": first["env_steps"],
+        "optimizer_steps": first["optimizer_steps"],
+        "parameters": first["parameters"],
+        "threads": first["threads"],
+        "versions": {**last["versions"], **first["versions"]},
+        "cpu": _cpu(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]} ({len(names)} CPUs)" if names else platform.machine()
+
+
+# --- telling -----------------------------------------------------------------------------------------------------
+
+
+def _table(rows: dict[str, dict[str, Any]], titles: dict[str, str]) -> str:
+    """Markdown: one line per row and peer, in the order of `ROWS`, and under what they were measured."""
+    lines = [
+        "| work | peer | ours, steps/s | peer, steps/s | ratio | of single pairs |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    notes = {}
+    for name in [name for name in ROWS if name in rows]:
+        for peer, found in rows[name]["peers"].items():
+            version = found["versions"][titles[peer]]
+            lines.append(
+                f"| {rows[name]['title']} | {titles[peer]} {version} | {found['ours_steps_per_second']:,.0f} "
+                f"| {found['peer_steps_per_second']:,.0f} | **{found['ratio']:.2f}** "
+                f"| {found['ratio_min']:.2f} .. {found['ratio_max']:.2f} |"
+            )
+            note = f"{len(found['ours_seconds'])} pairs, {found['cpu']}, one thread, torch {found['versions']['torch']}"
+            notes[f"{note}, Python {found['versions']['python']}, {found['date']}."] = None
+    return "\n".join([*lines, "", *notes])
+
+
+def _write_page(table: str) -> None:
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

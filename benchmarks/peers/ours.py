@@ -1,0 +1,115 @@
+"""A row of the benchmark done by zhixing: `python ours.py ROW`, the row as JSON. Prints one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+import zhixing as zx
+from zhixing.callbacks import Callback
+from zhixing.ops.optim import Optimizer
+from zhixing.trainer import Loop
+
+NEVER = 10**9
+
+
+class Stopwatch(Callback):
+    """Runs from the end of the warm-up to the end of the last iteration."""
+
+    def __init__(self, warmup_steps: int) -> None:
+        self.warmup_steps = warmup_steps
+        self.marks: list[tuple[float, float, int, int]] = []  # seconds, of the CPU, environment steps, optimizer steps
+
+    def iteration_end(self, loop: Loop, metrics: Mapping[str, torch.Tensor]) -> None:
+        if loop.env_steps == self.warmup_steps or loop.fraction >= 1.0:
+            optimizers = [part for part in vars(loop.learner).values() if isinstance(part, Optimizer)]
+            steps = sum(int(part.steps[0]) for part in optimizers)
+            self.marks.append((time.perf_counter(), time.process_time(), loop.env_steps, steps))
+
+
+def settings(row: dict[str, Any]) -> dict[str, Any]:
+    """The row in our words, complete, so that no preset has a say."""
+    common = {
+        "algorithm": row["algorithm"],
+        "env": row["env"],
+        "seed": row["seed"],
+        "env_steps": row["warmup_steps"] + row["measured_steps"],
+        "vector": {"num": row["num_envs"]},
+        "net": {"hidden_sizes": row["hidden_sizes"], "activation": row["activation"]},
+        "lr": row["lr"],
+        "gamma": row["gamma"],
+        "max_grad_norm": row["max_grad_norm"],
+        "threads": 1,
+        "device": "cpu",
+        "tensorboard": False,
+        "log_every_steps": NEVER,
+        "eval_every_steps": 0,
+        "eval_episodes": 1,
+        "checkpoint_every_steps": 0,
+    }
+    return {**common, **ALGORITHMS[row["algorithm"]](row)}
+
+
+def ppo(row: dict[str, Any]) -> dict[str, Any]:
+    names = ("steps_per_iteration", "minibatch_size", "epochs", "gae_lambda", "clip", "value_coef", "entropy_coef")
+    return {"lr_decay": False, **{name: row[name] for name in names}}
+
+
+def dqn(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "steps_per_iteration": 1,
+        "updates_per_step": 1.0,
+        "warmup_steps": row["random_steps"],
+        "batch_size": row["batch_size"],
+        "replay": {"capacity": row["replay_capacity"]},
+        "sync_every_updates": row["sync_every_updates"],
+        "tau": 1.0,
+        "loss": "huber",
+        "epsilon_start": row["epsilon"],
+        "epsilon_end": row["epsilon"],
+    }
+
+
+ALGORITHMS = {"ppo": ppo, "dqn": dqn}
+
+
+def main() -> None:
+    row = json.loads(sys.argv[1])
+    stopwatch = Stopwatch(row["warmup_steps"])
+    with tempfile.TemporaryDirectory() as folder:
+        session = zx.Session(zx.config.load(**settings(row)), f"{folder}/run", [stopwatch], quiet=True)
+        session.run()
+    seconds, cpu_seconds, env_steps, optimizer_steps = (
+        end - begin for begin, end in zip(*stopwatch.marks, strict=True)
+    )
+    optimizers = [part for part in vars(session.learner).values() if isinstance(part, Optimizer)]
+    print(
+        json.dumps(
+            {
+                "seconds": seconds,
+                "cpu_seconds": cpu_seconds,
+                "env_steps": env_steps,
+                "optimizer_steps": optimizer_steps,
+                "parameters": sum(p.numel() for part in optimizers for p in part.parameters),
+                "threads": torch.get_num_threads(),
+                "versions": {
+                    "zhixing": zx.__version__,
+                    "torch": torch.__version__,
+                    "gymnasium": version("gymnasium"),
+                    "python": platform.python_version(),
+                },
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Contract 1: termination stops the future, truncation doesn't. The values are exact, worked out below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import takes_discrete
+
+import zhixing as zx
+
+GAMMA = 0.8
+# Forever pays 1 per step without end: V = 1 / (1 - 0.8) = 5, though a clock cuts it every 5 steps.
+# An algorithm that took the cut for an end would find the mean of 1 - 0.8^k over k = 1..5, times 5: 2.31.
+FOREVER = 5.0
+# Dies pays 1 per step and terminates after the fifth: V_i = 1 + 0.8 + ... (5 - i terms).
+# One that bootstrapped from beyond the end would find more.
+DIES = [3.3616, 2.952, 2.44, 1.8, 1.0]
+
+
+def test_the_values_above_are_right() -> None:
+    assert FOREVER == pytest.approx(1 / (1 - GAMMA))
+    assert pytest.approx([sum(GAMMA**k for k in range(5 - i)) for i in range(5)]) == DIES
+    assert np.mean([FOREVER * (1 - GAMMA**k) for k in range(1, 6)]) == pytest.approx(2.31, abs=0.01)
+
+
+@pytest.mark.parametrize("task", ["Forever", "Dies"])
+def test_value_estimates_meet_the_exact_values(algorithm: str, task: str, small: Callable, tmp_path: Path) -> None:
+    scheme = zx.algorithms.get(algorithm).settings.scheme
+    settings = {"gamma": GAMMA, "env__continuous": not takes_discrete(algorithm), "net__hidden_sizes": [32]}
+    settings |= {"env_steps": 6000, "eval_every_steps": 0, "checkpoint_every_steps": 0, "log_every_steps": 1000}
+    if scheme == "off_policy":
+        settings |= {"updates_per_step": 0.5, "lr": 3e-3}
+    else:
+        settings |= {"steps_per_iteration": 16, "lr": 3e-3}
+    session = zx.Session(small(algorithm, f"tasks:{task}", **settings), tmp_path / "run", quiet=True)
+    obs = torch.ones(1, 5) if task == "Forever" else torch.eye(5)
+    if session.learner.value(obs) is None:
+        session.close()
+        pytest.skip(f"{algorithm} estimates no values")
+    session.run()
+    with torch.no_grad():
+        value = session.learner.value(obs)
+    assert value is not None
+    exact = torch.tensor([FOREVER] if task == "Forever" else DIES)
+    assert torch.allclose(value, exact, rtol=0.05), f"{value.tolist()} is not {exact.tolist()}"

@@ -1,0 +1,175 @@
+"""Contract 5: wrong input is told at once, in one message with exit code 2, and nothing is half-written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import zhixing as zx
+from zhixing.cli import main
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def zhixing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Run the command line in an empty folder: exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["zhixing", *words])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+WRONG = {
+    "unknown algorithm": (["train", "pppo", "--env", "CartPole-v1"], "unknown algorithm 'pppo': did you mean 'ppo'"),
+    "no algorithm": (["train", "--env", "CartPole-v1"], "no algorithm is named"),
+    "no environment": (["train", "ppo"], "no environment is named"),
+    "unknown environment": (["train", "ppo", "--env", "CartPoel-v1"], "did you mean 'CartPole-v1'"),
+    "old version": (["train", "ppo", "--env", "CartPole-v7"], "CartPole-v1"),
+    "unknown setting": (["train", "ppo", "--env", "CartPole-v1", "lrr=1"], "unknown setting 'lrr': did you mean 'lr'"),
+    "unknown nested setting": (
+        ["train", "ppo", "--env", "CartPole-v1", "vector.nums=1"],
+        "unknown setting 'vector.nums': did you mean 'vector.num'",
+    ),
+    "setting of another algorithm": (["train", "dqn", "--env", "CartPole-v1", "gae_lambda=1"], "'gae_lambda'"),
+    "wrong type": (["train", "ppo", "--env", "CartPole-v1", "lr=fast"], "lr='fast': should be a valid number"),
+    "wrong range": (["train", "ppo", "--env", "CartPole-v1", "lr=-1"], "lr=-1: should be greater than 0"),
+    "a share above one": (
+        ["train", "ppo", "--env", "CartPole-v1", "gamma=1.5"],
+        "gamma=1.5: should be less than or equal to 1",
+    ),
+    "not a number": (["train", "ppo", "--env", "CartPole-v1", "lr=.nan"], "finite"),
+    "a bool for a number": (["train", "ppo", "--env", "CartPole-v1", "lr=true"], "lr=True"),
+    "wrong choice": (
+        ["train", "ppo", "--env", "CartPole-v1", "vector.backend=threads"],
+        "'auto', 'serial', 'process' or 'native'",
+    ),
+    "not a setting": (["train", "ppo", "--env", "CartPole-v1", "fast"], "'fast' is no setting; write name=value"),
+    "a half number": (["train", "ppo", "--env", "CartPole-v1", "env_steps=10.5"], "env_steps=10.5"),
+    "no duration": (["train", "ppo", "--env", "CartPole-v1", "duration=soon"], "'soon' is no duration"),
+    "minibatch": (
+        ["train", "ppo", "--env", "CartPole-v1", "minibatch_size=100"],
+        "minibatch_size 100 must divide the rollout's 256 steps (steps_per_iteration x vector.num; try 64)",
+    ),
+    "continuous actions": (["train", "dqn", "--env", "Pendulum-v1"], "dqn needs Discrete actions"),
+    "environment option": (["train", "ppo", "--env", "CartPole-v1", "env.gravty=3"], "gravty"),
+    "negative seed": (["train", "ppo", "--env", "CartPole-v1", "--seed", "-1"], "seed=-1"),
+    "device": (["train", "ppo", "--env", "CartPole-v1", "device=warp"], "device='warp' can't be used here"),
+    "missing file": (
+        ["train", "ppo", "--env", "CartPole-v1", "--config", "none.yaml"],
+        "there is no configuration file",
+    ),
+    "missing init": (["train", "ppo", "--env", "CartPole-v1", "--init", "nowhere"], "there is no run folder nowhere"),
+    "unknown option": (["train", "ppo", "--environment", "CartPole-v1"], "--environment"),
+    "missing run": (["resume", "nowhere"], "there is no run folder nowhere"),
+    "missing run to evaluate": (["eval", "nowhere"], "there is no run folder nowhere"),
+    "missing run to record": (["record", "nowhere", "-o", "a.mp4"], "there is no run folder nowhere"),
+    "missing run to plot": (["plot", "nowhere", "-o", "a.png"], "nowhere"),
+    "own task that isn't there": (["train", "ppo", "--env", "no_such_module:Env"], "no_such_module"),
+    "own task without that name": (["train", "ppo", "--env", "tasks:Forevr"], "did you mean 'Forever'"),
+    "own learner that isn't there": (["train", "no_such_module:It", "--env", "CartPole-v1"], "no_such_module"),
+    "what to list": (["list", "algos"], "did you mean 'algorithms'"),
+    "unknown algorithm to show": (["show", "dnq"], "did you mean 'dqn'"),
+}
+
+
+@pytest.mark.parametrize("words, message", WRONG.values(), ids=WRONG.keys())
+def test_wrong_words_are_told_and_leave_nothing(
+    words: list[str], message: str, zhixing: Command, tmp_path: Path
+) -> None:
+    code, out, err = zhixing(*words)
+    assert code == 2
+    assert message in err
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_extra_is_named_with_its_command(
+    zhixing: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "mujoco", None)  # as where it isn't installed
+    code, _, err = zhixing("train", "ppo", "--env", "HalfCheetah-v5")
+    assert code == 2
+    assert "pip install 'zhixing[mujoco]'" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_broken_yaml_names_the_line(zhixing: Command, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("lr: 1e-3\nnet: [1, 2\ngamma: 0.9\n")
+    code, _, err = zhixing("train", "ppo", "--env", "CartPole-v1", "--config", "my.yaml")
+    assert code == 2
+    assert "my.yaml is not readable YAML at line 3" in err
+    (tmp_path / "my.yaml").write_text("just words")
+    assert "must hold settings" in zhixing("train", "ppo", "--env", "CartPole-v1", "--config", "my.yaml")[2]
+
+
+def test_out_that_holds_a_run_is_refused(zhixing: Command, tmp_path: Path) -> None:
+    words = ["train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "mine"]
+    assert zhixing(*words)[0] == 0
+    before = (tmp_path / "mine" / "metrics.csv").read_bytes()
+    code, _, err = zhixing(*words)
+    assert code == 2
+    assert "mine already holds a run; go on with `zhixing resume mine`" in err
+    assert (tmp_path / "mine" / "metrics.csv").read_bytes() == before
+
+
+def test_foreign_and_damaged_run_folders_are_told(zhixing: Command, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    assert "photos is no run" in zhixing("resume", "photos")[2]
+    zhixing("train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "mine")
+    (checkpoint,) = (tmp_path / "mine" / "checkpoints").glob("0*.pt")
+    whole = checkpoint.read_bytes()
+    for cut in (0, 10, len(whole) // 2, len(whole) - 1):
+        checkpoint.write_bytes(whole[:cut])
+        for command in ("resume", "eval"):
+            code, _, err = zhixing(command, "mine")
+            assert code == 2
+            assert "is damaged or no checkpoint" in err
+    checkpoint.unlink()
+    assert "has no checkpoint" in zhixing("resume", "mine")[2]
+    (tmp_path / "mine" / "config.yaml").write_text("algorithm: ppo\nenv: CartPole-v1\nlr: [")
+    assert "mine/config.yaml" in zhixing("eval", "mine")[2]
+
+
+def test_weights_of_another_shape_are_told(zhixing: Command) -> None:
+    zhixing("train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "mine")
+    code, _, err = zhixing("train", "ppo", "--env", "CartPole-v1", "--init", "mine", "env_steps=256")
+    assert code == 2
+    assert "the weights of mine don't fit this network" in err
+
+
+def test_crash_inside_an_environment_shows_its_own_traceback(zhixing: Command) -> None:
+    for backend in ("serial", "process"):
+        code, _, err = zhixing("train", "ppo", "--env", "tasks:Raises", f"vector.backend={backend}", "--out", backend)
+        assert code == 1
+        assert "ZeroDivisionError: the third step is broken" in err
+        assert "tasks.py" in err
+
+
+def test_exploding_rewards_stop_the_run_with_the_name_of_the_loss(zhixing: Command) -> None:
+    code, _, err = zhixing("train", "ppo", "--env", "tasks:Explodes", "--out", "mine")
+    assert code == 2
+    assert "loss is inf" in err or "loss is nan" in err
+    assert "environment step 128, update" in err
+
+
+def test_agent_tells_a_wrong_observation(small: Callable, tmp_path: Path) -> None:
+    zx.Session(small("ppo"), tmp_path / "run", quiet=True).run()
+    agent = zx.load(tmp_path / "run")
+    with pytest.raises(zx.UserError, match="observation"):
+        agent.act([1.0, 2.0])
+    with pytest.raises(zx.UserError, match="observation"):
+        agent.act("left")

@@ -1,0 +1,29 @@
+"""Contract 7: every algorithm learns a small task within seconds, with its default settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import takes_discrete
+
+import zhixing as zx
+
+# toy/match pays 1 per right answer in 10: chance 2.5, perfect 10. toy/reach costs the distance in each of 20 steps.
+DISCRETE, CONTINUOUS = ("toy/match", 9.0), ("toy/reach", -3.0)
+
+
+@pytest.mark.parametrize("actions", ["discrete", "continuous"])
+def test_learns_a_toy_task(algorithm: str, actions: str, tmp_path: Path) -> None:
+    task, threshold = DISCRETE if actions == "discrete" else CONTINUOUS
+    if actions == "discrete" and not takes_discrete(algorithm):
+        pytest.skip("continuous actions only")
+    settings = {"env_steps": 30_000, "eval_every_steps": 1_000, "stop_return": threshold, "seed": 1}
+    cfg = zx.config.load(algorithm=algorithm, env=task, tensorboard=False, **settings)
+    try:
+        session = zx.Session(cfg, tmp_path / "run", quiet=True)
+    except zx.UserError as refused:
+        assert "needs Discrete actions" in str(refused)
+        pytest.skip("discrete actions only")
+    result = session.run()
+    assert result["reached"], f"{algorithm} only reached {result['best_return']}"

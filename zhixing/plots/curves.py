@@ -1,0 +1,141 @@
+"""Learning curves: return against environment steps and against seconds of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from zhixing.checkpoint import write_aside
+from zhixing.errors import UserError
+from zhixing.plots.interval import Curve, band
+from zhixing.plots.runs import Configuration, Run, find_runs, group, read_run
+
+FORMATS = ("png", "svg", "pdf")
+ENOUGH_EVALUATIONS = 3  # points of a curve; with fewer, training returns tell more
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's, safe for all
+STYLES = ("-", "--", ":", "-.")  # for more configurations than colours
+
+X_LABELS = {"env_steps": "environment steps", "seconds": "seconds of training"}
+Y_LABELS = {
+    "eval_return_mean": "evaluation return",
+    "return_mean": "training return (last 100 episodes)",
+}
+
+
+def plot(runs: Iterable[str | Path], out: str | Path) -> None:
+    """Draw runs, or folders of runs, to a .png, .svg or .pdf file. Runs that differ only in their seed are one colour.
+
+    A row of panels per task. Several seeds: their mean, its 95 % interval, and each seed as a thin line.
+    """
+    out = Path(out)
+    kind = out.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        raise UserError(f"the picture {out} must end in {', '.join('.' + name for name in FORMATS)}")
+    figure = draw(group([read_run(path) for path in find_runs(runs)]))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_aside(out, lambda file: figure.savefig(file, format=kind, dpi=150))
+    except OSError as error:
+        raise UserError(f"the picture {out} can't be written: {error.strerror or error}") from None
+
+
+def draw(configurations: Sequence[Configuration]) -> Figure:
+    tasks = list(dict.fromkeys(configuration.task for configuration in configurations))
+    labels = list(dict.fromkeys(configuration.label for configuration in configurations))
+    # one look per label, so that an algorithm keeps its colour in all rows
+    looks = {
+        label: {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[i // len(COLOURS) % len(STYLES)]}
+        for i, label in enumerate(labels)
+    }
+    rows = [[one for one in configurations if one.task == task] for task in tasks]
+    heights = [4.2 + 0.22 * len(row) for row in rows]
+    figure = Figure(figsize=(11, sum(heights)), layout="constrained")
+    FigureCanvasAgg(figure)
+    parts = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for part, row in zip(parts, rows, strict=True):
+        _draw_task(part, row, looks)
+    return figure
+
+
+def _draw_task(part: SubFigure, configurations: list[Configuration], looks: dict[str, dict[str, Any]]) -> None:
+    measure = choose_measure([run for configuration in configurations for run in configuration.runs])
+    part.suptitle(_plain(configurations[0].task), fontweight="bold")
+    left, right = part.subplots(1, 2, sharey=True)
+    for axes, x in ((left, "env_steps"), (right, "seconds")):
+        axes.set_title(f"return against {X_LABELS[x]}", fontsize="medium")
+        axes.set_xlabel(X_LABELS[x])
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+        axes.grid(color="#e0e0e0", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        for configuration in configurations:
+            _draw_configuration(
+                axes, [curve(run, x, measure) for run in configuration.runs], looks[configuration.label]
+            )
+        axes.set_xlim(left=0)
+    left.set_ylabel(Y_LABELS[measure])
+    right.tick_params(labelleft=True)
+    _fit_height(left, configurations, measure)
+    handles = [Line2D([], [], linewidth=2, **looks[configuration.label]) for configuration in configurations]
+    several = any(len(configuration.runs) > 1 for configuration in configurations)
+    part.legend(
+        handles,
+        [_plain(configuration.legend) for configuration in configurations],
+        loc="outside lower center",
+        ncols=2 if max(len(configuration.legend) for configuration in configurations) < 60 else 1,
+        frameon=False,
+        title="mean of the seeds, its 95 % interval (Student's t), thin: each seed" if several else None,
+        title_fontsize="small",
+    )
+
+
+def _draw_configuration(axes: Axes, curves: list[Curve], look: dict[str, Any]) -> None:
+    if len(curves) == 1:
+        axes.plot(*curves[0], linewidth=2, marker="o" if len(curves[0].x) == 1 else None, **look)
+        return
+    for x, y in curves:
+        axes.plot(x, y, linewidth=0.8, alpha=0.4, marker="." if len(x) == 1 else None, **look)
+    x, mean, low, high = band(curves)
+    axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    axes.plot(x, mean, linewidth=2, **look)
+
+
+def _fit_height(axes: Axes, configurations: list[Configuration], measure: str) -> None:
+    """To the curves: the interval of two seeds may be many times as high and would flatten them."""
+    ys = np.concatenate([curve(run, "env_steps", measure).y for one in configurations for run in one.runs])
+    low, high = ys.min(), ys.max()
+    margin = 0.06 * (high - low) or 1.0
+    axes.set_ylim(low - margin, high + margin)
+
+
+def choose_measure(runs: Sequence[Run]) -> str:
+    """One for all runs of a task, so that like is compared with like: evaluation returns where all have enough."""
+    points = {name: min(len(curve(run, "env_steps", name).x) for run in runs) for name in Y_LABELS}
+    if points["eval_return_mean"] >= ENOUGH_EVALUATIONS:
+        return "eval_return_mean"
+    if points["return_mean"]:
+        return "return_mean"
+    if points["eval_return_mean"]:  # training that plays no episodes, such as from a dataset
+        return "eval_return_mean"
+    empty = next(run for run in runs if not len(curve(run, "env_steps", "return_mean").x))
+    raise UserError(f"the run {empty.path} has no return yet: none of its episodes has ended")
+
+
+def curve(run: Run, x: str, y: str) -> Curve:
+    """The rows that have both."""
+    xs, ys = run.metrics[x], run.metrics[y]
+    there = np.isfinite(xs) & np.isfinite(ys)
+    return Curve(xs[there], ys[there])
+
+
+def _plain(text: str) -> str:
+    return text.replace("$", r"\$")  # which would begin a formula
