@@ -36,18 +36,19 @@ class RunFolder:
         self.result_file = path / "result.json"
         self.checkpoints = path / "checkpoints"
         self.replay = path / "replay"
+        self._kept: list[dict[str, Any]] = []  # states of the buffers in the kept checkpoints, newest first
         self.notices: list[str] = []  # what people should know of the last reading
 
-    @staticmethod
-    def create(path: Path, cfg: config.RunConfig) -> RunFolder:
-        folder = RunFolder(path)
-        folder.check_free()
+    def create(self, cfg: config.RunConfig) -> None:
+        self.check_free()
         try:
-            folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            write_aside(folder.config_file, lambda file: file.write(config.dump(cfg).encode()))
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.write_config(cfg)
         except OSError as error:
-            raise UserError(f"the run folder {path} can't be written: {error.strerror or error}") from None
-        return folder
+            raise UserError(f"the run folder {self.path} can't be written: {error.strerror or error}") from None
+
+    def write_config(self, cfg: config.RunConfig) -> None:
+        write_aside(self.config_file, lambda file: file.write(config.dump(cfg).encode()))
 
     def check_free(self) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -78,16 +79,17 @@ class RunFolder:
         """Write all that a resume needs, then drop what is older than the kept ones."""
         state: dict[str, Any] = {"kind": "run", "env_steps": loop.env_steps, "loop": loop.state_dict()}
         state["policy"] = loop.learner.policy.state_dict()
-        if loop.buffer is not None:
-            self.replay.mkdir(exist_ok=True)
-            state["buffer"] = loop.buffer.save(self.replay)
+        state["buffers"] = {}
+        for name, buffer in loop.buffers.items():
+            (self.replay / name).mkdir(parents=True, exist_ok=True)
+            state["buffers"][name] = buffer.save(self.replay / name)
         self._write(f"{loop.env_steps:012d}.pt", state)
         files = self._newest_first()
         for old in files[loop.cfg.keep_checkpoints :]:
             old.unlink()
-        if loop.buffer is not None:
-            kept = [read_checkpoint(file)["buffer"] for file in files[1 : loop.cfg.keep_checkpoints]]
-            loop.buffer.prune(self.replay, [state["buffer"], *kept])
+        self._kept = [state["buffers"], *self._kept][: loop.cfg.keep_checkpoints]
+        for name, buffer in loop.buffers.items():
+            buffer.prune(self.replay / name, [buffers[name] for buffers in self._kept])
 
     def save_best(self, policy: Mapping[str, Any], env_steps: int, mean_return: float) -> None:
         self._write("best.pt", {"kind": "agent", "env_steps": env_steps, "return": mean_return, "policy": policy})
@@ -113,6 +115,7 @@ class RunFolder:
                 problems.append(str(error))
         else:
             raise UserError("; ".join(problems))
+        self._kept = [state["buffers"]]  # older checkpoints may lose their replay from now on
         self.notices = [f"{problem}; going on from the one before, {file.name}" for problem in problems]
         return state
 
@@ -157,11 +160,15 @@ def fitting(folder: RunFolder) -> Iterator[None]:
 def write_aside(path: Path, write: Callable[[io.BufferedWriter], Any]) -> None:
     """Write a file under another name, make sure that it is on the disk, then rename it: never a half-written file."""
     aside = path.with_name(f".{path.name}.tmp")
-    with open(aside, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        with open(aside, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from zhixing.errors import UserError, unknown
 
@@ -36,18 +37,24 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _whole_numbers(cls, values: Any) -> Any:
+    def _complete(cls, values: Any) -> Any:
+        """Whole numbers as such; groups of settings given in part keep the rest of their defaults."""
         if not isinstance(values, Mapping):
             return values
-        return {
-            key: int(value) if isinstance(value, float) and value.is_integer() and _wants_int(cls, key) else value
-            for key, value in values.items()
-        }
+        return {key: _complete(cls.model_fields.get(key), value) for key, value in values.items()}
 
 
-def _wants_int(model: type[BaseModel], name: str) -> bool:
-    field = model.model_fields.get(name)
-    return field is not None and "int" in str(field.annotation) and "float" not in str(field.annotation)
+def _complete(field: FieldInfo | None, value: Any) -> Any:
+    if field is None:
+        return value
+    if isinstance(value, Mapping) and isinstance(field.default, BaseModel):
+        return {**field.default.model_dump(), **value}
+    kind = str(field.annotation)
+    return (
+        int(value)
+        if isinstance(value, float) and value.is_integer() and "int" in kind and "float" not in kind
+        else value
+    )
 
 
 class EnvConfig(Strict):

@@ -11,7 +11,7 @@ class UserError(Exception):
 
 
 class NonFiniteError(UserError):
-    """A loss or a gradient became NaN or Inf; the weights from before that step are kept."""
+    """A loss or a gradient became NaN or Inf. The step that it belonged to changed no weight."""
 
 
 class EnvCrashError(RuntimeError):

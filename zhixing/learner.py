@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ class Learner(ABC):
 
     settings: ClassVar[type[RunConfig]]
     metrics: ClassVar[tuple[str, ...]]
+    further_buffers: ClassVar[dict[str, Literal["uniform", "reservoir"]]] = {}  # by name, with their samplers
     policy: Policy
 
     def __init__(self, cfg: RunConfig, spaces: Spaces, device: torch.device | str = "cpu") -> None:
@@ -74,6 +75,7 @@ class Learner(ABC):
         """What follows each step of the optimizers: target networks."""
 
     def update(self, batch: Batch) -> Update:
+        """Learn from a rollout, or a sample of the replay. Samples of further buffers come as keywords, by name."""
         return self.apply(self.gradients(batch))
 
     def set_progress(self, fraction: float) -> None:  # noqa: B027  # only for algorithms with schedules

@@ -19,13 +19,14 @@ import torch
 
 from zhixing import algorithms, config, envs
 from zhixing.actor import Actor, Evaluation
-from zhixing.buffers import Buffer, NStep, Prioritized, Uniform
+from zhixing.buffers import Buffer, NStep, Prioritized, Reservoir, Uniform
 from zhixing.callbacks import Callback, Checkpoint, Csv, Evaluate, Progress, StopOnNonFinite, TensorBoard
 from zhixing.checkpoint import RunFolder, fitting
 from zhixing.config import OffPolicyConfig, RunConfig
 from zhixing.errors import UserError
 from zhixing.learner import Learner
-from zhixing.trainer import TRAINERS, Loop
+from zhixing.ops.seeding import stream
+from zhixing.trainer import INTERRUPTED, TRAINERS, Loop
 from zhixing.tree import tree_leaves, tree_map
 
 
@@ -76,32 +77,43 @@ class Session:
         boards: list[Callback] = [TensorBoard(self.folder.path)] if cfg.tensorboard else []
         csv, saved = Csv(self.folder.metrics_file), Checkpoint(self.folder)
         ordered = [StopOnNonFinite(), self.evaluate, *callbacks, csv, *boards, *told, saved]
-        self.loop = Loop(cfg, self.actor, self.learner, buffer=self._buffer(), callbacks=ordered)
+        further = self._buffers()
+        replay = further.pop("replay", None)
+        self.loop = Loop(cfg, self.actor, self.learner, buffer=replay, further=further, callbacks=ordered)
         if self.state is not None:
             self._restore(self.state)
 
-    def _buffer(self) -> Buffer | None:
-        cfg = self.cfg
+    def _buffers(self) -> dict[str, Buffer]:
+        """The replay and what else the learner declares, by name."""
+        cfg, learner = self.cfg, self.learner
         if not isinstance(cfg, OffPolicyConfig):
-            return None
+            return {}
         replay = cfg.replay
         updates = int(cfg.updates_per_step * cfg.env_steps)
-        return Buffer(
-            {**self.env.spaces.fields(), **self.learner.fields},
-            replay.capacity,
-            self.env.num_envs,
-            sampler=Prioritized(replay.alpha, replay.beta_start, 1.0, updates) if replay.prioritized else Uniform(),
-            view=NStep(replay.n_step, cfg.gamma),
-            frame_stack=replay.frame_stack,
-            device=cfg.device if replay.on_device else "cpu",
-            folder=self.folder.path / "replay-memory" if replay.on_disk else None,
-        )
+        samplers: dict[str, Uniform | Prioritized | Reservoir] = {"replay": Uniform()}
+        if replay.prioritized:
+            samplers["replay"] = Prioritized(replay.alpha, replay.beta_start, 1.0, updates)
+        for name, kind in learner.further_buffers.items():
+            samplers[name] = Uniform() if kind == "uniform" else Reservoir(stream(cfg.seed, name))
+        return {
+            name: Buffer(
+                {**self.env.spaces.fields(), **learner.fields},
+                replay.capacity,
+                self.env.num_envs,
+                sampler=sampler,
+                view=NStep(replay.n_step if name == "replay" else 1, cfg.gamma),
+                frame_stack=replay.frame_stack,
+                device=cfg.device if replay.on_device else "cpu",
+                folder=self.folder.path / "replay-memory" / name if replay.on_disk else None,
+            )
+            for name, sampler in samplers.items()
+        }
 
     def _restore(self, state: dict[str, Any]) -> None:
         try:
             lost = self.loop.load_state_dict(state["loop"])
-            if self.loop.buffer is not None:
-                self.loop.buffer.load(state["buffer"], self.folder.replay)
+            for name, buffer in self.loop.buffers.items():
+                buffer.load(state["buffers"][name], self.folder.replay / name)
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise UserError(f"the checkpoint of {self.folder.path} doesn't fit its configuration: {error}") from error
         if lost:
@@ -129,11 +141,13 @@ class Session:
         """Train to the end; returns what is written to result.json. Ctrl-C saves a checkpoint first."""
         try:
             if self.state is None:
-                RunFolder.create(self.folder.path, self.cfg)
+                self.folder.create(self.cfg)
+            else:
+                self.folder.write_config(self.cfg)  # a resume may lengthen the budget
             with _interrupts(self.loop):
                 if not self.finished:
                     TRAINERS[self.cfg.scheme](self.loop)
-            if self.loop.stop_reason == "interrupted":
+            if self.loop.interrupted:
                 raise KeyboardInterrupt
             result = self.result()
             self.folder.write_result(result)
@@ -237,10 +251,10 @@ def _interrupts(loop: Loop) -> Iterator[None]:
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if loop.stop_reason == "interrupted":
+        if loop.stop_reason == INTERRUPTED:
             raise KeyboardInterrupt
         print("\nstopping after this iteration (again to stop at once)", file=sys.stderr, flush=True)
-        loop.stop("interrupted")
+        loop.stop(INTERRUPTED)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

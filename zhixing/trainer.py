@@ -20,6 +20,8 @@ from zhixing.learner import Learner
 from zhixing.ops.seeding import stream
 from zhixing.policy import Phase
 
+INTERRUPTED = "interrupted"
+
 
 class Loop:
     """A training under way: its parts, its counters, and its callbacks."""
@@ -31,9 +33,12 @@ class Loop:
         learner: Learner,
         *,
         buffer: Buffer | None = None,
+        further: Mapping[str, Buffer] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        """`further` are the buffers, by name, that the learner declares besides the replay."""
         self.cfg, self.actor, self.learner, self.buffer = cfg, actor, learner, buffer
+        self.further = dict(further or {})
         self.callbacks = list(callbacks)
         self.rng = np.random.default_rng(stream(cfg.seed, "replay"))  # draws samples from the replay
         self.episodes = 0
@@ -42,6 +47,7 @@ class Loop:
         self.metrics: Mapping[str, Tensor] = {}  # of the last iteration that updated
         self.env_steps_before = 0  # at the begin of this iteration
         self.stop_reason: str | None = None
+        self.out_of_budget = False
         self._since: float | None = None
 
     @property
@@ -66,6 +72,16 @@ class Loop:
     def stop(self, reason: str) -> None:
         """End training after this iteration."""
         self.stop_reason = reason
+
+    @property
+    def interrupted(self) -> bool:
+        """Stopped before its end, to be resumed: nothing that belongs to the end is done."""
+        return self.stop_reason == INTERRUPTED and not self.out_of_budget
+
+    @property
+    def ending(self) -> bool:
+        """This iteration is the last one for good."""
+        return self.out_of_budget or self.stop_reason not in (None, INTERRUPTED)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -98,7 +114,8 @@ class Loop:
 
     def iterations(self) -> Iterator[None]:
         """One round after the other until the budget is used or somebody asks to stop."""
-        while self.stop_reason is None and self.fraction < 1.0:
+        self.out_of_budget = self.fraction >= 1.0
+        while self.stop_reason is None and not self.out_of_budget:
             self.env_steps_before = self.env_steps
             self.learner.set_progress(self.fraction)
             for callback in self.callbacks:
@@ -107,8 +124,9 @@ class Loop:
 
     def iteration_end(self, episodes: list[Episode], metrics: Mapping[str, Tensor]) -> None:
         self._tick()
+        self.episodes += len(episodes)
+        self.out_of_budget = self.fraction >= 1.0
         for episode in episodes:
-            self.episodes += 1
             self.recent.append(episode)
             for callback in self.callbacks:
                 callback.episode_end(self, episode)
@@ -124,8 +142,12 @@ class Loop:
         """Mean `ret` or `length` of the last hundred training episodes; NaN before the first has ended."""
         return float(np.mean([getattr(e, what) for e in self.recent])) if self.recent else math.nan
 
+    @property
+    def buffers(self) -> dict[str, Buffer]:
+        return ({} if self.buffer is None else {"replay": self.buffer}) | self.further
+
     def state_dict(self) -> dict[str, Any]:
-        """All but the buffer, which is saved apart since it is large."""
+        """All but the buffers, which are saved apart since they are large."""
         self._tick()
         return {
             "learner": self.learner.state_dict(),
@@ -176,12 +198,14 @@ def off_policy(loop: Loop) -> None:
         for _ in loop.iterations():
             phase = Phase.RANDOM if loop.env_steps < cfg.warmup_steps else Phase.COLLECT
             experience = actor.collect(steps=cfg.steps_per_iteration, phase=phase)
-            buffer.add(experience.batch)
+            for each in (buffer, *loop.further.values()):
+                each.add(experience.batch)
             metrics: Mapping[str, Tensor] = {}
             due = int(cfg.updates_per_step * max(0, loop.env_steps - cfg.warmup_steps)) - loop.updates
             for _ in range(due):
                 batch = buffer.sample(cfg.batch_size, loop.rng)
-                update = learner.update(batch)
+                others = {name: other.sample(cfg.batch_size, loop.rng) for name, other in loop.further.items()}
+                update = learner.update(batch, **others)  # taken by those that declare them
                 buffer.set_priority(batch.index, update.priority)
                 metrics = update.metrics
             loop.iteration_end(experience.episodes, metrics)

@@ -53,7 +53,7 @@ def record(run: str | Path, out: str | Path, episodes: int = 1, seed: int = 0, c
             yield env.render()
 
     try:
-        write_video(out, frames(), env.render_fps)
+        write_video(out, frames(), env.metadata["render_fps"])
     finally:
         env.close()
     return returns
@@ -83,29 +83,31 @@ class _EndPictures(gym.Wrapper[Any, Any, Any, Any]):
 
 def write_video(path: Path, frames: Iterable[Any], fps: float) -> None:
     """H.264 that every player shows. Written aside and renamed."""
-    import imageio_ffmpeg
-
     frames = iter(frames)
     first = next(frames)
     if not isinstance(first, np.ndarray) or first.shape[2:] != (3,) or first.dtype != np.uint8:
         raise UserError("this task gives no pictures: render() must return an RGB array of uint8 (height, width, 3)")
-    height, width = first.shape[:2]
-    aside = path.with_name(f".{path.stem}.tmp.mp4")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # players want even sizes: pad by a black line where needed
-        even = (height + height % 2, width + width % 2)
-        writer = imageio_ffmpeg.write_frames(
-            str(aside), even[::-1], fps=fps, macro_block_size=1, ffmpeg_log_level="error"
-        )
-        with closing(writer):  # also when a frame fails: it holds a process
-            writer.send(None)
-            for frame in chain([first], frames):
-                padded = np.zeros((*even, 3), np.uint8)
-                padded[:height, :width] = frame
-                writer.send(padded)
-        aside.replace(path)
+        aside = path.with_name(f".{path.stem}.tmp.mp4")
+        try:
+            _encode(aside, first, frames, fps)
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"the video {path} can't be written: {error.strerror or error}") from None
-    finally:
-        aside.unlink(missing_ok=True)
+
+
+def _encode(path: Path, first: Any, rest: Iterator[Any], fps: float) -> None:
+    import imageio_ffmpeg
+
+    height, width = first.shape[:2]
+    even = (height + height % 2, width + width % 2)  # players want even sizes: pad by a black line where needed
+    writer = imageio_ffmpeg.write_frames(str(path), even[::-1], fps=fps, macro_block_size=1, ffmpeg_log_level="error")
+    with closing(writer):  # also when a frame fails: it holds a process
+        writer.send(None)
+        for frame in chain([first], rest):
+            padded = np.zeros((*even, 3), np.uint8)
+            padded[:height, :width] = frame
+            writer.send(padded)

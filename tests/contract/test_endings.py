@@ -22,7 +22,7 @@ DIES = [3.3616, 2.952, 2.44, 1.8, 1.0]
 
 
 def test_the_values_above_are_right() -> None:
-    assert FOREVER == pytest.approx(1 / (1 - GAMMA))
+    assert pytest.approx(1 / (1 - GAMMA)) == FOREVER
     assert pytest.approx([sum(GAMMA**k for k in range(5 - i)) for i in range(5)]) == DIES
     assert np.mean([FOREVER * (1 - GAMMA**k) for k in range(1, 6)]) == pytest.approx(2.31, abs=0.01)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zhixing.algorithms import register
 from zhixing.batch import Batch
-from zhixing.config import Count, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat
+from zhixing.config import Count, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
 from zhixing.learner import Gradients, Learner, Update
 from zhixing.nets.actor_critic import ActorCritic
 from zhixing.nets.body import MakeNet, hidden_fields, unroll
@@ -27,12 +27,13 @@ from zhixing.tree import Field, Tree, tree_map
 
 
 class Config(OnPolicyConfig):
+    vector: VectorConfig = VectorConfig(num=8)
     lr: PositiveFloat = 3e-4  # learning rate
     critic_lr: PositiveFloat | None = None  # the critic's own learning rate
     lr_decay: bool = False  # let learning rates fall to zero over the budget of steps
     epochs: Positive = 10  # passes over each rollout
     critic_epochs: Count | None = None  # the critic's own number of passes
-    minibatch_size: Positive = 64  # steps per gradient; a rollout's size or more is one minibatch
+    minibatch_size: Positive = 256  # steps per gradient; a rollout's size or more is one minibatch
     clip: PositiveFloat = 0.2  # how far the probability ratio may move before its gradient ends
     value_clip: PositiveFloat | None = None  # the same for the value, in its own units
     value_coef: NonNegative = 0.5  # weight of the value loss

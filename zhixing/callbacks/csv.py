@@ -1,4 +1,4 @@
-"""metrics.csv: a row every `log_every_steps`, and a last one. A resumed run has no row twice and misses none."""
+"""metrics.csv: a row every `log_every_steps`, at each evaluation, and a last one; the same after any resume."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ class Csv(Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0  # bytes written; what stands behind belongs to steps that a resume does again
-        self.eval_return = math.nan  # of the evaluation since the last row
-        self.at_env_steps = -1
+        self.eval_return = math.nan  # of an evaluation that has no row yet
         self._file: io.FileIO | None = None
 
     def __enter__(self) -> Csv:
@@ -57,21 +56,19 @@ class Csv(Callback):
         self.eval_return = evaluation.mean_return
 
     def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
-        if is_due(loop.env_steps, loop.env_steps_before, loop.cfg.log_every_steps):
+        evaluated = not math.isnan(self.eval_return)
+        if row_is_due(loop) or (evaluated and not loop.ending):
             self._row(loop)
 
     def train_end(self, loop: Loop) -> None:
-        # an interrupted run gets its last row when it ends for good
-        if loop.stop_reason != "interrupted" and (
-            self.at_env_steps != loop.env_steps or self.eval_return == self.eval_return
-        ):
+        if not loop.interrupted:  # else its last row comes when it ends for good
             self._row(loop)
 
     def _row(self, loop: Loop) -> None:
         row = row_of(loop)
         row["eval_return_mean"] = self.eval_return
         self._write(["" if value != value else f"{value:.7g}" for value in row.values()])
-        self.eval_return, self.at_env_steps = math.nan, loop.env_steps
+        self.eval_return = math.nan
 
     def _write(self, cells: list[str]) -> None:
         text = io.StringIO()
@@ -81,10 +78,15 @@ class Csv(Callback):
         self.offset = self._file.tell()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"offset": self.offset, "eval_return": self.eval_return, "at_env_steps": self.at_env_steps}
+        return {"offset": self.offset, "eval_return": self.eval_return}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+
+
+def row_is_due(loop: Loop) -> bool:
+    """The last iteration's row waits for the evaluation at the end."""
+    return is_due(loop.env_steps, loop.env_steps_before, loop.cfg.log_every_steps) and not loop.ending
 
 
 def row_of(loop: Loop) -> dict[str, float]:

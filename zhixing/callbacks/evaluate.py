@@ -36,7 +36,7 @@ class Evaluate(Callback):
             self._evaluate(loop)
 
     def train_end(self, loop: Loop) -> None:
-        if self.at_env_steps != loop.env_steps and loop.stop_reason != "interrupted":
+        if self.at_env_steps != loop.env_steps and not loop.interrupted:
             self._evaluate(loop)
 
     def _evaluate(self, loop: Loop) -> None:

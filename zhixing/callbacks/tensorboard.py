@@ -1,4 +1,4 @@
-"""TensorBoard events beside metrics.csv, with the same rows."""
+"""TensorBoard events beside metrics.csv, with the same figures."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from zhixing.callbacks.base import Callback, is_due
-from zhixing.callbacks.csv import row_of
+from zhixing.callbacks.base import Callback
+from zhixing.callbacks.csv import row_is_due, row_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,10 +35,17 @@ class TensorBoard(Callback):
         self._writer = SummaryWriter(str(self.folder), purge_step=loop.env_steps + 1 if loop.env_steps else None)
 
     def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
-        if is_due(loop.env_steps, loop.env_steps_before, loop.cfg.log_every_steps):
-            for name, value in row_of(loop).items():
-                if name != "env_steps" and value == value:
-                    self._writer.add_scalar(name, value, loop.env_steps)
+        if row_is_due(loop):
+            self._row(loop)
+
+    def train_end(self, loop: Loop) -> None:
+        if not loop.interrupted:
+            self._row(loop)
+
+    def _row(self, loop: Loop) -> None:
+        for name, value in row_of(loop).items():
+            if name != "env_steps" and value == value:
+                self._writer.add_scalar(name, value, loop.env_steps)
 
     def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
         for name, value in evaluation.summary().items():

@@ -24,6 +24,7 @@ class SerialVectorEnv(VectorEnv):
         super().__init__(name, layout.spaces, num, "serial", 1)
         self.arrays = allocate(layout.spaces, num)
         self.slots = Slots([factory] * num, layout, self.arrays, 0, name)
+        self.metadata["render_fps"] = float(self.slots.slots[0].env.metadata.get("render_fps") or 30)
         self.closed = False
         self._sent: list[int] = []
         self._ended: dict[int, Numbers] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ def _draw_task(part: SubFigure, configurations: list[Configuration], looks: dict
     several = any(len(configuration.runs) > 1 for configuration in configurations)
     part.legend(
         handles,
-        [_plain(configuration.legend) for configuration in configurations],
+        [fill(_plain(configuration.legend), 110) for configuration in configurations],
         loc="outside lower center",
         ncols=2 if max(len(configuration.legend) for configuration in configurations) < 60 else 1,
         frameon=False,

@@ -125,10 +125,15 @@ def test_rows_overwritten_one_by_one_are_never_drawn():
         assert np.isclose(buffer._priorities.tree.total, leaves[live % buffer.storage.size].sum())
 
 
-def test_wrong_priorities_are_told():
+def test_priority_that_is_not_finite_leaves_the_old_one():
     buffer = prioritized([1.0, 2.0])
-    with pytest.raises(UserError, match="not finite"):
-        buffer.set_priority(np.array([0]), np.array([np.nan]))
+    before = buffer._priorities.priority.copy()
+    buffer.set_priority(np.array([0]), np.array([np.nan]))
+    assert np.array_equal(buffer._priorities.priority, before)
+
+
+def test_wrong_number_of_priorities_is_told():
+    buffer = prioritized([1.0, 2.0])
     with pytest.raises(UserError, match=r"\[2\] priorities for \[1\]"):
         buffer.set_priority(np.array([0]), np.array([1.0, 2.0]))
 

@@ -52,5 +52,5 @@ def test_damaged_line_is_named(tmp_path: Path, text: str | bytes, words: str) ->
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no file .*gone"):
+    with pytest.raises(UserError, match=r"there is no file .*gone"):
         read_metrics(tmp_path / "gone.csv")

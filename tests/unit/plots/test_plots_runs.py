@@ -18,7 +18,7 @@ def test_runs_are_found_up_to_two_levels_below(tmp_path: Path) -> None:
 
 
 def test_folder_without_runs_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no run folder .*nix"):
+    with pytest.raises(UserError, match=r"no run folder .*nix"):
         find_runs([tmp_path / "nix"])
     with pytest.raises(UserError, match=r"holds none.*config\.yaml"):
         find_runs([tmp_path])

@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh machine: `make train` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+SEED ?= 0
+
+.PHONY: help install train test lint types learn bench clean
+
+help:            ## what there is
+	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
+
+install: $(VENV)/.installed  ## virtual environment with everything that the tests need
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install -q --disable-pip-version-check torch
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install -q --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+train: install   ## train PPO on CartPole-v1 to 475 and print the evaluation
+	@out=runs/ppo-CartPole-v1-$(SEED)-$$(date +%Y%m%d-%H%M%S); \
+	$(BIN)/zhixing train ppo --env CartPole-v1 --seed $(SEED) --out $$out stop_return=475 && \
+	$(BIN)/zhixing eval $$out --episodes 100
+
+test: lint types  ## lint, types and all tests
+	$(BIN)/coverage erase
+	COVERAGE_PROCESS_START=pyproject.toml $(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report --fail-under=90 --skip-covered
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+learn: install   ## the longer learning studies: every algorithm on the standard tasks
+	$(BIN)/python benchmarks/learn.py
+
+bench: install   ## speed side by side with peers
+	$(BIN)/python benchmarks/fixed_work.py
+
+clean:           ## remove what was made
+	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,108 @@
+"""Learning studies: every algorithm on the standard tasks, over several seeds, against a threshold and a budget.
+
+    python benchmarks/learn.py                     all rows that have no result yet
+    python benchmarks/learn.py ppo dqn             rows of these algorithms
+    python benchmarks/learn.py --again ppo         once more, from the start
+
+Each run stops when 100 fresh evaluation episodes average at least the threshold. Results are kept in
+benchmarks/results/learn.json after every run, so an interrupted study goes on where it stopped; the table in
+docs/algorithms.md is written from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zhixing as zx
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "learn.json"
+PAGE = HERE.parent / "docs" / "algorithms.md"
+BEGIN, END = "<!-- learned: begin -->", "<!-- learned: end -->"
+SEEDS = range(5)
+
+
+class Row(NamedTuple):
+    algorithm: str
+    env: str
+    threshold: float
+    env_steps: int  # budget
+    need: int = 4  # seeds of five that must reach the threshold
+
+    @property
+    def key(self) -> str:
+        return f"{self.algorithm} {self.env}"
+
+
+ROWS = [
+    Row("ppo", "CartPole-v1", 475, 100_000, need=5),
+    Row("dqn", "CartPole-v1", 475, 100_000, need=5),
+    Row("ppo", "Pendulum-v1", -200, 200_000),
+    Row("ppo", "Acrobot-v1", -120, 100_000),
+    Row("dqn", "Acrobot-v1", -120, 100_000),
+]
+
+
+def study(row: Row, results: dict[str, Any]) -> None:
+    for seed in SEEDS:
+        done = results.setdefault(row.key, {})
+        if str(seed) in done:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            settings = {"env_steps": row.env_steps, "stop_return": row.threshold, "tensorboard": False}
+            out = Path(folder) / "run"
+            result = zx.train(row.algorithm, env=row.env, seed=seed, out=out, quiet=True, **settings)
+        done[str(seed)] = {
+            name: result[name] for name in ("reached", "env_steps", "seconds", "final_return", "best_return")
+        }
+        print(f"{row.key:28} seed {seed}  {done[str(seed)]}", flush=True)
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def table(results: dict[str, Any]) -> str:
+    """Medians over the seeds that reached the threshold."""
+    lines = [
+        "| algorithm | task | threshold | budget | reached | median steps | median seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in ROWS:
+        runs = list(results.get(row.key, {}).values())
+        good = [run for run in runs if run["reached"]]
+        steps = f"{statistics.median(run['env_steps'] for run in good):,.0f}" if good else "-"
+        seconds = f"{statistics.median(run['seconds'] for run in good):.1f}" if good else "-"
+        lines.append(
+            f"| `{row.algorithm}` | {row.env} | {row.threshold:g} | {row.env_steps:,} | {len(good)} of {len(runs)} "
+            f"| {steps} | {seconds} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("algorithms", nargs="*", help="only these")
+    parser.add_argument("--again", action="store_true", help="forget their earlier results")
+    asked = parser.parse_args()
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    rows = [row for row in ROWS if not asked.algorithms or row.algorithm in asked.algorithms]
+    if asked.again:
+        for row in rows:
+            results.pop(row.key, None)
+    for row in rows:
+        study(row, results)
+    print(table(results))
+    if PAGE.exists() and BEGIN in PAGE.read_text():
+        before, rest = PAGE.read_text().split(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{rest.split(END)[1]}")
+    short = [row.key for row in rows if sum(r["reached"] for r in results[row.key].values()) < row.need]
+    if short:
+        raise SystemExit(f"below what is asked: {', '.join(short)}")
+
+
+if __name__ == "__main__":
+    main()

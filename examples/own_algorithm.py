@@ -1,0 +1,98 @@
+"""REINFORCE with a baseline (Williams, 1992).   ∇J = E[Σ_t ∇ log π(a_t|s_t) (G_t - V(s_t))]
+
+An algorithm of your own is one file: settings and a learner. Anywhere outside the package, it is trained, evaluated,
+resumed, filmed and plotted by its name, `module:Class`:
+
+    zhixing train own_algorithm:Reinforce --env CartPole-v1 stop_return=400 --out runs/mine
+    zhixing eval runs/mine
+
+Differs from the paper: V is learned beside the policy, and gives the rest of the return where a rollout or a time
+limit cuts an episode short.
+"""
+
+import numpy as np
+import torch
+
+import zhixing as zx
+from zhixing.config import Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.nets.actor_critic import ActorCritic
+from zhixing.ops.returns import gae, next_values
+from zhixing.policy import ActorCriticPolicy
+from zhixing.tree import Field
+
+GOAL = 400.0  # mean return on CartPole-v1
+
+
+class Config(OnPolicyConfig):
+    """Each setting has a default and a meaning; `zhixing show own_algorithm:Reinforce` prints them."""
+
+    lr: PositiveFloat = 5e-3  # learning rate
+    value_coef: NonNegative = 0.5  # weight of the value loss
+    entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
+    max_grad_norm: PositiveFloat | None = 1.0  # gradients are clipped to this norm
+    # other defaults for settings of every run
+    gamma: Fraction = 0.98  # discount of the future per step
+    steps_per_iteration: Positive = 16  # steps of each environment between updates
+    vector: VectorConfig = VectorConfig(num=8)
+
+
+class Reinforce(zx.Learner):
+    """policy gradient with whole returns and a baseline"""
+
+    settings = Config
+    metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
+
+    def __init__(self, cfg: Config, spaces: zx.Spaces, device: torch.device | str = "cpu") -> None:
+        super().__init__(cfg, spaces, device)
+        self.cfg = cfg
+        with self.building():  # first weights that depend on the seed only
+            self.net = ActorCritic(spaces, cfg.net).to(self.device)
+        self.policy = ActorCriticPolicy(spaces, self.net)  # what acts: in training, evaluations and videos
+        self.both_optimizer = self.optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """What each step must hold besides obs, action, reward, terminated and truncated: the policy's value."""
+        return {"value": Field((), np.dtype(np.float32))}
+
+    @torch.no_grad()
+    def returns(self, batch: zx.Batch) -> torch.Tensor:
+        """G `[T,N]`: rewards to the end of the episode, or to where the rollout stops and V gives the rest."""
+        boundary = batch.terminated | batch.truncated
+        boundary[-1] = True
+        rest = self.net(batch.next_obs[boundary]).value
+        following = next_values(batch.value, boundary, rest)
+        advantage = gae(
+            batch.reward, batch.value, following, batch.terminated, batch.truncated, gamma=self.cfg.gamma, lam=1.0
+        )
+        return advantage + batch.value
+
+    def gradients(self, batch: zx.Batch) -> zx.Gradients:
+        ret = self.returns(batch)
+        advantage = ret - batch.value
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+
+        steps = batch.flatten()  # [T,N] -> [B]
+        out = self.net(steps.obs)
+        policy_loss = -(out.distribution.log_prob(steps.action) * advantage.flatten()).mean()
+        value_loss = (out.value - ret.flatten()).square().mean()
+        entropy = out.distribution.entropy().mean()
+        loss = policy_loss + self.cfg.value_coef * value_loss - self.cfg.entropy_coef * entropy
+
+        metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return zx.Gradients(
+            {"both_optimizer": self.both_optimizer.gradient(loss)},
+            {name: value.detach() for name, value in metrics.items()},
+        )
+
+    def value(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.net(obs).value
+
+
+def main() -> dict:
+    return zx.train("own_algorithm:Reinforce", env="CartPole-v1", stop_return=GOAL)
+
+
+if __name__ == "__main__":
+    result = main()
+    print(f"{result['final_return']:.1f} after {result['env_steps']:,} steps")

@@ -1,0 +1,287 @@
+"""Callbacks in real runs that take about a second."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor
+
+import zhixing as zx
+from zhixing.actor import Evaluation
+from zhixing.algorithms.ppo import PPO
+from zhixing.batch import Batch
+from zhixing.callbacks import Callback, Progress
+from zhixing.checkpoint import read_checkpoint
+from zhixing.errors import NonFiniteError
+from zhixing.plots.metrics import read_metrics
+from zhixing.session import Session
+from zhixing.trainer import Loop
+
+
+class Coin(gym.Env[Any, Any]):
+    """One step; it pays 1 in half of the cases, whatever is done."""
+
+    observation_space = Box(0.0, 1.0, (1,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(1, np.float32), float(self.np_random.random() < 0.5), True, False, {}
+
+
+class Breaks(PPO):
+    """Its value loss is NaN from the fifth update on."""
+
+    def value_loss(self, value: Tensor, batch: Batch) -> Tensor:
+        return super().value_loss(value, batch) * (math.nan if self.updates >= 4 else 1.0)
+
+
+class Steep(PPO):
+    """A loss without fault whose gradient is infinite: the slope of the root at zero."""
+
+    def value_loss(self, value: Tensor, batch: Batch) -> Tensor:
+        return super().value_loss(value, batch) + (value - value.detach()).abs().sqrt().sum()
+
+
+class Watch(Callback):
+    """Keeps what it is told, and the weights before each iteration and at the end."""
+
+    def __init__(self) -> None:
+        self.iterations: list[int] = []
+        self.evaluations: list[tuple[int, Evaluation]] = []
+        self.weights: list[dict[str, Tensor]] = []
+
+    def iteration_begin(self, loop: Loop) -> None:
+        self.weights.append({name: value.clone() for name, value in loop.learner.weights().items()})
+
+    def train_end(self, loop: Loop) -> None:
+        self.iteration_begin(loop)
+
+    def iteration_end(self, loop: Loop, metrics: Any) -> None:
+        self.iterations.append(loop.env_steps)
+
+    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+        self.evaluations.append((loop.env_steps, evaluation))
+
+
+def session(
+    out: Path, *callbacks: Callback, algorithm: str = "ppo", env: str = "toy/match", **settings: Any
+) -> Session:
+    """Iterations of 64 steps: 2 environments x 32, and one update of 4 epochs."""
+    short = {
+        "env_steps": 640,
+        "vector": {"num": 2, "backend": "serial"},
+        "net": {"hidden_sizes": [8]},
+        "steps_per_iteration": 32,
+        "minibatch_size": 64,
+        "epochs": 4,
+        "eval_every_steps": 0,
+        "eval_episodes": 3,
+        "tensorboard": False,
+    }
+    return Session(zx.config.load(algorithm=algorithm, env=env, **(short | settings)), out, callbacks, quiet=True)
+
+
+# --- progress ---
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(out: io.StringIO, tmp_path: Path, every_seconds: float | None = None) -> str:
+    progress = Progress(out)
+    if every_seconds is not None:
+        progress.every_seconds = every_seconds
+    session(tmp_path / "run", progress, eval_every_steps=320).run()
+    return out.getvalue()
+
+
+def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
+    text = shown(io.StringIO(), tmp_path, every_seconds=0.0)
+    lines = text.splitlines()
+    assert text.endswith("\n")
+    assert "\r" not in text
+    assert "\x1b" not in text
+    assert [line.split()[0] for line in lines] == [str(64 * i) for i in range(1, 11)]  # no step twice
+    assert "steps  10%" in lines[0]
+    assert "eval" not in lines[0]
+    assert "eval" in lines[5]
+    assert "policy loss" in lines[0]
+    assert lines[-1].endswith("0:00 left")
+
+
+def test_short_run_without_a_terminal_is_one_line_at_its_end(tmp_path: Path) -> None:
+    lines = shown(io.StringIO(), tmp_path).splitlines()
+    assert len(lines) == 1
+    assert "640 steps 100%" in lines[0]
+
+
+def test_progress_is_one_live_line_in_a_terminal(tmp_path: Path) -> None:
+    text = shown(Terminal(), tmp_path, every_seconds=0.0)
+    assert text.count("\n") == 1  # only at the end, so that what follows has a line of its own
+    assert text.endswith("\n")
+    assert text.count("\r\x1b[2K") == 10  # each time over the line before
+
+
+# --- metrics.csv ---
+
+
+def test_csv_has_a_row_whenever_log_every_steps_is_passed_and_a_last_one(tmp_path: Path) -> None:
+    session(tmp_path / "run", log_every_steps=150, eval_every_steps=0).run()
+    # 64 steps at a time, multiples of 150 are passed at 192 (150), 320 (300), 512 (450), 640 (600)
+    assert list(read_metrics(tmp_path / "run/metrics.csv")["env_steps"]) == [192, 320, 512, 640]
+
+
+def test_last_row_comes_also_between_two_due_ones(tmp_path: Path) -> None:
+    session(tmp_path / "run", log_every_steps=250).run()
+    assert list(read_metrics(tmp_path / "run/metrics.csv")["env_steps"]) == [256, 512, 640]
+
+
+def test_last_row_that_is_due_waits_for_the_evaluation_at_the_end(tmp_path: Path) -> None:
+    session(tmp_path / "run", log_every_steps=64, eval_every_steps=0).run()
+    columns = read_metrics(tmp_path / "run/metrics.csv")
+    assert list(columns["env_steps"]) == [64 * i for i in range(1, 11)]
+    assert np.isfinite(columns["eval_return_mean"][-1])
+
+
+def test_csv_tells_what_result_json_and_the_evaluations_tell(tmp_path: Path) -> None:
+    watch = Watch()
+    session(tmp_path / "run", watch, log_every_steps=64, eval_every_steps=128).run()
+    columns = read_metrics(tmp_path / "run/metrics.csv")
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert list(columns["env_steps"]) == watch.iterations  # no row twice
+    assert columns["updates"][-1] == result["updates"] == 40
+    assert columns["seconds"][-1] == pytest.approx(result["seconds"], abs=0.01)
+    told = {
+        step: value
+        for step, value in zip(columns["env_steps"], columns["eval_return_mean"], strict=True)
+        if value == value
+    }
+    assert told == {step: pytest.approx(evaluation.mean_return) for step, evaluation in watch.evaluations}
+    assert list(told) == [128, 256, 384, 512, 640]
+    assert np.isfinite(columns["policy_loss"]).all()
+    assert np.all(np.diff(columns["seconds"]) > 0)
+
+
+# --- TensorBoard ---
+
+
+def test_tensorboard_has_the_values_of_the_csv(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    watch = Watch()
+    session(tmp_path / "run", watch, log_every_steps=128, eval_every_steps=128, tensorboard=True).run()
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    columns = read_metrics(tmp_path / "run/metrics.csv")
+    steps = columns.pop("env_steps")
+    columns.pop("eval_return_mean")
+    for name, values in columns.items():
+        scalars = events.Scalars(name)
+        assert [scalar.step for scalar in scalars] == list(steps), name
+        assert [scalar.value for scalar in scalars] == pytest.approx(values, rel=1e-5, abs=1e-12), name
+    evaluated = {scalar.step: scalar.value for scalar in events.Scalars("eval/mean_return")}
+    assert evaluated == {step: pytest.approx(one.mean_return) for step, one in watch.evaluations}
+
+
+def test_tensorboard_has_the_last_row_too(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    session(tmp_path / "run", log_every_steps=250, tensorboard=True).run()
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    assert [scalar.step for scalar in events.Scalars("return_mean")] == [256, 512, 640]
+
+
+# --- checkpoints ---
+
+
+def test_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
+    watch = Watch()
+    settings = {"checkpoint_every_steps": 128, "keep_checkpoints": 3, "eval_every_steps": 64}
+    session(tmp_path / "run", watch, **settings).run()
+    names = sorted(file.name for file in (tmp_path / "run/checkpoints").iterdir())
+    assert names == ["000000000384.pt", "000000000512.pt", "000000000640.pt", "best.pt"]
+    best = read_checkpoint(tmp_path / "run/checkpoints/best.pt")
+    step, evaluation = max(watch.evaluations, key=lambda pair: pair[1].mean_return)  # the first of equal ones
+    assert (best["env_steps"], best["return"]) == (step, evaluation.mean_return)
+    last = read_checkpoint(tmp_path / "run/checkpoints/000000000640.pt")
+    assert last["env_steps"] == last["loop"]["actor"]["env_steps"] == 640
+
+
+def test_best_checkpoint_holds_the_weights_that_were_evaluated(tmp_path: Path) -> None:
+    watch = Watch()
+    session(tmp_path / "run", watch, eval_every_steps=64).run()
+    best = read_checkpoint(tmp_path / "run/checkpoints/best.pt")
+    evaluated = watch.weights[best["env_steps"] // 64]
+    assert all(torch.equal(best["policy"][name], value) for name, value in evaluated.items())
+
+
+# --- evaluation and stop_return ---
+
+
+def test_reached_stop_return_is_confirmed_by_a_hundred_episodes(tmp_path: Path) -> None:
+    watch = Watch()
+    result = session(tmp_path / "run", watch, eval_every_steps=128, stop_return=-1.0).run()  # any policy does
+    assert [(step, len(one.episodes)) for step, one in watch.evaluations] == [(128, 100)]
+    assert result["reached"] is True
+    assert result["env_steps"] == result["env_steps_to_stop"] == watch.iterations[-1] == 128
+    assert result["final_return"] == watch.evaluations[0][1].mean_return
+    assert result["seconds_to_stop"] == result["seconds"]
+
+
+def test_lucky_evaluation_that_is_not_confirmed_does_not_stop(tmp_path: Path) -> None:
+    watch = Watch()
+    settings = {"eval_every_steps": 64, "eval_episodes": 1, "stop_return": 0.9}
+    result = session(tmp_path / "run", watch, env=f"{__name__}:Coin", **settings).run()
+    asked_again = [one for _, one in watch.evaluations if len(one.episodes) == 100]
+    assert asked_again  # one episode pays 1 half of the time
+    assert all(one.mean_return < 0.9 for one in asked_again)
+    assert result["env_steps"] == 640
+    assert result["reached"] is False
+    assert result["env_steps_to_stop"] is result["seconds_to_stop"] is None
+
+
+def test_evaluation_does_not_disturb_training(tmp_path: Path) -> None:
+    often, never = Watch(), Watch()
+    session(tmp_path / "a", often, eval_every_steps=64).run()
+    session(tmp_path / "b", never, eval_every_steps=0).run()
+    assert len(often.evaluations) == 10
+    assert len(never.evaluations) == 1  # at the end
+    for one, other in zip(often.weights, never.weights, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+# --- numbers that are not finite ---
+
+
+def test_nan_stops_the_run_and_names_loss_and_step(tmp_path: Path) -> None:
+    watch = Watch()
+    run = session(tmp_path / "run", watch, algorithm=f"{__name__}:Breaks")
+    with pytest.raises(NonFiniteError, match=r"^value_loss is nan at environment step 128, update 8; the weights"):
+        run.run()
+    # the iteration before was the last to change anything
+    after = run.learner.weights()
+    assert all(torch.equal(after[name], value) for name, value in watch.weights[1].items())
+    assert any(not torch.equal(after[name], value) for name, value in watch.weights[0].items())
+
+
+def test_infinite_gradient_of_a_finite_loss_stops_the_run(tmp_path: Path) -> None:
+    run = session(tmp_path / "run", algorithm=f"{__name__}:Steep")
+    with pytest.raises(NonFiniteError, match=r"^grad_norm is (nan|inf) at environment step 64, update 4"):
+        run.run()
+    assert all(torch.isfinite(value).all() for value in run.learner.weights().values())
