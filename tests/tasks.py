@@ -91,7 +91,7 @@ class Many(gym.Env):
 
 
 class Masked(gym.Env):
-    """Two of four actions are forbidden at each step, others next time; a forbidden one raises. The higher, the better."""
+    """Two of four actions are forbidden at each step; a forbidden one raises. The higher of the others pays."""
 
     observation_space = Box(0.0, 1.0, (4,), np.float32)
     action_space = Discrete(4)

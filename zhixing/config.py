@@ -135,6 +135,8 @@ class ReplayConfig(Strict):
     prioritized: bool = False  # sample by the size of the last error instead of uniformly
     alpha: Fraction = 0.6  # prioritized: how much priorities count
     beta_start: Fraction = 0.4  # prioritized: importance correction at the start, growing to 1
+    sequence_length: Positive = 20  # recurrent networks: steps of a sample that are learned from
+    burn_in: Count = 5  # recurrent networks: steps before these that only warm up the memory
     frame_stack: Positive = 1  # observations are stacks of so many frames, stored once each
     on_device: bool = False  # keep the replay on the learner's device
     on_disk: bool = False  # keep the replay in memory-mapped files in the run's folder
@@ -150,6 +152,21 @@ class OffPolicyConfig(RunConfig):
     replay: ReplayConfig = ReplayConfig()
 
     scheme: ClassVar[str] = "off_policy"
+
+
+class ValueConfig(OffPolicyConfig):
+    """Settings of algorithms that learn the values of discrete actions."""
+
+    lr: PositiveFloat = 1e-3  # learning rate
+    optimizer: Literal["adam", "rmsprop"] = "adam"  # what moves the weights
+    max_grad_norm: PositiveFloat | None = 10.0  # gradients are clipped to this norm
+    sync_every_updates: Positive = 200  # how often the target network moves
+    tau: Fraction = 1.0  # how far it moves then; 1 copies the network
+    epsilon_start: Fraction = 1.0  # chance of a random action at the start
+    epsilon_end: Fraction = 0.05  # and when it has fallen
+    epsilon_fraction: Fraction = 0.2  # share of the budget of steps over which it falls
+    eval_epsilon: Fraction = 0.0  # chance of a random action in evaluations
+    net: NetConfig = NetConfig(hidden_sizes=[128, 128], activation="relu")
 
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -59,6 +59,11 @@ class Learner(ABC):
         """What a step must hold besides the base fields: names to trees of `Field`."""
         return {}
 
+    @property
+    def reads(self) -> str:
+        """What a sample of the replay shows: single `transitions`, or `sequences` for networks with memory."""
+        return "transitions"
+
     @abstractmethod
     def gradients(self, batch: Batch) -> Gradients:
         """Losses of one (mini)batch and their gradients; changes nothing."""

@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from collections.abc import Sequence as List
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -19,7 +20,7 @@ import torch
 
 from zhixing import algorithms, config, envs
 from zhixing.actor import Actor, Evaluation
-from zhixing.buffers import Buffer, NStep, Prioritized, Reservoir, Uniform
+from zhixing.buffers import Buffer, NStep, Prioritized, Reservoir, Sequence, Uniform, View
 from zhixing.callbacks import Callback, Checkpoint, Csv, Evaluate, Progress, StopOnNonFinite, TensorBoard
 from zhixing.checkpoint import RunFolder, fitting
 from zhixing.config import OffPolicyConfig, RunConfig
@@ -37,7 +38,7 @@ class Session:
         self,
         cfg: RunConfig,
         out: str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: List[Callback] = (),
         *,
         quiet: bool = False,
         folder: RunFolder | None = None,
@@ -61,7 +62,7 @@ class Session:
             self.env.close()
             raise
 
-    def _build(self, callbacks: Sequence[Callback], quiet: bool) -> None:
+    def _build(self, callbacks: List[Callback], quiet: bool) -> None:
         cfg = self.cfg
         torch.set_num_threads(int(cfg.threads))
         device = torch.device(cfg.device)
@@ -95,13 +96,17 @@ class Session:
             samplers["replay"] = Prioritized(replay.alpha, replay.beta_start, 1.0, updates)
         for name, kind in learner.further_buffers.items():
             samplers[name] = Uniform() if kind == "uniform" else Reservoir(stream(cfg.seed, name))
+        views: dict[str, View] = {
+            "transitions": NStep(replay.n_step, cfg.gamma),
+            "sequences": Sequence(replay.sequence_length, replay.burn_in),
+        }
         return {
             name: Buffer(
                 {**self.env.spaces.fields(), **learner.fields},
                 replay.capacity,
                 self.env.num_envs,
                 sampler=sampler,
-                view=NStep(replay.n_step if name == "replay" else 1, cfg.gamma),
+                view=views[learner.reads] if name == "replay" else NStep(1, cfg.gamma),
                 frame_stack=replay.frame_stack,
                 device=cfg.device if replay.on_device else "cpu",
                 folder=self.folder.path / "replay-memory" / name if replay.on_disk else None,
@@ -123,9 +128,7 @@ class Session:
             )
 
     @staticmethod
-    def resume(
-        run: str | Path, callbacks: Sequence[Callback] = (), *, quiet: bool = False, **overrides: Any
-    ) -> Session:
+    def resume(run: str | Path, callbacks: List[Callback] = (), *, quiet: bool = False, **overrides: Any) -> Session:
         """Go on from a run's last checkpoint. `overrides` may lengthen its budget."""
         folder = RunFolder.open(run)
         cfg = folder.read_config()

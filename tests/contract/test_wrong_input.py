@@ -84,7 +84,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("words, message", WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize(("words", "message"), WRONG.values(), ids=WRONG.keys())
 def test_wrong_words_are_told_and_leave_nothing(
     words: list[str], message: str, zhixing: Command, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ slowly (`tau`) instead of being copied every so often.
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Literal
 
 import torch
@@ -16,88 +17,86 @@ from torch.nn import functional as F
 
 from zhixing.algorithms import register
 from zhixing.batch import Batch
-from zhixing.config import Fraction, NetConfig, OffPolicyConfig, Positive, PositiveFloat
+from zhixing.config import ValueConfig
 from zhixing.errors import UserError
 from zhixing.learner import Gradients, Learner
-from zhixing.nets.body import MakeNet, is_recurrent, make_body, num_features
+from zhixing.nets.body import MakeNet, hidden_fields
+from zhixing.nets.heads import DuelingHead
+from zhixing.nets.qnet import MakeHead, QNet, check_sequences, epsilon_at, learned_steps, priorities, read, read_next
 from zhixing.ops.distributions import MASKED
-from zhixing.ops.optim import Average, OptimizerKind
-from zhixing.ops.schedules import linear
+from zhixing.ops.optim import Average
 from zhixing.policy import GreedyPolicy
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree
 
 
-class Config(OffPolicyConfig):
-    lr: PositiveFloat = 1e-3  # learning rate
-    optimizer: OptimizerKind = "adam"  # what moves the weights
+class Config(ValueConfig):
     loss: Literal["huber", "mse"] = "huber"  # of the error; huber is linear beyond 1
-    max_grad_norm: PositiveFloat | None = 10.0  # gradients are clipped to this norm
-    sync_every_updates: Positive = 200  # how often the target network moves
-    tau: Fraction = 1.0  # how far it moves then; 1 copies the network
-    epsilon_start: Fraction = 1.0  # chance of a random action at the start
-    epsilon_end: Fraction = 0.05  # and when it has fallen
-    epsilon_fraction: Fraction = 0.2  # share of the budget of steps over which it falls
-    eval_epsilon: Fraction = 0.0  # chance of a random action in evaluations
-    net: NetConfig = NetConfig(hidden_sizes=[128, 128], activation="relu")
-
-
-class QNet(nn.Module):
-    """`net(obs, hidden) -> (q [B,n], hidden)`."""
-
-    def __init__(self, spaces: Spaces, cfg: NetConfig, make_net: MakeNet | None) -> None:
-        super().__init__()
-        self.body = make_body(spaces.obs, cfg, make_net)
-        self.head = nn.Linear(num_features(self.body, spaces.obs), spaces.num_actions)
-
-    def forward(self, obs: Tree, hidden: Tree = None) -> tuple[Tensor, Tree]:
-        return self.head(self.body(obs)), None
 
 
 @register("dqn", "Q-learning with replay and a target network")
+@register("double_dqn", "DQN whose next action is chosen by the network and valued by its target", double=True)
+@register("dueling_dqn", "DQN with streams of their own for value and advantages", head=DuelingHead)
 class DQN(Learner):
     settings = Config
     metrics = ("loss", "q_mean", "grad_norm")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self,
+        cfg: Config,
+        spaces: Spaces,
+        device: torch.device | str = "cpu",
+        net: MakeNet | None = None,
+        *,
+        head: MakeHead = nn.Linear,
+        double: bool = False,
     ) -> None:
         if not isinstance(spaces.action, Discrete):
-            raise UserError(f"dqn needs Discrete actions, this task has {spaces.action} (for those there is ppo)")
+            raise UserError(
+                f"{cfg.algorithm} needs Discrete actions, this task has {spaces.action} (for those there is ppo)"
+            )
         super().__init__(cfg, spaces, device)
-        self.cfg = cfg
+        self.cfg, self.double = cfg, double
         with self.building():
-            self.net = QNet(spaces, cfg.net, net).to(self.device)
-        if is_recurrent(self.net.body):
-            raise UserError("dqn takes no recurrent networks (for those there is ppo)")
+            self.net = QNet(spaces, cfg.net, net, head).to(self.device)
+        check_sequences(cfg, self.net)
         self.q_optimizer = self.optimizer(
             self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
         )
         self.target = copy.deepcopy(self.net)
         self.follow = Average(self.target, self.net)
-        self.policy = GreedyPolicy(spaces, self.net, self.epsilon, cfg.eval_epsilon)
+        self.policy = GreedyPolicy(spaces, self.net, partial(epsilon_at, cfg), cfg.eval_epsilon)
 
-    def epsilon(self, env_steps: int) -> float:
-        share = env_steps / max(1.0, self.cfg.epsilon_fraction * self.cfg.env_steps)
-        return linear(self.cfg.epsilon_start, self.cfg.epsilon_end, share)
+    @property
+    def reads(self) -> str:
+        return "sequences" if self.net.recurrent else "transitions"
+
+    @property
+    def fields(self) -> dict[str, Tree]:
+        return {"hidden": hidden_fields(self.policy.initial_hidden(1))} if self.net.recurrent else {}
 
     @torch.no_grad()
-    def target_value(self, batch: Batch) -> Tensor:
-        next_q, _ = self.target(batch.next_obs)
-        if "next_mask" in batch:
-            next_q = next_q.masked_fill(~batch.next_mask, MASKED)  # never bootstrap from a forbidden action
-        return batch.reward + batch.discount * ~batch.terminated * next_q.amax(-1)
+    def target_value(self, batch: Batch, steps: Batch) -> Tensor:
+        burn_in = self.cfg.replay.burn_in
+        next_q = read_next(self.target, batch, burn_in)
+        chooser = read_next(self.net, batch, burn_in) if self.double else next_q
+        if "next_mask" in steps:
+            chooser = chooser.masked_fill(~steps.next_mask, MASKED)  # never bootstrap from a forbidden action
+        best = next_q.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
+        return steps.reward + steps.discount * ~steps.terminated * best
 
     def gradients(self, batch: Batch) -> Gradients:
-        q_all, _ = self.net(batch.obs)
-        q = q_all.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)  # [B]
-        target = self.target_value(batch)
+        steps = learned_steps(batch, self.cfg) if self.net.recurrent else batch
+        q_all = read(self.net, batch, self.cfg.replay.burn_in)
+        q = q_all.gather(-1, steps.action.unsqueeze(-1)).squeeze(-1)  # [B]
+        target = self.target_value(batch, steps)
         error = F.huber_loss if self.cfg.loss == "huber" else F.mse_loss
         losses = error(q, target, reduction="none")
-        loss = (losses * batch.weight).mean() if "weight" in batch else losses.mean()
+        loss = (losses * steps.weight).mean() if "weight" in steps else losses.mean()
         gradient = self.q_optimizer.gradient(loss)
         metrics = {"loss": loss.detach(), "q_mean": q.detach().mean()}
-        return Gradients({"q_optimizer": gradient}, metrics, (target - q.detach()).abs())
+        priority = priorities((target - q.detach()).abs(), batch)
+        return Gradients({"q_optimizer": gradient}, metrics, priority)
 
     def value(self, obs: Tree) -> Tensor:
         return self.net(obs)[0].amax(-1)

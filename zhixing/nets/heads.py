@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
@@ -49,3 +51,30 @@ class ValueHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return self.linear(features).squeeze(-1)
+
+
+class DuelingHead(nn.Module):
+    """Q = V + A - mean A (Wang et al., 2016), for values `[B,n]` or, with `atoms`, for each atom `[B,n,atoms]`.
+
+    `linear` makes the layers: a noisy one explores by its weights.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        actions: int,
+        atoms: int | None = None,
+        linear: Callable[[int, int], nn.Module] = nn.Linear,
+    ) -> None:
+        super().__init__()
+        self.atoms = atoms
+        size = atoms or 1
+        hidden = max(features // 2, 1)
+        self.value = nn.Sequential(linear(features, hidden), nn.ReLU(), linear(hidden, size))
+        self.advantage = nn.Sequential(linear(features, hidden), nn.ReLU(), linear(hidden, actions * size))
+
+    def forward(self, features: Tensor) -> Tensor:
+        value = self.value(features).unsqueeze(1)  # [B,1,atoms]
+        advantage = self.advantage(features).unflatten(-1, (-1, self.atoms or 1))  # [B,n,atoms]
+        q = value + advantage - advantage.mean(1, keepdim=True)
+        return q if self.atoms else q.squeeze(-1)

@@ -1,0 +1,92 @@
+"""Networks of action values, and how learners read them: for transitions `[B]`, or sequences `[B,T]` with memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zhixing.batch import Batch
+from zhixing.config import NetConfig, ValueConfig
+from zhixing.errors import UserError
+from zhixing.nets.body import MakeNet, is_recurrent, make_body, num_features, unroll
+from zhixing.ops.schedules import linear
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree, tree_map
+
+MakeHead = Callable[[int, int], nn.Module]  # (features, actions) to a module from features to [B, actions, ...]
+
+
+class QNet(nn.Module):
+    """`net(obs, hidden) -> (what the head makes of it [B,n,...], hidden)`; `hidden` is None without memory."""
+
+    def __init__(self, spaces: Spaces, cfg: NetConfig, make_net: MakeNet | None, head: MakeHead) -> None:
+        super().__init__()
+        self.body = make_body(spaces.obs, cfg, make_net)
+        self.recurrent = is_recurrent(self.body)
+        self.head = head(num_features(self.body, spaces.obs), spaces.num_actions)
+
+    def forward(self, obs: Tree, hidden: Tree = None) -> tuple[Tensor, Tree]:
+        if not self.recurrent:
+            return self.head(self.body(obs)), None
+        features, hidden = self.body(obs, hidden)
+        return self.head(features), hidden
+
+
+def read(net: QNet, batch: Batch, burn_in: int) -> Tensor:
+    """What the network says of the observations, a row per step that is learned from."""
+    if not net.recurrent:
+        return net(batch.obs)[0]
+    return torch.stack([out for out, _ in _replay(net, batch)[burn_in:]]).flatten(0, 1)
+
+
+def read_next(net: QNet, batch: Batch, burn_in: int) -> Tensor:
+    """What it says of the next observations, also of the true last ones of episodes."""
+    if not net.recurrent:
+        return net(batch.next_obs)[0]
+    memories = [hidden for _, hidden in _replay(net, batch)[burn_in:]]
+    hidden = tree_map(lambda *steps: torch.cat(steps), *memories)
+    return net(_by_time(batch.next_obs, burn_in), hidden)[0]
+
+
+def learned_steps(batch: Batch, cfg: ValueConfig) -> Batch:
+    """What belongs to the rows of `read`: steps of sequences after the burn-in, time first, as one dimension."""
+    burn_in = cfg.replay.burn_in
+    names = [name for name in ("action", "reward", "terminated", "next_mask") if name in batch]
+    fields = {name: _by_time(getattr(batch, name), burn_in) for name in names}
+    fields["discount"] = torch.full_like(fields["reward"], cfg.gamma)
+    if "weight" in batch:  # one per sequence
+        fields["weight"] = batch.weight.repeat(batch.reward.shape[1] - burn_in)
+    return Batch(**fields)
+
+
+def priorities(errors: Tensor, batch: Batch) -> Tensor:
+    """Of transitions their error; of sequences mostly the largest, somewhat the mean (Kapturowski et al., 2019)."""
+    num = len(batch.index)
+    if len(errors) == num:
+        return errors
+    by_time = errors.view(-1, num)  # [T,B]
+    return 0.9 * by_time.amax(0) + 0.1 * by_time.mean(0)
+
+
+def check_sequences(cfg: ValueConfig, net: QNet) -> None:
+    if net.recurrent and cfg.replay.n_step > 1:
+        raise UserError(f"{cfg.algorithm} with a recurrent network learns from sequences: set replay.n_step=1")
+
+
+def epsilon_at(cfg: ValueConfig, env_steps: int) -> float:
+    share = env_steps / max(1.0, cfg.epsilon_fraction * cfg.env_steps)
+    return linear(cfg.epsilon_start, cfg.epsilon_end, share)
+
+
+def _replay(net: QNet, batch: Batch) -> list[Any]:
+    """The network run over sequences `[B,T]` from the memory stored with their first step."""
+    obs = tree_map(lambda leaf: leaf.transpose(0, 1), batch.obs)
+    start = tree_map(lambda leaf: leaf[:, 0], batch.hidden)
+    return unroll(net, obs, start, batch.is_first.transpose(0, 1))
+
+
+def _by_time(tree: Tree, burn_in: int) -> Tree:
+    return tree_map(lambda leaf: leaf[:, burn_in:].transpose(0, 1).flatten(0, 1), tree)
