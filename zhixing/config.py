@@ -169,6 +169,16 @@ class ValueConfig(OffPolicyConfig):
     net: NetConfig = NetConfig(hidden_sizes=[128, 128], activation="relu")
 
 
+class ContinuousConfig(OffPolicyConfig):
+    """Settings of algorithms with an actor and critics that learn from a replay."""
+
+    lr: PositiveFloat = 1e-3  # learning rate
+    actor_lr: PositiveFloat | None = None  # the actor's own learning rate
+    tau: Fraction = 0.005  # how far targets move towards the networks at each update
+    batch_size: Positive = 256  # transitions per update
+    net: NetConfig = NetConfig(hidden_sizes=[256, 256], activation="relu")
+
+
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -108,14 +108,17 @@ class Learner(ABC):
                 part.load_state_dict(state["parts"][name])
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next update depends on: all networks and optimizers among the attributes."""
+        """Everything that the next update depends on: all networks, optimizers and tensors among the attributes."""
         parts = {name: part.state_dict() for name, part in vars(self).items() if isinstance(part, _STATEFUL)}
-        return {"parts": parts, "updates": self.updates, "rng": self.rng.get_state()}
+        tensors = {name: part.clone() for name, part in vars(self).items() if isinstance(part, Tensor)}
+        return {"parts": parts, "tensors": tensors, "updates": self.updates, "rng": self.rng.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, part in vars(self).items():
+        for name, part in list(vars(self).items()):
             if isinstance(part, _STATEFUL):
                 part.load_state_dict(state["parts"][name])
+            elif isinstance(part, Tensor):
+                setattr(self, name, state["tensors"][name].to(self.device))
         self.updates = state["updates"]
         self.rng.set_state(state["rng"])
 

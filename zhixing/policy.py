@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from zhixing.nets.actor_critic import ActorCritic
 from zhixing.nets.body import example
 from zhixing.spaces import Spaces
-from zhixing.tree import Tree, tree_map
+from zhixing.tree import Tree, tree_leaves, tree_map
 
 
 class Phase(Enum):
@@ -77,6 +77,50 @@ class ActorCriticPolicy(Policy):
         distribution, value, hidden = self.net(obs, hidden, mask)
         action = distribution.mode() if phase is Phase.EVAL else distribution.sample(rng)
         return Decision(action, distribution.log_prob(action), value, hidden)
+
+
+class SampledPolicy(Policy):
+    """Samples from `net(obs, mask) -> Distribution`; the best action is its mode. Without memory."""
+
+    def __init__(self, spaces: Spaces, net: nn.Module) -> None:
+        super().__init__(spaces)
+        self.net = net
+
+    def act(
+        self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
+    ) -> Decision:
+        if phase is Phase.RANDOM:
+            return Decision(self.random_action(len(tree_leaves(obs)[0]), mask, rng))
+        distribution = self.net(obs, mask)
+        return Decision(distribution.mode() if phase is Phase.EVAL else distribution.sample(rng))
+
+
+class DeterministicPolicy(Policy):
+    """`net(obs)` in [-1, 1], plus noise while collecting: independent normals, or an Ornstein-Uhlenbeck process.
+
+    The process remembers where it was: that is this policy's hidden state, cleared like any at an episode's end.
+    """
+
+    def __init__(self, spaces: Spaces, net: nn.Module, noise: float, ou_theta: float | None = None) -> None:
+        super().__init__(spaces)
+        self.net, self.noise, self.ou_theta = net, noise, ou_theta
+
+    def initial_hidden(self, num: int) -> Tree:
+        device = next(self.net.parameters()).device
+        return None if self.ou_theta is None else torch.zeros(num, self.spaces.num_actions, device=device)
+
+    def act(
+        self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
+    ) -> Decision:
+        if phase is Phase.RANDOM:
+            return Decision(self.random_action(len(tree_leaves(obs)[0]), mask, rng), hidden=hidden)
+        action = self.net(obs)
+        if phase is Phase.EVAL:
+            return Decision(action, hidden=hidden)
+        kick = torch.empty_like(action).normal_(generator=rng) * self.noise
+        if self.ou_theta is not None:
+            kick = hidden = hidden * (1.0 - self.ou_theta) + kick
+        return Decision((action + kick).clamp(-1.0, 1.0), hidden=hidden)
 
 
 class GreedyPolicy(Policy):

@@ -24,21 +24,17 @@ class Algorithm(NamedTuple):
     name: str
     summary: str
     make: Callable[..., Learner]  # (cfg, spaces, device, net) to a learner: a class, or one with some parts exchanged
-    learner: type[Learner]
-
-    @property
-    def settings(self) -> type[RunConfig]:
-        return self.learner.settings
+    settings: type[RunConfig]
 
 
 _registered: dict[str, Algorithm] = {}
 
 
-def register(name: str, summary: str, **parts: Any) -> Callable[[L], L]:
-    """Register a learner under a name; `parts` are handed to it, so a variant is one more line above its class."""
+def register(name: str, summary: str, settings: type[RunConfig] | None = None, **parts: Any) -> Callable[[L], L]:
+    """Register a learner under a name. A variant is one more line above its class: other settings, or other parts."""
 
     def add(learner: L) -> L:
-        _registered[name] = Algorithm(name, summary, partial(learner, **parts), learner)
+        _registered[name] = Algorithm(name, summary, partial(learner, **parts), settings or learner.settings)
         return learner
 
     return add
@@ -76,4 +72,4 @@ def _own(name: str) -> Algorithm:
     learner = getattr(module, attribute)
     if not (isinstance(learner, type) and issubclass(learner, Learner) and hasattr(learner, "settings")):
         raise UserError(f"algorithm {name!r} must be a zhixing.Learner with `settings`")
-    return Algorithm(name, (learner.__doc__ or "").strip().split("\n")[0], learner, learner)
+    return Algorithm(name, (learner.__doc__ or "").strip().split("\n")[0], learner, learner.settings)

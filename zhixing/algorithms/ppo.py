@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from pydantic import model_validator
 from torch import Tensor
@@ -17,13 +16,12 @@ from zhixing.algorithms import register
 from zhixing.batch import Batch
 from zhixing.config import Count, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
 from zhixing.learner import Gradients, Learner, Update
-from zhixing.nets.actor_critic import ActorCritic
-from zhixing.nets.body import MakeNet, hidden_fields, unroll
+from zhixing.nets.actor_critic import ActorCritic, advantages, episode_starts, evaluate, rollout_fields
+from zhixing.nets.body import MakeNet
 from zhixing.ops.normalise import RewardScale
-from zhixing.ops.returns import gae, next_values
 from zhixing.policy import ActorCriticPolicy
 from zhixing.spaces import Spaces
-from zhixing.tree import Field, Tree, tree_map
+from zhixing.tree import Tree
 
 
 class Config(OnPolicyConfig):
@@ -96,11 +94,7 @@ class PPO(Learner):
 
     @property
     def fields(self) -> dict[str, Tree]:
-        number = Field((), np.dtype(np.float32))
-        fields: dict[str, Tree] = {"logp": number, "value": number}
-        if self.net.recurrent:
-            fields["hidden"] = hidden_fields(self.policy.initial_hidden(1))
-        return fields
+        return rollout_fields(self.policy)
 
     def set_progress(self, fraction: float) -> None:
         if not self.cfg.lr_decay:
@@ -136,7 +130,8 @@ class PPO(Learner):
 
     def gradients(self, batch: Batch, actor: bool = True, critic: bool = True) -> Gradients:
         """`batch` comes from `prepare`: `[B]`, or `[T,n]` for recurrent networks."""
-        logp, value, entropy = self.evaluate(batch)
+        logp, value, entropies = evaluate(self.net, batch)
+        entropy = entropies.mean()
         policy_loss, log_ratio = self.policy_loss(logp, batch)
         value_loss = self.value_loss(value, batch)
         actor_loss = policy_loss - self.cfg.entropy_coef * entropy
@@ -159,46 +154,18 @@ class PPO(Learner):
         }
         return Gradients(found, metrics)
 
-    def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probability of the actions taken, value, and mean entropy under the present weights."""
-        mask = batch.mask if "mask" in batch else None
-        if not self.net.recurrent:
-            out = self.net(batch.obs, None, mask)
-            return out.distribution.log_prob(batch.action), out.value, out.distribution.entropy().mean()
-        start = tree_map(lambda leaf: leaf[0], batch.hidden)
-        outs = unroll(self.net, batch.obs, start, batch.is_first, mask)
-        logp = torch.stack([out.distribution.log_prob(a) for out, a in zip(outs, batch.action, strict=True)])
-        entropy = torch.stack([out.distribution.entropy() for out in outs])
-        return logp, torch.stack([out.value for out in outs]), entropy.mean()
-
     # --- the update ---
 
-    @torch.no_grad()
     def prepare(self, batch: Batch) -> Batch:
         """Advantages and returns of a rollout `[T,N]`."""
-        ended = batch.terminated | batch.truncated
-        reward = batch.reward if self.reward_scale is None else self.reward_scale(batch.reward, ended)
-        boundary = ended.clone()
-        boundary[-1] = True
-        boundary_value = self.value_after(batch, boundary)
-        value = batch.value
-        following = next_values(value, boundary, boundary_value)
-        advantage = gae(
-            reward, value, following, batch.terminated, batch.truncated, self.cfg.gamma, self.cfg.gae_lambda
-        )
-        kept = {name: getattr(batch, name) for name in ("obs", "action", "mask", "hidden") if name in batch}
-        is_first = torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])  # stored memory is cleared already
-        return Batch(
-            **kept, logp=batch.logp, value=value, advantage=advantage, ret=advantage + value, is_first=is_first
-        )
-
-    def value_after(self, batch: Batch, rows: Tensor) -> Tensor:
-        """The value of what the steps in `rows [T,N]` led to."""
-        next_obs = tree_map(lambda leaf: leaf[rows], batch.next_obs)
-        if not self.net.recurrent:
-            return self.net(next_obs).value
-        obs, hidden = (tree_map(lambda leaf: leaf[rows], tree) for tree in (batch.obs, batch.hidden))
-        return self.net(next_obs, self.net(obs, hidden).hidden).value
+        reward = batch.reward
+        if self.reward_scale is not None:
+            reward = self.reward_scale(reward, batch.terminated | batch.truncated)
+        advantage = advantages(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
+        kept = {name: getattr(batch, name) for name in ("obs", "action", "logp", "value", "mask") if name in batch}
+        if self.net.recurrent:
+            kept |= {"hidden": batch.hidden, "is_first": episode_starts(batch)}
+        return Batch(**kept, advantage=advantage, ret=advantage + batch.value)
 
     def minibatches(self, data: Batch) -> Iterator[Batch]:
         """Random parts of a rollout: of its steps, or of its environments where memory needs whole sequences."""

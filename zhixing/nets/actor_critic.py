@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
+from zhixing.batch import Batch
 from zhixing.config import NetConfig
 from zhixing.errors import UserError
-from zhixing.nets.body import Body, MakeNet, encoder_of, is_recurrent, make_body, num_features
+from zhixing.nets.body import Body, MakeNet, encoder_of, hidden_fields, is_recurrent, make_body, num_features, unroll
 from zhixing.nets.heads import PolicyHead, ValueHead
 from zhixing.nets.mlp import TwinMLP
 from zhixing.ops.distributions import Distribution
+from zhixing.ops.returns import gae, next_values
 from zhixing.spaces import Spaces
-from zhixing.tree import Tree
+from zhixing.tree import Field, Tree, tree_map
+
+if TYPE_CHECKING:
+    from zhixing.policy import ActorCriticPolicy
 
 
 class ActorCriticOut(NamedTuple):
@@ -89,3 +96,51 @@ class ActorCritic(nn.Module):
         for encoder in self._encoders:
             if encoder is not None:
                 encoder.update_norm(obs)
+
+
+def evaluate(net: ActorCritic, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability of the actions taken, value and entropy under the present weights, each of the batch's shape.
+
+    `batch` is `[B]`, or `[T,n]` for networks with memory, with `hidden` and `is_first`.
+    """
+    mask = batch.mask if "mask" in batch else None
+    if not net.recurrent:
+        out = net(batch.obs, None, mask)
+        return out.distribution.log_prob(batch.action), out.value, out.distribution.entropy()
+    start = tree_map(lambda leaf: leaf[0], batch.hidden)
+    outs = unroll(net, batch.obs, start, batch.is_first, mask)
+    logp = torch.stack([out.distribution.log_prob(a) for out, a in zip(outs, batch.action, strict=True)])
+    entropy = torch.stack([out.distribution.entropy() for out in outs])
+    return logp, torch.stack([out.value for out in outs]), entropy
+
+
+@torch.no_grad()
+def advantages(net: ActorCritic, batch: Batch, reward: Tensor, gamma: float, lam: float) -> Tensor:
+    """Advantages of a rollout `[T,N]` whose `value` was noted while acting."""
+    boundary = batch.terminated | batch.truncated
+    boundary[-1] = True
+    next_value = next_values(batch.value, boundary, value_after(net, batch, boundary))
+    return gae(reward, batch.value, next_value, batch.terminated, batch.truncated, gamma, lam)
+
+
+@torch.no_grad()
+def value_after(net: ActorCritic, batch: Batch, rows: Tensor) -> Tensor:
+    """The value of what the steps in `rows [T,N]` led to."""
+    next_obs = tree_map(lambda leaf: leaf[rows], batch.next_obs)
+    if not net.recurrent:
+        return net(next_obs).value
+    obs, hidden = (tree_map(lambda leaf: leaf[rows], tree) for tree in (batch.obs, batch.hidden))
+    return net(next_obs, net(obs, hidden).hidden).value
+
+
+def episode_starts(batch: Batch) -> Tensor:
+    """Where memory must be cleared within a rollout `[T,N]`; what is stored with its first row is cleared already."""
+    ended = batch.terminated | batch.truncated
+    return torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])
+
+
+def rollout_fields(policy: ActorCriticPolicy) -> dict[str, Tree]:
+    """What on-policy learners keep of each decision."""
+    number = Field((), np.dtype(np.float32))
+    hidden = policy.initial_hidden(1)
+    return {"logp": number, "value": number} | ({} if hidden is None else {"hidden": hidden_fields(hidden)})

@@ -37,7 +37,7 @@ def mlp(inputs: int, hidden_sizes: Sequence[int], activation: Activation, orthog
 
 
 class TwinMLP(nn.Module):
-    """K networks of one shape in one matrix product per layer: `x [B,n] -> [K,B,features]`.
+    """K networks of one shape in one matrix product per layer: `x [B,n] or [K,B,n] -> [K,B,features]`.
 
     Faster than K modules since each small product costs more to start than to compute.
     """
@@ -45,16 +45,16 @@ class TwinMLP(nn.Module):
     def __init__(self, copies: list[nn.Sequential]) -> None:
         super().__init__()
         linears = [[layer for layer in copy if isinstance(layer, nn.Linear)] for copy in copies]
-        self.weights = nn.ParameterList(
-            [torch.stack([l.weight.T for l in same]) for same in zip(*linears, strict=True)]
-        )
-        self.biases = nn.ParameterList(
-            [torch.stack([l.bias for l in same])[:, None] for same in zip(*linears, strict=True)]
-        )
-        self.activation = next(layer for layer in copies[0] if not isinstance(layer, nn.Linear))
+        layers = list(zip(*linears, strict=True))
+        self.weights = nn.ParameterList([torch.stack([l.weight.T for l in same]) for same in layers])
+        self.biases = nn.ParameterList([torch.stack([l.bias for l in same])[:, None] for same in layers])
+        # one activation after each layer, but for a linear output
+        self.activations = nn.ModuleList([layer for layer in copies[0] if not isinstance(layer, nn.Linear)])
 
     def forward(self, x: Tensor) -> Tensor:
-        h = x.expand(self.weights[0].shape[0], *x.shape)
-        for weight, bias in zip(self.weights, self.biases, strict=True):
-            h = self.activation(torch.baddbmm(bias, h, weight))  # [K,B,features]
+        h = x if x.ndim == 3 else x.expand(self.weights[0].shape[0], *x.shape)
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            h = torch.baddbmm(bias, h, weight)  # [K,B,features]
+            if i < len(self.activations):
+                h = self.activations[i](h)
         return h

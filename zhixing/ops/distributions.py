@@ -88,3 +88,34 @@ class Gaussian(Distribution):
 
     def entropy(self) -> Tensor:
         return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+
+class SquashedGaussian(Distribution):
+    """Normals through tanh: actions in (-1, 1), their density corrected for it (Haarnoja et al., 2018)."""
+
+    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
+        self.normal = Gaussian(mean, log_std)
+
+    def sample(self, rng: torch.Generator) -> Tensor:
+        return self.sample_with_logp(rng)[0]
+
+    def sample_with_logp(self, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """A sample that gradients pass through, and its log-probability, exact also where tanh is flat."""
+        raw = self.normal.sample(rng)
+        return raw.tanh(), self.normal.log_prob(raw) - _log_slope(raw).sum(-1)
+
+    def mode(self) -> Tensor:
+        return self.normal.mean.tanh()
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        edge = 1 - 1e-6  # beyond it the inverse of tanh is infinite
+        raw = action.clamp(-edge, edge).atanh()
+        return self.normal.log_prob(raw) - _log_slope(raw).sum(-1)
+
+    def entropy(self) -> Tensor:
+        raise NotImplementedError("a squashed normal has no closed entropy; use -log_prob of a sample")
+
+
+def _log_slope(raw: Tensor) -> Tensor:
+    """log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which doesn't cancel for large x."""
+    return 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))

@@ -1,0 +1,151 @@
+"""SAC (Haarnoja et al., 2018).   y = r + γ^k (1 - terminated) (min_i Q'_i(s', a') - α log π(a'|s')),   a' ~ π(s')
+
+With discrete actions the expectations over actions are exact sums (Christodoulou, 2019). REDQ (Chen et al., 2021) is
+SAC with many critics, of which each target takes the least of a random few, and many updates per step.
+Differs from the paper: the temperature is learned by default; gradients of actor, critic and temperature are taken at
+the same weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from gymnasium.spaces import Discrete
+from torch import Tensor, nn
+
+from zhixing.algorithms import register
+from zhixing.batch import Batch
+from zhixing.config import ContinuousConfig, Positive, PositiveFloat
+from zhixing.errors import UserError
+from zhixing.learner import Gradients, Learner
+from zhixing.nets.body import MakeNet
+from zhixing.nets.critics import Critics, StochasticActor, check_box
+from zhixing.ops.distributions import Categorical, SquashedGaussian
+from zhixing.ops.optim import Average
+from zhixing.policy import SampledPolicy
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree
+
+
+class Config(ContinuousConfig):
+    critics: Positive = 2  # estimates of Q
+    target_critics: Positive = 2  # how many of them, at random, a target takes the least of
+    temperature: PositiveFloat | None = None  # weight of the entropy; none learns it
+    target_entropy: float | None = None  # for a learned temperature; none is -n, or 0.5 log n if discrete
+    actor_delay: Positive = 1  # critic updates per actor update
+
+
+class REDQConfig(Config):
+    critics: Positive = 10  # estimates of Q
+    updates_per_step: PositiveFloat = 20.0  # updates per environment step, on average
+    actor_delay: Positive = 20  # critic updates per actor update
+
+
+@register("sac", "maximum-entropy actor-critic with twin critics and a learned temperature")
+@register("redq", "SAC with an ensemble of critics and many updates per step", settings=REDQConfig)
+class SAC(Learner):
+    settings = Config
+    metrics = ("critic_loss", "actor_loss", "q_mean", "temperature", "entropy", "grad_norm")
+
+    def __init__(
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+    ) -> None:
+        self.discrete = isinstance(spaces.action, Discrete)
+        if not self.discrete:
+            check_box(spaces, cfg.algorithm)
+        if cfg.target_critics > cfg.critics:
+            raise UserError(f"target_critics={cfg.target_critics} are more than the critics={cfg.critics}")
+        super().__init__(cfg, spaces, device)
+        self.cfg = cfg
+        with self.building():
+            self.actor = StochasticActor(spaces, cfg.net, net, cfg.algorithm).to(self.device)
+            self.critics = Critics(spaces, cfg.net, net, cfg.critics, cfg.algorithm).to(self.device)
+        self.log_temperature = nn.ParameterList([torch.tensor(math.log(cfg.temperature or 1.0), device=self.device)])
+        self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr)
+        self.critic_optimizer = self.optimizer(self.critics.parameters(), cfg.lr)
+        self.temperature_optimizer = self.optimizer(self.log_temperature.parameters(), cfg.lr)
+        usual = 0.5 * math.log(spaces.num_actions) if self.discrete else -float(spaces.num_actions)
+        self.target_entropy = usual if cfg.target_entropy is None else cfg.target_entropy
+        self.target = copy.deepcopy(self.critics)
+        self.follow = Average(self.target, self.critics)
+        self.policy = SampledPolicy(spaces, self.actor)
+        # told again between delayed updates
+        self.last_actor_loss = self.last_entropy = torch.zeros((), device=self.device)
+
+    @property
+    def temperature(self) -> Tensor:
+        return self.log_temperature[0].exp()
+
+    @torch.no_grad()
+    def target_value(self, batch: Batch) -> Tensor:
+        mask = batch.next_mask if "next_mask" in batch else None
+        policy, alpha = self.actor(batch.next_obs, mask), self.temperature
+        if isinstance(policy, Categorical):
+            q = self._least(self.target(batch.next_obs))  # [B,n]
+            future = (policy.logp.exp() * (q - alpha * policy.logp)).sum(-1)
+        else:
+            assert isinstance(policy, SquashedGaussian)
+            action, logp = policy.sample_with_logp(self.rng)
+            future = self._least(self.target(batch.next_obs, action)) - alpha * logp
+        return batch.reward + batch.discount * ~batch.terminated * future
+
+    def _least(self, q: Tensor) -> Tensor:
+        """The least of all estimates `[K,B,...]`, or of a random few."""
+        if self.cfg.target_critics < self.cfg.critics:
+            chosen = torch.randperm(self.cfg.critics, generator=self.rng, device=self.device)
+            q = q[chosen[: self.cfg.target_critics]]
+        return q.amin(0)
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Also returns the errors, for priorities, and the mean value."""
+        if self.discrete:
+            q = self.critics(batch.obs)  # [K,B,n]
+            q = q.gather(-1, batch.action.expand(len(q), -1).unsqueeze(-1)).squeeze(-1)
+        else:
+            q = self.critics(batch.obs, batch.action)  # [K,B]
+        error = q - self.target_value(batch)
+        losses = 0.5 * error.square().sum(0)
+        weighted = losses * batch.weight if "weight" in batch else losses
+        return weighted.mean(), error.detach().abs().mean(0), q.detach().mean()
+
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Also returns the entropy of the policy."""
+        mask = batch.mask if "mask" in batch else None
+        policy, alpha = self.actor(batch.obs, mask), self.temperature.detach()
+        if isinstance(policy, Categorical):
+            with torch.no_grad():
+                q = self.critics(batch.obs).amin(0)
+            return (policy.logp.exp() * (alpha * policy.logp - q)).sum(-1).mean(), policy.entropy().detach().mean()
+        assert isinstance(policy, SquashedGaussian)
+        action, logp = policy.sample_with_logp(self.rng)
+        q = self.critics(batch.obs, action)
+        # the mean of an ensemble, the least of twins
+        value = q.mean(0) if self.cfg.target_critics < self.cfg.critics else q.amin(0)
+        return (alpha * logp - value).mean(), -logp.detach().mean()
+
+    def temperature_loss(self, entropy: Tensor) -> Tensor:
+        return self.log_temperature[0] * (entropy - self.target_entropy)
+
+    def gradients(self, batch: Batch) -> Gradients:
+        critic_loss, error, q_mean = self.critic_loss(batch)
+        found = {"critic_optimizer": self.critic_optimizer.gradient(critic_loss)}
+        if self.updates % self.cfg.actor_delay == 0:
+            actor_loss, entropy = self.actor_loss(batch)
+            found["actor_optimizer"] = self.actor_optimizer.gradient(actor_loss)
+            if self.cfg.temperature is None:
+                found["temperature_optimizer"] = self.temperature_optimizer.gradient(self.temperature_loss(entropy))
+            self.last_actor_loss, self.last_entropy = actor_loss.detach(), entropy
+        metrics = {"critic_loss": critic_loss.detach(), "actor_loss": self.last_actor_loss, "q_mean": q_mean}
+        metrics |= {"temperature": self.temperature.detach(), "entropy": self.last_entropy}
+        return Gradients(found, metrics, error)
+
+    def after_step(self) -> None:
+        self.follow.move(self.cfg.tau)
+
+    def value(self, obs: Tree) -> Tensor:
+        policy, alpha = self.actor(obs), self.temperature
+        if isinstance(policy, Categorical):
+            return (policy.logp.exp() * (self.critics(obs).amin(0) - alpha * policy.logp)).sum(-1)
+        return self.critics(obs, policy.mode()).amin(0)

@@ -1,0 +1,104 @@
+"""TD3 (Fujimoto et al., 2018).   y = r + γ^k (1 - terminated) · min_i Q'_i(s', π'(s') + ε),   ε ~ clip(N(0, σ), -c, c)
+
+DDPG (Lillicrap et al., 2016) is the same with one critic, no smoothing, no delay and Ornstein-Uhlenbeck noise.
+Differs from the papers: Adam without weight decay and equal learning rates by default; all targets move every update;
+gradients of actor and critic are taken at the same weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from zhixing.algorithms import register
+from zhixing.batch import Batch
+from zhixing.config import ContinuousConfig, NonNegative, Positive, PositiveFloat
+from zhixing.learner import Gradients, Learner
+from zhixing.nets.body import MakeNet
+from zhixing.nets.critics import Critics, DeterministicActor, check_box
+from zhixing.ops.optim import Average
+from zhixing.policy import DeterministicPolicy
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree
+
+
+class Config(ContinuousConfig):
+    noise: NonNegative = 0.1  # spread of exploration, of the action's half range
+    noise_kind: Literal["gaussian", "ou"] = "gaussian"  # independent at each step, or a drifting process
+    ou_theta: PositiveFloat = 0.15  # noise_kind=ou: how fast the process is drawn back to zero
+    critics: Positive = 2  # estimates of Q, of which targets take the least
+    smoothing: NonNegative = 0.2  # spread of the noise on target actions
+    smoothing_clip: NonNegative = 0.5  # and its largest size
+    actor_delay: Positive = 2  # critic updates per actor update
+
+
+class DDPGConfig(Config):
+    noise_kind: Literal["gaussian", "ou"] = "ou"  # independent at each step, or a drifting process
+    noise: NonNegative = 0.2  # spread of exploration, of the action's half range
+    critics: Positive = 1  # estimates of Q, of which targets take the least
+    smoothing: NonNegative = 0.0  # spread of the noise on target actions
+    actor_delay: Positive = 1  # critic updates per actor update
+
+
+@register("td3", "deterministic policy gradient with twin critics, delay and smoothed targets")
+@register("ddpg", "deterministic policy gradient with replay and target networks", settings=DDPGConfig)
+class TD3(Learner):
+    settings = Config
+    metrics = ("critic_loss", "actor_loss", "q_mean", "grad_norm")
+
+    def __init__(
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+    ) -> None:
+        check_box(spaces, cfg.algorithm)
+        super().__init__(cfg, spaces, device)
+        self.cfg = cfg
+        with self.building():
+            self.actor = DeterministicActor(spaces, cfg.net, net, cfg.algorithm).to(self.device)
+            self.critics = Critics(spaces, cfg.net, net, cfg.critics, cfg.algorithm).to(self.device)
+        self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr)
+        self.critic_optimizer = self.optimizer(self.critics.parameters(), cfg.lr)
+        self.target_actor, self.target_critics = copy.deepcopy(self.actor), copy.deepcopy(self.critics)
+        self.follow = [Average(self.target_actor, self.actor), Average(self.target_critics, self.critics)]
+        ou_theta = cfg.ou_theta if cfg.noise_kind == "ou" else None
+        self.policy = DeterministicPolicy(spaces, self.actor, cfg.noise, ou_theta)
+        self.last_actor_loss = torch.zeros((), device=self.device)  # told again between delayed updates
+
+    @torch.no_grad()
+    def target_value(self, batch: Batch) -> Tensor:
+        action = self.target_actor(batch.next_obs)
+        if self.cfg.smoothing > 0:
+            noise = torch.empty_like(action).normal_(generator=self.rng) * self.cfg.smoothing
+            action = (action + noise.clamp(-self.cfg.smoothing_clip, self.cfg.smoothing_clip)).clamp(-1.0, 1.0)
+        least = self.target_critics(batch.next_obs, action).amin(0)  # one critic alone overestimates
+        return batch.reward + batch.discount * ~batch.terminated * least
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Also returns the errors, for priorities, and the mean value."""
+        q = self.critics(batch.obs, batch.action)  # [K,B]
+        error = q - self.target_value(batch)
+        losses = error.square().sum(0)
+        weighted = losses * batch.weight if "weight" in batch else losses
+        return weighted.mean(), error.detach().abs().mean(0), q.detach().mean()
+
+    def actor_loss(self, batch: Batch) -> Tensor:
+        return -self.critics(batch.obs, self.actor(batch.obs))[0].mean()
+
+    def gradients(self, batch: Batch) -> Gradients:
+        critic_loss, error, q_mean = self.critic_loss(batch)
+        found = {"critic_optimizer": self.critic_optimizer.gradient(critic_loss)}
+        if self.updates % self.cfg.actor_delay == 0:
+            actor_loss = self.actor_loss(batch)
+            found["actor_optimizer"] = self.actor_optimizer.gradient(actor_loss)
+            self.last_actor_loss = actor_loss.detach()
+        metrics = {"critic_loss": critic_loss.detach(), "actor_loss": self.last_actor_loss, "q_mean": q_mean}
+        return Gradients(found, metrics, error)
+
+    def after_step(self) -> None:
+        for average in self.follow:
+            average.move(self.cfg.tau)
+
+    def value(self, obs: Tree) -> Tensor:
+        return self.critics(obs, self.actor(obs)).amin(0)
