@@ -1,6 +1,6 @@
 """A configuration: read from YAML, changed by name, run, loaded as an agent.
 
-    python configuration.py
+Run it with `python configuration.py`.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """One line: PPO learns to balance a pole until 100 fresh episodes average at least 475.
 
-    python one_line.py
+Run it with `python one_line.py`.
 """
 
 import zhixing as zx

@@ -1,6 +1,6 @@
 """Your own callback: told what happens during training, it may look at everything and ask for the end.
 
-    python own_callback.py
+Run it with `python own_callback.py`.
 """
 
 from typing import Any

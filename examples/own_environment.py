@@ -1,7 +1,8 @@
 """Your own environment: any `gymnasium.Env`, named `module:Class`. Its arguments are options of the task.
 
-    python own_environment.py
-    zhixing train ppo --env own_environment:Room env.target=23 env_steps=20000 --out runs/room
+Run it with `python own_environment.py`, or from its folder by the command line:
+
+    zhixing train ppo --env own_environment:Room env.target=23 vector.num=8 lr=1e-3 env_steps=20000 --out runs/room
     zhixing record runs/room -o room.mp4
 """
 

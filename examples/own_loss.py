@@ -1,9 +1,10 @@
-"""Your own variation of an algorithm: DQN with another loss and another target, both plain functions.
+"""Your own variation of an algorithm: Q-learning with another loss and another maximum, both plain functions.
 
-A variation is a small learner made of the same parts (network, policy, optimizer, target network), not a subclass of
-another learner: all that it does stands in this file.
+A variation is a small learner made of parts (network, policy, optimizer, target network), not a subclass of another
+learner: all that it does stands in this file. The functions are arguments, so the next variation is another call.
 
-    python own_loss.py
+Run it with `python own_loss.py`, or from its folder by the command line:
+
     zhixing train own_loss:QLearning --env CartPole-v1 env_steps=20000
 """
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import zhixing as zx
-from zhixing.algorithms.dqn import Config, QNet
+from zhixing.config import ValueConfig
 from zhixing.ops.optim import Average
 from zhixing.ops.schedules import linear
 from zhixing.policy import GreedyPolicy
@@ -29,29 +30,39 @@ def log_cosh(error: Tensor) -> Tensor:
     return error + F.softplus(-2 * error) - math.log(2)
 
 
-def double_q(net: nn.Module, target: nn.Module, next_obs: Tensor) -> Tensor:
-    """One network chooses, the other judges: the maximum of noisy values is too high (van Hasselt et al., 2016)."""
-    best = net(next_obs)[0].argmax(-1, keepdim=True)
-    return target(next_obs)[0].gather(-1, best).squeeze(-1)
+def mellowmax(q: Tensor) -> Tensor:
+    """A maximum that heeds all actions (Asadi and Littman, 2017): `log(mean(exp(ω q))) / ω`, here with ω = 10."""
+    return (torch.logsumexp(10 * q, -1) - math.log(q.shape[-1])) / 10
+
+
+class QNet(nn.Module):
+    """What `GreedyPolicy` asks for: `net(obs, hidden) -> (q [B,n], hidden)`, here without memory."""
+
+    def __init__(self, spaces: zx.Spaces) -> None:
+        super().__init__()
+        size = math.prod(spaces.obs.shape)
+        self.layers = nn.Sequential(nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, spaces.num_actions))
+
+    def forward(self, obs: Tensor, hidden: None = None) -> tuple[Tensor, None]:
+        return self.layers(obs.flatten(1)), None
 
 
 class QLearning(zx.Learner):
-    settings = Config
+    settings = ValueConfig  # learning rate, target network, exploration, replay: nothing new is needed
     metrics = ("loss", "grad_norm")
 
     def __init__(
         self,
-        cfg: Config,
+        cfg: ValueConfig,
         spaces: zx.Spaces,
         device: torch.device | str = "cpu",
-        net: Callable | None = None,
         loss: Callable[[Tensor], Tensor] = log_cosh,
-        next_value: Callable[[nn.Module, nn.Module, Tensor], Tensor] = double_q,
+        best: Callable[[Tensor], Tensor] = mellowmax,
     ) -> None:
         super().__init__(cfg, spaces, device)
-        self.cfg, self.loss, self.next_value = cfg, loss, next_value
+        self.cfg, self.loss, self.best = cfg, loss, best
         with self.building():  # first weights that depend on the seed only
-            self.net = QNet(spaces, cfg.net, net).to(self.device)
+            self.net = QNet(spaces).to(self.device)
         self.q_optimizer = self.optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
         self.target = copy.deepcopy(self.net)
         self.follow = Average(self.target, self.net)
@@ -63,7 +74,7 @@ class QLearning(zx.Learner):
 
     def gradients(self, batch: zx.Batch) -> zx.Gradients:
         with torch.no_grad():
-            after = self.next_value(self.net, self.target, batch.next_obs)
+            after = self.best(self.target(batch.next_obs)[0])
             target = batch.reward + batch.discount * ~batch.terminated * after  # only death ends the future
         q = self.net(batch.obs)[0].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)  # [B]
         loss = self.loss(q - target).mean()

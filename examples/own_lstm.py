@@ -3,7 +3,7 @@
 A module whose `forward` takes `hidden` is recurrent: `net(obs, hidden) -> (features, hidden)`. The platform keeps the
 hidden state of every environment, clears it where an episode starts and trains through time.
 
-    python own_lstm.py
+Run it with `python own_lstm.py`.
 """
 
 import gymnasium as gym
@@ -48,7 +48,8 @@ class Memory(nn.Module):
 def main() -> dict:
     return zx.train(
         "ppo", env="own_lstm:Recall", net__kind="own_lstm:Memory", env_steps=60_000, stop_return=GOAL,
-        vector__num=32, vector__backend="serial", steps_per_iteration=15, minibatch_size=480, lr=5e-3, eval_every_steps=2_000,
+        vector__num=32, vector__backend="serial", steps_per_iteration=15, minibatch_size=480, lr=5e-3,
+        eval_every_steps=2_000,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 It is named `module:Class` and made with the observation space; the learner adds its heads.
 
-    python own_network.py
+Run it with `python own_network.py`.
 """
 
 import gymnasium as gym
@@ -58,7 +58,7 @@ def main() -> dict:
     return zx.train(
         "ppo", env="own_network:Quadrants", net__kind="own_network:Net", env_steps=40_000, stop_return=GOAL,
         vector__num=8, steps_per_iteration=64, minibatch_size=128, lr=2e-3, gamma=0.0,
-        threads=1, eval_every_steps=1_000,
+        threads=1, vector__backend="serial", eval_every_steps=1_000,
     )  # fmt: skip
 
 

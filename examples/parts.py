@@ -1,6 +1,6 @@
 """Parts: an actor, a buffer, a learner with your own network, and a loop: the platform's, then one written by hand.
 
-    python parts.py
+Run it with `python parts.py`.
 """
 
 import gymnasium as gym

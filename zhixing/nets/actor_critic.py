@@ -20,7 +20,7 @@ from zhixing.spaces import Spaces
 from zhixing.tree import Field, Tree, tree_map
 
 if TYPE_CHECKING:
-    from zhixing.policy import ActorCriticPolicy
+    from zhixing.policy import Policy
 
 
 class ActorCriticOut(NamedTuple):
@@ -139,7 +139,7 @@ def episode_starts(batch: Batch) -> Tensor:
     return torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])
 
 
-def rollout_fields(policy: ActorCriticPolicy) -> dict[str, Tree]:
+def rollout_fields(policy: Policy) -> dict[str, Tree]:
     """What on-policy learners keep of each decision."""
     number = Field((), np.dtype(np.float32))
     hidden = policy.initial_hidden(1)
