@@ -18,7 +18,7 @@ from zhixing.config import Count, Fraction, NonNegative, OnPolicyConfig, Positiv
 from zhixing.learner import Gradients, Learner, Update
 from zhixing.nets.actor_critic import ActorCritic, advantages, episode_starts, evaluate, rollout_fields
 from zhixing.nets.body import MakeNet
-from zhixing.ops.normalise import RewardScale
+from zhixing.ops.normalise import RewardScale, normalised
 from zhixing.policy import ActorCriticPolicy
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree
@@ -113,9 +113,7 @@ class PPO(Learner):
 
     def policy_loss(self, logp: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Also returns the logarithm of the probability ratio."""
-        advantage = batch.advantage
-        if self.cfg.normalise_advantage and advantage.numel() > 1:
-            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        advantage = normalised(batch.advantage) if self.cfg.normalise_advantage else batch.advantage
         log_ratio = logp - batch.logp
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - self.cfg.clip, 1 + self.cfg.clip)

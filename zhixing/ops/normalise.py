@@ -58,3 +58,12 @@ class RewardScale(nn.Module):
             self.running.masked_fill_(end, 0.0)
         self.norm.update(torch.stack(returns))
         return (reward * torch.rsqrt(self.norm.var + 1e-8).float()).clamp(-self.clip, self.clip)
+
+
+def normalised(x: Tensor, counted: Tensor | None = None) -> Tensor:
+    """Zero mean and unit spread over all of `x`, or over its `counted` elements."""
+    if counted is None:
+        return (x - x.mean()) / (x.std() + 1e-8) if x.numel() > 1 else x
+    n = counted.sum().clamp_min(1)
+    centred = x - (x * counted).sum() / n
+    return centred / ((centred.square() * counted).sum() / n).sqrt().clamp_min(1e-8)

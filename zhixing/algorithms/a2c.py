@@ -1,0 +1,112 @@
+"""A2C, the synchronous form of A3C (Mnih et al., 2016).   ∇ = E[∇ log π(a|s) A] - c_v ∇(R - V)² + c_e ∇H
+
+A is the n-step advantage over the rollout (`gae_lambda` below 1 weighs shorter ones more). The one-step actor-critic
+`ac` (Sutton et al., 1999) is the same with A = r + γ V(s') - V(s) and an update after every step.
+Differs from the paper: RMSProp's statistics aren't shared between threads, for there are none.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zhixing.algorithms import register
+from zhixing.batch import Batch
+from zhixing.config import Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.learner import Gradients, Learner, Update
+from zhixing.nets.actor_critic import ActorCritic, advantages, episode_starts, evaluate, rollout_fields
+from zhixing.nets.body import MakeNet
+from zhixing.ops.normalise import RewardScale, normalised
+from zhixing.ops.optim import OptimizerKind
+from zhixing.policy import ActorCriticPolicy
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree
+
+
+class Config(OnPolicyConfig):
+    vector: VectorConfig = VectorConfig(num=8)
+    steps_per_iteration: Positive = 5  # steps of each environment between updates
+    lr: PositiveFloat = 7e-4  # learning rate
+    lr_decay: bool = False  # let the learning rate fall to zero over the budget of steps
+    optimizer: OptimizerKind = "rmsprop"  # what moves the weights
+    gae_lambda: Fraction = 1.0  # how far advantages look ahead before trusting the critic
+    value_coef: NonNegative = 0.5  # weight of the value loss
+    entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
+    max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
+    normalise_advantage: bool = False  # zero mean and unit spread per rollout
+    normalise_obs: bool = False  # running mean and spread of observations
+    normalise_reward: bool = False  # divide by the running spread of returns
+    shared_network: bool = False  # one body for actor and critic
+    log_std_init: float = 0.0  # continuous actions: logarithm of the first spread
+
+
+class ACConfig(Config):
+    steps_per_iteration: Positive = 1  # steps of each environment between updates
+    gae_lambda: Fraction = 0.0  # how far advantages look ahead before trusting the critic
+    optimizer: OptimizerKind = "adam"  # what moves the weights
+
+
+@register("a2c", "advantage actor-critic over short rollouts of many environments")
+@register("ac", "one-step actor-critic", settings=ACConfig)
+class A2C(Learner):
+    settings = Config
+    metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
+
+    def __init__(
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+    ) -> None:
+        super().__init__(cfg, spaces, device)
+        self.cfg = cfg
+        with self.building():
+            self.net = ActorCritic(
+                spaces,
+                cfg.net,
+                net,
+                shared=cfg.shared_network,
+                normalise=cfg.normalise_obs,
+                log_std=cfg.log_std_init,
+            ).to(self.device)
+        self.policy = ActorCriticPolicy(spaces, self.net)
+        self.both_optimizer = self.optimizer(
+            self.net.parameters(), cfg.lr, kind=cfg.optimizer, epsilon=1e-5, max_grad_norm=cfg.max_grad_norm
+        )
+        self.reward_scale = RewardScale(cfg.gamma, cfg.vector.num).to(self.device) if cfg.normalise_reward else None
+
+    @property
+    def fields(self) -> dict[str, Tree]:
+        return rollout_fields(self.policy)
+
+    def set_progress(self, fraction: float) -> None:
+        if self.cfg.lr_decay:
+            self.both_optimizer.lr = self.cfg.lr * (1.0 - fraction)
+
+    def value(self, obs: Tree) -> Tensor:
+        return self.net(obs).value
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """`batch` is a rollout `[T,N]` with its `advantage`."""
+        rows = batch if self.net.recurrent else batch.flatten()
+        logp, value, entropies = evaluate(self.net, rows)
+        advantage = normalised(rows.advantage) if self.cfg.normalise_advantage else rows.advantage
+        policy_loss = -(logp * advantage).mean()
+        value_loss = (value - (rows.advantage + rows.value)).square().mean()
+        entropy = entropies.mean()
+        loss = policy_loss + self.cfg.value_coef * value_loss - self.cfg.entropy_coef * entropy
+        metrics = {
+            "policy_loss": policy_loss.detach(),
+            "value_loss": value_loss.detach(),
+            "entropy": entropy.detach(),
+        }
+        return Gradients({"both_optimizer": self.both_optimizer.gradient(loss)}, metrics)
+
+    def update(self, batch: Batch) -> Update:
+        reward = batch.reward
+        if self.reward_scale is not None:
+            reward = self.reward_scale(reward, batch.terminated | batch.truncated)
+        kept = {name: getattr(batch, name) for name in ("obs", "action", "value", "mask") if name in batch}
+        if self.net.recurrent:
+            kept |= {"hidden": batch.hidden, "is_first": episode_starts(batch)}
+        advantage = advantages(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
+        update = self.apply(self.gradients(Batch(**kept, advantage=advantage)))
+        self.net.update_norm(batch.obs)
+        return update

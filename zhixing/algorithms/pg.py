@@ -1,0 +1,96 @@
+"""REINFORCE (Williams, 1992).   ∇ = E[∇ log π(a|s) (G - b(s))],   G = Σ γ^k r_k to the end of the episode
+
+b is a learned baseline, or none. With it a truncated episode, and the rollout's last one, goes on with the baseline's
+value; without it nothing is known of their future: steps that no end follows in the rollout are left out, and a
+truncated episode's return is what was paid until then.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zhixing.algorithms import register
+from zhixing.batch import Batch
+from zhixing.config import NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.learner import Gradients, Learner, Update
+from zhixing.nets.actor_critic import ActorCritic, advantages, episode_starts, evaluate, rollout_fields
+from zhixing.nets.body import MakeNet
+from zhixing.ops.normalise import normalised
+from zhixing.ops.returns import gae
+from zhixing.policy import ActorCriticPolicy
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree
+
+
+class Config(OnPolicyConfig):
+    vector: VectorConfig = VectorConfig(num=8)
+    steps_per_iteration: Positive = 128  # steps of each environment between updates
+    baseline: bool = True  # subtract a learned value of the state from returns
+    lr: PositiveFloat = 3e-3  # learning rate
+    value_coef: NonNegative = 0.5  # weight of the baseline's loss
+    entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
+    max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
+    normalise_advantage: bool = True  # zero mean and unit spread per rollout
+    log_std_init: float = 0.0  # continuous actions: logarithm of the first spread
+
+
+@register("pg", "REINFORCE, with or without a baseline")
+class PG(Learner):
+    settings = Config
+    metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
+
+    def __init__(
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+    ) -> None:
+        super().__init__(cfg, spaces, device)
+        self.cfg = cfg
+        with self.building():
+            self.net = ActorCritic(spaces, cfg.net, net, log_std=cfg.log_std_init).to(self.device)
+        self.policy = ActorCriticPolicy(spaces, self.net)
+        self.both_optimizer = self.optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+
+    @property
+    def fields(self) -> dict[str, Tree]:
+        return rollout_fields(self.policy)
+
+    def value(self, obs: Tree) -> Tensor | None:
+        return self.net(obs).value if self.cfg.baseline else None
+
+    def returns(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Returns of the steps of a rollout `[T,N]`, and which of them are known."""
+        if self.cfg.baseline:
+            advantage = advantages(self.net, batch, batch.reward, self.cfg.gamma, 1.0)
+            return advantage + batch.value, torch.ones_like(batch.terminated)
+        none = torch.zeros_like(batch.reward)
+        ended = batch.terminated | batch.truncated
+        known = ended.flip(0).cummax(0).values.flip(0)  # an end follows
+        return gae(batch.reward, none, none, batch.terminated, batch.truncated, self.cfg.gamma, 1.0), known
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """`batch` is a rollout `[T,N]` with the return `ret` of each step and whether it is `known`."""
+        rows = batch if self.net.recurrent else batch.flatten()
+        logp, value, entropies = evaluate(self.net, rows)
+        advantage = rows.ret - rows.value if self.cfg.baseline else rows.ret
+        if self.cfg.normalise_advantage:
+            advantage = normalised(advantage, rows.known)
+        share = rows.known / rows.known.sum().clamp_min(1)  # a mean over the known steps
+        policy_loss = -(share * logp * advantage).sum()
+        value_loss = (share * (value - rows.ret).square()).sum()
+        entropy = entropies.mean()
+        loss = policy_loss - self.cfg.entropy_coef * entropy
+        if self.cfg.baseline:
+            loss = loss + self.cfg.value_coef * value_loss
+        metrics = {
+            "policy_loss": policy_loss.detach(),
+            "value_loss": value_loss.detach(),
+            "entropy": entropy.detach(),
+        }
+        return Gradients({"both_optimizer": self.both_optimizer.gradient(loss)}, metrics)
+
+    def update(self, batch: Batch) -> Update:
+        ret, known = self.returns(batch)
+        kept = {name: getattr(batch, name) for name in ("obs", "action", "value", "mask") if name in batch}
+        if self.net.recurrent:
+            kept |= {"hidden": batch.hidden, "is_first": episode_starts(batch)}
+        return self.apply(self.gradients(Batch(**kept, ret=ret, known=known)))
