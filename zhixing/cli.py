@@ -213,12 +213,8 @@ def _rows(model: Any, meanings: dict[str, str], prefix: str) -> list[tuple[str, 
         if isinstance(value, BaseModel):
             rows += _rows(value, config.meanings(type(value)), f"{prefix}{name}.")
         else:
-            shown = (
-                {None: "none", True: "true", False: "false"}.get(value, str(value))
-                if not isinstance(value, list)
-                else str(value)
-            )
-            rows.append((prefix + name, shown, meanings.get(name, "")))
+            plain = {"None": "none", "True": "true", "False": "false"}
+            rows.append((prefix + name, plain.get(str(value), str(value)), meanings.get(name, "")))
     return rows
 
 

@@ -137,6 +137,8 @@ class ReplayConfig(Strict):
     beta_start: Fraction = 0.4  # prioritized: importance correction at the start, growing to 1
     sequence_length: Positive = 20  # recurrent networks: steps of a sample that are learned from
     burn_in: Count = 5  # recurrent networks: steps before these that only warm up the memory
+    hindsight: bool = False  # tasks with goals: learn also as if what was reached later had been the goal
+    hindsight_ratio: Fraction = 0.8  # hindsight: share of sampled transitions that get such a goal
     frame_stack: Positive = 1  # observations are stacks of so many frames, stored once each
     on_device: bool = False  # keep the replay on the learner's device
     on_disk: bool = False  # keep the replay in memory-mapped files in the run's folder
@@ -345,6 +347,6 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
                 depth_of_class = len(token.string)
             if token.type == tokenize.NAME and token.start[1] == depth_of_class:
                 name = token.string
-            elif token.type == tokenize.COMMENT and name in cls.model_fields:
+            elif token.type == tokenize.COMMENT and name in cls.model_fields and token.line.strip() != token.string:
                 found[name] = token.string.lstrip("# ").strip()
     return found

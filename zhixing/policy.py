@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from zhixing.nets.actor_critic import ActorCritic
 from zhixing.nets.body import example
+from zhixing.nets.noisy import is_noisy, resample, silence
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree, tree_leaves, tree_map
 
@@ -52,12 +53,12 @@ class Policy(nn.Module, ABC):
         """Uniform over what is allowed, in the policy's scale ([-1, 1] for continuous actions)."""
         space = self.spaces.action
         if isinstance(space, (Discrete, MultiDiscrete)):
-            shape = (num, self.spaces.num_actions) if isinstance(space, Discrete) else (num, *space.nvec.shape)
-            chance = torch.rand(shape, generator=rng, device=rng.device)
-            if isinstance(space, Discrete):
-                return (chance if mask is None else chance.masked_fill(~mask, -1.0)).argmax(-1)
-            sizes = torch.as_tensor(space.nvec, device=rng.device)
-            return (chance * sizes).long().minimum(sizes - 1)
+            sizes = [int(space.n)] if isinstance(space, Discrete) else [int(n) for n in space.nvec.reshape(-1)]
+            chance = torch.rand((num, sum(sizes)), generator=rng, device=rng.device)
+            if mask is not None:
+                chance = chance.masked_fill(~mask, -1.0)
+            choices = [part.argmax(-1) for part in chance.split(sizes, -1)]
+            return choices[0] if isinstance(space, Discrete) else torch.stack(choices, -1)
         return torch.rand((num, *space.shape), generator=rng, device=rng.device) * 2 - 1  # type: ignore[misc]
 
 
@@ -126,12 +127,14 @@ class DeterministicPolicy(Policy):
 class GreedyPolicy(Policy):
     """The action of highest value, or with probability epsilon any allowed one.
 
-    `values(obs, hidden) -> (q [N,n], hidden)`; `epsilon(env_steps)` is the chance of exploring.
+    `net(obs, hidden) -> (q [N,n], hidden)`; `epsilon(env_steps)` is the chance of exploring. Noisy layers of the
+    network explore too: they get new noise at each step, and none in evaluations.
     """
 
     def __init__(self, spaces: Spaces, net: nn.Module, epsilon: Callable[[int], float], eval_epsilon: float) -> None:
         super().__init__(spaces)
         self.net, self.epsilon, self.eval_epsilon = net, epsilon, eval_epsilon
+        self.noisy = is_noisy(net)
 
     def initial_hidden(self, num: int) -> Tree:
         return _zeros_like(self.net(example(self.spaces.obs), None)[1], num)
@@ -139,6 +142,10 @@ class GreedyPolicy(Policy):
     def act(
         self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
     ) -> Decision:
+        if self.noisy and phase is Phase.COLLECT:
+            resample(self.net, rng)
+        elif self.noisy:
+            silence(self.net)
         q, hidden = self.net(obs, hidden)  # [N,n]
         num = q.shape[0]
         if phase is Phase.RANDOM:

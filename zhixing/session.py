@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -20,7 +21,7 @@ import torch
 
 from zhixing import algorithms, config, envs
 from zhixing.actor import Actor, Evaluation
-from zhixing.buffers import Buffer, NStep, Prioritized, Reservoir, Sequence, Uniform, View
+from zhixing.buffers import Buffer, Hindsight, NStep, Prioritized, Reservoir, Sequence, Uniform, View
 from zhixing.callbacks import Callback, Checkpoint, Csv, Evaluate, Progress, StopOnNonFinite, TensorBoard
 from zhixing.checkpoint import RunFolder, fitting
 from zhixing.config import OffPolicyConfig, RunConfig
@@ -100,6 +101,8 @@ class Session:
             "transitions": NStep(replay.n_step, cfg.gamma),
             "sequences": Sequence(replay.sequence_length, replay.burn_in),
         }
+        share, task = replay.hindsight * replay.hindsight_ratio, cfg.env.name
+        relabel = Hindsight.of_task(envs.make(task, **cfg.env.options), task, share) if share else None
         return {
             name: Buffer(
                 {**self.env.spaces.fields(), **learner.fields},
@@ -107,6 +110,7 @@ class Session:
                 self.env.num_envs,
                 sampler=sampler,
                 view=views[learner.reads] if name == "replay" else NStep(1, cfg.gamma),
+                relabel=relabel if name == "replay" else None,
                 frame_stack=replay.frame_stack,
                 device=cfg.device if replay.on_device else "cpu",
                 folder=self.folder.path / "replay-memory" / name if replay.on_disk else None,
@@ -183,11 +187,17 @@ class Session:
 
 
 def train(
-    algorithm: str, env: str, *, out: str | Path | None = None, quiet: bool = False, **settings: Any
+    algorithm: str,
+    env: str,
+    *,
+    out: str | Path | None = None,
+    callbacks: List[Callback] = (),
+    quiet: bool = False,
+    **settings: Any,
 ) -> dict[str, Any]:
     """One line: `zx.train("ppo", env="CartPole-v1", seed=0)`. Returns the run's result."""
     cfg = config.load(algorithm=algorithm, env=env, **settings)
-    return Session(cfg, out, quiet=quiet).run()
+    return Session(cfg, out, callbacks, quiet=quiet).run()
 
 
 def evaluate(run: str | Path, episodes: int = 100, seed: int = 0, checkpoint: str = "last") -> Evaluation:
@@ -213,7 +223,9 @@ def _evaluation_env(cfg: RunConfig) -> envs.VectorEnv:
 def default_out(cfg: RunConfig) -> Path:
     task = re.sub(r"[^\w.-]+", "-", cfg.env.name)
     algorithm = re.sub(r"[^\w.-]+", "-", cfg.algorithm)
-    return Path("runs") / f"{algorithm}-{task}-{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out = Path("runs") / f"{algorithm}-{task}-{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    others = (out.with_name(f"{out.name}-{i}") for i in itertools.count(2))  # started in the same second
+    return out if not out.exists() else next(other for other in others if not other.exists())
 
 
 def resolve(cfg: RunConfig, env: envs.VectorEnv) -> RunConfig:
@@ -222,8 +234,10 @@ def resolve(cfg: RunConfig, env: envs.VectorEnv) -> RunConfig:
     threads = cfg.threads
     if threads == "auto":
         # small matrices are slower on several threads; convolutions gain from them
-        fields: list[Any] = tree_leaves(tree_map(lambda field: [field], env.spaces.fields()["obs"]))
-        threads = (os.cpu_count() or 1) if any(len(field.shape) == 3 for (field,) in fields) else 1
+        sizes = tree_leaves(
+            tree_map(lambda f: math.prod(f.shape) if len(f.shape) == 3 else 0, env.spaces.fields()["obs"])
+        )
+        threads = (os.cpu_count() or 1) if max(sizes) >= 32 * 32 else 1
     return resolve_device(cfg).model_copy(update={"vector": vector, "threads": threads})
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from zhixing.errors import UserError, unknown
+from zhixing.importing import imported
 
 if TYPE_CHECKING:
     from zhixing.config import RunConfig
@@ -58,18 +57,7 @@ def get(name: str) -> Algorithm:
 def _own(name: str) -> Algorithm:
     from zhixing.learner import Learner
 
-    module_name, _, attribute = name.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise UserError(f"algorithm {name!r}: {error}; is it on the path, or in the current folder?") from None
-    except Exception:
-        raise UserError(f"algorithm {name!r} can't be imported:\n{traceback.format_exc()}") from None
-    if not hasattr(module, attribute):
-        raise unknown(f"learner in {module_name}", attribute, [n for n in vars(module) if not n.startswith("_")])
-    learner = getattr(module, attribute)
+    learner = imported(name)
     if not (isinstance(learner, type) and issubclass(learner, Learner) and hasattr(learner, "settings")):
         raise UserError(f"algorithm {name!r} must be a zhixing.Learner with `settings`")
     return Algorithm(name, (learner.__doc__ or "").strip().split("\n")[0], learner, learner.settings)

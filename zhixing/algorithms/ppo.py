@@ -16,9 +16,11 @@ from zhixing.algorithms import register
 from zhixing.batch import Batch
 from zhixing.config import Count, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
 from zhixing.learner import Gradients, Learner, Update
-from zhixing.nets.actor_critic import ActorCritic, advantages, episode_starts, evaluate, rollout_fields
+from zhixing.nets.actor_critic import ActorCritic, evaluate, rollout_fields
 from zhixing.nets.body import MakeNet
+from zhixing.nets.rollouts import prepare
 from zhixing.ops.normalise import RewardScale, normalised
+from zhixing.ops.policy_gradient import clip_fraction, clipped_loss, explained_variance, minibatches, sampled_kl
 from zhixing.policy import ActorCriticPolicy
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree
@@ -115,9 +117,7 @@ class PPO(Learner):
         """Also returns the logarithm of the probability ratio."""
         advantage = normalised(batch.advantage) if self.cfg.normalise_advantage else batch.advantage
         log_ratio = logp - batch.logp
-        ratio = log_ratio.exp()
-        clipped = ratio.clamp(1 - self.cfg.clip, 1 + self.cfg.clip)
-        return -torch.min(ratio * advantage, clipped * advantage).mean(), log_ratio
+        return clipped_loss(log_ratio, advantage, self.cfg.clip), log_ratio.detach()
 
     def value_loss(self, value: Tensor, batch: Batch) -> Tensor:
         error = (value - batch.ret).square()
@@ -140,15 +140,12 @@ class PPO(Learner):
             found = {"actor_optimizer": self.actor_optimizer.gradient(actor_loss)} if actor else {}
             if critic:
                 found["critic_optimizer"] = self.critic_optimizer.gradient(critic_loss)
-        with torch.no_grad():
-            kl = (torch.expm1(log_ratio) - log_ratio).mean()  # never negative, little variance
-            clip_fraction = ((log_ratio.exp() - 1).abs() > self.cfg.clip).float().mean()
         metrics = {
             "policy_loss": policy_loss.detach(),
             "value_loss": value_loss.detach(),
             "entropy": entropy.detach(),
-            "kl": kl,
-            "clip_fraction": clip_fraction,
+            "kl": sampled_kl(log_ratio),
+            "clip_fraction": clip_fraction(log_ratio, self.cfg.clip),
         }
         return Gradients(found, metrics)
 
@@ -159,27 +156,10 @@ class PPO(Learner):
         reward = batch.reward
         if self.reward_scale is not None:
             reward = self.reward_scale(reward, batch.terminated | batch.truncated)
-        advantage = advantages(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
-        kept = {name: getattr(batch, name) for name in ("obs", "action", "logp", "value", "mask") if name in batch}
-        if self.net.recurrent:
-            kept |= {"hidden": batch.hidden, "is_first": episode_starts(batch)}
-        return Batch(**kept, advantage=advantage, ret=advantage + batch.value)
+        return prepare(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
 
     def minibatches(self, data: Batch) -> Iterator[Batch]:
-        """Random parts of a rollout: of its steps, or of its environments where memory needs whole sequences."""
-        steps, envs = data.advantage.shape
-        if self.net.recurrent:
-            size = max(1, self.cfg.minibatch_size // steps)
-            for columns in torch.randperm(envs, generator=self.rng, device=self.device).split(size):
-                yield data[:, columns]
-        elif self.cfg.minibatch_size >= steps * envs:
-            yield data.flatten()
-        else:
-            flat = data.flatten()
-            for rows in torch.randperm(len(flat), generator=self.rng, device=self.device).split(
-                self.cfg.minibatch_size
-            ):
-                yield flat[rows]
+        return minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent)
 
     def update(self, batch: Batch) -> Update:
         data = self.prepare(batch)
@@ -194,5 +174,5 @@ class PPO(Learner):
                 break
         self.net.update_norm(batch.obs)  # after learning: the ratio compares policies under equal statistics
         metrics = {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
-        metrics["explained_variance"] = 1 - (data.ret - data.value).var() / data.ret.var().clamp_min(1e-8)
+        metrics["explained_variance"] = explained_variance(data.value, data.ret)
         return Update(metrics)

@@ -1,4 +1,4 @@
-"""Buffer: storage of experience, a sampler that draws rows and a view that says what a sample shows of them."""
+"""Buffer: storage of experience, a sampler that draws rows, a view that says what a sample shows of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from zhixing.batch import Batch
 from zhixing.buffers import segments
 from zhixing.buffers.fields import Array
+from zhixing.buffers.relabel import Hindsight
 from zhixing.buffers.reservoir import ReservoirStorage
 from zhixing.buffers.ring import Ring
 from zhixing.buffers.samplers import Priorities, Prioritized, Reservoir, Uniform, draw_uniform
@@ -25,7 +26,8 @@ class Buffer:
 
     `spec` gives the `Field`s of one step of one environment, without `next_obs`, which is the next row's `obs`.
     With `frame_stack=k` observations arrive as stacks `[k, ...]`, of which only the newest frame is kept; samples
-    rebuild the stacks. With `folder` the arrays are memory-mapped files there.
+    rebuild the stacks. With `relabel` samples get other goals than those stored. With `folder` the arrays are
+    memory-mapped files there.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Buffer:
         *,
         sampler: Uniform | Prioritized | Reservoir = Uniform(),  # noqa: B008 (frozen)
         view: View = NStep(1, 0.99),  # noqa: B008 (frozen)
+        relabel: Hindsight | None = None,
         frame_stack: int = 1,
         device: str = "cpu",
         folder: str | Path | None = None,
@@ -49,7 +52,15 @@ class Buffer:
                 raise UserError(f"a buffer in a folder lives on the CPU, not on device {device!r}")
             folder = Path(folder)
             folder.mkdir(parents=True, exist_ok=True)
-        self.sampler, self.view, self.num_envs = sampler, view, num_envs
+        self.sampler, self.view, self.relabel, self.num_envs = sampler, view, relabel, num_envs
+        if relabel is not None:
+            relabel.check(spec)
+            if not isinstance(view, NStep) or view.n != 1 or frame_stack != 1 or isinstance(sampler, Reservoir):
+                raise UserError(
+                    f"hindsight exchanges the goals of single transitions (replay.n_step=1, no recurrent network): it "
+                    f"goes with NStep(1, gamma), Uniform or Prioritized and frame_stack=1, not with {view}, {sampler} "
+                    f"and frame_stack={frame_stack}"
+                )
         self.storage: Storage
         self._priorities: Priorities | None = None
         if isinstance(sampler, Reservoir):
@@ -110,6 +121,9 @@ class Buffer:
         else:
             index = draw_uniform(n, rng, self.storage, self.view)
             fields = self.view.gather(self.storage, index)
+        if self.relabel is not None:
+            assert isinstance(self.storage, Ring)
+            fields = self.relabel.relabel(self.storage, index, fields, rng)
         fields["index"] = self.storage.table.tensor(index)
         return Batch(**fields)
 

@@ -6,7 +6,6 @@ states are tensors or tuples of tensors `[B,...]`; `None`, like zeros, is the st
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from operator import itemgetter
@@ -21,6 +20,7 @@ from torch.nn import functional as F
 
 from zhixing.config import NetConfig
 from zhixing.errors import UserError
+from zhixing.importing import imported
 from zhixing.nets.cnn import CNN, CnnKind
 from zhixing.nets.mlp import mlp
 from zhixing.ops.normalise import RunningNorm
@@ -64,9 +64,8 @@ class Encoder(nn.Module):
         """Take observations `[...,obs]` into the running statistics."""
         if self.norm is not None:
             self.norm.update(obs.float())
-        for key, part in self.parts.items():
-            assert isinstance(part, Encoder)
-            part.update_norm(obs[key])
+        for key, part in obs.items() if isinstance(self.space, Dict) else ():
+            self.parts[key.replace(".", "_")].update_norm(part)  # type: ignore[operator]
 
 
 def is_image(space: gym.Space[Any]) -> bool:
@@ -129,13 +128,9 @@ def make_body(
 
 
 def _import_net(name: str) -> MakeNet:
-    module, sign, attribute = name.partition(":")
-    if not sign:
+    if ":" not in name:
         raise UserError(f"net.kind={name!r}: allowed are 'auto' and your.module:Net")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"net.kind={name!r} can't be imported: {error}") from None
+    return imported(name)
 
 
 def is_recurrent(net: nn.Module) -> bool:

@@ -37,7 +37,7 @@ class PolicyHead(nn.Module):
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
         out = self.linear(features)
         if self.sizes is not None:
-            return MultiCategorical(out, self.sizes)
+            return MultiCategorical(out, self.sizes, mask)
         if self.kind is Discrete:
             return Categorical(out, mask)
         return Gaussian(out, self.log_std)
@@ -51,6 +51,20 @@ class ValueHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return self.linear(features).squeeze(-1)
+
+
+class AtomsHead(nn.Module):
+    """Features to `[B,n,atoms]`: a distribution, or several quantiles, for each action."""
+
+    def __init__(
+        self, features: int, actions: int, atoms: int, linear: Callable[[int, int], nn.Module] = nn.Linear
+    ) -> None:
+        super().__init__()
+        self.atoms = atoms
+        self.linear = linear(features, actions * atoms)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.linear(features).unflatten(-1, (-1, self.atoms))
 
 
 class DuelingHead(nn.Module):

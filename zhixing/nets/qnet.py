@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from zhixing.batch import Batch
 from zhixing.config import NetConfig, ValueConfig
 from zhixing.errors import UserError
 from zhixing.nets.body import MakeNet, is_recurrent, make_body, num_features, unroll
+from zhixing.ops.distributions import MASKED
 from zhixing.ops.schedules import linear
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree, tree_map
@@ -33,6 +35,18 @@ class QNet(nn.Module):
             return self.head(self.body(obs)), None
         features, hidden = self.body(obs, hidden)
         return self.head(features), hidden
+
+
+class Expected(nn.Module):
+    """A network of distributions `[B,n,atoms]` as one of values `[B,n]`, for policies; `mean` makes these of those."""
+
+    def __init__(self, net: QNet, mean: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.net, self.mean = net, mean
+
+    def forward(self, obs: Tree, hidden: Tree = None) -> tuple[Tensor, Tree]:
+        out, hidden = self.net(obs, hidden)
+        return self.mean(out), hidden
 
 
 def read(net: QNet, batch: Batch, burn_in: int) -> Tensor:
@@ -62,6 +76,16 @@ def learned_steps(batch: Batch, cfg: ValueConfig) -> Batch:
     return Batch(**fields)
 
 
+def of_action(out: Tensor, action: Tensor) -> Tensor:
+    """The part of `out [B,n,atoms]` that belongs to one action per row `[B]`."""
+    return out.take_along_dim(action.view(-1, 1, 1), 1).squeeze(1)
+
+
+def best_next(q: Tensor, steps: Batch) -> Tensor:
+    """The action `[B]` of highest value `q [B,n]` that the next state allows: no target may count on another."""
+    return (q.masked_fill(~steps.next_mask, MASKED) if "next_mask" in steps else q).argmax(-1)
+
+
 def priorities(errors: Tensor, batch: Batch) -> Tensor:
     """Of transitions their error; of sequences mostly the largest, somewhat the mean (Kapturowski et al., 2019)."""
     num = len(batch.index)
@@ -69,6 +93,13 @@ def priorities(errors: Tensor, batch: Batch) -> Tensor:
         return errors
     by_time = errors.view(-1, num)  # [T,B]
     return 0.9 * by_time.amax(0) + 0.1 * by_time.mean(0)
+
+
+def check_discrete(cfg: ValueConfig, spaces: Spaces) -> None:
+    if not isinstance(spaces.action, Discrete):
+        raise UserError(
+            f"{cfg.algorithm} needs Discrete actions, this task has {spaces.action} (for those there is ppo)"
+        )
 
 
 def check_sequences(cfg: ValueConfig, net: QNet) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MASKED = -1e8  # the logit of a forbidden action: no probability, and no NaN in the entropy
 
@@ -24,6 +28,10 @@ class Distribution(ABC):
 
     @abstractmethod
     def entropy(self) -> Tensor: ...
+
+    @abstractmethod
+    def kl(self, other: Self) -> Tensor:
+        """KL(self, other): how much less likely `other` makes what is drawn from this one, on average."""
 
 
 class Categorical(Distribution):
@@ -48,12 +56,16 @@ class Categorical(Distribution):
     def entropy(self) -> Tensor:
         return -(self.logp.exp() * self.logp).sum(-1)
 
+    def kl(self, other: Self) -> Tensor:
+        return (self.logp.exp() * (self.logp - other.logp)).sum(-1)
+
 
 class MultiCategorical(Distribution):
-    """Several independent choices, `logits [..., sum(sizes)]`."""
+    """Several independent choices, `logits [..., sum(sizes)]`, and so the mask."""
 
-    def __init__(self, logits: Tensor, sizes: list[int]) -> None:
-        self.parts = [Categorical(part) for part in logits.split(sizes, -1)]
+    def __init__(self, logits: Tensor, sizes: list[int], mask: Tensor | None = None) -> None:
+        masks = [None] * len(sizes) if mask is None else mask.split(sizes, -1)
+        self.parts = [Categorical(*part) for part in zip(logits.split(sizes, -1), masks, strict=True)]
 
     def sample(self, rng: torch.Generator) -> Tensor:
         return torch.stack([part.sample(rng) for part in self.parts], -1)
@@ -67,6 +79,9 @@ class MultiCategorical(Distribution):
 
     def entropy(self) -> Tensor:
         return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+    def kl(self, other: Self) -> Tensor:
+        return torch.stack([mine.kl(theirs) for mine, theirs in zip(self.parts, other.parts, strict=True)]).sum(0)
 
 
 class Gaussian(Distribution):
@@ -88,6 +103,11 @@ class Gaussian(Distribution):
 
     def entropy(self) -> Tensor:
         return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+    def kl(self, other: Self) -> Tensor:
+        log_ratio = self.log_std - other.log_std
+        shift = (self.mean - other.mean) * torch.exp(-other.log_std)
+        return 0.5 * (torch.exp(2 * log_ratio) + shift * shift - 1 - 2 * log_ratio).sum(-1)
 
 
 class SquashedGaussian(Distribution):
@@ -114,6 +134,9 @@ class SquashedGaussian(Distribution):
 
     def entropy(self) -> Tensor:
         raise NotImplementedError("a squashed normal has no closed entropy; use -log_prob of a sample")
+
+    def kl(self, other: Self) -> Tensor:
+        return self.normal.kl(other.normal)  # the same tanh of both changes nothing
 
 
 def _log_slope(raw: Tensor) -> Tensor:

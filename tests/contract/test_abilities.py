@@ -1,0 +1,90 @@
+"""Contract 8: every combination holds. An algorithm has an ability from training to resuming, or refuses it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from conftest import differing, metrics_rows, takes_discrete
+
+import zhixing as zx
+from zhixing.tree import tree_map
+
+
+class Ability(NamedTuple):
+    task: str | None  # None: one that fits the algorithm's actions
+    settings: dict[str, Any]
+    words: tuple[str, ...]  # one of which a refusal must hold
+
+
+CNN = {"net__cnn": "simple"}  # the pictures are small
+ABILITIES = {
+    "dict, discrete": Ability("tasks:Many", {"env__kind": "discrete", **CNN}, ("Discrete", "Dict", "dict")),
+    "dict, multi": Ability("tasks:Many", {"env__kind": "multi", **CNN}, ("MultiDiscrete", "Dict", "dict")),
+    "dict, continuous": Ability("tasks:Many", {"env__kind": "continuous", **CNN}, ("Box", "Dict", "dict")),
+    "masks": Ability("tasks:Masked", {}, ("mask", "Discrete")),  # a forbidden action raises inside the task
+    "gru": Ability(None, {"net__recurrent": "gru", "net__recurrent_size": 8}, ("recurrent",)),
+    "lstm": Ability(None, {"net__recurrent": "lstm", "net__recurrent_size": 8}, ("recurrent",)),
+}
+# what the design promises, whatever else is refused
+PROMISED = {
+    name: {"dict, discrete", "masks", "gru", "lstm"} for name in ("ppo", "a2c", "dqn", "double_dqn", "dueling_dqn")
+}
+
+
+class StopAt(zx.Callback):
+    def __init__(self, env_steps: int) -> None:
+        self.env_steps = env_steps
+
+    def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+        if loop.env_steps >= self.env_steps:
+            loop.stop("interrupted")
+
+
+@pytest.mark.parametrize("ability", ABILITIES)
+def test_an_ability_is_had_throughout_or_refused_by_name(
+    algorithm: str, ability: str, small: Callable, tmp_path: Path
+) -> None:
+    task, settings, words = ABILITIES[ability]
+    if task is None:
+        task = "toy/match" if takes_discrete(algorithm) else "toy/reach"
+    model = zx.algorithms.get(algorithm).settings
+    short = {"env_steps": 128, "log_every_steps": 20, "eval_every_steps": 0, "threads": 1, "vector__backend": "serial"}
+    if model.scheme == "off_policy":
+        short |= {"warmup_steps": 64, "updates_per_step": 0.2, "replay__sequence_length": 4, "replay__burn_in": 2}
+    else:
+        short |= {"steps_per_iteration": 16}
+    short |= {name: 2 for name in ("epochs", "critic_epochs") if name in model.model_fields}
+    try:
+        cfg = small(algorithm, task, **(short | settings))
+        session = zx.Session(cfg, tmp_path / "whole", quiet=True)
+    except zx.UserError as refusal:
+        assert algorithm in str(refusal)
+        assert any(word in str(refusal) for word in words), str(refusal)
+        assert ability not in PROMISED.get(algorithm, set()), f"the design promises {ability} for {algorithm}"
+        assert not (tmp_path / "whole").exists()
+        return
+    result = session.run()
+    assert result["updates"] > 0
+    assert len(zx.evaluate(tmp_path / "whole", episodes=3).episodes) == 3
+
+    agent = zx.load(tmp_path / "whole")
+    env = zx.envs.make_vector(task, 3, backend="serial", options=cfg.env.options)
+    obs, info = env.reset(seed=0)
+    for _ in range(3):
+        action = agent.act(obs, info.get("action_mask"))
+        obs, _, _, _, info = env.step(action)
+    agent.reset()
+    mask = None if "action_mask" not in info else info["action_mask"][0]
+    alone = np.asarray(agent.act(tree_map(lambda leaf: leaf[0], obs), mask))
+    assert env.spaces.action.contains(alone.astype(env.spaces.action.dtype))
+    env.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        zx.Session(cfg, tmp_path / "parts", [StopAt(100)], quiet=True).run()
+    zx.Session.resume(tmp_path / "parts", quiet=True).run()
+    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")

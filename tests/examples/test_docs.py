@@ -1,0 +1,210 @@
+"""What the documentation shows is true: its Python runs, its commands work, its links lead somewhere.
+
+Commands run in the order of their page, in one folder, with tiny budgets: settings behind the shown ones, which win.
+Blocks marked `py` show other libraries and aren't run.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+
+import zhixing as zx
+from zhixing.cli import main
+from zhixing.nets.body import example
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = ROOT / "examples"
+TINY = {
+    "train": ["env_steps=300", "eval_episodes=1", "eval_every_steps=0", "tensorboard=false"],
+    "resume": ["env_steps=600"],
+    "eval": ["--episodes", "1"],
+}
+# what is checked only by its first word; the rest of a page must be ours
+OTHERS = ("pip", "make", "git", "python", "tensorboard")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def pages_with(language: str) -> list[Path]:
+    """The Chinese README isn't run: another test finds its code equal to the English one's."""
+    return [page for page in PAGES if page.name != "README.zh-CN.md" and blocks(page, language)]
+
+
+def name(page: Path) -> str:
+    return page.name
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES))  # the same files: another test may have imported them from there
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", pages_with("python"), ids=name)
+def test_python_of_a_page_runs_from_top_to_bottom(page: Path, folder: Path) -> None:
+    if page.name == "own-algorithm.md":
+        example = (EXAMPLES / "own_algorithm.py").read_text(encoding="utf-8")
+        for block in blocks(page, "python"):
+            assert block in example, f"not as in examples/own_algorithm.py:\n{block}"
+        return
+    space: dict[str, object] = {"__name__": page.stem}
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), space)
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    for block in blocks(page, "sh"):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                yield words
+
+
+@pytest.mark.parametrize("page", pages_with("sh"), ids=name)
+def test_commands_of_a_page_work(
+    page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files that a page shows as YAML stand where it says so, in the order in which it names them."""
+    for file, text in zip(re.findall(r"`(\w+\.yaml)`:\n", page.read_text()), blocks(page, "yaml"), strict=True):
+        assert yaml.safe_load(text)
+        Path(file).write_text(text)
+    for number, words in enumerate(commands(page)):
+        if words[0] == "cd":
+            monkeypatch.chdir(folder / words[1] if (folder / words[1]).is_dir() else folder)
+            continue
+        if words[0] != "zhixing":
+            assert words[0] in OTHERS, words
+            continue
+        if words[1] == "train" and "--out" not in words:
+            words += ["--out", f"runs/{number}"]  # names made of the time would collide within a second
+        monkeypatch.setattr("sys.argv", [*words, *TINY.get(words[1], [])])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code
+        assert not code, f"{' '.join(words)}: {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = page.parent / path if path else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+            anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert anchor in anchors, f"{page.name} links to {target}, there are {anchors}"
+
+
+def test_make_targets_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {words[1] for page in pages_with("sh") for words in commands(page) if words[0] == "make"}
+    assert {"train", "test"} <= named <= targets
+
+
+def test_extras_that_pages_name_exist() -> None:
+    known = set(re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+    named = {extra for page in PAGES for extra in re.findall(r"'\.\[([\w,-]+)\]'", page.read_text(encoding="utf-8"))}
+    assert named
+    assert {one for extras in named for one in extras.split(",")} <= known
+
+
+def test_both_readmes_show_the_same_code() -> None:
+    for language in ("sh", "python"):
+        assert blocks(PAGES[0], language) == blocks(PAGES[1], language)
+
+
+def test_every_page_and_example_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "index.md" or f"({page.name})" in index, page.name
+    for file in EXAMPLES.glob("*.py"):
+        assert f"(../examples/{file.name})" in index, file.name
+
+
+# --- the table of abilities in docs/algorithms.md ---
+
+VECTOR = Box(-1.0, 1.0, (3,), np.float32)
+ACTIONS = {"discrete": Discrete(4), "multi-discrete": MultiDiscrete([3, 2]), "continuous": Box(-1.0, 1.0, (2,))}
+
+
+def made(algorithm: str, spaces: zx.Spaces, **settings: object) -> zx.Learner | None:
+    """A learner for these spaces; None where they are refused."""
+    try:
+        return zx.algorithms.get(algorithm).make(
+            zx.config.load(algorithm=algorithm, env="toy/match", **settings), spaces
+        )
+    except zx.UserError:
+        return None
+
+
+@torch.no_grad()
+def act(learner: zx.Learner, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """64 actions, as in training."""
+    policy, rng = learner.policy, torch.Generator().manual_seed(0)
+    return policy.act(example(learner.spaces.obs, 64), policy.initial_hidden(64), mask, zx.Phase.COLLECT, rng, 0).action
+
+
+def abilities(algorithm: str) -> list[str]:
+    """The cells of its row, found by trying."""
+    takes = {kind: made(algorithm, zx.Spaces(VECTOR, action)) is not None for kind, action in ACTIONS.items()}
+    action = next(ACTIONS[kind] for kind in ACTIONS if takes[kind])
+    by_dict = made(algorithm, zx.Spaces(Dict({"far": VECTOR, "near": Discrete(3)}), action))
+    if by_dict is not None:
+        assert len(act(by_dict)) == 64
+    masked = "–"
+    if takes["discrete"]:
+        learner = made(algorithm, zx.Spaces(VECTOR, ACTIONS["discrete"], mask=4))
+        assert learner is not None
+        chosen = act(learner, torch.tensor([True, False, True, False]).expand(64, 4))
+        masked = "yes" if set(chosen.tolist()) <= {0, 2} else "ignored"
+    recurrent = made(algorithm, zx.Spaces(VECTOR, action), net__recurrent="gru")
+    if recurrent is not None:
+        assert recurrent.policy.initial_hidden(1) is not None
+    yes = ["yes" if able else "refused" for able in (*takes.values(), by_dict is not None)]
+    return [*yes, masked, "refused" if recurrent is None else "yes"]
+
+
+def test_table_of_abilities_is_what_the_code_does() -> None:
+    text = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", text, re.MULTILINE)
+    assert rows
+    wrong = [name for name, cells in rows if cells.split(" | ") != abilities(name)]
+    right = [f"| `{name}` | {' | '.join(abilities(name))} |" for name in wrong]
+    assert not right, "docs/algorithms.md should have these rows:\n" + "\n".join(right)
+
+
+def test_both_tables_of_algorithms_name_the_same_ones() -> None:
+    text = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    papers = re.findall(r"^\| \[`(\w+)`\]\(", text, re.MULTILINE)
+    assert sorted(papers) == sorted(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    assert {"ppo", "dqn"} <= set(papers) <= set(zx.algorithms.names())
+
+
+def test_readmes_promise_no_algorithm_that_is_not_there() -> None:
+    for page in PAGES[:2]:
+        table = re.search(r"^\|---\|---\|---\|---\|\n((?:\|.*\n)+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert table
+        named = re.findall(r"`(\w+)`", table[1])
+        assert named
+        assert set(named) <= set(zx.algorithms.names())

@@ -1,0 +1,353 @@
+"""PPO's losses by hand, and what each of its settings does to an update."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor
+
+import zhixing as zx
+from zhixing.algorithms.ppo import PPO
+from zhixing.batch import Batch
+from zhixing.errors import UserError
+from zhixing.spaces import Spaces
+from zhixing.tree import tree_map
+
+SPACES = Spaces(Box(-1.0, 1.0, (3,), np.float32), Discrete(2))
+
+
+def learner(**settings: Any) -> PPO:
+    short = {"net__hidden_sizes": [8], "vector__num": 2, "steps_per_iteration": 6, "minibatch_size": 4, "epochs": 2}
+    cfg = zx.config.load(algorithm="ppo", env="Acrobot-v1", **(short | settings))
+    return PPO(cfg, SPACES)
+
+
+def rollout(ppo: PPO, T: int = 6, N: int = 2, seed: int = 0) -> Batch:
+    """A rollout of random observations with the decisions that `ppo` would have made."""
+    g = torch.Generator().manual_seed(seed)
+    obs = torch.rand(T + 1, N, 3, generator=g)
+    fields: dict[str, Any] = {}
+    hidden = ppo.policy.initial_hidden(N)
+    rows: list[Any] = []
+    with torch.no_grad():
+        for t in range(T):
+            decision = ppo.policy.act(obs[t], hidden, None, zx.Phase.COLLECT, g, 0)
+            rows.append((decision.action, decision.logp, decision.value, hidden))
+            hidden = decision.hidden
+    for i, name in enumerate(("action", "logp", "value")):
+        fields[name] = torch.stack([row[i] for row in rows])
+    if ppo.net.recurrent:
+        fields["hidden"] = tree_map(lambda *leaves: torch.stack(leaves), *(row[3] for row in rows))
+    end = torch.zeros(T, N, dtype=torch.bool)
+    reward = torch.randn(T, N, generator=g)
+    return Batch(obs=obs[:-1], reward=reward, terminated=end, truncated=end.clone(), next_obs=obs[1:], **fields)
+
+
+def parameters(ppo: PPO) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in ppo.net.named_parameters()}
+
+
+def moved(ppo: PPO, before: dict[str, Tensor]) -> set[str]:
+    return {name.split(".")[0] for name, p in ppo.net.named_parameters() if not torch.equal(p, before[name])}
+
+
+# --- losses by hand ---
+
+
+def test_policy_loss_by_hand() -> None:
+    ppo = learner(normalise_advantage=False, clip=0.2)
+    ratio = torch.tensor([1.5, 0.5, 1.5, 0.5])
+    batch = Batch(advantage=torch.tensor([1.0, 1.0, -1.0, -1.0]), logp=torch.tensor([-1.0, -1.0, -1.0, -1.0]))
+    loss, log_ratio = ppo.policy_loss(ratio.log() - 1.0, batch)
+    # min(1.5, 1.2) = 1.2;  min(0.5, 0.8) = 0.5;  min(-1.5, -1.2) = -1.5;  min(-0.5, -0.8) = -0.8
+    # -(1.2 + 0.5 - 1.5 - 0.8) / 4 = 0.15
+    assert loss.item() == pytest.approx(0.15, rel=1e-5)
+    assert torch.allclose(log_ratio, ratio.log())
+
+
+def test_clipped_ratios_have_no_gradient() -> None:
+    ppo = learner(normalise_advantage=False, clip=0.2)
+    logp = torch.tensor([1.5, 0.5, 1.5, 0.5]).log().requires_grad_()
+    batch = Batch(advantage=torch.tensor([1.0, 1.0, -1.0, -1.0]), logp=torch.zeros(4))
+    ppo.policy_loss(logp, batch)[0].backward()
+    # where the minimum is the ratio itself, d/dlogp of -rA/4 is -rA/4: -0.125 and 0.375; else it is clipped
+    assert logp.grad is not None
+    assert logp.grad.tolist() == pytest.approx([0.0, -0.125, 0.375, 0.0])
+
+
+def test_advantages_are_normalised_per_minibatch() -> None:
+    ppo = learner(clip=10.0)
+    logp = torch.zeros(3, requires_grad=True)
+    ppo.policy_loss(logp, Batch(advantage=torch.tensor([1.0, 2.0, 6.0]), logp=torch.zeros(3)))[0].backward()
+    # mean 3; deviations -2, -1, 3; variance (4 + 1 + 9) / 2 = 7; the gradient is -A / 3
+    expected = [2 / 7**0.5 / 3, 1 / 7**0.5 / 3, -3 / 7**0.5 / 3]
+    assert logp.grad is not None
+    assert logp.grad.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_single_advantage_is_not_normalised_to_nothing() -> None:
+    loss, _ = learner().policy_loss(torch.zeros(1), Batch(advantage=torch.tensor([3.0]), logp=torch.zeros(1)))
+    assert loss.item() == -3.0
+
+
+def test_value_loss_by_hand() -> None:
+    batch = Batch(ret=torch.tensor([2.0, 2.0]), value=torch.tensor([0.0, 5.0]))
+    value = torch.tensor([1.0, 3.0])
+    # (1 - 2)² = 1 and (3 - 2)² = 1
+    assert learner().value_loss(value, batch).item() == 1.0
+    # clipped to within 0.5 of the old: 0.5 and 4.5: (0.5 - 2)² = 2.25 and (4.5 - 2)² = 6.25, both larger
+    assert learner(value_clip=0.5).value_loss(value, batch).item() == 4.25
+
+
+def test_the_whole_loss_is_policy_value_and_entropy() -> None:
+    weights = {"value_coef": 0.3, "entropy_coef": 0.07}
+    ppo = learner(**weights, normalise_advantage=False, max_grad_norm=None)
+    data = ppo.prepare(rollout(ppo)).flatten()
+    found = ppo.gradients(data).by_optimizer["both_optimizer"][0].clone()
+    out = ppo.net(data.obs)
+    logp, entropy = out.distribution.log_prob(data.action), out.distribution.entropy()
+    # before the first step the ratio is 1
+    loss = -(data.advantage * (logp - logp.detach()).exp()).mean()
+    loss = loss + 0.3 * (out.value - data.ret).square().mean() - 0.07 * entropy.mean()
+    expected = ppo.both_optimizer.gradient(loss)[0]
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_metrics_by_hand() -> None:
+    ppo = learner(clip=0.2)
+    data = ppo.prepare(rollout(ppo)).flatten()
+    ratio = torch.full((12,), 1.0)
+    ratio[:3] = 1.3
+    metrics = ppo.gradients(data.replace(logp=data.logp - ratio.log())).metrics
+    assert metrics["clip_fraction"].item() == 0.25  # 3 of 12 moved further than 0.2
+    assert metrics["kl"].item() == pytest.approx((0.3 - math.log(1.3)) / 4, rel=1e-4)
+    assert metrics["entropy"].item() == pytest.approx(math.log(2), abs=1e-3)  # the first policy is nearly uniform
+
+
+# --- advantages ---
+
+
+def test_truncated_step_bootstraps_and_terminated_step_does_not() -> None:
+    ppo = learner(gamma=0.5, gae_lambda=0.0)
+    batch = rollout(ppo, T=3)
+    terminated, truncated = (torch.zeros(3, 2, dtype=torch.bool) for _ in range(2))
+    terminated[1, 0] = truncated[1, 1] = True
+    last = torch.rand(3, 2, 3)
+    batch = batch.replace(terminated=terminated, truncated=truncated, next_obs=last)
+    data = ppo.prepare(batch)
+    with torch.no_grad():
+        after = ppo.value(last.flatten(0, 1)).view(3, 2)
+    # lambda 0: A = r + 0.5 V(next) - V; the next value is the next row's but at ends and in the last row
+    expected = batch.reward - batch.value
+    expected[0] += 0.5 * batch.value[1]
+    expected[1, 1] += 0.5 * after[1, 1]
+    expected[2] += 0.5 * after[2]
+    assert torch.allclose(data.advantage, expected, atol=1e-6)
+    assert torch.allclose(data.ret, data.advantage + batch.value)
+    assert data.is_first.tolist() == [[False, False], [False, False], [True, True]]
+
+
+def test_explained_variance_by_hand() -> None:
+    ppo = learner(gamma=0.0, gae_lambda=0.0)
+    batch = rollout(ppo)
+    value = torch.arange(12.0).view(6, 2)
+    # gamma 0: the return is the reward. Rewards 2v: the error v has the variance of v, the return four times that
+    update = ppo.update(batch.replace(value=value, reward=2 * value))
+    assert update.metrics["explained_variance"].item() == pytest.approx(0.75, rel=1e-5)
+
+
+def test_rewards_are_scaled_before_advantages() -> None:
+    plain, scaled = learner(gamma=0.0, gae_lambda=0.0), learner(gamma=0.0, gae_lambda=0.0, normalise_reward=True)
+    batch = rollout(plain)
+    # gamma 0: the return is the reward itself, so rewards are divided by their own spread
+    expected = batch.reward / batch.reward.std(unbiased=False)
+    assert torch.allclose(scaled.prepare(batch).ret, expected, atol=1e-5)
+    assert torch.allclose(plain.prepare(batch).ret, batch.reward, atol=1e-6)
+
+
+def test_observations_are_taken_into_the_statistics_after_learning() -> None:
+    ppo = learner(normalise_obs=True)
+    batch = rollout(ppo)
+    ppo.update(batch)
+    assert torch.allclose(ppo.net.encoder.norm.mean, batch.obs.double().mean((0, 1)))
+    assert ppo.net.encoder.norm.count == 12
+
+
+# --- minibatches ---
+
+
+def test_minibatches_cover_each_step_once() -> None:
+    ppo = learner(minibatch_size=4)
+    data = ppo.prepare(rollout(ppo)).replace(advantage=torch.arange(12.0).view(6, 2))
+    for _ in range(3):
+        parts = [part.advantage for part in ppo.minibatches(data)]
+        assert [len(part) for part in parts] == [4, 4, 4]
+        assert torch.cat(parts).sort().values.tolist() == list(range(12))
+    orders = {tuple(torch.cat([p.advantage for p in ppo.minibatches(data)]).tolist()) for _ in range(5)}
+    assert len(orders) == 5
+
+
+def test_rows_of_a_minibatch_stay_together() -> None:
+    ppo = learner(minibatch_size=4)
+    batch = rollout(ppo)
+    data = ppo.prepare(batch.replace(obs=batch.obs.clone(), value=batch.obs[..., 0].clone()))
+    for part in ppo.minibatches(data):
+        assert torch.equal(part.value, part.obs[:, 0])
+
+
+def test_recurrent_minibatches_keep_sequences() -> None:
+    ppo = learner(net__recurrent="gru", net__recurrent_size=4, vector__num=4, minibatch_size=12)
+    data = ppo.prepare(rollout(ppo, N=4))
+    numbers = torch.arange(24.0).view(6, 4)  # 4 t + n
+    columns = []
+    for part in ppo.minibatches(data.replace(advantage=numbers)):
+        assert part.advantage.shape == (6, 2)  # 12 steps are two whole sequences of 6
+        assert torch.equal(part.advantage, part.advantage[0] + 4 * torch.arange(6.0)[:, None])
+        columns += part.advantage[0].tolist()
+    assert sorted(columns) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_recurrent_probabilities_are_those_of_collecting(kind: str) -> None:
+    ppo = learner(net__recurrent=kind, net__recurrent_size=4)
+    data = ppo.prepare(rollout(ppo))
+    logp, value, _ = ppo.evaluate(data)
+    assert torch.allclose(logp, data.logp, atol=1e-6)
+    assert torch.allclose(value, data.value, atol=1e-6)
+
+
+def test_the_number_of_updates_is_epochs_times_minibatches() -> None:
+    ppo = learner(epochs=3, minibatch_size=4)
+    ppo.update(rollout(ppo))
+    assert ppo.updates == 3 * 3
+    whole = learner(epochs=3, minibatch_size=100)
+    whole.update(rollout(whole))
+    assert whole.updates == 3
+
+
+# --- two learning rates, two numbers of epochs ---
+
+
+def test_actor_and_critic_move_only_their_own_parts() -> None:
+    ppo = learner(critic_lr=1e-2)
+    data = ppo.prepare(rollout(ppo)).flatten()
+    before = parameters(ppo)
+    ppo.apply(ppo.gradients(data, critic=False))
+    assert moved(ppo, before) == {"actor", "policy_head"}
+    before = parameters(ppo)
+    ppo.apply(ppo.gradients(data, actor=False))
+    assert moved(ppo, before) == {"critic", "value_head"}
+
+
+def test_critic_lr_is_the_critics_alone() -> None:
+    ppo = learner(lr=1e-4, critic_lr=1e-2, max_grad_norm=None, epochs=1, minibatch_size=100)
+    before = parameters(ppo)
+    ppo.update(rollout(ppo))
+    steps = {
+        part: max((p - before[name]).abs().max().item() for name, p in ppo.net.named_parameters() if part in name)
+        for part in ("actor", "policy_head", "critic", "value_head")
+    }
+    # Adam's first step is as long as the learning rate
+    assert steps["actor"] == pytest.approx(1e-4, rel=0.05)
+    assert steps["policy_head"] == pytest.approx(1e-4, rel=0.05)
+    assert steps["critic"] == pytest.approx(1e-2, rel=0.05)
+    assert steps["value_head"] == pytest.approx(1e-2, rel=0.05)
+
+
+def test_critic_epochs_are_the_critics_alone() -> None:
+    more = learner(epochs=2, critic_epochs=5, minibatch_size=100)
+    more.update(rollout(more))
+    assert more.actor_optimizer.steps[0] == 2
+    assert more.critic_optimizer.steps[0] == 5
+    none = learner(epochs=2, critic_epochs=0, minibatch_size=100)
+    before = parameters(none)
+    none.update(rollout(none))
+    assert moved(none, before) == {"actor", "policy_head"}
+
+
+def test_shared_network_moves_with_both_losses_and_refuses_two_rates() -> None:
+    ppo = learner(shared_network=True)
+    assert ppo.net.critic is ppo.net.actor
+    before = parameters(ppo)
+    ppo.update(rollout(ppo))
+    assert moved(ppo, before) == {"actor", "policy_head", "value_head"}
+    with pytest.raises(UserError, match="shared_network=true allows no critic_lr or critic_epochs"):
+        learner(shared_network=True, critic_lr=1e-3)
+
+
+def test_value_coefficient_of_zero_leaves_the_critic_where_it_was() -> None:
+    ppo = learner(value_coef=0.0)
+    before = parameters(ppo)
+    ppo.update(rollout(ppo))
+    assert moved(ppo, before) == {"towers", "policy_head"}
+    weight, old = ppo.net.towers.weights[0], before["towers.weights.0"]
+    assert not torch.equal(weight[0], old[0])
+    assert torch.equal(weight[1], old[1])
+
+
+# --- early end, decay ---
+
+
+def test_target_kl_ends_the_epochs() -> None:
+    settings = {"lr": 0.5, "epochs": 10, "minibatch_size": 100}
+    free, bound = learner(**settings), learner(**settings, target_kl=0.01)
+    free.update(rollout(free))
+    bound.update(rollout(bound))
+    assert free.updates == 10
+    # the first epoch sees a ratio of 1; after a step of 0.5 per weight the second is far beyond 0.015
+    assert bound.updates == 2
+    near = learner(**settings, target_kl=1e6)
+    near.update(rollout(near))
+    assert near.updates == 10
+
+
+def test_learning_rates_fall_to_zero_with_lr_decay() -> None:
+    ppo = learner(lr=4e-3, lr_decay=True)
+    ppo.set_progress(0.25)
+    assert ppo.both_optimizer.lr == pytest.approx(3e-3)
+    own = learner(lr=4e-3, critic_lr=8e-3, lr_decay=True)
+    own.set_progress(0.75)
+    assert (own.actor_optimizer.lr, own.critic_optimizer.lr) == pytest.approx((1e-3, 2e-3))
+    constant = learner(lr=4e-3)
+    constant.set_progress(0.75)
+    assert constant.both_optimizer.lr == 4e-3
+
+
+def test_gradients_are_clipped_to_the_norm() -> None:
+    ppo = learner(max_grad_norm=0.01, epochs=1, minibatch_size=100)
+    data = ppo.prepare(rollout(ppo)).flatten()
+    gradients = ppo.gradients(data)
+    norm = ppo.apply(gradients).metrics["grad_norm"]
+    assert norm > 0.01  # what is told is the norm before clipping
+    assert gradients.by_optimizer["both_optimizer"][0].norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_first_weights_depend_on_the_seed_only() -> None:
+    torch.manual_seed(1)
+    a = learner(seed=5)
+    torch.manual_seed(2)
+    b, c = learner(seed=5), learner(seed=6)
+    assert all(torch.equal(p, q) for p, q in zip(a.net.parameters(), b.net.parameters(), strict=True))
+    assert not torch.equal(a.net.towers.weights[0], c.net.towers.weights[0])
+
+
+def test_state_round_trip_gives_the_same_next_update() -> None:
+    ppo = learner(normalise_obs=True, normalise_reward=True)
+    ppo.update(rollout(ppo, seed=1))
+    other = learner(normalise_obs=True, normalise_reward=True, seed=9)
+    other.load_state_dict(ppo.state_dict())
+    batch = rollout(ppo, seed=2)
+    first, second = ppo.update(batch), other.update(batch)
+    assert all(torch.equal(first.metrics[name], second.metrics[name]) for name in first.metrics)
+    assert all(torch.equal(p, q) for p, q in zip(ppo.net.parameters(), other.net.parameters(), strict=True))
+    assert other.updates == ppo.updates
+
+
+def test_what_an_update_tells_is_what_it_names() -> None:
+    ppo = learner()
+    assert set(ppo.update(rollout(ppo)).metrics) == set(PPO.metrics)

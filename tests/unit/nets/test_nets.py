@@ -1,0 +1,311 @@
+"""Networks: towers computed as one, encoders of every space, memory, and networks of one's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from torch import Tensor, nn
+
+import zhixing as zx
+from zhixing.algorithms.ppo import PPO
+from zhixing.config import NetConfig
+from zhixing.errors import UserError
+from zhixing.nets.actor_critic import ActorCritic
+from zhixing.nets.body import Encoder, RecurrentBody, make_body, num_features, unroll
+from zhixing.nets.cnn import CNN
+from zhixing.nets.heads import PolicyHead
+from zhixing.nets.mlp import TwinMLP, mlp
+from zhixing.ops.distributions import Categorical, Gaussian, MultiCategorical
+from zhixing.spaces import Spaces
+from zhixing.tree import tree_leaves
+
+VECTOR = Box(-1.0, 1.0, (3,), np.float32)
+
+
+def spaces(obs: gym.Space[Any] = VECTOR, action: gym.Space[Any] | None = None, **more: Any) -> Spaces:
+    return Spaces(obs, action or Discrete(4), **more)
+
+
+# --- fully connected ---
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "silu", "elu", "gelu"])
+def test_towers_equal_their_copies(activation: str) -> None:
+    copies = [mlp(5, [16, 8], activation, orthogonal_init=True) for _ in range(3)]
+    x = torch.randn(7, 5)
+    together = TwinMLP(copies)(x)
+    assert together.shape == (3, 7, 8)
+    for k, copy in enumerate(copies):
+        assert torch.allclose(together[k], copy(x), atol=1e-6)
+
+
+def test_towers_have_the_gradients_of_their_copies_and_no_others() -> None:
+    copies = [mlp(4, [6], "tanh", orthogonal_init=False) for _ in range(2)]
+    towers, x = TwinMLP(copies), torch.randn(9, 4)
+    copies[0](x).square().sum().backward()
+    towers(x)[0].square().sum().backward()
+    assert torch.allclose(towers.weights[0].grad[0], copies[0][0].weight.grad.T, atol=1e-5)
+    assert not towers.weights[0].grad[1].any()
+
+
+def test_orthogonal_layers_keep_lengths() -> None:
+    weight = mlp(8, [8], "tanh", orthogonal_init=True)[0].weight
+    assert torch.allclose(weight @ weight.T, 2.0 * torch.eye(8), atol=1e-5)  # a gain of √2, squared
+
+
+# --- encoders ---
+
+
+def test_choices_are_one_hot() -> None:
+    assert Encoder(Discrete(3), "nature", False)(torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+def test_choices_may_start_elsewhere() -> None:
+    assert Encoder(Discrete(3, start=5), "nature", False)(torch.tensor([5, 7])).tolist() == [[1, 0, 0], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("start", [1, -2])
+def test_a_network_is_built_for_choices_that_start_elsewhere(start: int) -> None:
+    assert num_features(Encoder(Discrete(3, start=start), "nature", False), Discrete(3, start=start)) == 3
+
+
+def test_several_choices_stand_side_by_side() -> None:
+    encoder = Encoder(MultiDiscrete([2, 3]), "nature", False)
+    assert encoder(torch.tensor([[1, 2]])).tolist() == [[0, 1, 0, 0, 1]]
+
+
+def test_several_choices_may_start_elsewhere() -> None:
+    space = MultiDiscrete([2, 3], start=[1, 10])
+    assert Encoder(space, "nature", False)(torch.tensor([[2, 12]])).tolist() == [[0, 1, 0, 0, 1]]
+
+
+def test_bits_and_boxes_are_flattened() -> None:
+    assert Encoder(MultiBinary(3), "nature", False)(torch.tensor([[1, 0, 1]], dtype=torch.int8)).tolist() == [[1, 0, 1]]
+    matrix = Encoder(Box(-1, 1, (2, 2), np.float32), "nature", False)
+    assert matrix(torch.arange(8.0).view(2, 2, 2)).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_dicts_stand_side_by_side_in_the_order_of_the_space() -> None:
+    space = Dict({"b": Discrete(2), "a": Box(-1, 1, (2,), np.float32), "c": Dict({"d": Discrete(2)})})
+    obs = {"a": torch.tensor([[5.0, 6.0]]), "b": torch.tensor([1]), "c": {"d": torch.tensor([0])}}
+    by_key = {"a": [5, 6], "b": [0, 1], "c": [1, 0]}
+    expected = [number for key in space.spaces for number in by_key[key]]
+    assert Encoder(space, "nature", False)(obs).tolist() == [expected]
+
+
+@pytest.mark.parametrize("key", ["arm.joint", "type", "keys", "values", "train"])
+def test_any_name_of_a_part_of_an_observation_will_do(key: str) -> None:
+    space = Dict({key: VECTOR})
+    encoder = Encoder(space, "nature", True)
+    encoder.update_norm({key: torch.ones(4, 2, 3)})
+    assert encoder({key: torch.ones(1, 3)}).abs().max() < 1e-3  # the mean is 1
+
+
+def test_normalisers_learn_the_parts_that_are_numbers() -> None:
+    space = Dict({"cue": Discrete(2), "x": Box(-9, 9, (1,), np.float32)})
+    encoder = Encoder(space, "nature", True)
+    encoder.update_norm({"cue": torch.zeros(2, 1, dtype=torch.long), "x": torch.tensor([[[2.0]], [[6.0]]])})
+    # mean 4, spread 2: (6 - 4) / 2 = 1
+    assert encoder({"cue": torch.tensor([1]), "x": torch.tensor([[6.0]])})[0].tolist() == pytest.approx([0, 1, 1])
+
+
+# --- images ---
+
+
+@pytest.mark.parametrize("kind", ["nature", "simple"])
+def test_images_give_the_same_in_both_layouts(kind: str) -> None:
+    first, last = CNN((3, 40, 48), kind), CNN((40, 48, 3), kind)
+    last.load_state_dict(first.state_dict())
+    x = torch.randint(0, 256, (2, 3, 40, 48), dtype=torch.uint8)
+    assert first(x).shape == (2, 512)
+    assert torch.allclose(first(x), last(x.permute(0, 2, 3, 1)), atol=1e-5)
+
+
+def test_bytes_are_scaled_to_one() -> None:
+    net = CNN((1, 36, 36))
+    seen: list[Tensor] = []
+    net.layers.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    net(torch.full((1, 1, 36, 36), 255, dtype=torch.uint8))
+    assert torch.allclose(seen[0], torch.ones(1, 1, 36, 36))
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_images_that_are_too_small_are_told() -> None:
+    with pytest.raises(UserError, match=r"images of shape \(12, 12, 1\) are too small for net.cnn=nature"):
+        CNN((12, 12, 1))
+    assert CNN((12, 12, 1), "simple")(torch.zeros(2, 12, 12, 1)).shape == (2, 512)
+
+
+# --- memory ---
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_unrolling_equals_stepping_with_resets(kind: str) -> None:
+    body = RecurrentBody(VECTOR, NetConfig(hidden_sizes=[8], recurrent=kind, recurrent_size=5), False, True)
+    obs = torch.randn(6, 2, 3)
+    is_first = torch.zeros(6, 2, dtype=torch.bool)
+    is_first[3, 0] = is_first[5, 1] = True
+    _, start = body(torch.randn(2, 3), None)
+    outs = unroll(body, obs, start, is_first)
+    for n, ends in enumerate([[3], [5]]):
+        hidden = tuple(leaf[n : n + 1] for leaf in start) if kind == "lstm" else start[n : n + 1]
+        for t in range(6):
+            features, hidden = body(obs[t, n : n + 1], None if t in ends else hidden)
+            assert torch.allclose(outs[t][0][n], features[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_recurrent_actor_and_critic_remember(kind: str, shared: bool) -> None:
+    net = ActorCritic(spaces(), NetConfig(hidden_sizes=[8], recurrent=kind, recurrent_size=5), shared=shared)
+    x = torch.randn(2, 3)
+    first = net(x)
+    again = net(x, first.hidden)
+    assert not torch.allclose(first.value, again.value)
+    assert not torch.allclose(first.distribution.logp, again.distribution.logp)
+
+
+# --- actor and critic ---
+
+
+def test_towers_give_what_separate_bodies_give() -> None:
+    cfg = NetConfig(hidden_sizes=[16, 16])
+    torch.manual_seed(3)
+    together = ActorCritic(spaces(), cfg, batched=True)
+    torch.manual_seed(3)
+    apart = ActorCritic(spaces(), cfg, batched=False)
+    x = torch.randn(5, 3)
+    assert torch.allclose(together(x).value, apart(x).value, atol=1e-6)
+    assert torch.allclose(together(x).distribution.logp, apart(x).distribution.logp, atol=1e-6)
+    assert hasattr(together, "towers")
+    assert not hasattr(apart, "towers")
+
+
+def test_each_kind_of_action_has_its_distribution() -> None:
+    features = torch.zeros(2, 8)
+    assert isinstance(PolicyHead(8, spaces(action=Discrete(3, start=4)))(features), Categorical)
+    assert isinstance(PolicyHead(8, spaces(action=MultiDiscrete([2, 3])))(features), MultiCategorical)
+    head = PolicyHead(8, spaces(action=Box(-1, 1, (2,), np.float32)), log_std=-0.5)
+    gaussian = head(features)
+    assert isinstance(gaussian, Gaussian)
+    assert gaussian.log_std.tolist() == [[-0.5, -0.5]] * 2
+    with pytest.raises(UserError, match="allowed are Discrete, MultiDiscrete and a flat Box"):
+        PolicyHead(8, spaces(action=Box(-1, 1, (2, 2), np.float32)))
+
+
+def test_masks_of_several_choices_forbid_them() -> None:
+    # two choices of 2 and 3: the mask has 5 parts; only the last of each is allowed
+    head = PolicyHead(8, spaces(action=MultiDiscrete([2, 3]), mask=5))
+    mask = torch.tensor([[False, True, False, False, True]]).expand(500, 5)
+    drawn = head(torch.zeros(500, 8), mask).sample(torch.Generator().manual_seed(0))
+    assert (drawn == torch.tensor([1, 2])).all()
+
+
+# --- one's own network ---
+
+
+class Own(nn.Module):
+    def __init__(self, space: gym.Space[Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(space.shape[0], 6)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.linear(obs).relu()
+
+
+class OwnMemory(nn.Module):
+    def __init__(self, space: gym.Space[Any]) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(space.shape[0], 6)
+
+    def forward(self, obs: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
+        hidden = self.cell(obs, hidden)
+        return hidden, hidden
+
+
+class Flat(Own):
+    def forward(self, obs: Tensor) -> Tensor:
+        return super().forward(obs).flatten()
+
+
+class Pair(Own):
+    def forward(self, obs: Tensor) -> Any:
+        return super().forward(obs), None
+
+
+@pytest.mark.parametrize(("name", "bodies"), [("ppo", 2), ("dqn", 1)])  # ppo's actor and critic have one each
+def test_own_network_is_what_learns(name: str, bodies: int) -> None:
+    made: Any = zx.algorithms.get(name).make(zx.config.load(algorithm=name, env="CartPole-v1"), spaces(), net=Own)
+    assert sum(isinstance(module, Own) for module in made.net.modules()) == bodies
+    assert made.value(torch.zeros(5, 3)).shape == (5,)
+
+
+def test_own_recurrent_network_is_recognised() -> None:
+    learner = PPO(zx.config.load(algorithm="ppo", env="CartPole-v1"), spaces(), net=OwnMemory)
+    assert learner.net.recurrent
+    assert "hidden" in learner.fields
+
+
+def test_own_network_is_named_in_the_settings() -> None:
+    assert isinstance(make_body(VECTOR, NetConfig(kind=f"{__name__}:Own")), Own)
+
+
+def test_own_network_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with one's own task or learner: the console script doesn't have the current folder on its path."""
+    (tmp_path / "net_of_mine.py").write_text(
+        "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self, space):\n"
+        "        super().__init__(nn.Linear(space.shape[0], 4))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    body = make_body(VECTOR, NetConfig(kind="net_of_mine:Net"))
+    assert num_features(body, VECTOR) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("big", "allowed are 'auto' and your.module:Net"),
+        ("no_such_module:Net", "no_such_module"),
+        ("torch.nn:Nothing", "Nothing"),
+        (":Net", ":Net"),
+        (".here:Net", ".here:Net"),
+    ],
+)
+def test_names_that_give_no_network_are_told(kind: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_body(Discrete(3), NetConfig(kind=kind))
+
+
+@pytest.mark.parametrize(("net", "gave"), [(Flat, r"\[12\]"), (Pair, "tuple")])
+def test_outputs_of_the_wrong_shape_are_told(net: type[nn.Module], gave: str) -> None:
+    cfg = zx.config.load(algorithm="ppo", env="CartPole-v1")
+    with pytest.raises(UserError, match=f"a network must give features \\[B,n\\] .* for B=2 it gave {gave}"):
+        PPO(cfg, spaces(), net=net)
+
+
+def test_what_is_no_module_is_told() -> None:
+    with pytest.raises(UserError, match=r"net must give a torch.nn.Module for the observation space, not int"):
+        make_body(VECTOR, NetConfig(), lambda space: 3)
+
+
+def test_own_network_with_normalise_obs_is_refused() -> None:
+    cfg = zx.config.load(algorithm="ppo", env="CartPole-v1", normalise_obs=True)
+    with pytest.raises(UserError, match="normalise_obs=true needs a built-in network"):
+        PPO(cfg, spaces(), net=Own)
+
+
+@pytest.mark.parametrize(("name", "settings", "shapes"), [("ppo", {"net__recurrent": "gru"}, [(4, 64)] * 2), ("dqn", {}, [])])
+def test_memory_is_made_where_the_network_is(name: str, settings: dict[str, Any], shapes: list[tuple[int, int]]) -> None:
+    """`meta` stands for an accelerator: nothing made on the CPU can enter a network there."""
+    policy = zx.algorithms.get(name).make(zx.config.load(algorithm=name, env="CartPole-v1", **settings), spaces()).policy
+    hidden = policy.to("meta").initial_hidden(4)
+    leaves = [] if hidden is None else tree_leaves(hidden)
+    assert [(leaf.device.type, tuple(leaf.shape)) for leaf in leaves] == [("meta", shape) for shape in shapes]

@@ -1,0 +1,128 @@
+"""Noisy layers: silent they are linear layers; their noise is factorised, drawn from the generator given, not saved."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zhixing.nets.noisy import NoisyLinear, is_noisy, resample, silence
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def effective(layer: NoisyLinear) -> tuple[Tensor, Tensor]:
+    """The weights and biases with which a layer acts: its answers to the unit vectors and to zero."""
+    inputs = layer.weight.shape[1]
+    bias = layer(torch.zeros(1, inputs))[0]
+    return (layer(torch.eye(inputs)) - bias).T, bias
+
+
+def test_a_silent_layer_is_the_linear_layer_of_its_mean_weights() -> None:
+    layer, x = NoisyLinear(3, 2), torch.randn(5, 3)
+    plain = F.linear(x, layer.weight, layer.bias)
+    assert torch.equal(layer(x), plain)  # silent at first
+    resample(layer, rng())
+    assert not torch.allclose(layer(x), plain)
+    silence(layer)
+    assert torch.equal(layer(x), plain)
+
+
+def test_noisy_weights_by_hand() -> None:
+    layer = NoisyLinear(2, 1)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1.0, 2.0]]))
+        layer.weight_spread.copy_(torch.tensor([[0.5, 0.25]]))
+        layer.bias.fill_(3.0)
+        layer.bias_spread.fill_(0.1)
+        layer.noise_in.copy_(torch.tensor([2.0, -4.0]))
+        layer.noise_out.fill_(3.0)
+    # weights 1 + 0.5 * 3 * 2 = 4 and 2 + 0.25 * 3 * -4 = -1, bias 3 + 0.1 * 3: 4 * 10 - 1 * 100 + 3.3
+    assert layer(torch.tensor([[10.0, 100.0]])).item() == pytest.approx(-56.7)
+
+
+def test_two_draws_differ_and_the_same_generator_repeats() -> None:
+    layer, x = NoisyLinear(4, 3), torch.randn(2, 4)
+    generator = rng(1)
+    outs = []
+    for _ in range(2):
+        resample(layer, generator)
+        outs.append(layer(x))
+    assert not torch.allclose(outs[0], outs[1])
+    resample(layer, rng(1))
+    assert torch.equal(layer(x), outs[0])
+
+
+def test_noise_is_a_product_of_a_row_and_a_column() -> None:
+    layer = NoisyLinear(6, 5)
+    resample(layer, rng(2))
+    weight, bias = effective(layer)
+    noise = (weight - layer.weight) / layer.weight_spread
+    assert torch.linalg.matrix_rank(noise, rtol=1e-3) == 1
+    # f(ε_out) moves the bias too, so a column of the matrix is in proportion to the bias's noise
+    column = (bias - layer.bias) / layer.bias_spread
+    assert torch.allclose(noise, torch.outer(column, layer.noise_in), atol=1e-4)
+
+
+def test_noise_is_a_signed_root_of_a_normal() -> None:
+    # f(ε) = sign(ε) √|ε| has mean 0 and variance E|ε| = √(2/π) = 0.798, its square is half-normal with E ε² = 1
+    layer = NoisyLinear(200_000, 1)
+    resample(layer, rng(3))
+    noise = layer.noise_in
+    assert float(noise.mean()) == pytest.approx(0.0, abs=0.01)
+    assert float(noise.var()) == pytest.approx((2 / torch.pi) ** 0.5, abs=0.01)
+    assert float(noise.pow(4).mean()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_first_weights_are_those_of_the_paper() -> None:
+    layer = NoisyLinear(16, 8, spread=0.4)
+    # μ uniform in ±1/√16, σ = 0.4/√16
+    assert layer.weight.abs().max() <= 0.25
+    assert layer.weight.abs().max() > 0.2
+    assert torch.allclose(layer.weight_spread, torch.full((8, 16), 0.1))
+    assert torch.allclose(layer.bias_spread, torch.full((8,), 0.1))
+
+
+def test_all_layers_of_a_module_get_noise_of_their_own() -> None:
+    net = nn.Sequential(NoisyLinear(4, 4), nn.ReLU(), nn.Sequential(NoisyLinear(4, 4)))
+    assert is_noisy(net)
+    assert not is_noisy(nn.Sequential(nn.Linear(4, 4)))
+    resample(net, rng())
+    noises = list(net.buffers())
+    assert len(noises) == 4
+    assert len({tuple(noise.tolist()) for noise in noises}) == 4
+    silence(net)
+    assert not any(noise.any() for noise in net.buffers())
+
+
+def test_modules_without_noise_are_left_alone() -> None:
+    net, generator = nn.Linear(3, 2), rng()
+    before = generator.get_state()
+    resample(net, generator)
+    silence(net)
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_spreads_are_learned_only_where_there_is_noise() -> None:
+    layer = NoisyLinear(3, 2)
+    x = torch.ones(4, 3)
+    silent = torch.autograd.grad(layer(x).sum(), [layer.weight_spread, layer.bias_spread])
+    assert not any(g.any() for g in silent)
+    resample(layer, rng())
+    weight, bias = torch.autograd.grad(layer(x).sum(), [layer.weight_spread, layer.bias_spread])
+    # by the chain rule: the noise of each weight, times the sum of its inputs
+    assert torch.allclose(weight, 4.0 * torch.outer(layer.noise_out, layer.noise_in))
+    assert torch.allclose(bias, 4.0 * layer.noise_out)
+
+
+def test_noise_is_not_saved_and_copies_have_their_own() -> None:
+    layer = NoisyLinear(3, 2)
+    assert set(layer.state_dict()) == {"weight", "bias", "weight_spread", "bias_spread"}
+    other = copy.deepcopy(layer)
+    resample(layer, rng())
+    assert not other.noise_in.any()

@@ -1,0 +1,209 @@
+"""The command line: quick help, what it prints, and whose word wins."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import zhixing as zx
+from zhixing.cli import main
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def zhixing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Run the command line in an empty folder: exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["zhixing", *words])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+SHORT = ["threads=1", "env_steps=256", "steps_per_iteration=32", "vector.num=2", "tensorboard=false", "eval_episodes=2"]
+
+
+def written(run: str) -> dict:
+    return yaml.safe_load(Path(run, "config.yaml").read_text())
+
+
+# --- help ---
+
+
+def test_help_imports_neither_torch_nor_gymnasium() -> None:
+    code = (
+        "import sys; sys.argv = ['zhixing', *sys.argv[1:]]\n"
+        "from zhixing.cli import main\n"
+        "main()\n"
+        "heavy = {'torch', 'gymnasium', 'numpy', 'matplotlib', 'tensorboard'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    for words in (["--help"], ["train", "--help"]):
+        answer = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+        assert answer.returncode == 0, answer.stderr
+        assert "Usage: zhixing" in answer.stdout
+
+
+def test_help_names_every_command(zhixing: Command) -> None:
+    code, out, _ = zhixing("--help")
+    assert code == 0
+    for command in ("train", "resume", "eval", "record", "plot", "list", "show"):
+        assert command in out
+
+
+def test_version(zhixing: Command) -> None:
+    assert zhixing("--version") == (0, f"zhixing {zx.__version__}\n", "")
+
+
+# --- train ---
+
+
+def test_several_files_merge_and_overrides_win(zhixing: Command, tmp_path: Path) -> None:
+    (tmp_path / "task.yaml").write_text("env: {name: tasks:Many, kind: multi}\nseed: 1\nnet: {cnn: simple}\ngamma: 0.5\n")
+    (tmp_path / "algorithm.yaml").write_text("algorithm: ppo\nlr: 1e-3\nseed: 2\nnet: {hidden_sizes: [8]}\n")
+    files = ["--config", "task.yaml", "--config", "algorithm.yaml"]
+    code, out, err = zhixing("train", *files, "--seed", "3", "--out", "mine", "lr=2e-3", *SHORT, "lr=5e-3")
+    assert code == 0, err
+    found = written("mine")
+    assert found["algorithm"] == "ppo"
+    assert found["env"] == {"name": "tasks:Many", "kind": "multi"}
+    assert found["net"]["cnn"] == "simple"
+    assert found["net"]["hidden_sizes"] == [8]
+    assert (found["gamma"], found["seed"], found["lr"]) == (0.5, 3, 5e-3)
+    assert "run     mine" in out
+    assert "trained 256 steps" in out
+
+
+def test_the_algorithm_may_stand_in_the_file_and_on_the_line(zhixing: Command, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("algorithm: ppo\nenv: toy/match\n")
+    assert zhixing("train", "--config", "a.yaml", "--out", "one", *SHORT)[0] == 0
+    assert written("one")["algorithm"] == "ppo"
+    short = ["env_steps=64", "warmup_steps=32", "tensorboard=false", "eval_episodes=1"]
+    assert zhixing("train", "dqn", "--config", "a.yaml", "--out", "two", *short)[0] == 0
+    assert written("two")["algorithm"] == "dqn"
+
+
+def test_another_task_on_the_line_does_not_inherit_options(zhixing: Command, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("algorithm: ppo\nenv: {name: tasks:Many, kind: multi}\n")
+    assert zhixing("train", "--config", "a.yaml", "--env", "toy/match", "--out", "mine", *SHORT)[0] == 0
+    assert written("mine")["env"] == {"name": "toy/match"}
+
+
+def test_a_return_that_was_not_reached_is_told(zhixing: Command) -> None:
+    code, out, err = zhixing("train", "ppo", "--env", "toy/match", "--out", "mine", *SHORT, "stop_return=99")
+    assert code == 0
+    assert "(asked: 99)" in out
+    assert "the asked return was not reached within the budget" in err
+
+
+def test_without_out_the_run_is_in_runs(zhixing: Command, tmp_path: Path) -> None:
+    assert zhixing("train", "ppo", "--env", "toy/match", "--seed", "7", *SHORT)[0] == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("ppo-toy-match-7-")
+
+
+def test_an_interrupt_is_130(zhixing: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(zx.Callback):
+        def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+            loop.stop("interrupted")
+
+    monkeypatch.setattr("zhixing.session.Progress", Stop)  # a way to press Ctrl-C in this process
+    code, _, err = zhixing("train", "ppo", "--env", "toy/match", "--out", "mine", *SHORT)
+    assert "go on with: zhixing resume mine" in err
+    assert code == 130
+
+
+# --- resume, eval ---
+
+
+@pytest.fixture
+def run(zhixing: Command) -> str:
+    assert zhixing("train", "ppo", "--env", "toy/match", "--out", "mine", *SHORT)[0] == 0
+    return "mine"
+
+
+def test_resume_says_that_a_run_is_finished_and_takes_a_longer_budget(zhixing: Command, run: str) -> None:
+    code, out, _ = zhixing("resume", run)
+    assert code == 0
+    assert "mine is finished at 256 steps; give it a longer budget, such as env_steps=..." in out
+    code, out, _ = zhixing("resume", run, "env_steps=512")
+    assert code == 0
+    assert "trained 512 steps" in out
+
+
+def test_eval_json_has_exactly_the_keys_of_the_design(zhixing: Command, run: str) -> None:
+    code, out, err = zhixing("eval", run, "--episodes", "5", "--seed", "3", "--json")
+    assert (code, err) == (0, "")
+    summary = json.loads(out)
+    assert list(summary) == "mean_return std_return min_return max_return mean_length episodes".split()
+    assert summary["episodes"] == 5
+    assert summary["mean_length"] == 10.0
+    assert 0 <= summary["min_return"] <= summary["mean_return"] <= summary["max_return"] <= 10
+    assert zhixing("eval", run, "--episodes", "5", "--seed", "3", "--json")[1] == out
+
+
+def test_eval_in_words_and_of_the_best(zhixing: Command, run: str) -> None:
+    code, out, _ = zhixing("eval", run, "--episodes", "3", "--checkpoint", "best")
+    assert code == 0
+    assert [line.split()[:2] for line in out.splitlines()][0] == ["mean", "return"]
+    assert len(out.splitlines()) == 6
+    assert zhixing("eval", run, "--checkpoint", "first")[0] == 2
+    assert zhixing("eval", run, "--episodes", "0")[0] == 2
+
+
+# --- list, show ---
+
+
+def test_lists(zhixing: Command) -> None:
+    code, out, _ = zhixing("list")
+    assert code == 0
+    named = {line.split()[0]: line.split(maxsplit=1)[1] for line in out.splitlines()}
+    assert list(named) == zx.algorithms.names()
+    assert named["ppo"] == zx.algorithms.get("ppo").summary
+    assert zhixing("list", "algorithms")[1] == out
+    envs = zhixing("list", "envs")[1].splitlines()
+    assert {"CartPole-v1", "toy/match"} <= set(envs)
+    assert ["ppo", "CartPole-v1"] in [line.split() for line in zhixing("list", "presets")[1].splitlines()]
+
+
+def test_show_lists_every_setting_with_value_and_meaning(zhixing: Command) -> None:
+    code, out, _ = zhixing("show", "ppo")
+    assert code == 0
+    lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    for name in zx.algorithms.get("ppo").settings.model_fields:
+        assert any(key == name or key.startswith(f"{name}.") for key in lines), name
+    assert "0.2" in lines["clip"].split()
+    assert "how far the probability ratio may move" in lines["clip"]
+    assert "none" in lines["stop_return"].split()
+    assert "[64," in lines["net.hidden_sizes"].split()
+    assert "CartPole" not in out
+
+
+def test_show_has_the_preset_of_the_task(zhixing: Command) -> None:
+    _, out, _ = zhixing("show", "ppo", "--env", "CartPole-v1")
+    lines = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
+    assert lines["gamma"][1] == str(zx.config.preset("ppo", "CartPole-v1")["gamma"])
+    assert lines["vector.num"][1] == "8"
+    assert "from the preset for this task" in out
+
+
+def test_output_into_a_closed_pipe_is_no_crash(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m zhixing list envs | head -1"
+    answer = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert len(answer.stdout.splitlines()) == 1
+    assert "Traceback" not in answer.stderr

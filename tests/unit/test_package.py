@@ -1,0 +1,63 @@
+"""The wheel, installed elsewhere, trains. Torch isn't installed again: the new environment looks into this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import zhixing
+
+ROOT = Path(zhixing.__file__).parent.parent
+
+
+def call(*words: str | Path, cwd: Path) -> str:
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    answer = subprocess.run([str(word) for word in words], cwd=cwd, env=clean, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return answer.stdout
+
+
+def test_installed_wheel_trains_from_another_folder(tmp_path: Path) -> None:
+    # what setuptools leaves beside the sources would enter the next wheel: build from a copy
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    for file in (ROOT / "zhixing").rglob("*"):
+        if file.is_file() and "__pycache__" not in file.parts:
+            copy = source / file.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path / "dist", cwd=source)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+
+    held = set(zipfile.ZipFile(wheel).namelist())
+    modules = {str(file.relative_to(source)) for file in (source / "zhixing").rglob("*.py")}
+    presets = {f"zhixing/presets/{file.name}" for file in (ROOT / "zhixing" / "presets").glob("*.yaml")}
+    assert len(presets) >= 2
+    assert modules | presets | {"zhixing/py.typed"} <= held
+    assert not [name for name in held if name.startswith(("tests", "benchmarks", "examples", "docs"))]
+
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=False)
+    python, script = home / "bin" / "python", home / "bin" / "zhixing"
+    # pip runs under the new interpreter, which knows of no other environment yet: it can't uninstall anything there
+    call(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    # lines of a .pth come after an environment's own packages, so the wheel is what is imported
+    place = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
+    (place / "torch_from_here.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    away = tmp_path / "away"
+    away.mkdir()
+    where = call(python, "-c", "import zhixing; print(zhixing.__file__)", cwd=away).strip()
+    assert where.startswith(str(home))
+    out = call(script, "train", "ppo", "--env", "CartPole-v1", "--out", "run", "env_steps=512", cwd=away)
+    assert "trained 512 steps" in out
+    assert json.loads((away / "run" / "result.json").read_text())["env_steps"] == 512
+    assert "vector:\n  backend: native\n  num: 8" in (away / "run" / "config.yaml").read_text()  # the preset is there

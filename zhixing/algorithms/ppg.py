@@ -1,0 +1,188 @@
+"""PPG (Cobbe et al., 2021).   policy phases: PPO;   auxiliary phase: L = ½ E[(V_aux - R)²] + β E[KL(π_old, π)]
+
+Actor and critic have bodies of their own, so that neither loss disturbs the other. Every `policy_iterations` rollouts
+an auxiliary phase goes over all states since the last one and teaches the actor's features the value through a head
+that serves nothing else, while the KL holds the policy where it is; the critic learns further from the same returns.
+
+Differs from the paper: actor and critic make equal numbers of passes in a policy phase (E_π = E_V = `epochs`).
+As in the authors' code each phase has moments of Adam of its own. Truncated episodes bootstrap.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zhixing.algorithms import register
+from zhixing.batch import Batch
+from zhixing.config import Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.learner import Gradients, Learner, Update
+from zhixing.nets.actor_critic import ActorCritic, rollout_fields
+from zhixing.nets.body import MakeNet, num_features
+from zhixing.nets.heads import ValueHead
+from zhixing.nets.rollouts import prepare, read_policy, read_value
+from zhixing.ops.normalise import RewardScale, normalised
+from zhixing.ops.policy_gradient import clip_fraction, clipped_loss, explained_variance, minibatches, sampled_kl
+from zhixing.policy import ActorCriticPolicy
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree
+
+
+class Config(OnPolicyConfig):
+    vector: VectorConfig = VectorConfig(num=8)
+    lr: PositiveFloat = 5e-4  # learning rate
+    epochs: Positive = 4  # passes over each rollout in a policy phase
+    policy_iterations: Positive = 8  # rollouts between auxiliary phases
+    auxiliary_epochs: Positive = 6  # passes over all of these in an auxiliary phase
+    clone_coef: NonNegative = 1.0  # weight of the divergence from the policy before the auxiliary phase
+    minibatch_size: Positive = 256  # steps per gradient
+    clip: PositiveFloat = 0.2  # how far the probability ratio may move before its gradient ends
+    entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
+    gae_lambda: Fraction = 0.95  # how far advantages look ahead before trusting the critic
+    max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
+    normalise_obs: bool = False  # running mean and spread of observations
+    normalise_reward: bool = False  # divide by the running spread of returns
+    log_std_init: float = 0.0  # continuous actions: logarithm of the first spread
+
+
+@register("ppg", "PPO with phases that teach the value to the actor's features")
+class PPG(Learner):
+    settings = Config
+    metrics = (
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "kl",
+        "clip_fraction",
+        "explained_variance",
+        "grad_norm",
+        "auxiliary_loss",
+        "clone_kl",
+    )
+
+    def __init__(
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+    ) -> None:
+        super().__init__(cfg, spaces, device)
+        self.cfg = cfg
+        with self.building():
+            # separate bodies: a phase moves the actor on its own
+            self.net = ActorCritic(
+                spaces, cfg.net, net, batched=False, normalise=cfg.normalise_obs, log_std=cfg.log_std_init
+            )
+            self.auxiliary_head = ValueHead(num_features(self.net.actor, spaces.obs))
+        self.net.to(self.device)
+        self.auxiliary_head.to(self.device)
+        self.policy = ActorCriticPolicy(spaces, self.net)
+        settings = {"epsilon": 1e-5, "max_grad_norm": cfg.max_grad_norm}
+        actor = [*self.net.actor_parameters(), *self.auxiliary_head.parameters()]
+        self.actor_optimizer = self.optimizer(actor, cfg.lr, **settings)
+        self.critic_optimizer = self.optimizer(self.net.critic_parameters(), cfg.lr, **settings)
+        self.other_moments = self.actor_optimizer.state_dict()  # of the phase that isn't on
+        self.reward_scale = RewardScale(cfg.gamma, cfg.vector.num).to(self.device) if cfg.normalise_reward else None
+        self.rollouts: list[Batch] = []  # since the last auxiliary phase
+        self.auxiliary_loss = torch.zeros((), device=self.device)  # of the last auxiliary phase, told until the next
+        self.clone_kl = torch.zeros((), device=self.device)
+
+    @property
+    def fields(self) -> dict[str, Tree]:
+        return rollout_fields(self.policy)
+
+    def value(self, obs: Tree) -> Tensor:
+        return self.net(obs).value
+
+    # --- losses; batches are minibatches of `prepare`'s data: [B], or [T,n] for recurrent networks ---
+
+    def value_loss(self, batch: Batch) -> Tensor:
+        return 0.5 * (read_value(self.net, batch) - batch.ret).square().mean()
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """Of the policy phase."""
+        policy, _ = read_policy(self.net, batch)
+        log_ratio = policy.log_prob(batch.action) - batch.logp
+        entropy = policy.entropy().mean()
+        policy_loss = clipped_loss(log_ratio, batch.advantage, self.cfg.clip)
+        value_loss = self.value_loss(batch)
+        found = {
+            "actor_optimizer": self.actor_optimizer.gradient(policy_loss - self.cfg.entropy_coef * entropy),
+            "critic_optimizer": self.critic_optimizer.gradient(value_loss),
+        }
+        log_ratio = log_ratio.detach()
+        metrics = {
+            "policy_loss": policy_loss.detach(),
+            "value_loss": value_loss.detach(),
+            "entropy": entropy.detach(),
+            "kl": sampled_kl(log_ratio),
+            "clip_fraction": clip_fraction(log_ratio, self.cfg.clip),
+        }
+        return Gradients(found, metrics)
+
+    def auxiliary_gradients(self, batch: Batch, old: ActorCritic) -> Gradients:
+        """Of the auxiliary phase, which began with the network `old`."""
+        with torch.no_grad():
+            old_policy, _ = read_policy(old, batch)
+        policy, features = read_policy(self.net, batch)
+        auxiliary_loss = 0.5 * (self.auxiliary_head(features) - batch.ret).square().mean()
+        clone_kl = old_policy.kl(policy).mean()
+        found = {
+            "actor_optimizer": self.actor_optimizer.gradient(auxiliary_loss + self.cfg.clone_coef * clone_kl),
+            "critic_optimizer": self.critic_optimizer.gradient(self.value_loss(batch)),
+        }
+        return Gradients(found, {"auxiliary_loss": auxiliary_loss.detach(), "clone_kl": clone_kl.detach()})
+
+    # --- the update ---
+
+    def update(self, batch: Batch) -> Update:
+        reward = batch.reward
+        if self.reward_scale is not None:
+            reward = self.reward_scale(reward, batch.terminated | batch.truncated)
+        data = prepare(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
+        metrics = self.policy_phase(data.replace(advantage=normalised(data.advantage)))
+        metrics["explained_variance"] = explained_variance(data.value, data.ret)
+        kept = [name for name in data.fields if name not in ("action", "logp", "value", "advantage")]
+        self.rollouts.append(data.select(kept).map(torch.clone))  # the next rollout overwrites this one
+        if len(self.rollouts) == self.cfg.policy_iterations:
+            self.auxiliary_phase(Batch.cat(self.rollouts, dim=1))  # [T,N] each: side by side they stay sequences
+            self.rollouts = []
+        self.net.update_norm(batch.obs)  # after learning: the ratio compares policies under equal statistics
+        return Update({**metrics, "auxiliary_loss": self.auxiliary_loss, "clone_kl": self.clone_kl})
+
+    def policy_phase(self, data: Batch) -> dict[str, Tensor]:
+        told = [
+            self.apply(self.gradients(minibatch)).metrics
+            for _ in range(self.cfg.epochs)
+            for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent)
+        ]
+        return {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
+
+    def auxiliary_phase(self, data: Batch) -> None:
+        old = copy.deepcopy(self.net)
+        self.exchange_moments()
+        for _ in range(self.cfg.auxiliary_epochs):
+            told = [
+                self.apply(self.auxiliary_gradients(minibatch, old)).metrics
+                for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent)
+            ]
+        self.exchange_moments()
+        self.auxiliary_loss = torch.stack([one["auxiliary_loss"] for one in told]).mean()
+        self.clone_kl = torch.stack([one["clone_kl"] for one in told]).mean()
+
+    def exchange_moments(self) -> None:
+        """Gradients of values are of another size: in common moments they would slow the policy down for long."""
+        present = self.actor_optimizer.state_dict()
+        self.actor_optimizer.load_state_dict({**self.other_moments, "skipped": present["skipped"]})
+        self.other_moments = present
+
+    # --- what resuming needs besides networks and optimizers ---
+
+    def state_dict(self) -> dict[str, Any]:
+        rollouts = [{name: getattr(one, name) for name in one.fields} for one in self.rollouts]
+        return {**super().state_dict(), "rollouts": rollouts, "other_moments": self.other_moments}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.rollouts = [Batch(**one).to(self.device) for one in state["rollouts"]]
+        self.other_moments = state["other_moments"]

@@ -1,0 +1,135 @@
+"""TRPO (Schulman et al., 2015).   max E[π(a|s) / π_old(a|s) · A]   subject to   E[KL(π_old, π)] <= δ
+
+The step is θ + √(2δ / gᵀF⁻¹g) F⁻¹g, shortened until the true objective has improved and the true KL is within δ. It
+comes out of the whole rollout and depends on trials of new weights, so it isn't a gradient that could be applied
+elsewhere: `update` takes it itself, while `gradients` and `apply` are the critic's.
+
+Differs from the paper: advantages are generalised (Schulman et al., 2016) and normalised; the Fisher matrix is damped
+and uses every state, not a tenth of them; the critic learns by Adam. Truncated episodes bootstrap.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from zhixing.algorithms import register
+from zhixing.batch import Batch
+from zhixing.config import Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.learner import Gradients, Learner, Update
+from zhixing.nets.actor_critic import ActorCritic, rollout_fields
+from zhixing.nets.body import MakeNet
+from zhixing.nets.rollouts import prepare, read_policy, read_value
+from zhixing.ops.distributions import Distribution
+from zhixing.ops.natural import assign, fisher_vector_product, flat_gradient, flatten, line_search, natural_step
+from zhixing.ops.normalise import normalised
+from zhixing.ops.policy_gradient import explained_variance, minibatches
+from zhixing.policy import ActorCriticPolicy
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree
+
+
+class Config(OnPolicyConfig):
+    vector: VectorConfig = VectorConfig(num=8)
+    max_kl: PositiveFloat = 0.01  # how far the policy may move per rollout
+    cg_iterations: Positive = 10  # steps of conjugate gradient, which solves for the direction
+    damping: NonNegative = 0.1  # added to the diagonal of the Fisher matrix
+    line_search_tries: Positive = 10  # steps tried, each shorter, before the policy is left where it was
+    line_search_shrink: Fraction = 0.8  # how much shorter each is
+    lr: PositiveFloat = 1e-3  # learning rate of the critic
+    critic_epochs: Positive = 10  # passes of the critic over each rollout
+    minibatch_size: Positive = 128  # steps per gradient of the critic
+    max_grad_norm: PositiveFloat | None = None  # the critic's gradients are clipped to this norm
+    gae_lambda: Fraction = 0.95  # how far advantages look ahead before trusting the critic
+    normalise_obs: bool = False  # running mean and spread of observations
+    log_std_init: float = 0.0  # continuous actions: logarithm of the first spread
+
+
+@register("trpo", "natural policy gradient within a trust region")
+class TRPO(Learner):
+    settings = Config
+    metrics = ("policy_loss", "value_loss", "entropy", "kl", "step_fraction", "explained_variance", "grad_norm")
+
+    def __init__(
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+    ) -> None:
+        super().__init__(cfg, spaces, device)
+        self.cfg = cfg
+        with self.building():
+            # separate bodies: the policy's parameters move on their own
+            self.net = ActorCritic(
+                spaces, cfg.net, net, batched=False, normalise=cfg.normalise_obs, log_std=cfg.log_std_init
+            ).to(self.device)
+        self.policy = ActorCriticPolicy(spaces, self.net)
+        self.critic_optimizer = self.optimizer(self.net.critic_parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+
+    @property
+    def fields(self) -> dict[str, Tree]:
+        return rollout_fields(self.policy)
+
+    def value(self, obs: Tree) -> Tensor:
+        return self.net(obs).value
+
+    # --- the policy ---
+
+    def policy_loss(self, policy: Distribution, data: Batch) -> Tensor:
+        ratio = (policy.log_prob(data.action) - data.logp).exp()
+        return -(ratio * data.advantage).mean()
+
+    @torch.no_grad()
+    def measure(self, old: Distribution, data: Batch) -> tuple[Tensor, Tensor]:
+        """The loss and the divergence from `old` of the policy as it is now."""
+        policy, _ = read_policy(self.net, data)
+        return self.policy_loss(policy, data), old.kl(policy).mean()
+
+    def policy_step(self, data: Batch) -> dict[str, Tensor]:
+        """Move the policy within the trust region; where no trial is accepted, it stays."""
+        cfg, parameters = self.cfg, [p for p in self.net.actor_parameters() if p.requires_grad]
+        with torch.no_grad():
+            old, _ = read_policy(copy.deepcopy(self.net), data)  # a copy: a Gaussian's spread is a weight itself
+        policy, _ = read_policy(self.net, data)
+        loss = self.policy_loss(policy, data)
+        fisher = fisher_vector_product(old.kl(policy).mean(), parameters, cfg.damping)
+        step = -natural_step(fisher, flat_gradient(loss, parameters), cfg.max_kl, cfg.cg_iterations)
+
+        def accepts(weights: Tensor) -> bool:
+            assign(parameters, weights)
+            new_loss, kl = self.measure(old, data)
+            return bool((new_loss < loss) & (kl <= cfg.max_kl))  # false for NaN
+
+        start = flatten(parameters).detach()
+        weights, fraction = line_search(accepts, start, step, cfg.line_search_shrink, cfg.line_search_tries)
+        assign(parameters, weights)
+        self.updates += 1
+        new_loss, kl = self.measure(old, data)
+        return {
+            "policy_loss": new_loss,
+            "entropy": old.entropy().mean(),
+            "kl": torch.where(step.isfinite().all(), kl, torch.nan),  # a step that isn't finite is told, not taken
+            "step_fraction": kl.new_tensor(fraction),
+        }
+
+    # --- the critic ---
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """Of the critic, on a minibatch of `prepare`'s data: `[B]`, or `[T,n]` for recurrent networks."""
+        value_loss = (read_value(self.net, batch) - batch.ret).square().mean()
+        gradient = self.critic_optimizer.gradient(value_loss)
+        return Gradients({"critic_optimizer": gradient}, {"value_loss": value_loss.detach()})
+
+    # --- the update ---
+
+    def update(self, batch: Batch) -> Update:
+        data = prepare(self.net, batch, batch.reward, self.cfg.gamma, self.cfg.gae_lambda)
+        whole = data if self.net.recurrent else data.flatten()
+        metrics = self.policy_step(whole.replace(advantage=normalised(whole.advantage)))
+        told: list[dict[str, Tensor]] = []
+        for _ in range(self.cfg.critic_epochs):
+            for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent):
+                told.append(self.apply(self.gradients(minibatch)).metrics)
+        self.net.update_norm(batch.obs)  # after learning: the ratio compares policies under equal statistics
+        metrics |= {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
+        metrics["explained_variance"] = explained_variance(data.value, data.ret)
+        return Update(metrics)

@@ -1,0 +1,40 @@
+"""Small tasks with known returns, for tests and for trying things out. They save and restore their own state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from zhixing.envs.options import check_options
+from zhixing.envs.toy.base import ToyEnv
+from zhixing.envs.toy.goals import BitFlip
+from zhixing.envs.toy.memory import CartPoleNoVelocity, Recall
+from zhixing.envs.toy.simple import Match, Reach
+
+__all__ = ["BitFlip", "CartPoleNoVelocity", "Match", "Reach", "Recall", "ToyEnv", "knows", "make", "names"]
+
+BIT_FLIP = re.compile(r"toy/bit-flip-([1-9]\d*)")  # with any number of bits
+TASKS: dict[str, Callable[..., ToyEnv]] = {
+    "toy/match": Match,
+    "toy/reach": Reach,
+    "toy/bit-flip-15": partial(BitFlip, 15),
+    "toy/recall": Recall,
+    "toy/cartpole-no-velocity": CartPoleNoVelocity,
+}
+
+
+def names() -> list[str]:
+    return list(TASKS)
+
+
+def knows(name: str) -> bool:
+    return name in TASKS or BIT_FLIP.fullmatch(name) is not None
+
+
+def make(name: str, options: dict[str, Any]) -> ToyEnv:
+    bits = BIT_FLIP.fullmatch(name)
+    constructor = partial(BitFlip, int(bits[1])) if bits else TASKS[name]
+    check_options(name, constructor, options)
+    return constructor(**options)

@@ -1,0 +1,57 @@
+"""Layers that explore by noise on their weights (Fortunato et al., 2018).   w = μ + σ · ε,   ε = f(ε_out) f(ε_in)ᵀ
+
+The noise is factorised and the same for a whole batch. Nothing draws it but `resample`: it is no part of what a network
+has learned, isn't saved, and is drawn anew before each use or silenced.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class NoisyLinear(nn.Module):
+    """A linear layer whose weights have a spread that is learned. Silent until `resample`."""
+
+    noise_in: Tensor
+    noise_out: Tensor
+
+    def __init__(self, inputs: int, outputs: int, spread: float = 0.5) -> None:
+        super().__init__()
+        bound = inputs**-0.5
+        self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound))
+        self.weight_spread = nn.Parameter(torch.full((outputs, inputs), spread * bound))
+        self.bias_spread = nn.Parameter(torch.full((outputs,), spread * bound))
+        self.register_buffer("noise_in", torch.zeros(inputs), persistent=False)
+        self.register_buffer("noise_out", torch.zeros(outputs), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.outer(self.noise_out, self.noise_in)
+        weight = torch.addcmul(self.weight, self.weight_spread, noise)
+        return F.linear(x, weight, torch.addcmul(self.bias, self.bias_spread, self.noise_out))
+
+
+def is_noisy(module: nn.Module) -> bool:
+    return bool(_noises(module))
+
+
+def resample(module: nn.Module, rng: torch.Generator) -> None:
+    """Draw new noise for all noisy layers of a module."""
+    noises = _noises(module)
+    drawn = torch.randn(sum(map(len, noises)), generator=rng, device=rng.device)
+    scaled = drawn.sign() * drawn.abs().sqrt()  # f(x): products of two of these have a variance of about 1
+    for noise, new in zip(noises, scaled.split([len(noise) for noise in noises]), strict=True):
+        noise.copy_(new)
+
+
+def silence(module: nn.Module) -> None:
+    """No noise: the mean weights, for evaluations."""
+    for noise in _noises(module):
+        noise.zero_()
+
+
+def _noises(module: nn.Module) -> list[Tensor]:
+    layers = [layer for layer in module.modules() if isinstance(layer, NoisyLinear)]
+    return [noise for layer in layers for noise in (layer.noise_in, layer.noise_out)]

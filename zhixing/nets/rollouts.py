@@ -1,0 +1,41 @@
+"""A rollout through an actor-critic: prepared for learning, and read by one body at a time.
+
+Learners that move actor and critic apart read them apart: a loss of one computes nothing of the other.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from zhixing.batch import Batch
+from zhixing.nets.actor_critic import ActorCritic, advantages, episode_starts
+from zhixing.nets.body import unroll
+from zhixing.ops.distributions import Distribution
+from zhixing.tree import Tree, tree_map
+
+
+def prepare(net: ActorCritic, batch: Batch, reward: Tensor, gamma: float, lam: float) -> Batch:
+    """What learning needs of a rollout `[T,N]`, with its advantages and returns."""
+    advantage = advantages(net, batch, reward, gamma, lam)
+    kept = {name: getattr(batch, name) for name in ("obs", "action", "logp", "value", "mask") if name in batch}
+    if net.recurrent:
+        kept |= {"hidden": batch.hidden, "is_first": episode_starts(batch)}
+    return Batch(**kept, advantage=advantage, ret=advantage + batch.value)
+
+
+def read_policy(net: ActorCritic, batch: Batch) -> tuple[Distribution, Tensor]:
+    """The distribution over `[B]`, or `[T,n]` for networks with memory, and the actor's features."""
+    features = _read(net.actor, batch, batch.hidden[0] if net.recurrent else None)
+    return net.policy_head(features, batch.mask if "mask" in batch else None), features
+
+
+def read_value(net: ActorCritic, batch: Batch) -> Tensor:
+    return net.value_head(_read(net.critic, batch, batch.hidden[1] if net.recurrent else None))
+
+
+def _read(body: nn.Module, batch: Batch, hidden: Tree) -> Tensor:
+    if hidden is None:
+        return body(batch.obs)
+    start = tree_map(lambda leaf: leaf[0], hidden)
+    return torch.stack([features for features, _ in unroll(body, batch.obs, start, batch.is_first)])

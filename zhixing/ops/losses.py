@@ -1,0 +1,20 @@
+"""Losses that more than one algorithm may use: pure functions of tensors, a number per row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def quantile_huber(quantiles: Tensor, targets: Tensor, kappa: float) -> Tensor:
+    """Σ_i E_j |τ_i - 1(u_ij < 0)| · huber_κ(u_ij),  u_ij = target_j - quantile_i  (Dabney et al., 2018, eq. 10).
+
+    `quantiles [B,N]` and samples `targets [B,M]` of what they should describe, to `[B]`. Quantile i stands for the
+    share τ_i = (i + ½) / N of the outcomes that lie below it: missing them costs τ_i above it and 1 - τ_i below it.
+    """
+    num = quantiles.shape[-1]
+    tau = (torch.arange(num, dtype=quantiles.dtype, device=quantiles.device) + 0.5) / num
+    q, y = torch.broadcast_tensors(quantiles.unsqueeze(-2), targets.unsqueeze(-1))  # [B,M,N]
+    slope = (tau - (y < q).to(tau.dtype)).abs()
+    return (slope * F.huber_loss(q, y, reduction="none", delta=kappa)).mean(-2).sum(-1)

@@ -1,0 +1,44 @@
+"""What policy gradients from rollouts share: minibatches, the clipped objective, and what there is to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from zhixing.batch import Batch
+
+
+def minibatches(data: Batch, size: int, rng: torch.Generator, sequences: bool = False) -> Iterator[Batch]:
+    """Random parts `[B]` of a rollout `[T,N]`, or `[T,n]`, of its environments, where memory needs whole sequences."""
+    steps, envs = data.ret.shape
+    if sequences:
+        for columns in torch.randperm(envs, generator=rng, device=rng.device).split(max(1, size // steps)):
+            yield data[:, columns]
+    elif size >= steps * envs:
+        yield data.flatten()
+    else:
+        flat = data.flatten()
+        for rows in torch.randperm(steps * envs, generator=rng, device=rng.device).split(size):
+            yield flat[rows]
+
+
+def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    """`-E[min(r A, clip(r, 1 - ε, 1 + ε) A)]` (Schulman et al., 2017)."""
+    ratio = log_ratio.exp()
+    return -torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
+
+
+def sampled_kl(log_ratio: Tensor) -> Tensor:
+    """KL(old, new) out of `log new - log old` of the old one's actions; never negative, little variance."""
+    return (torch.expm1(log_ratio) - log_ratio).mean()
+
+
+def clip_fraction(log_ratio: Tensor, clip: float) -> Tensor:
+    return (torch.expm1(log_ratio).abs() > clip).float().mean()
+
+
+def explained_variance(value: Tensor, ret: Tensor) -> Tensor:
+    """1 where values foretell the returns, 0 where a constant would do as well."""
+    return 1 - (ret - value).var() / ret.var().clamp_min(1e-8)
