@@ -234,8 +234,11 @@ def _table(rows: dict[str, dict[str, Any]], titles: dict[str, str]) -> str:
                 f"| {found['peer_steps_per_second']:,.0f} | **{found['ratio']:.2f}** "
                 f"| {found['ratio_min']:.2f} .. {found['ratio_max']:.2f} |"
             )
-            note = f"{len(found['ours_seconds'])} pairs, {found['cpu']}, one thread, torch {found['versions']['torch']}"
-            notes[f"{note}, Python {found['versions']['python']}, {found['date']}."] = None
+            versions = f"torch {found['versions']['torch']}, Python {found['versions']['python']}"
+            note = (
+                f"Pairs of runs: {len(found['ours_seconds'])}. {found['cpu']}, one thread, {versions}, {found['date']}."
+            )
+            notes[note] = None
     return "\n".join([*lines, "", *notes])
 
 

@@ -18,7 +18,7 @@ def trained(small: Callable, tmp_path: Path) -> Callable[..., zx.Agent]:
     """The agent of a very short run."""
 
     def train(algorithm: str, env: str, **settings: Any) -> zx.Agent:
-        short = {"env_steps": 128, "eval_every_steps": 0, "warmup_steps": 64} if algorithm == "dqn" else {"env_steps": 64}
+        short = {"env_steps": 128, "warmup_steps": 64} if algorithm == "dqn" else {"env_steps": 64}
         zx.Session(small(algorithm, env, **(short | settings)), tmp_path / "run", quiet=True).run()
         return zx.load(tmp_path / "run")
 

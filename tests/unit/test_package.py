@@ -17,7 +17,7 @@ ROOT = Path(zhixing.__file__).parent.parent
 
 
 def call(*words: str | Path, cwd: Path) -> str:
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
     answer = subprocess.run([str(word) for word in words], cwd=cwd, env=clean, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return answer.stdout
@@ -48,7 +48,9 @@ def test_installed_wheel_trains_from_another_folder(tmp_path: Path) -> None:
     venv.create(home, with_pip=False)
     python, script = home / "bin" / "python", home / "bin" / "zhixing"
     # pip runs under the new interpreter, which knows of no other environment yet: it can't uninstall anything there
-    call(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    call(
+        sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel, cwd=tmp_path
+    )
     # lines of a .pth come after an environment's own packages, so the wheel is what is imported
     place = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
     (place / "torch_from_here.pth").write_text(sysconfig.get_path("purelib") + "\n")

@@ -24,10 +24,10 @@ from zhixing.checkpoint import RunFolder
 from zhixing.cli import main
 from zhixing.errors import UserError
 
-RESULT = (
-    "algorithm env seed env_steps updates seconds steps_per_second final_return best_return stop_return reached "
-    "seconds_to_stop env_steps_to_stop"
-).split()  # in design.md
+RESULT = [
+    *("algorithm", "env", "seed", "env_steps", "updates", "seconds", "steps_per_second", "final_return"),
+    *("best_return", "stop_return", "reached", "seconds_to_stop", "env_steps_to_stop"),
+]  # in design.md
 
 
 def run_of(cfg: Any, out: Path) -> dict[str, Any]:
@@ -113,7 +113,9 @@ def test_init_starts_from_another_runs_networks(name: str, small: Callable, tmp_
     lag = {"sync_every_updates": 300} if name == "dqn" else {}
     run_of(small(name, "toy/match", seed=1, **lag), tmp_path / "first")
     parts = RunFolder.open(tmp_path / "first").load()["loop"]["learner"]["parts"]
-    session = zx.Session(small(name, "toy/match", seed=2, init=str(tmp_path / "first")), tmp_path / "second", quiet=True)
+    session = zx.Session(
+        small(name, "toy/match", seed=2, init=str(tmp_path / "first")), tmp_path / "second", quiet=True
+    )
     for part in ("net", "target") if name == "dqn" else ("net",):
         mine = getattr(session.learner, part).state_dict()
         assert mine.keys() == parts[part].keys()

@@ -4,8 +4,9 @@ Actor and critic have bodies of their own, so that neither loss disturbs the oth
 an auxiliary phase goes over all states since the last one and teaches the actor's features the value through a head
 that serves nothing else, while the KL holds the policy where it is; the critic learns further from the same returns.
 
-Differs from the paper: actor and critic make equal numbers of passes in a policy phase (E_π = E_V = `epochs`).
-As in the authors' code each phase has moments of Adam of its own. Truncated episodes bootstrap.
+Differs from the paper: actor and critic make equal numbers of passes in a policy phase (E_π = E_V = `epochs`), and
+defaults suit short runs (the paper: `policy_iterations` 32, `epochs` 1, entropy 0.01, rewards normalised). Each phase
+has moments of Adam of its own, as in the authors' code. Truncated episodes bootstrap.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Config(OnPolicyConfig):
     vector: VectorConfig = VectorConfig(num=8)
     lr: PositiveFloat = 5e-4  # learning rate
     epochs: Positive = 4  # passes over each rollout in a policy phase
-    policy_iterations: Positive = 8  # rollouts between auxiliary phases
+    policy_iterations: Positive = 4  # rollouts between auxiliary phases
     auxiliary_epochs: Positive = 6  # passes over all of these in an auxiliary phase
     clone_coef: NonNegative = 1.0  # weight of the divergence from the policy before the auxiliary phase
     minibatch_size: Positive = 256  # steps per gradient

@@ -106,7 +106,7 @@ class TRPO(Learner):
         new_loss, kl = self.measure(old, data)
         return {
             "policy_loss": new_loss,
-            "entropy": old.entropy().mean(),
+            "entropy": old.entropy().mean().detach(),
             "kl": torch.where(step.isfinite().all(), kl, torch.nan),  # a step that isn't finite is told, not taken
             "step_fraction": kl.new_tensor(fraction),
         }

@@ -108,10 +108,13 @@ def evaluate(net: ActorCritic, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         out = net(batch.obs, None, mask)
         return out.distribution.log_prob(batch.action), out.value, out.distribution.entropy()
     start = tree_map(lambda leaf: leaf[0], batch.hidden)
-    outs = unroll(net, batch.obs, start, batch.is_first, mask)
-    logp = torch.stack([out.distribution.log_prob(a) for out, a in zip(outs, batch.action, strict=True)])
-    entropy = torch.stack([out.distribution.entropy() for out in outs])
-    return logp, torch.stack([out.value for out in outs]), entropy
+    if net.critic is net.actor:
+        seen = judged = unroll(net.actor, batch.obs, start, batch.is_first)[0]
+    else:
+        seen = unroll(net.actor, batch.obs, start[0], batch.is_first)[0]
+        judged = unroll(net.critic, batch.obs, start[1], batch.is_first)[0]
+    distribution = net.policy_head(seen, mask)
+    return distribution.log_prob(batch.action), net.value_head(judged), distribution.entropy()
 
 
 @torch.no_grad()

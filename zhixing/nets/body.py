@@ -96,7 +96,11 @@ class RecurrentBody(nn.Module):
         self.cell = cell(inputs, cfg.recurrent_size)
 
     def forward(self, obs: Tree, hidden: Tree) -> tuple[Tensor, Tree]:
-        hidden = self.cell(self.body(obs), hidden)
+        return self.remember(self.body(obs), hidden)
+
+    def remember(self, seen: Tensor, hidden: Tree) -> tuple[Tensor, Tree]:
+        """The part with memory, after what each observation alone becomes."""
+        hidden = self.cell(seen, hidden)
         return (hidden[0] if isinstance(hidden, tuple) else hidden), hidden
 
 
@@ -152,17 +156,21 @@ def num_features(net: nn.Module, space: gym.Space[Any]) -> int:
     return out.shape[1]
 
 
-def unroll(net: Callable[..., Any], obs: Tree, hidden: Tree, is_first: Tensor, mask: Tensor | None = None) -> list[Any]:
-    """Run a recurrent network over `obs [T,N,...]` from `hidden [N,...]`; memory is cleared where `is_first [T,N]`.
+def unroll(body: nn.Module, obs: Tree, hidden: Tree, is_first: Tensor) -> tuple[Tensor, Tree]:
+    """Run a recurrent body over `obs [T,N,...]` from `hidden [N,...]`; memory is cleared where `is_first [T,N]`.
 
-    Returns the network's output at each step, the last part of which is its hidden state.
+    Returns the features `[T,N,n]` and the memory after each step, `[T,N,...]`.
     """
-    outputs = []
+    step: Callable[[Tree, Tree], tuple[Tensor, Tree]] = body
+    if isinstance(body, RecurrentBody):  # what needs no memory is computed for all steps at once
+        obs = body.body(tree_map(lambda leaf: leaf.flatten(0, 1), obs)).unflatten(0, is_first.shape)
+        step = body.remember
+    features, memories = [], []
     for t, first in enumerate(is_first.unbind()):
-        out = net(tree_map(itemgetter(t), obs), clear_hidden(hidden, first), *([] if mask is None else [mask[t]]))
-        hidden = out[-1]
-        outputs.append(out)
-    return outputs
+        out, hidden = step(tree_map(itemgetter(t), obs), clear_hidden(hidden, first))
+        features.append(out)
+        memories.append(hidden)
+    return torch.stack(features), tree_map(lambda *steps: torch.stack(steps), *memories)
 
 
 def hidden_fields(hidden: Tree) -> Tree:

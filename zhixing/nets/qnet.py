@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from gymnasium.spaces import Discrete
@@ -53,15 +52,15 @@ def read(net: QNet, batch: Batch, burn_in: int) -> Tensor:
     """What the network says of the observations, a row per step that is learned from."""
     if not net.recurrent:
         return net(batch.obs)[0]
-    return torch.stack([out for out, _ in _replay(net, batch)[burn_in:]]).flatten(0, 1)
+    features, _ = _replay(net, batch)
+    return net.head(features[burn_in:].flatten(0, 1))
 
 
 def read_next(net: QNet, batch: Batch, burn_in: int) -> Tensor:
     """What it says of the next observations, also of the true last ones of episodes."""
     if not net.recurrent:
         return net(batch.next_obs)[0]
-    memories = [hidden for _, hidden in _replay(net, batch)[burn_in:]]
-    hidden = tree_map(lambda *steps: torch.cat(steps), *memories)
+    hidden = tree_map(lambda leaf: leaf[burn_in:].flatten(0, 1), _replay(net, batch)[1])
     return net(_by_time(batch.next_obs, burn_in), hidden)[0]
 
 
@@ -112,11 +111,11 @@ def epsilon_at(cfg: ValueConfig, env_steps: int) -> float:
     return linear(cfg.epsilon_start, cfg.epsilon_end, share)
 
 
-def _replay(net: QNet, batch: Batch) -> list[Any]:
-    """The network run over sequences `[B,T]` from the memory stored with their first step."""
+def _replay(net: QNet, batch: Batch) -> tuple[Tensor, Tree]:
+    """Features and memory `[T,B,...]` over sequences `[B,T]`, from the memory stored with their first step."""
     obs = tree_map(lambda leaf: leaf.transpose(0, 1), batch.obs)
     start = tree_map(lambda leaf: leaf[:, 0], batch.hidden)
-    return unroll(net, obs, start, batch.is_first.transpose(0, 1))
+    return unroll(net.body, obs, start, batch.is_first.transpose(0, 1))
 
 
 def _by_time(tree: Tree, burn_in: int) -> Tree:

@@ -5,7 +5,6 @@ Learners that move actor and critic apart read them apart: a loss of one compute
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from zhixing.batch import Batch
@@ -38,4 +37,4 @@ def _read(body: nn.Module, batch: Batch, hidden: Tree) -> Tensor:
     if hidden is None:
         return body(batch.obs)
     start = tree_map(lambda leaf: leaf[0], hidden)
-    return torch.stack([features for features, _ in unroll(body, batch.obs, start, batch.is_first)])
+    return unroll(body, batch.obs, start, batch.is_first)[0]

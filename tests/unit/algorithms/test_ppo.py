@@ -15,6 +15,7 @@ import zhixing as zx
 from zhixing.algorithms.ppo import PPO
 from zhixing.batch import Batch
 from zhixing.errors import UserError
+from zhixing.nets.actor_critic import evaluate
 from zhixing.spaces import Spaces
 from zhixing.tree import tree_map
 
@@ -27,9 +28,9 @@ def learner(**settings: Any) -> PPO:
     return PPO(cfg, SPACES)
 
 
-def rollout(ppo: PPO, T: int = 6, N: int = 2, seed: int = 0) -> Batch:
+def rollout(ppo: PPO, steps: int = 6, envs: int = 2, seed: int = 0) -> Batch:
     """A rollout of random observations with the decisions that `ppo` would have made."""
-    g = torch.Generator().manual_seed(seed)
+    g, T, N = torch.Generator().manual_seed(seed), steps, envs
     obs = torch.rand(T + 1, N, 3, generator=g)
     fields: dict[str, Any] = {}
     hidden = ppo.policy.initial_hidden(N)
@@ -134,7 +135,7 @@ def test_metrics_by_hand() -> None:
 
 def test_truncated_step_bootstraps_and_terminated_step_does_not() -> None:
     ppo = learner(gamma=0.5, gae_lambda=0.0)
-    batch = rollout(ppo, T=3)
+    batch = rollout(ppo, steps=3)
     terminated, truncated = (torch.zeros(3, 2, dtype=torch.bool) for _ in range(2))
     terminated[1, 0] = truncated[1, 1] = True
     last = torch.rand(3, 2, 3)
@@ -149,7 +150,6 @@ def test_truncated_step_bootstraps_and_terminated_step_does_not() -> None:
     expected[2] += 0.5 * after[2]
     assert torch.allclose(data.advantage, expected, atol=1e-6)
     assert torch.allclose(data.ret, data.advantage + batch.value)
-    assert data.is_first.tolist() == [[False, False], [False, False], [True, True]]
 
 
 def test_explained_variance_by_hand() -> None:
@@ -202,7 +202,7 @@ def test_rows_of_a_minibatch_stay_together() -> None:
 
 def test_recurrent_minibatches_keep_sequences() -> None:
     ppo = learner(net__recurrent="gru", net__recurrent_size=4, vector__num=4, minibatch_size=12)
-    data = ppo.prepare(rollout(ppo, N=4))
+    data = ppo.prepare(rollout(ppo, envs=4))
     numbers = torch.arange(24.0).view(6, 4)  # 4 t + n
     columns = []
     for part in ppo.minibatches(data.replace(advantage=numbers)):
@@ -215,10 +215,17 @@ def test_recurrent_minibatches_keep_sequences() -> None:
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_recurrent_probabilities_are_those_of_collecting(kind: str) -> None:
     ppo = learner(net__recurrent=kind, net__recurrent_size=4)
-    data = ppo.prepare(rollout(ppo))
-    logp, value, _ = ppo.evaluate(data)
-    assert torch.allclose(logp, data.logp, atol=1e-6)
-    assert torch.allclose(value, data.value, atol=1e-6)
+    batch = rollout(ppo)
+    truncated = batch.truncated.clone()
+    truncated[2, 1] = True  # the memory of environment 1 is cleared after its third step
+    data = ppo.prepare(batch.replace(truncated=truncated))
+    assert data.is_first.tolist() == [[False, False]] * 3 + [[False, True]] + [[False, False]] * 2
+    logp, value, _ = evaluate(ppo.net, data)
+    assert torch.allclose(logp[:, 0], data.logp[:, 0], atol=1e-6)
+    assert torch.allclose(value[:3], data.value[:3], atol=1e-6)
+    assert torch.allclose(value[:, 0], data.value[:, 0], atol=1e-6)
+    fresh = ppo.net(data.obs[3], None).value[1]  # what a first step of an episode is worth
+    assert torch.allclose(value[3, 1], fresh, atol=1e-6)
 
 
 def test_the_number_of_updates_is_epochs_times_minibatches() -> None:

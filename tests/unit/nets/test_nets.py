@@ -153,12 +153,14 @@ def test_unrolling_equals_stepping_with_resets(kind: str) -> None:
     is_first = torch.zeros(6, 2, dtype=torch.bool)
     is_first[3, 0] = is_first[5, 1] = True
     _, start = body(torch.randn(2, 3), None)
-    outs = unroll(body, obs, start, is_first)
+    unrolled, memory = unroll(body, obs, start, is_first)
     for n, ends in enumerate([[3], [5]]):
         hidden = tuple(leaf[n : n + 1] for leaf in start) if kind == "lstm" else start[n : n + 1]
         for t in range(6):
             features, hidden = body(obs[t, n : n + 1], None if t in ends else hidden)
-            assert torch.allclose(outs[t][0][n], features[0], atol=1e-6)
+            assert torch.allclose(unrolled[t, n], features[0], atol=1e-6)
+            for kept, now in zip(tree_leaves(memory), tree_leaves(hidden), strict=True):
+                assert torch.allclose(kept[t, n], now[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -302,10 +304,12 @@ def test_own_network_with_normalise_obs_is_refused() -> None:
         PPO(cfg, spaces(), net=Own)
 
 
-@pytest.mark.parametrize(("name", "settings", "shapes"), [("ppo", {"net__recurrent": "gru"}, [(4, 64)] * 2), ("dqn", {}, [])])
-def test_memory_is_made_where_the_network_is(name: str, settings: dict[str, Any], shapes: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize(("name", "memories"), [("ppo", 2), ("dqn", 1)])  # ppo's actor and critic have one each
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_memory_is_made_where_the_network_is(name: str, memories: int, recurrent: str) -> None:
     """`meta` stands for an accelerator: nothing made on the CPU can enter a network there."""
-    policy = zx.algorithms.get(name).make(zx.config.load(algorithm=name, env="CartPole-v1", **settings), spaces()).policy
-    hidden = policy.to("meta").initial_hidden(4)
+    cfg = zx.config.load(algorithm=name, env="CartPole-v1", net__recurrent=recurrent)
+    hidden = zx.algorithms.get(name).make(cfg, spaces()).policy.to("meta").initial_hidden(4)
     leaves = [] if hidden is None else tree_leaves(hidden)
-    assert [(leaf.device.type, tuple(leaf.shape)) for leaf in leaves] == [("meta", shape) for shape in shapes]
+    expected = [("meta", (4, 64))] * memories if recurrent == "gru" else []
+    assert [(leaf.device.type, tuple(leaf.shape)) for leaf in leaves] == expected

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from zhixing.ops.distributions import Categorical, Gaussian, MultiCategorical
+from zhixing.ops.distributions import Categorical, Distribution, Gaussian, MultiCategorical
 
 
 def log(*chances: float) -> torch.Tensor:
@@ -94,7 +95,7 @@ def test_gaussian_draws_have_its_mean_and_spread() -> None:
         lambda: Gaussian(torch.zeros(8, 2), torch.zeros(2)),
     ],
 )
-def test_the_generator_alone_decides_what_is_drawn(make) -> None:  # noqa: ANN001
+def test_the_generator_alone_decides_what_is_drawn(make: Callable[[], Distribution]) -> None:
     d = make()
     torch.manual_seed(0)
     first = d.sample(rng())
