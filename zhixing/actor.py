@@ -88,7 +88,6 @@ class Actor:
         self._returns = np.zeros((self.env.num_envs, *self.spaces.agents))
         self._lengths = np.zeros(self.env.num_envs, np.int64)
 
-    @torch.no_grad()
     def collect(
         self, steps: int | None = None, episodes: int | None = None, phase: Phase = Phase.COLLECT
     ) -> Experience:
@@ -105,11 +104,12 @@ class Actor:
         rollout.write(0, **self._shown())
         done: list[Episode] = []
         t = 0
-        while t < steps if steps is not None else len(done) < episodes:  # type: ignore[operator]
-            if t == rollout.num_steps:
-                rollout = self._storage(2 * t, rollout)
-            done += self._step(phase, rollout, t)
-            t += 1
+        with torch.inference_mode():
+            while t < steps if steps is not None else len(done) < episodes:  # type: ignore[operator]
+                if t == rollout.num_steps:
+                    rollout = self._storage(2 * t, rollout)
+                done += self._step(phase, rollout, t)
+                t += 1
         return Experience(rollout.batch(self.device, t), done)
 
     def _step(self, phase: Phase, rollout: Rollout | None, t: int) -> list[Episode]:

@@ -11,18 +11,27 @@ from functools import partial
 from typing import Literal
 
 import torch
-from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zhixing.algorithms import register
 from zhixing.batch import Batch
 from zhixing.config import ValueConfig
-from zhixing.errors import UserError
 from zhixing.learner import Gradients, Learner
 from zhixing.nets.body import MakeNet, hidden_fields
 from zhixing.nets.heads import DuelingHead
-from zhixing.nets.qnet import MakeHead, QNet, check_sequences, epsilon_at, learned_steps, priorities, read, read_next
+from zhixing.nets.qnet import (
+    MakeHead,
+    QNet,
+    best_next,
+    check_discrete,
+    check_sequences,
+    epsilon_at,
+    learned_steps,
+    priorities,
+    read,
+    read_next,
+)
 from zhixing.ops.distributions import MASKED
 from zhixing.ops.optim import Average
 from zhixing.policy import GreedyPolicy
@@ -51,10 +60,7 @@ class DQN(Learner):
         head: MakeHead = nn.Linear,
         double: bool = False,
     ) -> None:
-        if not isinstance(spaces.action, Discrete):
-            raise UserError(
-                f"{cfg.algorithm} needs Discrete actions, this task has {spaces.action} (for those there is ppo)"
-            )
+        check_discrete(cfg, spaces)
         super().__init__(cfg, spaces, device)
         self.cfg, self.double = cfg, double
         with self.building():
@@ -79,10 +85,13 @@ class DQN(Learner):
     def target_value(self, batch: Batch, steps: Batch) -> Tensor:
         burn_in = self.cfg.replay.burn_in
         next_q = read_next(self.target, batch, burn_in)
-        chooser = read_next(self.net, batch, burn_in) if self.double else next_q
         if "next_mask" in steps:
-            chooser = chooser.masked_fill(~steps.next_mask, MASKED)  # never bootstrap from a forbidden action
-        best = next_q.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
+            next_q = next_q.masked_fill(~steps.next_mask, MASKED)  # never bootstrap from a forbidden action
+        if self.double:
+            chosen = best_next(read_next(self.net, batch, burn_in), steps)
+            best = next_q.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+        else:
+            best = next_q.amax(-1)
         return steps.reward + steps.discount * ~steps.terminated * best
 
     def gradients(self, batch: Batch) -> Gradients:
@@ -91,11 +100,11 @@ class DQN(Learner):
         q = q_all.gather(-1, steps.action.unsqueeze(-1)).squeeze(-1)  # [B]
         target = self.target_value(batch, steps)
         error = F.huber_loss if self.cfg.loss == "huber" else F.mse_loss
-        losses = error(q, target, reduction="none")
-        loss = (losses * steps.weight).mean() if "weight" in steps else losses.mean()
+        weighted = "weight" in steps  # drawn by priority
+        loss = (error(q, target, reduction="none") * steps.weight).mean() if weighted else error(q, target)
         gradient = self.q_optimizer.gradient(loss)
         metrics = {"loss": loss.detach(), "q_mean": q.detach().mean()}
-        priority = priorities((target - q.detach()).abs(), batch)
+        priority = priorities((target - q.detach()).abs(), batch) if weighted else None
         return Gradients({"q_optimizer": gradient}, metrics, priority)
 
     def value(self, obs: Tree) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from pydantic import model_validator
 from torch import Tensor
+from torch.nn import functional as F
 
 from zhixing.algorithms import register
 from zhixing.batch import Batch
@@ -120,11 +121,10 @@ class PPO(Learner):
         return clipped_loss(log_ratio, advantage, self.cfg.clip), log_ratio.detach()
 
     def value_loss(self, value: Tensor, batch: Batch) -> Tensor:
-        error = (value - batch.ret).square()
-        if self.cfg.value_clip is not None:
-            near = batch.value + (value - batch.value).clamp(-self.cfg.value_clip, self.cfg.value_clip)
-            error = torch.max(error, (near - batch.ret).square())
-        return error.mean()
+        if self.cfg.value_clip is None:
+            return F.mse_loss(value, batch.ret)
+        near = batch.value + (value - batch.value).clamp(-self.cfg.value_clip, self.cfg.value_clip)
+        return torch.max((value - batch.ret).square(), (near - batch.ret).square()).mean()
 
     def gradients(self, batch: Batch, actor: bool = True, critic: bool = True) -> Gradients:
         """`batch` comes from `prepare`: `[B]`, or `[T,n]` for recurrent networks."""
@@ -132,7 +132,7 @@ class PPO(Learner):
         entropy = entropies.mean()
         policy_loss, log_ratio = self.policy_loss(logp, batch)
         value_loss = self.value_loss(value, batch)
-        actor_loss = policy_loss - self.cfg.entropy_coef * entropy
+        actor_loss = policy_loss - self.cfg.entropy_coef * entropy if self.cfg.entropy_coef else policy_loss
         critic_loss = self.cfg.value_coef * value_loss
         if not self.cfg.own_critic:
             found = {"both_optimizer": self.both_optimizer.gradient(actor_loss + critic_loss)}

@@ -22,7 +22,7 @@ from zhixing.config import NetConfig
 from zhixing.errors import UserError
 from zhixing.importing import imported
 from zhixing.nets.cnn import CNN, CnnKind
-from zhixing.nets.mlp import mlp
+from zhixing.nets.mlp import MLP
 from zhixing.ops.normalise import RunningNorm
 from zhixing.spaces import space_fields
 from zhixing.tree import Field, Tree, tree_map
@@ -40,8 +40,7 @@ class Encoder(nn.Module):
         self.norm: RunningNorm | None = None
         self.image: CNN | None = None
         if isinstance(space, Dict):
-            # module names can't hold dots
-            self.parts.update({key.replace(".", "_"): Encoder(part, cnn, normalise) for key, part in space.items()})
+            self.parts.update({_part(key): Encoder(part, cnn, normalise) for key, part in space.items()})
         elif is_image(space):
             self.image = CNN(tuple(space.shape or ()), cnn)
         elif normalise and isinstance(space, Box):
@@ -49,13 +48,14 @@ class Encoder(nn.Module):
 
     def forward(self, obs: Tree) -> Tensor:
         if isinstance(self.space, Dict):
-            return torch.cat([self.parts[key.replace(".", "_")](obs[key]) for key in self.space.spaces], -1)
+            return torch.cat([self.parts[_part(key)](obs[key]) for key in self.space.spaces], -1)
         if self.image is not None:
             return self.image(obs)
         if isinstance(self.space, Discrete):
             return F.one_hot(obs - int(self.space.start), int(self.space.n)).float()
         if isinstance(self.space, MultiDiscrete):
-            choices = zip(obs.flatten(1).unbind(-1), self.space.nvec.reshape(-1), strict=True)
+            shifted = obs - torch.as_tensor(self.space.start, device=obs.device)
+            choices = zip(shifted.flatten(1).unbind(-1), self.space.nvec.reshape(-1), strict=True)
             return torch.cat([F.one_hot(choice.long(), int(n)) for choice, n in choices], -1).float()
         flat = obs.flatten(1).float()
         return flat if self.norm is None else self.norm(flat)
@@ -65,7 +65,12 @@ class Encoder(nn.Module):
         if self.norm is not None:
             self.norm.update(obs.float())
         for key, part in obs.items() if isinstance(self.space, Dict) else ():
-            self.parts[key.replace(".", "_")].update_norm(part)  # type: ignore[operator]
+            self.parts[_part(key)].update_norm(part)  # type: ignore[operator]
+
+
+def _part(key: str) -> str:
+    """A module's name for an observation's key: it can hold no dots, and some words are taken."""
+    return "part_" + key.replace(".", "_")
 
 
 def is_image(space: gym.Space[Any]) -> bool:
@@ -79,7 +84,7 @@ class Body(nn.Module):
         super().__init__()
         self.encoder = Encoder(space, cfg.cnn, normalise)
         inputs = num_features(self.encoder, space)
-        self.layers = mlp(inputs, cfg.hidden_sizes, cfg.activation, orthogonal_init)
+        self.layers = MLP(inputs, cfg.hidden_sizes, cfg.activation, orthogonal_init=orthogonal_init)
 
     def forward(self, obs: Tree) -> Tensor:
         return self.layers(self.encoder(obs))
@@ -141,9 +146,13 @@ def is_recurrent(net: nn.Module) -> bool:
     return "hidden" in inspect.signature(net.forward).parameters
 
 
-def example(space: gym.Space[Any], rows: int = 2) -> Tree:
-    """Zeros of the observation's shape, to learn the shapes of what a network makes of it."""
-    return tree_map(lambda field: torch.as_tensor(field.dtype.type(0)).expand(rows, *field.shape), space_fields(space))
+def example(space: gym.Space[Any], rows: int = 2, device: torch.device | str = "cpu") -> Tree:
+    """Observations (zeros, or the first of choices) to learn the shapes of what a network makes of them."""
+    if isinstance(space, Dict):
+        return {key: example(part, rows, device) for key, part in space.spaces.items()}
+    field = space_fields(space)
+    first = np.broadcast_to(getattr(space, "start", 0), field.shape).astype(field.dtype)
+    return torch.as_tensor(first, device=device).expand(rows, *field.shape)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from zhixing.config import NetConfig
 from zhixing.errors import UserError
 from zhixing.nets.body import Encoder, MakeNet, is_recurrent, make_body, num_features
-from zhixing.nets.mlp import TwinMLP, mlp
+from zhixing.nets.mlp import MLP, TwinMLP
 from zhixing.ops.distributions import Categorical, Distribution, SquashedGaussian
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree
@@ -46,11 +46,7 @@ class Critics(nn.Module):
         inputs = num_features(self.encoder, spaces.obs) + (0 if self.discrete else spaces.num_actions)
         outputs = spaces.num_actions if self.discrete else 1
 
-        def one() -> nn.Sequential:
-            layers = mlp(inputs, cfg.hidden_sizes, cfg.activation, orthogonal_init=False)
-            return layers.append(nn.Linear(cfg.hidden_sizes[-1], outputs))
-
-        self.towers = TwinMLP([one() for _ in range(copies)])
+        self.towers = TwinMLP([MLP(inputs, cfg.hidden_sizes, cfg.activation, outputs=outputs) for _ in range(copies)])
 
     def forward(self, obs: Tree, action: Tensor | None = None) -> Tensor:
         features = self.encoder(obs)
@@ -65,11 +61,11 @@ class DeterministicActor(nn.Module):
     def __init__(self, spaces: Spaces, cfg: NetConfig, make_net: MakeNet | None, who: str) -> None:
         super().__init__()
         self.encoder = _encoder(spaces, cfg, make_net, who)
-        self.layers = mlp(num_features(self.encoder, spaces.obs), cfg.hidden_sizes, cfg.activation, False)
-        self.head = nn.Linear(cfg.hidden_sizes[-1], spaces.num_actions)
+        inputs = num_features(self.encoder, spaces.obs)
+        self.layers = MLP(inputs, cfg.hidden_sizes, cfg.activation, outputs=spaces.num_actions)
 
     def forward(self, obs: Tree) -> Tensor:
-        return self.head(self.layers(self.encoder(obs))).tanh()
+        return self.layers(self.encoder(obs)).tanh()
 
 
 class StochasticActor(nn.Module):
@@ -79,11 +75,12 @@ class StochasticActor(nn.Module):
         super().__init__()
         self.encoder = _encoder(spaces, cfg, make_net, who)
         self.discrete = isinstance(spaces.action, Discrete)
-        self.layers = mlp(num_features(self.encoder, spaces.obs), cfg.hidden_sizes, cfg.activation, False)
-        self.head = nn.Linear(cfg.hidden_sizes[-1], spaces.num_actions * (1 if self.discrete else 2))
+        inputs = num_features(self.encoder, spaces.obs)
+        outputs = spaces.num_actions * (1 if self.discrete else 2)
+        self.layers = MLP(inputs, cfg.hidden_sizes, cfg.activation, outputs=outputs)
 
     def forward(self, obs: Tree, mask: Tensor | None = None) -> Distribution:
-        out = self.head(self.layers(self.encoder(obs)))
+        out = self.layers(self.encoder(obs))
         if self.discrete:
             return Categorical(out, mask)
         mean, log_std = out.chunk(2, -1)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 Activation = Literal["tanh", "relu", "silu", "elu", "gelu"]
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "silu": nn.SiLU,
-    "elu": nn.ELU,
-    "gelu": nn.GELU,
+# in place where the gradient needs only the result
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh_,
+    "relu": torch.relu_,
+    "silu": F.silu,
+    "elu": F.elu,
+    "gelu": F.gelu,
 }
 
 
@@ -24,16 +27,35 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
         nn.init.zeros_(layer.bias)
 
 
-def mlp(inputs: int, hidden_sizes: Sequence[int], activation: Activation, orthogonal_init: bool) -> nn.Sequential:
-    """Linear layers, each followed by the activation; the output has `hidden_sizes[-1]` features."""
-    layers: list[nn.Module] = []
-    for size in hidden_sizes:
-        linear = nn.Linear(inputs, size)
+class MLP(nn.Module):
+    """Linear layers, each followed by the activation; with `outputs`, one more without.
+
+    Plain functions instead of modules in a row: calling a module costs as much as a small layer.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden_sizes: Sequence[int],
+        activation: Activation,
+        *,
+        outputs: int | None = None,
+        orthogonal_init: bool = False,
+    ) -> None:
+        super().__init__()
+        sizes = [inputs, *hidden_sizes, *([] if outputs is None else [outputs])]
+        self.linears = nn.ModuleList([nn.Linear(n, m) for n, m in pairwise(sizes)])
         if orthogonal_init:
-            orthogonal(linear, 2**0.5)
-        layers += [linear, ACTIVATIONS[activation]()]
-        inputs = size
-    return nn.Sequential(*layers)
+            for linear in self.linears:
+                orthogonal(linear, 2**0.5)  # type: ignore[arg-type]
+        self.activation, self.activated = ACTIVATIONS[activation], len(hidden_sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, linear in enumerate(self.linears):
+            x = F.linear(x, linear.weight, linear.bias)  # type: ignore[arg-type]
+            if i < self.activated:
+                x = self.activation(x)
+        return x
 
 
 class TwinMLP(nn.Module):
@@ -42,19 +64,18 @@ class TwinMLP(nn.Module):
     Faster than K modules since each small product costs more to start than to compute.
     """
 
-    def __init__(self, copies: list[nn.Sequential]) -> None:
+    def __init__(self, copies: list[MLP]) -> None:
         super().__init__()
-        linears = [[layer for layer in copy if isinstance(layer, nn.Linear)] for copy in copies]
-        layers = list(zip(*linears, strict=True))
+        layers: list[Any] = list(zip(*(copy.linears for copy in copies), strict=True))
         self.weights = nn.ParameterList([torch.stack([l.weight.T for l in same]) for same in layers])
         self.biases = nn.ParameterList([torch.stack([l.bias for l in same])[:, None] for same in layers])
-        # one activation after each layer, but for a linear output
-        self.activations = nn.ModuleList([layer for layer in copies[0] if not isinstance(layer, nn.Linear)])
+        self.activation, self.activated = copies[0].activation, copies[0].activated
+        self._layers = list(zip(self.weights, self.biases, strict=True))  # a ParameterList is slow to walk
 
     def forward(self, x: Tensor) -> Tensor:
-        h = x if x.ndim == 3 else x.expand(self.weights[0].shape[0], *x.shape)
-        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+        h = x if x.ndim == 3 else x.expand(len(self._layers[0][0]), *x.shape)
+        for i, (weight, bias) in enumerate(self._layers):
             h = torch.baddbmm(bias, h, weight)  # [K,B,features]
-            if i < len(self.activations):
-                h = self.activations[i](h)
+            if i < self.activated:
+                h = self.activation(h)
         return h

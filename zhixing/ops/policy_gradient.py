@@ -26,8 +26,9 @@ def minibatches(data: Batch, size: int, rng: torch.Generator, sequences: bool = 
 
 def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     """`-E[min(r A, clip(r, 1 - ε, 1 + ε) A)]` (Schulman et al., 2017)."""
-    ratio = log_ratio.exp()
-    return -torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
+    # of the two bounds only the one on the side that A favours can be the lesser; it needs no gradient
+    bound = (1 + clip * advantage.sign()) * advantage
+    return -torch.min(log_ratio.exp() * advantage, bound).mean()
 
 
 def sampled_kl(log_ratio: Tensor) -> Tensor:

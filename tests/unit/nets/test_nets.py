@@ -21,7 +21,7 @@ from zhixing.nets.actor_critic import ActorCritic
 from zhixing.nets.body import Encoder, RecurrentBody, make_body, num_features, unroll
 from zhixing.nets.cnn import CNN
 from zhixing.nets.heads import PolicyHead
-from zhixing.nets.mlp import TwinMLP, mlp
+from zhixing.nets.mlp import MLP, TwinMLP
 from zhixing.ops.distributions import Categorical, Gaussian, MultiCategorical
 from zhixing.spaces import Spaces
 from zhixing.tree import tree_leaves
@@ -38,7 +38,7 @@ def spaces(obs: gym.Space[Any] = VECTOR, action: gym.Space[Any] | None = None, *
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu", "elu", "gelu"])
 def test_towers_equal_their_copies(activation: str) -> None:
-    copies = [mlp(5, [16, 8], activation, orthogonal_init=True) for _ in range(3)]
+    copies = [MLP(5, [16, 8], activation, orthogonal_init=True) for _ in range(3)]
     x = torch.randn(7, 5)
     together = TwinMLP(copies)(x)
     assert together.shape == (3, 7, 8)
@@ -47,16 +47,16 @@ def test_towers_equal_their_copies(activation: str) -> None:
 
 
 def test_towers_have_the_gradients_of_their_copies_and_no_others() -> None:
-    copies = [mlp(4, [6], "tanh", orthogonal_init=False) for _ in range(2)]
+    copies = [MLP(4, [6], "tanh", orthogonal_init=False) for _ in range(2)]
     towers, x = TwinMLP(copies), torch.randn(9, 4)
     copies[0](x).square().sum().backward()
     towers(x)[0].square().sum().backward()
-    assert torch.allclose(towers.weights[0].grad[0], copies[0][0].weight.grad.T, atol=1e-5)
+    assert torch.allclose(towers.weights[0].grad[0], copies[0].linears[0].weight.grad.T, atol=1e-5)
     assert not towers.weights[0].grad[1].any()
 
 
 def test_orthogonal_layers_keep_lengths() -> None:
-    weight = mlp(8, [8], "tanh", orthogonal_init=True)[0].weight
+    weight = MLP(8, [8], "tanh", orthogonal_init=True).linears[0].weight
     assert torch.allclose(weight @ weight.T, 2.0 * torch.eye(8), atol=1e-5)  # a gain of √2, squared
 
 
