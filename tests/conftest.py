@@ -14,6 +14,8 @@ from zhixing.checkpoint import RunFolder
 from zhixing.config import RunConfig
 from zhixing.errors import UserError
 
+torch.set_num_threads(1)  # small networks; several tests may share the machine
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that takes `algorithm` runs for everything in the registry."""

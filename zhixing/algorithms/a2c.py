@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from zhixing.algorithms import register
 from zhixing.batch import Batch
 from zhixing.config import Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
 from zhixing.learner import Gradients, Learner, Update
-from zhixing.nets.actor_critic import ActorCritic, advantages, episode_starts, evaluate, rollout_fields
+from zhixing.nets.actor_critic import ActorCritic, evaluate, rollout_fields
 from zhixing.nets.body import MakeNet
+from zhixing.nets.rollouts import prepare
 from zhixing.ops.normalise import RewardScale, normalised
 from zhixing.ops.optim import OptimizerKind
 from zhixing.policy import ActorCriticPolicy
@@ -84,12 +86,12 @@ class A2C(Learner):
         return self.net(obs).value
 
     def gradients(self, batch: Batch) -> Gradients:
-        """`batch` is a rollout `[T,N]` with its `advantage`."""
+        """`batch` is a rollout `[T,N]` from `prepare`."""
         rows = batch if self.net.recurrent else batch.flatten()
         logp, value, entropies = evaluate(self.net, rows)
         advantage = normalised(rows.advantage) if self.cfg.normalise_advantage else rows.advantage
         policy_loss = -(logp * advantage).mean()
-        value_loss = (value - (rows.advantage + rows.value)).square().mean()
+        value_loss = F.mse_loss(value, rows.ret)
         entropy = entropies.mean()
         loss = policy_loss + self.cfg.value_coef * value_loss - self.cfg.entropy_coef * entropy
         metrics = {
@@ -103,10 +105,7 @@ class A2C(Learner):
         reward = batch.reward
         if self.reward_scale is not None:
             reward = self.reward_scale(reward, batch.terminated | batch.truncated)
-        kept = {name: getattr(batch, name) for name in ("obs", "action", "value", "mask") if name in batch}
-        if self.net.recurrent:
-            kept |= {"hidden": batch.hidden, "is_first": episode_starts(batch)}
-        advantage = advantages(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
-        update = self.apply(self.gradients(Batch(**kept, advantage=advantage)))
+        data = prepare(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
+        update = self.apply(self.gradients(data))
         self.net.update_norm(batch.obs)
         return update

@@ -41,7 +41,9 @@ class Setup:
 
 
 def main(socket_fd: int, memory_fd: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    # Ctrl-C, or the end of a whole group of processes, is the parent's business: it saves a checkpoint first
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     parent = Connection(socket_fd)
     try:
         setup: Setup = pickle.loads(parent.recv_bytes())

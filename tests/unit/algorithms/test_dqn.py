@@ -252,6 +252,7 @@ def test_recurrent_targets_and_losses_leave_out_the_burn_in() -> None:
         is_first=never,
         hidden=torch.zeros(2, 5, 4),
         index=torch.arange(2),
+        weight=torch.ones(2),
     )
     found = dqn.gradients(shown)
     # targets r + 0.9 * 10: 10, 11 and 3 (died) against q = 4; 9, 9, 9 against 1. The rewards of 99 don't enter.
