@@ -31,7 +31,7 @@ class Row(NamedTuple):
     algorithm: str
     env: str
     threshold: float
-    env_steps: int  # budget
+    env_steps: int  # budget, and no more than the preset's
     need: int = 4  # seeds of five that must reach the threshold
 
     @property
@@ -39,12 +39,19 @@ class Row(NamedTuple):
         return f"{self.algorithm} {self.env}"
 
 
+DISCRETE = ["a2c", "ppo", "ppg", "trpo", "dqn", "double_dqn", "dueling_dqn", "c51", "qrdqn", "rainbow", "sac", "redq"]
+CONTINUOUS = ["ppo", "trpo", "ddpg", "td3", "sac", "redq"]
+
 ROWS = [
+    *(Row(name, "CartPole-v1", 475, 500_000) for name in ("pg", "ac")),
     Row("ppo", "CartPole-v1", 475, 100_000, need=5),
     Row("dqn", "CartPole-v1", 475, 100_000, need=5),
-    Row("ppo", "Pendulum-v1", -200, 200_000),
+    *(Row(name, "CartPole-v1", 475, 200_000) for name in DISCRETE if name not in ("ppo", "dqn")),
+    *(Row(name, "Pendulum-v1", -200, 200_000) for name in CONTINUOUS),
+    Row("a2c", "Pendulum-v1", -250, 1_000_000),
     Row("ppo", "Acrobot-v1", -120, 100_000),
     Row("dqn", "Acrobot-v1", -120, 100_000),
+    *(Row(name, "toy/reach", -3, 100_000) for name in ("pg", "ac")),
 ]
 
 
@@ -54,9 +61,10 @@ def study(row: Row, results: dict[str, Any]) -> None:
         if str(seed) in done:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            settings = {"env_steps": row.env_steps, "stop_return": row.threshold, "tensorboard": False}
-            out = Path(folder) / "run"
-            result = zx.train(row.algorithm, env=row.env, seed=seed, out=out, quiet=True, **settings)
+            settings = {"stop_return": row.threshold, "tensorboard": False, "seed": seed}
+            preset = zx.config.preset(row.algorithm, row.env)
+            settings["env_steps"] = min(row.env_steps, preset.get("env_steps", row.env_steps))
+            result = zx.train(row.algorithm, env=row.env, out=Path(folder) / "run", quiet=True, **settings)
         done[str(seed)] = {
             name: result[name] for name in ("reached", "env_steps", "seconds", "final_return", "best_return")
         }

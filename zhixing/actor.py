@@ -41,16 +41,17 @@ class Evaluation:
     def summary(self) -> dict[str, float]:
         """What `zhixing eval --json` prints; numbers that the task tells at its ends are averaged."""
         lengths = [episode.length for episode in self.episodes]
-        told = {key for episode in self.episodes for key in episode.info}
-        return {
+        summary = {
             "mean_return": self.mean_return,
             "std_return": float(self.returns.std()),
             "min_return": float(self.returns.min()),
             "max_return": float(self.returns.max()),
             "mean_length": float(np.mean(lengths)),
             "episodes": len(self.episodes),
-            **{key: float(np.mean([e.info[key] for e in self.episodes if key in e.info])) for key in sorted(told)},
         }
+        told = {key for episode in self.episodes for key in episode.info} - set(summary)
+        means = {key: float(np.mean([e.info[key] for e in self.episodes if key in e.info])) for key in sorted(told)}
+        return summary | means
 
 
 class Experience(NamedTuple):

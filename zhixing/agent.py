@@ -37,6 +37,8 @@ class Agent:
         num = len(tree_leaves(obs)[0])
         if self._hidden is None:
             self._hidden = self.policy.initial_hidden(num)
+        elif len(tree_leaves(self._hidden)[0]) != num:
+            raise UserError(f"the agent remembers another number of episodes than these {num}; call reset() first")
         if mask is not None:
             mask = torch.as_tensor(np.asarray(mask, bool).reshape(num, -1))
         phase = Phase.COLLECT if explore else Phase.EVAL
@@ -54,7 +56,7 @@ class Agent:
         try:
             arrays = tree_map(lambda field, leaf: np.asarray(leaf, field.dtype), fields, obs)
             shapes = [(leaf.shape, field.shape) for leaf, field in _pairs(arrays, fields)]
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise UserError(f"the observation doesn't fit {self.spaces.obs}: {error}") from None
         if all(given == wanted for given, wanted in shapes):
             return tree_map(lambda leaf: leaf[None], arrays), False

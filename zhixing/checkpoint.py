@@ -84,8 +84,9 @@ class RunFolder:
             (self.replay / name).mkdir(parents=True, exist_ok=True)
             state["buffers"][name] = buffer.save(self.replay / name)
         self._write(f"{loop.env_steps:012d}.pt", state)
-        files = self._newest_first()
-        for old in files[loop.cfg.keep_checkpoints :]:
+        # later ones belong to steps that were done again since a resume
+        later = [file for file in self._newest_first() if int(file.stem) > loop.env_steps]
+        for old in (*later, *self._newest_first()[len(later) + loop.cfg.keep_checkpoints :]):
             old.unlink()
         self._kept = [state["buffers"], *self._kept][: loop.cfg.keep_checkpoints]
         for name, buffer in loop.buffers.items():
@@ -99,7 +100,7 @@ class RunFolder:
         write_aside(self.checkpoints / name, lambda file: torch.save({"format": FORMAT, **encode(state)}, file))
 
     def _newest_first(self) -> list[Path]:
-        return sorted(self.checkpoints.glob("[0-9]*.pt"), reverse=True)
+        return sorted(self.checkpoints.glob("[0-9]" * 12 + ".pt"), reverse=True)
 
     def load(self) -> dict[str, Any]:
         """The newest checkpoint that can be read; a damaged one is passed over and told in `notices`."""
@@ -138,9 +139,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile, ValueError, KeyError, OSError) as error:
-        reason = str(error).strip().split("\n")[0].split(". ")[0]
+        reason = str(error).strip().split("\n")[0].split(". ")[0] or "it is empty"
         raise UserError(f"the checkpoint {path} is damaged or no checkpoint ({reason})") from None
-    if not isinstance(state, dict) or not {"format", "kind", "policy"} <= set(state):
+    parts = {"format", "kind", "policy"}
+    if not isinstance(state, dict) or not parts | ({"loop", "buffers"} if state.get("kind") == "run" else set()) <= set(
+        state
+    ):
         raise UserError(f"the checkpoint {path} is damaged or no checkpoint (it lacks its parts)")
     if not isinstance(state["format"], int) or state["format"] > FORMAT:
         raise UserError(f"the checkpoint {path} has format {state['format']}; this version reads up to {FORMAT}")

@@ -221,7 +221,7 @@ def _rows(model: Any, meanings: dict[str, str], prefix: str) -> list[tuple[str, 
 def main() -> None:
     """Errors that people can mend are one message and exit code 2; an interrupt is 130."""
     try:
-        app(standalone_mode=False)
+        sys.exit(app(standalone_mode=False) or 0)  # an interrupt comes back as 130
     except UserError as error:
         _fail(str(error), 2)
     except EnvCrashError as error:

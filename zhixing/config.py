@@ -26,6 +26,7 @@ Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Auto = Literal["auto"]
 
@@ -50,11 +51,13 @@ def _complete(field: FieldInfo | None, value: Any) -> Any:
     if isinstance(value, Mapping) and isinstance(field.default, BaseModel):
         return {**field.default.model_dump(), **value}
     kind = str(field.annotation)
-    return (
-        int(value)
-        if isinstance(value, float) and value.is_integer() and "int" in kind and "float" not in kind
-        else value
-    )
+    if "int" not in kind or "float" in kind:
+        return value
+    return [_whole(part) for part in value] if isinstance(value, list) else _whole(value)
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class EnvConfig(Strict):
@@ -91,7 +94,7 @@ class RunConfig(Strict):
     env_steps: Positive = 100_000  # budget: steps of the environment, over all copies
     episodes: Positive | None = None  # budget: training episodes
     duration: str | PositiveFloat | None = None  # budget: training time, such as 90s, 10m, 1h30m
-    stop_return: float | None = None  # end when 100 fresh evaluation episodes average at least this
+    stop_return: Finite | None = None  # end when 100 fresh evaluation episodes average at least this
     vector: VectorConfig = VectorConfig()
     net: NetConfig = NetConfig()
     gamma: Fraction = 0.99  # discount of the future per step
@@ -191,7 +194,10 @@ def seconds(duration: str | float) -> float:
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", duration)
     if not parts or "".join(number + unit for number, unit in parts) != duration:
         raise ValueError(f"{duration!r} is no duration; write for example 90s, 10m or 1h30m")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    total = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if total <= 0:
+        raise ValueError(f"{duration!r} is no time at all; a duration must be positive")
+    return total
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
@@ -210,7 +216,8 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, where: str) -> Any:
     try:
         return yaml.load(text, _Loader)  # a SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    # its constructors let many errors through, on values such as `!!bool x`
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).split("\n")[0] or type(error).__name__
@@ -255,11 +262,8 @@ def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if key == "env":
             mine, value = ({"name": part} if isinstance(part, str) else part for part in (mine, value))
             # another task doesn't inherit the options of the one before
-            if (
-                isinstance(mine, dict)
-                and isinstance(value, dict)
-                and value.get("name", mine.get("name")) != mine.get("name")
-            ):
+            named = [part.get("name") for part in (mine, value) if isinstance(part, dict)]
+            if None not in named and len(set(named)) == 2:
                 mine = None
         merged[key] = merge(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value
     return merged

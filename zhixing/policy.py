@@ -78,7 +78,10 @@ class ActorCriticPolicy(Policy):
         self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
     ) -> Decision:
         distribution, value, hidden = self.net(obs, hidden, mask)
-        action = distribution.mode() if phase is Phase.EVAL else distribution.sample(rng)
+        if phase is Phase.RANDOM:
+            action = self.random_action(len(value), mask, rng)
+        else:
+            action = distribution.mode() if phase is Phase.EVAL else distribution.sample(rng)
         return Decision(action, distribution.log_prob(action), value, hidden)
 
 

@@ -60,7 +60,7 @@ class Session:
             self.cfg = resolve(cfg, self.env)
             self._build(callbacks, quiet)
         except BaseException:
-            self.env.close()
+            self.close()
             raise
 
     def _build(self, callbacks: List[Callback], quiet: bool) -> None:
@@ -125,6 +125,9 @@ class Session:
                 buffer.load(state["buffers"][name], self.folder.replay / name)
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise UserError(f"the checkpoint of {self.folder.path} doesn't fit its configuration: {error}") from error
+        target = self.cfg.stop_return
+        if target is None or self.evaluate.last_return < target:
+            self.evaluate.reached = False  # it goes on to a higher return, or without one
         if lost:
             self.folder.notices.append(
                 f"{self.cfg.env.name} can't be put back into the middle of an episode; "
@@ -183,7 +186,8 @@ class Session:
 
     def close(self) -> None:
         self.env.close()
-        self.evaluator.env.close()
+        if hasattr(self, "evaluator"):  # it isn't when making the rest has failed
+            self.evaluator.env.close()
 
 
 def train(

@@ -102,9 +102,9 @@ class Loop:
     def paused(self) -> Iterator[None]:
         """What is done inside isn't training time."""
         self._tick()
+        running, self._since = self._since is not None, None
         yield
-        if self._since is not None:
-            self._since = time.perf_counter()
+        self._since = time.perf_counter() if running else None
 
     def _tick(self) -> None:
         if self._since is not None:
@@ -201,7 +201,7 @@ def off_policy(loop: Loop) -> None:
             for each in (buffer, *loop.further.values()):
                 each.add(experience.batch)
             metrics: Mapping[str, Tensor] = {}
-            due = int(cfg.updates_per_step * max(0, loop.env_steps - cfg.warmup_steps)) - loop.updates
+            due = int(cfg.updates_per_step * max(0, loop.env_steps - cfg.warmup_steps) + 1e-9) - loop.updates
             for _ in range(due):
                 batch = buffer.sample(cfg.batch_size, loop.rng)
                 others = {name: other.sample(cfg.batch_size, loop.rng) for name, other in loop.further.items()}

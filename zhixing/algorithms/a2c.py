@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from zhixing.algorithms import register
 from zhixing.batch import Batch
-from zhixing.config import Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.config import Finite, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
 from zhixing.learner import Gradients, Learner, Update
 from zhixing.nets.actor_critic import ActorCritic, evaluate, rollout_fields
 from zhixing.nets.body import MakeNet
@@ -39,7 +39,7 @@ class Config(OnPolicyConfig):
     normalise_obs: bool = False  # running mean and spread of observations
     normalise_reward: bool = False  # divide by the running spread of returns
     shared_network: bool = False  # one body for actor and critic
-    log_std_init: float = 0.0  # continuous actions: logarithm of the first spread
+    log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
 
 
 class ACConfig(Config):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zhixing.algorithms import register
 from zhixing.batch import Batch
-from zhixing.config import NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.config import Finite, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
 from zhixing.learner import Gradients, Learner, Update
 from zhixing.nets.actor_critic import ActorCritic, advantages, episode_starts, evaluate, rollout_fields
 from zhixing.nets.body import MakeNet
@@ -32,7 +32,7 @@ class Config(OnPolicyConfig):
     entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
     max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
     normalise_advantage: bool = True  # zero mean and unit spread per rollout
-    log_std_init: float = 0.0  # continuous actions: logarithm of the first spread
+    log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
 
 
 @register("pg", "REINFORCE, with or without a baseline")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from zhixing.algorithms import register
 from zhixing.batch import Batch
-from zhixing.config import Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.config import Finite, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
 from zhixing.learner import Gradients, Learner, Update
 from zhixing.nets.actor_critic import ActorCritic, rollout_fields
 from zhixing.nets.body import MakeNet, num_features
@@ -46,7 +46,7 @@ class Config(OnPolicyConfig):
     max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
     normalise_obs: bool = False  # running mean and spread of observations
     normalise_reward: bool = False  # divide by the running spread of returns
-    log_std_init: float = 0.0  # continuous actions: logarithm of the first spread
+    log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
 
 
 @register("ppg", "PPO with phases that teach the value to the actor's features")

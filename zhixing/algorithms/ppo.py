@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from zhixing.algorithms import register
 from zhixing.batch import Batch
-from zhixing.config import Count, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.config import Count, Finite, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
 from zhixing.learner import Gradients, Learner, Update
 from zhixing.nets.actor_critic import ActorCritic, evaluate, rollout_fields
 from zhixing.nets.body import MakeNet
@@ -46,7 +46,7 @@ class Config(OnPolicyConfig):
     normalise_obs: bool = False  # running mean and spread of observations
     normalise_reward: bool = False  # divide by the running spread of returns
     shared_network: bool = False  # one body for actor and critic
-    log_std_init: float = 0.0  # continuous actions: logarithm of the first spread
+    log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
 
     @property
     def own_critic(self) -> bool:
@@ -58,7 +58,7 @@ class Config(OnPolicyConfig):
             raise ValueError("shared_network=true allows no critic_lr or critic_epochs: both parts move together")
         size = self.steps_per_iteration * self.vector.num
         if self.minibatch_size < size and size % self.minibatch_size:
-            fits = max(n for n in range(1, self.minibatch_size + 1) if size % n == 0)
+            fits = next(n for n in range(self.minibatch_size, 0, -1) if size % n == 0)
             raise ValueError(
                 f"minibatch_size {self.minibatch_size} must divide the rollout's {size} steps "
                 f"(steps_per_iteration x vector.num; try {fits})"
@@ -171,7 +171,9 @@ class PPO(Learner):
             for minibatch in self.minibatches(data):
                 told.append(self.apply(self.gradients(minibatch, **parts)).metrics)
             if self.cfg.target_kl is not None and float(told[-1]["kl"]) > 1.5 * self.cfg.target_kl:
-                break
+                if epoch + 1 >= critic_epochs or not self.cfg.own_critic:
+                    break
+                actor_epochs = 0  # the critic goes on alone
         self.net.update_norm(batch.obs)  # after learning: the ratio compares policies under equal statistics
         metrics = {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
         metrics["explained_variance"] = explained_variance(data.value, data.ret)

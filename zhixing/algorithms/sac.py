@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from zhixing.algorithms import register
 from zhixing.batch import Batch
-from zhixing.config import ContinuousConfig, Positive, PositiveFloat
+from zhixing.config import ContinuousConfig, Finite, Positive, PositiveFloat
 from zhixing.errors import UserError
 from zhixing.learner import Gradients, Learner
 from zhixing.nets.body import MakeNet
@@ -33,7 +33,7 @@ class Config(ContinuousConfig):
     critics: Positive = 2  # estimates of Q
     target_critics: Positive = 2  # how many of them, at random, a target takes the least of
     temperature: PositiveFloat | None = None  # weight of the entropy; none learns it
-    target_entropy: float | None = None  # for a learned temperature; none is -n, or 0.5 log n if discrete
+    target_entropy: Finite | None = None  # for a learned temperature; none is -n, or 0.5 log n if discrete
     actor_delay: Positive = 1  # critic updates per actor update
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zhixing.algorithms import register
 from zhixing.batch import Batch
-from zhixing.config import Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.config import Finite, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
 from zhixing.learner import Gradients, Learner, Update
 from zhixing.nets.actor_critic import ActorCritic, rollout_fields
 from zhixing.nets.body import MakeNet
@@ -44,7 +44,7 @@ class Config(OnPolicyConfig):
     max_grad_norm: PositiveFloat | None = None  # the critic's gradients are clipped to this norm
     gae_lambda: Fraction = 0.95  # how far advantages look ahead before trusting the critic
     normalise_obs: bool = False  # running mean and spread of observations
-    log_std_init: float = 0.0  # continuous actions: logarithm of the first spread
+    log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
 
 
 @register("trpo", "natural policy gradient within a trust region")

@@ -128,6 +128,8 @@ def make_body(
     if make_net is None and cfg.kind != "auto":
         make_net = _import_net(cfg.kind)
     if make_net is not None:
+        if cfg.recurrent != "none":
+            raise UserError("net.recurrent is for built-in networks; your own has what memory it makes itself")
         body = make_net(space)
         if not isinstance(body, nn.Module):
             raise UserError(f"net must give a torch.nn.Module for the observation space, not {type(body).__name__}")

@@ -46,7 +46,15 @@ class RewardScale(nn.Module):
         super().__init__()
         self.gamma, self.clip = gamma, clip
         self.norm = RunningNorm(())
-        self.register_buffer("running", torch.zeros(num_envs))  # each environment's return since its last reset
+        # each environment's return since its last reset; saved apart, for another run may have other environments
+        self.register_buffer("running", torch.zeros(num_envs), persistent=False)
+
+    def get_extra_state(self) -> Tensor:
+        return self.running
+
+    def set_extra_state(self, state: Tensor) -> None:
+        if state.shape == self.running.shape:
+            self.running.copy_(state)
 
     @torch.no_grad()
     def forward(self, reward: Tensor, ended: Tensor) -> Tensor:
