@@ -23,10 +23,7 @@ train: install   ## train PPO on CartPole-v1 to 475 and print the evaluation
 	$(BIN)/zhixing eval $$out --episodes 100
 
 test: lint types  ## lint, types and all tests
-	$(BIN)/coverage erase
-	COVERAGE_PROCESS_START=pyproject.toml $(BIN)/coverage run -m pytest
-	$(BIN)/coverage combine -q
-	$(BIN)/coverage report --fail-under=90 --skip-covered
+	$(BIN)/pytest --cov --cov-fail-under=90 --cov-report=term:skip-covered
 
 lint: install
 	$(BIN)/ruff check .

@@ -141,13 +141,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except (RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile, ValueError, KeyError, OSError) as error:
         reason = str(error).strip().split("\n")[0].split(". ")[0] or "it is empty"
         raise UserError(f"the checkpoint {path} is damaged or no checkpoint ({reason})") from None
-    parts = {"format", "kind", "policy"}
-    if not isinstance(state, dict) or not parts | ({"loop", "buffers"} if state.get("kind") == "run" else set()) <= set(
-        state
-    ):
+    parts = {"agent": {"policy"}, "run": {"policy", "loop", "buffers"}}
+    version, kind = (state.get("format"), state.get("kind")) if isinstance(state, dict) else (None, None)
+    if version is not None and not (isinstance(version, int) and version <= FORMAT):
+        raise UserError(f"the checkpoint {path} has format {version}; this version reads up to {FORMAT}")
+    if version is None or kind not in parts or not parts[kind] <= set(state):
         raise UserError(f"the checkpoint {path} is damaged or no checkpoint (it lacks its parts)")
-    if not isinstance(state["format"], int) or state["format"] > FORMAT:
-        raise UserError(f"the checkpoint {path} has format {state['format']}; this version reads up to {FORMAT}")
     return decode(state)
 
 

@@ -77,7 +77,7 @@ def test_streams_are_dueling_and_their_layers_noisy() -> None:
 
 
 def test_replay_is_prioritized_with_n_step_returns(tmp_path: Path) -> None:
-    cfg = zx.config.load(algorithm="rainbow", env="CartPole-v1", replay__n_step=3)
+    cfg = zx.config.load(algorithm="rainbow", env="CartPole-v1")
     session = zx.Session(cfg, tmp_path / "run", quiet=True)
     try:
         replay = session.loop.buffers["replay"]
