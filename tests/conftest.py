@@ -44,16 +44,16 @@ def small() -> Callable[..., RunConfig]:
             env = "CartPole-v1" if takes_discrete(algorithm) else "Pendulum-v1"
         scheme = zx.algorithms.get(algorithm).settings.scheme
         short: dict[str, Any] = {
-            "env_steps": 1200,
+            "env_steps": 600,
             "log_every_steps": 100,
-            "eval_every_steps": 500,
+            "eval_every_steps": 250,
             "eval_episodes": 2,
             "vector__num": 2,
             "tensorboard": False,
             "net__hidden_sizes": [16, 16],
         }
         if scheme == "off_policy":
-            short |= {"warmup_steps": 200, "batch_size": 16, "steps_per_iteration": 2, "updates_per_step": 0.5}
+            short |= {"warmup_steps": 100, "batch_size": 16, "steps_per_iteration": 2, "updates_per_step": 0.5}
         else:
             short |= {"steps_per_iteration": 32}
         if "minibatch_size" in zx.algorithms.get(algorithm).settings.model_fields:

@@ -220,7 +220,7 @@ def evaluate(run: str | Path, episodes: int = 100, seed: int = 0, checkpoint: st
 
 
 def _evaluation_env(cfg: RunConfig) -> envs.VectorEnv:
-    num = max(10, cfg.vector.num)
+    num = min(cfg.eval_episodes, max(10, cfg.vector.num))
     return envs.make_vector(cfg.env.name, num, backend=cfg.vector.backend, options=cfg.env.options)
 
 

@@ -34,15 +34,17 @@ def test_any_number_of_processes_gives_the_serial_run(name: str, small: Callable
         assert metrics_rows(tmp_path / "serial") == metrics_rows(tmp_path / way)
 
 
-def test_another_seed_is_another_run(algorithm: str, small: Callable, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_another_seed_is_another_run(name: str, small: Callable, tmp_path: Path) -> None:
     for seed in (1, 2):
-        zx.Session(small(algorithm, seed=seed), tmp_path / str(seed), quiet=True).run()
+        zx.Session(small(name, seed=seed), tmp_path / str(seed), quiet=True).run()
     one, two = learned(tmp_path / "1"), learned(tmp_path / "2")
     assert any(not torch.equal(one[name], two[name]) for name in one)
 
 
-def test_the_written_configuration_alone_reproduces_the_run(algorithm: str, small: Callable, tmp_path: Path) -> None:
-    zx.Session(small(algorithm, seed=4), tmp_path / "a", quiet=True).run()
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_the_written_configuration_alone_reproduces_the_run(name: str, small: Callable, tmp_path: Path) -> None:
+    zx.Session(small(name, seed=4), tmp_path / "a", quiet=True).run()
     zx.Session(zx.config.load(tmp_path / "a" / "config.yaml"), tmp_path / "b", quiet=True).run()
     assert differing(tmp_path / "a", tmp_path / "b") == []
     assert (tmp_path / "a" / "config.yaml").read_text() == (tmp_path / "b" / "config.yaml").read_text()

@@ -24,18 +24,19 @@ def test_loaded_agent_acts_as_the_trained_policy(algorithm: str, small: Callable
         decision = session.learner.policy.act(torch.as_tensor(obs), None, None, zx.Phase.EVAL, rng, 0)
     expected = session.env.spaces.to_env(decision.action.numpy())
     assert np.array_equal(agent.act(obs), expected)
+    agent.reset()
     assert np.array_equal(agent.act(obs[0]), expected[0])
 
 
-def test_evaluation_of_a_run_repeats_and_equals_its_agents(algorithm: str, small: Callable, tmp_path: Path) -> None:
-    zx.Session(small(algorithm), tmp_path / "run", quiet=True).run()
+def test_evaluation_of_a_run_repeats(small: Callable, tmp_path: Path) -> None:
+    zx.Session(small("ppo"), tmp_path / "run", quiet=True).run()
     first, again = (zx.evaluate(tmp_path / "run", episodes=5, seed=1) for _ in range(2))
     assert first.summary() == again.summary()
     assert first.summary() != zx.evaluate(tmp_path / "run", episodes=5, seed=2).summary()
 
 
-def test_checkpoints_carry_a_format_and_refuse_a_newer_one(algorithm: str, small: Callable, tmp_path: Path) -> None:
-    zx.Session(small(algorithm), tmp_path / "run", quiet=True).run()
+def test_checkpoints_carry_a_format_and_refuse_a_newer_one(small: Callable, tmp_path: Path) -> None:
+    zx.Session(small("ppo"), tmp_path / "run", quiet=True).run()
     file = max((tmp_path / "run" / "checkpoints").glob("0*.pt"))
     state = torch.load(file, weights_only=True)
     assert state["format"] == FORMAT
@@ -63,9 +64,9 @@ def test_a_checkpoint_that_would_execute_code_is_refused(
 
 
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(small: Callable, tmp_path: Path) -> None:
-    zx.Session(small("ppo", checkpoint_every_steps=500), tmp_path / "run", quiet=True).run()
+    zx.Session(small("ppo", checkpoint_every_steps=250), tmp_path / "run", quiet=True).run()
     newest = max((tmp_path / "run" / "checkpoints").glob("0*.pt"))
     newest.write_bytes(newest.read_bytes()[:1000])
     folder = RunFolder.open(tmp_path / "run")
-    assert folder.load()["env_steps"] < 1200
+    assert folder.load()["env_steps"] < 600
     assert newest.name in folder.notices[0]
