@@ -29,7 +29,7 @@ class Config(OnPolicyConfig):
     The last three are settings of every run, here with other defaults.
     """
 
-    lr: PositiveFloat = 5e-3  # learning rate
+    lr: PositiveFloat = 2e-3  # learning rate
     value_coef: NonNegative = 0.5  # weight of the value loss
     entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
     max_grad_norm: PositiveFloat | None = 1.0  # gradients are clipped to this norm

@@ -221,7 +221,9 @@ def _rows(model: Any, meanings: dict[str, str], prefix: str) -> list[tuple[str, 
 def main() -> None:
     """Errors that people can mend are one message and exit code 2; an interrupt is 130."""
     try:
-        sys.exit(app(standalone_mode=False) or 0)  # an interrupt comes back as 130
+        code = app(standalone_mode=False)
+        if code:  # an interrupt comes back as 130
+            sys.exit(code)
     except UserError as error:
         _fail(str(error), 2)
     except EnvCrashError as error:

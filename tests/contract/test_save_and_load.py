@@ -25,7 +25,7 @@ def test_loaded_agent_acts_as_the_trained_policy(algorithm: str, small: Callable
     expected = session.env.spaces.to_env(decision.action.numpy())
     assert np.array_equal(agent.act(obs), expected)
     agent.reset()
-    assert np.array_equal(agent.act(obs[0]), expected[0])
+    assert np.allclose(agent.act(obs[0]), expected[0], atol=1e-5)  # one row may be computed in another order
 
 
 def test_evaluation_of_a_run_repeats(small: Callable, tmp_path: Path) -> None:

