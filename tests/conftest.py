@@ -36,24 +36,25 @@ def takes_discrete(algorithm: str) -> bool:
 
 
 @pytest.fixture
-def small() -> Callable[..., RunConfig]:
-    """A short run of an algorithm, of the kind that finishes in about a second."""
+def small(request: pytest.FixtureRequest) -> Callable[..., RunConfig]:
+    """A short run of an algorithm; half as long in the contracts, where every algorithm runs it."""
+    scale = 1 if "contract" in request.path.parts else 2
 
     def make(algorithm: str, env: str | None = None, **settings: Any) -> RunConfig:
         if env is None:
             env = "CartPole-v1" if takes_discrete(algorithm) else "Pendulum-v1"
         scheme = zx.algorithms.get(algorithm).settings.scheme
         short: dict[str, Any] = {
-            "env_steps": 600,
+            "env_steps": 600 * scale,
             "log_every_steps": 100,
-            "eval_every_steps": 250,
+            "eval_every_steps": 250 * scale,
             "eval_episodes": 2,
             "vector__num": 2,
             "tensorboard": False,
             "net__hidden_sizes": [16, 16],
         }
         if scheme == "off_policy":
-            short |= {"warmup_steps": 100, "batch_size": 16, "steps_per_iteration": 2, "updates_per_step": 0.5}
+            short |= {"warmup_steps": 100 * scale, "batch_size": 16, "steps_per_iteration": 2, "updates_per_step": 0.5}
         else:
             short |= {"steps_per_iteration": 32}
         if "minibatch_size" in zx.algorithms.get(algorithm).settings.model_fields:

@@ -73,7 +73,7 @@ def _draw_task(part: SubFigure, configurations: list[Configuration], looks: dict
     for axes, x in ((left, "env_steps"), (right, "seconds")):
         axes.set_title(f"return against {X_LABELS[x]}", fontsize="medium")
         axes.set_xlabel(X_LABELS[x])
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_major_formatter(EngFormatter(sep="") if x == "env_steps" else "{x:g}")
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
         axes.grid(color="#e0e0e0", linewidth=0.8)
         axes.set_axisbelow(True)
