@@ -55,7 +55,7 @@ class Evaluation:
 
 
 class Experience(NamedTuple):
-    """What `collect` brings: steps `[T,N]` and the episodes that ended among them."""
+    """What `collect` brings: steps `[T,N]` as NumPy arrays, and the episodes that ended among them."""
 
     batch: Batch
     episodes: list[Episode]
@@ -111,7 +111,7 @@ class Actor:
                     rollout = self._storage(2 * t, rollout)
                 done += self._step(phase, rollout, t)
                 t += 1
-        return Experience(rollout.batch(self.device, t), done)
+        return Experience(rollout.batch(t), done)
 
     def _step(self, phase: Phase, rollout: Rollout | None, t: int) -> list[Episode]:
         """One step of every environment, written to row t."""

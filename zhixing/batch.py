@@ -7,6 +7,7 @@ A field is an array or a tree of arrays (nested dicts for observations, tuples f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,14 @@ class Batch:
         return self.map(lambda leaf: leaf[index])
 
     def map(self, function: Callable[[Any], Any]) -> Batch:
-        return Batch(**{name: tree_map(function, getattr(self, name)) for name in self._fields})
+        """`function` of every array; of those not read yet when they are."""
+
+        def mapped(name: str) -> Tree:
+            return tree_map(function, getattr(self, name))
+
+        return Batch(
+            **{name: partial(mapped, name) if callable(value) else mapped(name) for name, value in self._fields.items()}
+        )
 
     def select(self, names: Iterable[str]) -> Batch:
         """Only these fields; those not read yet stay so."""

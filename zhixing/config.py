@@ -154,6 +154,7 @@ class OffPolicyConfig(RunConfig):
     updates_per_step: PositiveFloat = 1.0  # updates per environment step, on average
     warmup_steps: Count = 1_000  # environment steps of random actions before the first update
     batch_size: Positive = 64  # transitions per update
+    normalise_obs: bool = False  # running mean and spread of observations
     replay: ReplayConfig = ReplayConfig()
 
     scheme: ClassVar[str] = "off_policy"
@@ -265,6 +266,9 @@ def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             named = [part.get("name") for part in (mine, value) if isinstance(part, dict)]
             if None not in named and len(set(named)) == 2:
                 mine = None
+        if isinstance(value, dict) and mine is not None and not isinstance(mine, dict):
+            first = next(iter(value), "...")
+            raise UserError(f"{key}={mine!r} and {key}.{first} can't both be set: {key} is a group of settings")
         merged[key] = merge(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value
     return merged
 

@@ -79,6 +79,12 @@ class Learner(ABC):
     def after_step(self) -> None:  # noqa: B027  # most algorithms have no target network
         """What follows each step of the optimizers: target networks."""
 
+    def observe(self, batch: Batch) -> None:
+        """Take what was collected into the running statistics of observations, wherever a network keeps them."""
+        for part in vars(self).values():
+            if hasattr(part, "update_norm"):
+                part.update_norm(batch.obs)
+
     def update(self, batch: Batch) -> Update:
         """Learn from a rollout, or a sample of the replay. Samples of further buffers come as keywords, by name."""
         return self.apply(self.gradients(batch))

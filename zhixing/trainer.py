@@ -185,7 +185,7 @@ def on_policy(loop: Loop) -> None:
     with loop.running():
         for _ in loop.iterations():
             experience = actor.collect(steps=cfg.steps_per_iteration)
-            update = learner.update(experience.batch)
+            update = learner.update(experience.batch.to(learner.device))
             loop.iteration_end(experience.episodes, update.metrics)
 
 
@@ -200,6 +200,8 @@ def off_policy(loop: Loop) -> None:
             experience = actor.collect(steps=cfg.steps_per_iteration, phase=phase)
             for each in (buffer, *loop.further.values()):
                 each.add(experience.batch)
+            if cfg.normalise_obs:
+                learner.observe(experience.batch.to(learner.device))
             metrics: Mapping[str, Tensor] = {}
             due = int(cfg.updates_per_step * max(0, loop.env_steps - cfg.warmup_steps) + 1e-9) - loop.updates
             for _ in range(due):

@@ -9,7 +9,6 @@ the loss without what no learning removes.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated
@@ -21,28 +20,13 @@ from torch import Tensor, nn
 from zhixing.algorithms import register
 from zhixing.batch import Batch
 from zhixing.config import Fraction, NonNegative, ReplayConfig, ValueConfig
-from zhixing.learner import Gradients, Learner
-from zhixing.nets.body import MakeNet, hidden_fields
+from zhixing.nets.body import MakeNet
 from zhixing.nets.heads import AtomsHead, DuelingHead
-from zhixing.nets.noisy import NoisyLinear, is_noisy, resample, silence
-from zhixing.nets.qnet import (
-    Expected,
-    QNet,
-    best_next,
-    check_discrete,
-    check_sequences,
-    epsilon_at,
-    learned_steps,
-    of_action,
-    priorities,
-    read,
-    read_next,
-)
-from zhixing.ops.optim import Average
+from zhixing.nets.noisy import NoisyLinear
+from zhixing.nets.qnet import best_next, of_action
 from zhixing.ops.projections import categorical_projection
-from zhixing.policy import GreedyPolicy
 from zhixing.spaces import Spaces
-from zhixing.tree import Tree
+from zhixing.value_learner import Losses, ValueLearner
 
 
 class Config(ValueConfig):
@@ -87,9 +71,8 @@ class Mean(nn.Module):
     head=DuelingHead,
     double=True,
 )
-class C51(Learner):
+class C51(ValueLearner):
     settings = Config
-    metrics = ("loss", "q_mean", "grad_norm")
 
     def __init__(
         self,
@@ -101,60 +84,25 @@ class C51(Learner):
         head: Callable[..., nn.Module] = AtomsHead,
         double: bool = False,
     ) -> None:
-        check_discrete(cfg, spaces)
-        super().__init__(cfg, spaces, device)
-        self.cfg, self.double = cfg, double
         linear = partial(NoisyLinear, spread=cfg.noise) if cfg.noise > 0 else nn.Linear
-        with self.building():
-            make_head = partial(head, atoms=cfg.atoms, linear=linear)
-            self.net = QNet(spaces, cfg.net, net, make_head).to(self.device)
-        check_sequences(cfg, self.net)
-        self.noisy = is_noisy(self.net)
-        self.q_optimizer = self.optimizer(
-            self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
-        )
-        self.target = copy.deepcopy(self.net)
-        self.follow = Average(self.target, self.net)
-        self.mean = Mean(cfg).to(self.device)
-        self.policy = GreedyPolicy(spaces, Expected(self.net, self.mean), partial(epsilon_at, cfg), cfg.eval_epsilon)
-
-    @property
-    def reads(self) -> str:
-        return "sequences" if self.net.recurrent else "transitions"
-
-    @property
-    def fields(self) -> dict[str, Tree]:
-        return {"hidden": hidden_fields(self.policy.initial_hidden(1))} if self.net.recurrent else {}
+        self.mean = Mean(cfg).to(device)
+        self.double = double
+        super().__init__(cfg, spaces, device, net, partial(head, atoms=cfg.atoms, linear=linear), self.mean)
 
     @torch.no_grad()
     def target_distribution(self, batch: Batch, steps: Batch) -> Tensor:
         """What the network should say of each step `[B,atoms]`."""
-        burn_in, support = self.cfg.replay.burn_in, self.mean.support
-        logits = read_next(self.target, batch, burn_in)  # [B,n,atoms]
-        chooser = read_next(self.net, batch, burn_in) if self.double else logits
+        support = self.mean.support
+        logits = self.said_next(self.target, batch)  # [B,n,atoms]
+        chooser = self.said_next(self.net, batch) if self.double else logits
         probability = of_action(logits, best_next(self.mean(chooser), steps)).softmax(-1)
         future = (steps.discount * ~steps.terminated).unsqueeze(-1) * support
         return categorical_projection(steps.reward.unsqueeze(-1) + future, probability, support)
 
-    def gradients(self, batch: Batch) -> Gradients:
-        if self.noisy:
-            resample(self.net, self.rng)
-            resample(self.target, self.rng)
-        steps = learned_steps(batch, self.cfg) if self.net.recurrent else batch
-        logits = of_action(read(self.net, batch, self.cfg.replay.burn_in), steps.action)  # [B,atoms]
+    def losses(self, batch: Batch, steps: Batch) -> Losses:
+        logits = of_action(self.said(self.net, batch), steps.action)  # [B,atoms]
         target = self.target_distribution(batch, steps)
         losses = -(target * logits.log_softmax(-1)).sum(-1)  # [B]
-        loss = (losses * steps.weight).mean() if "weight" in steps else losses.mean()
-        gradient = self.q_optimizer.gradient(loss)
-        metrics = {"loss": loss.detach(), "q_mean": self.mean(logits.detach()).mean()}
         # less the target's own entropy, which no learning removes
         surprise = losses.detach() + torch.special.xlogy(target, target).sum(-1)
-        return Gradients({"q_optimizer": gradient}, metrics, priorities(surprise, batch))
-
-    def value(self, obs: Tree) -> Tensor:
-        silence(self.net)
-        return self.mean(self.net(obs)[0]).amax(-1)
-
-    def after_step(self) -> None:
-        if self.updates % self.cfg.sync_every_updates == 0:
-            self.follow.move(self.cfg.tau)
+        return Losses(losses, self.mean(logits.detach()), surprise)

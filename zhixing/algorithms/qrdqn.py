@@ -8,7 +8,6 @@ prioritized replay (by the error of the mean) as settings.
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 
 import torch
@@ -17,27 +16,12 @@ from torch import Tensor
 from zhixing.algorithms import register
 from zhixing.batch import Batch
 from zhixing.config import Positive, PositiveFloat, ValueConfig
-from zhixing.learner import Gradients, Learner
-from zhixing.nets.body import MakeNet, hidden_fields
+from zhixing.nets.body import MakeNet
 from zhixing.nets.heads import AtomsHead
-from zhixing.nets.qnet import (
-    Expected,
-    QNet,
-    best_next,
-    check_discrete,
-    check_sequences,
-    epsilon_at,
-    learned_steps,
-    of_action,
-    priorities,
-    read,
-    read_next,
-)
+from zhixing.nets.qnet import best_next, of_action
 from zhixing.ops.losses import quantile_huber
-from zhixing.ops.optim import Average
-from zhixing.policy import GreedyPolicy
 from zhixing.spaces import Spaces
-from zhixing.tree import Tree
+from zhixing.value_learner import Losses, ValueLearner
 
 
 class Config(ValueConfig):
@@ -46,56 +30,25 @@ class Config(ValueConfig):
 
 
 @register("qrdqn", "DQN that learns the distribution of returns, by its quantiles")
-class QRDQN(Learner):
+class QRDQN(ValueLearner):
     settings = Config
-    metrics = ("loss", "q_mean", "grad_norm")
 
     def __init__(
         self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
     ) -> None:
-        check_discrete(cfg, spaces)
-        super().__init__(cfg, spaces, device)
-        self.cfg = cfg
-        with self.building():
-            self.net = QNet(spaces, cfg.net, net, partial(AtomsHead, atoms=cfg.quantiles)).to(self.device)
-        check_sequences(cfg, self.net)
-        self.q_optimizer = self.optimizer(
-            self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
-        )
-        self.target = copy.deepcopy(self.net)
-        self.follow = Average(self.target, self.net)
-        values = Expected(self.net, partial(torch.mean, dim=-1))
-        self.policy = GreedyPolicy(spaces, values, partial(epsilon_at, cfg), cfg.eval_epsilon)
-
-    @property
-    def reads(self) -> str:
-        return "sequences" if self.net.recurrent else "transitions"
-
-    @property
-    def fields(self) -> dict[str, Tree]:
-        return {"hidden": hidden_fields(self.policy.initial_hidden(1))} if self.net.recurrent else {}
+        head = partial(AtomsHead, atoms=cfg.quantiles)
+        super().__init__(cfg, spaces, device, net, head, partial(torch.mean, dim=-1))
+        self.kappa = cfg.kappa
 
     @torch.no_grad()
     def target_quantiles(self, batch: Batch, steps: Batch) -> Tensor:
         """What the return of each step may be `[B,quantiles]`, all equally likely."""
-        theta = read_next(self.target, batch, self.cfg.replay.burn_in)  # [B,n,quantiles]
+        theta = self.said_next(self.target, batch)  # [B,n,quantiles]
         best = of_action(theta, best_next(theta.mean(-1), steps))
         return steps.reward.unsqueeze(-1) + (steps.discount * ~steps.terminated).unsqueeze(-1) * best
 
-    def gradients(self, batch: Batch) -> Gradients:
-        steps = learned_steps(batch, self.cfg) if self.net.recurrent else batch
-        theta = of_action(read(self.net, batch, self.cfg.replay.burn_in), steps.action)  # [B,quantiles]
+    def losses(self, batch: Batch, steps: Batch) -> Losses:
+        theta = of_action(self.said(self.net, batch), steps.action)  # [B,quantiles]
         target = self.target_quantiles(batch, steps)
-        losses = quantile_huber(theta, target, self.cfg.kappa)  # [B]
-        loss = (losses * steps.weight).mean() if "weight" in steps else losses.mean()
-        gradient = self.q_optimizer.gradient(loss)
         q = theta.detach().mean(-1)
-        metrics = {"loss": loss.detach(), "q_mean": q.mean()}
-        return Gradients({"q_optimizer": gradient}, metrics, priorities((target.mean(-1) - q).abs(), batch))
-
-    def value(self, obs: Tree) -> Tensor:
-        return self.net(obs)[0].mean(-1).amax(-1)
-
-    def after_step(self) -> None:
-        if self.updates % self.cfg.sync_every_updates == 0:
-            self.follow.move(self.cfg.tau)
+        return Losses(quantile_huber(theta, target, self.kappa), q, (target.mean(-1) - q).abs())

@@ -60,8 +60,8 @@ class SAC(Learner):
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         with self.building():
-            self.actor = StochasticActor(spaces, cfg.net, net, cfg.algorithm).to(self.device)
-            self.critics = Critics(spaces, cfg.net, net, cfg.critics, cfg.algorithm).to(self.device)
+            self.actor = StochasticActor(spaces, cfg, net).to(self.device)
+            self.critics = Critics(spaces, cfg, net, cfg.critics).to(self.device)
         self.log_temperature = nn.ParameterList([torch.tensor(math.log(cfg.temperature or 1.0), device=self.device)])
         self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr)
         self.critic_optimizer = self.optimizer(self.critics.parameters(), cfg.lr)

@@ -56,8 +56,8 @@ class TD3(Learner):
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         with self.building():
-            self.actor = DeterministicActor(spaces, cfg.net, net, cfg.algorithm).to(self.device)
-            self.critics = Critics(spaces, cfg.net, net, cfg.critics, cfg.algorithm).to(self.device)
+            self.actor = DeterministicActor(spaces, cfg, net).to(self.device)
+            self.critics = Critics(spaces, cfg, net, cfg.critics).to(self.device)
         self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr)
         self.critic_optimizer = self.optimizer(self.critics.parameters(), cfg.lr)
         self.target_actor, self.target_critics = copy.deepcopy(self.actor), copy.deepcopy(self.critics)

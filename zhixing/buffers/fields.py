@@ -54,10 +54,12 @@ class Reader:
         values = {}
         for name, shape, tree in self._shapes[lead]:
             value = fields[name]
+            if callable(value):
+                value = getattr(batch, name)
             if type(value) is np.ndarray and value.shape == shape and value.dtype == tree.dtype:
                 values[name] = [value]  # as it should be, nearly always
             else:
-                values[name] = leaves(name, tree, getattr(batch, name), lead)
+                values[name] = leaves(name, tree, value, lead)
         return values, lead
 
     def _check_names(self, names: tuple[str, ...]) -> None:

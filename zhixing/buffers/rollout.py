@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from zhixing.batch import Batch
 from zhixing.buffers.fields import SUCCESSORS
@@ -46,23 +46,21 @@ class Rollout:
             tree_map(lambda mine, theirs: mine[: len(theirs)].__setitem__(..., theirs), self.arrays[name], tree)
         self._lasts = other._lasts
 
-    def batch(self, device: torch.device | str = "cpu", num_steps: int | None = None) -> Batch:
+    def batch(self, num_steps: int | None = None) -> Batch:
         """The first `num_steps` rows, as views that the next `collect` overwrites."""
         steps = self.num_steps if num_steps is None else num_steps
-
-        def rows(leaf: Any) -> torch.Tensor:
-            return torch.as_tensor(leaf[:steps], device=device)
-
-        fields: dict[str, Tree] = {name: tree_map(rows, tree) for name, tree in self.arrays.items()}
+        fields: dict[str, Tree] = {
+            name: tree_map(lambda leaf: leaf[:steps], tree) for name, tree in self.arrays.items()
+        }
         for name in self._lasts:
-            fields[SUCCESSORS[name]] = lambda name=name: self._successors(name, steps, device)
+            fields[SUCCESSORS[name]] = partial(self._successors, name, steps)
         return Batch(**fields)
 
-    def _successors(self, name: str, steps: int, device: torch.device | str) -> Tree:
+    def _successors(self, name: str, steps: int) -> Tree:
         following = tree_map(lambda leaf: leaf[1 : steps + 1].copy(), self.arrays[name])
         for t, envs, last in self._lasts[name]:
             tree_map(lambda leaf, rows, t=t, envs=envs: leaf[t].__setitem__(envs, rows), following, last)
-        return tree_map(lambda leaf: torch.as_tensor(leaf, device=device), following)
+        return following
 
 
 def _write(target: Tree, t: int, value: Tree) -> None:

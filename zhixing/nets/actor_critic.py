@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from zhixing.batch import Batch
 from zhixing.config import NetConfig
-from zhixing.errors import UserError
 from zhixing.nets.body import Body, MakeNet, encoder_of, hidden_fields, is_recurrent, make_body, num_features, unroll
 from zhixing.nets.heads import PolicyHead, ValueHead
 from zhixing.nets.mlp import TwinMLP
@@ -64,10 +63,6 @@ class ActorCritic(nn.Module):
                 self.encoder, self._encoders = encoder, {encoder}
                 self.towers = TwinMLP([self.actor.layers, self.critic.layers])
                 del self.actor, self.critic
-        if normalise and None in self._encoders:
-            raise UserError(
-                "normalise_obs=true needs a built-in network; normalise inside your own, or set it to false"
-            )
 
     def actor_parameters(self) -> list[nn.Parameter]:
         return [*self.actor.parameters(), *self.policy_head.parameters()]
@@ -77,7 +72,7 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs: Tree, hidden: Tree = None, mask: Tensor | None = None) -> ActorCriticOut:
         if hasattr(self, "towers"):
-            seen, judged = self.towers(self.encoder(obs))
+            seen, judged = self.towers(obs if self.encoder.plain else self.encoder(obs))
         elif not self.recurrent:
             seen = self.actor(obs)
             judged = seen if self.critic is self.actor else self.critic(obs)

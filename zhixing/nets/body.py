@@ -45,6 +45,10 @@ class Encoder(nn.Module):
             self.image = CNN(tuple(space.shape or ()), cnn)
         elif normalise and isinstance(space, Box):
             self.norm = RunningNorm((int(torch.Size(space.shape).numel()),))
+        # a vector of floats needs no encoding, and the call of a module costs as much as a small layer
+        self.plain = (
+            isinstance(space, Box) and len(space.shape) == 1 and space.dtype == np.float32 and self.norm is None
+        )
 
     def forward(self, obs: Tree) -> Tensor:
         if isinstance(self.space, Dict):
@@ -87,7 +91,7 @@ class Body(nn.Module):
         self.layers = MLP(inputs, cfg.hidden_sizes, cfg.activation, orthogonal_init=orthogonal_init)
 
     def forward(self, obs: Tree) -> Tensor:
-        return self.layers(self.encoder(obs))
+        return self.layers(obs if self.encoder.plain else self.encoder(obs))
 
 
 class RecurrentBody(nn.Module):
@@ -128,6 +132,10 @@ def make_body(
     if make_net is None and cfg.kind != "auto":
         make_net = _import_net(cfg.kind)
     if make_net is not None:
+        if normalise:
+            raise UserError(
+                "normalise_obs=true needs a built-in network; normalise inside your own, or set it to false"
+            )
         if cfg.recurrent != "none":
             raise UserError("net.recurrent is for built-in networks; your own has what memory it makes itself")
         body = make_net(space)

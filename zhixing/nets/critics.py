@@ -6,7 +6,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
-from zhixing.config import NetConfig
+from zhixing.config import ContinuousConfig
 from zhixing.errors import UserError
 from zhixing.nets.body import Encoder, MakeNet, is_recurrent, make_body, num_features
 from zhixing.nets.mlp import MLP, TwinMLP
@@ -17,18 +17,6 @@ from zhixing.tree import Tree
 LOG_STD_RANGE = (-20.0, 2.0)
 
 
-def _encoder(spaces: Spaces, cfg: NetConfig, make_net: MakeNet | None, who: str) -> nn.Module:
-    """The user's own network, else what makes a flat vector of the observation."""
-    if cfg.recurrent != "none":
-        raise UserError(f"{who} takes no recurrent networks: set net.recurrent=none (ppo and dqn take them)")
-    if make_net is None and cfg.kind == "auto":
-        return Encoder(spaces.obs, cfg.cnn, normalise=False)
-    body = make_body(spaces.obs, cfg, make_net)
-    if is_recurrent(body):
-        raise UserError(f"{who} takes no recurrent networks (ppo and dqn take them)")
-    return body
-
-
 def check_box(spaces: Spaces, who: str) -> None:
     """Refuse by name what these algorithms can't act on."""
     space = spaces.action
@@ -36,51 +24,74 @@ def check_box(spaces: Spaces, who: str) -> None:
         raise UserError(f"{who} needs continuous actions in a bounded flat Box, this task has {space}")
 
 
-class Critics(nn.Module):
+class Encoded(nn.Module):
+    """What actors and critics begin with: the observation as a flat vector, by the user's own network or an encoder."""
+
+    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: MakeNet | None) -> None:
+        super().__init__()
+        own = make_net is not None or cfg.net.kind != "auto"
+        self.encoder: nn.Module
+        if own:
+            self.encoder = make_body(spaces.obs, cfg.net, make_net, normalise=cfg.normalise_obs)
+        else:
+            self.encoder = Encoder(spaces.obs, cfg.net.cnn, cfg.normalise_obs)
+        if cfg.net.recurrent != "none" or is_recurrent(self.encoder):
+            raise UserError(
+                f"{cfg.algorithm} takes no recurrent networks: set net.recurrent=none (ppo and dqn take them)"
+            )
+        self.plain = not own and self.encoder.plain
+        self.num_features = num_features(self.encoder, spaces.obs)
+
+    def features(self, obs: Tree) -> Tensor:
+        return obs if self.plain else self.encoder(obs)
+
+    def update_norm(self, obs: Tree) -> None:
+        if isinstance(self.encoder, Encoder):
+            self.encoder.update_norm(obs)
+
+
+class Critics(Encoded):
     """K estimates of Q: `net(obs, action) -> [K,B]`, or `net(obs) -> [K,B,n]` where actions are discrete."""
 
-    def __init__(self, spaces: Spaces, cfg: NetConfig, make_net: MakeNet | None, copies: int, who: str) -> None:
-        super().__init__()
-        self.encoder = _encoder(spaces, cfg, make_net, who)
+    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: MakeNet | None, copies: int) -> None:
+        super().__init__(spaces, cfg, make_net)
         self.discrete = isinstance(spaces.action, Discrete)
-        inputs = num_features(self.encoder, spaces.obs) + (0 if self.discrete else spaces.num_actions)
+        inputs = self.num_features + (0 if self.discrete else spaces.num_actions)
         outputs = spaces.num_actions if self.discrete else 1
 
-        self.towers = TwinMLP([MLP(inputs, cfg.hidden_sizes, cfg.activation, outputs=outputs) for _ in range(copies)])
+        self.towers = TwinMLP(
+            [MLP(inputs, cfg.net.hidden_sizes, cfg.net.activation, outputs=outputs) for _ in range(copies)]
+        )
 
     def forward(self, obs: Tree, action: Tensor | None = None) -> Tensor:
-        features = self.encoder(obs)
+        features = self.features(obs)
         if action is None:
             return self.towers(features)
         return self.towers(torch.cat([features, action], -1)).squeeze(-1)
 
 
-class DeterministicActor(nn.Module):
+class DeterministicActor(Encoded):
     """`net(obs) -> action` in [-1, 1]."""
 
-    def __init__(self, spaces: Spaces, cfg: NetConfig, make_net: MakeNet | None, who: str) -> None:
-        super().__init__()
-        self.encoder = _encoder(spaces, cfg, make_net, who)
-        inputs = num_features(self.encoder, spaces.obs)
-        self.layers = MLP(inputs, cfg.hidden_sizes, cfg.activation, outputs=spaces.num_actions)
+    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: MakeNet | None) -> None:
+        super().__init__(spaces, cfg, make_net)
+        self.layers = MLP(self.num_features, cfg.net.hidden_sizes, cfg.net.activation, outputs=spaces.num_actions)
 
     def forward(self, obs: Tree) -> Tensor:
-        return self.layers(self.encoder(obs)).tanh()
+        return self.layers(self.features(obs)).tanh()
 
 
-class StochasticActor(nn.Module):
+class StochasticActor(Encoded):
     """`net(obs, mask)` gives a squashed normal with a spread that depends on the state, or a choice of actions."""
 
-    def __init__(self, spaces: Spaces, cfg: NetConfig, make_net: MakeNet | None, who: str) -> None:
-        super().__init__()
-        self.encoder = _encoder(spaces, cfg, make_net, who)
+    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: MakeNet | None) -> None:
+        super().__init__(spaces, cfg, make_net)
         self.discrete = isinstance(spaces.action, Discrete)
-        inputs = num_features(self.encoder, spaces.obs)
         outputs = spaces.num_actions * (1 if self.discrete else 2)
-        self.layers = MLP(inputs, cfg.hidden_sizes, cfg.activation, outputs=outputs)
+        self.layers = MLP(self.num_features, cfg.net.hidden_sizes, cfg.net.activation, outputs=outputs)
 
     def forward(self, obs: Tree, mask: Tensor | None = None) -> Distribution:
-        out = self.layers(self.encoder(obs))
+        out = self.layers(self.features(obs))
         if self.discrete:
             return Categorical(out, mask)
         mean, log_std = out.chunk(2, -1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zhixing.batch import Batch
 from zhixing.config import NetConfig, ValueConfig
 from zhixing.errors import UserError
-from zhixing.nets.body import MakeNet, is_recurrent, make_body, num_features, unroll
+from zhixing.nets.body import MakeNet, encoder_of, is_recurrent, make_body, num_features, unroll
 from zhixing.ops.distributions import MASKED
 from zhixing.ops.schedules import linear
 from zhixing.spaces import Spaces
@@ -23,9 +23,11 @@ MakeHead = Callable[[int, int], nn.Module]  # (features, actions) to a module fr
 class QNet(nn.Module):
     """`net(obs, hidden) -> (what the head makes of it [B,n,...], hidden)`; `hidden` is None without memory."""
 
-    def __init__(self, spaces: Spaces, cfg: NetConfig, make_net: MakeNet | None, head: MakeHead) -> None:
+    def __init__(
+        self, spaces: Spaces, cfg: NetConfig, make_net: MakeNet | None, head: MakeHead, *, normalise: bool = False
+    ) -> None:
         super().__init__()
-        self.body = make_body(spaces.obs, cfg, make_net)
+        self.body = make_body(spaces.obs, cfg, make_net, normalise=normalise)
         self.recurrent = is_recurrent(self.body)
         self.head = head(num_features(self.body, spaces.obs), spaces.num_actions)
 
@@ -34,6 +36,11 @@ class QNet(nn.Module):
             return self.head(self.body(obs)), None
         features, hidden = self.body(obs, hidden)
         return self.head(features), hidden
+
+    def update_norm(self, obs: Tree) -> None:
+        encoder = encoder_of(self.body)
+        if encoder is not None:
+            encoder.update_norm(obs)
 
 
 class Expected(nn.Module):
