@@ -10,6 +10,7 @@ import torch
 
 from zhixing.batch import Batch
 from zhixing.buffers.rollout import Rollout
+from zhixing.envs.layout import BESIDE
 from zhixing.envs.vector import VectorEnv
 from zhixing.ops.seeding import stream
 from zhixing.policy import Phase, Policy, as_tensor
@@ -22,6 +23,11 @@ class Episode(NamedTuple):
     ret: float
     length: int
     info: dict[str, float]
+
+
+def told_as(name: str) -> str:
+    """The mean over episodes of a number that a task tells at their ends, as it is called where people read it."""
+    return "win_rate" if name == "won" else name
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Evaluation:
     def summary(self) -> dict[str, float]:
         """What `zhixing eval --json` prints; numbers that the task tells at its ends are averaged."""
         lengths = [episode.length for episode in self.episodes]
-        summary = {
+        summary: dict[str, float] = {
             "mean_return": self.mean_return,
             "std_return": float(self.returns.std()),
             "min_return": float(self.returns.min()),
@@ -50,7 +56,9 @@ class Evaluation:
             "episodes": len(self.episodes),
         }
         told = {key for episode in self.episodes for key in episode.info} - set(summary)
-        means = {key: float(np.mean([e.info[key] for e in self.episodes if key in e.info])) for key in sorted(told)}
+        means = {
+            told_as(key): float(np.mean([e.info[key] for e in self.episodes if key in e.info])) for key in sorted(told)
+        }
         return summary | means
 
 
@@ -81,13 +89,18 @@ class Actor:
         self.env_steps = 0
         self._rollout: Rollout | None = None
         self._obs: Tree = None  # what the environments show now; None before the first step
+        self._beside: dict[str, Any] = {}  # and what they show beside it: mask, state, alive
+        self._names = [(name, BESIDE[name]) for name in self.spaces.beside()]
 
     def _start(self, seed: int) -> None:
-        self._obs, info = self.env.reset(seed=seed)
-        self._mask = info.get("action_mask")
+        self._see(*self.env.reset(seed=seed))
         self._hidden = self.policy.initial_hidden(self.env.num_envs)
         self._returns = np.zeros((self.env.num_envs, *self.spaces.agents))
         self._lengths = np.zeros(self.env.num_envs, np.int64)
+
+    def _see(self, obs: Tree, info: dict[str, Any]) -> None:
+        self._obs = obs
+        self._beside = {name: info[key] for name, key in self._names}
 
     def collect(
         self, steps: int | None = None, episodes: int | None = None, phase: Phase = Phase.COLLECT
@@ -102,7 +115,7 @@ class Actor:
             self._start(stream(self.seed, "environments"))
         rollout = self._storage(steps or 256)
         rollout.clear()
-        rollout.write(0, **self._shown())
+        rollout.write(0, obs=self._obs, **self._beside)
         done: list[Episode] = []
         t = 0
         with torch.inference_mode():
@@ -116,11 +129,11 @@ class Actor:
     def _step(self, phase: Phase, rollout: Rollout | None, t: int) -> list[Episode]:
         """One step of every environment, written to row t."""
         hidden = self._hidden
-        mask = None if self._mask is None else as_tensor(self._mask, self.device)
+        mask = as_tensor(self._beside["mask"], self.device) if "mask" in self._beside else None
         decision = self.policy.act(as_tensor(self._obs, self.device), hidden, mask, phase, self.rng, self.env_steps)
         action = decision.action.cpu().numpy()
-        self._obs, reward, terminated, truncated, info = self.env.step(self.spaces.to_env(action))
-        self._mask = info.get("action_mask")
+        obs, reward, terminated, truncated, info = self.env.step(self.spaces.to_env(action))
+        self._see(obs, info)
         self._hidden = decision.hidden
         self.env_steps += self.env.num_envs
         ended = terminated | truncated
@@ -132,7 +145,7 @@ class Actor:
                 else:
                     kept = decision.extras[name] if name in decision.extras else getattr(decision, name)
                 rollout.write(t, **{name: tree_map(lambda leaf: leaf.cpu().numpy(), kept)})
-            rollout.write(t + 1, **self._shown())
+            rollout.write(t + 1, obs=obs, **self._beside)
         self._returns += reward
         self._lengths += 1
         return self._finish(ended, info, rollout, t) if ended.any() else []
@@ -141,8 +154,8 @@ class Actor:
         envs = np.flatnonzero(ended)
         if rollout is not None:
             rollout.write_last(t, envs, "obs", info["final_obs"])
-            if "final_mask" in info:
-                rollout.write_last(t, envs, "mask", info["final_mask"])
+            for name in self._beside:
+                rollout.write_last(t, envs, name, info[f"final_{name}"])
         final_info = info.get("final_info", {})
         episodes = [
             Episode(float(np.mean(self._returns[i])), int(self._lengths[i]), final_info.get(int(i), {})) for i in envs
@@ -153,9 +166,6 @@ class Actor:
             rows = torch.as_tensor(envs, device=self.device)
             tree_map(lambda leaf: leaf.index_fill_(0, rows, 0.0), self._hidden)
         return episodes
-
-    def _shown(self) -> dict[str, Tree]:
-        return {"obs": self._obs} if self._mask is None else {"obs": self._obs, "mask": self._mask}
 
     def _storage(self, steps: int, old: Rollout | None = None) -> Rollout:
         """Room for so many steps, with the rows of `old` in front."""
@@ -211,8 +221,7 @@ class Actor:
         if "env" not in state:
             return []
         self._start(0)
-        self._obs, info = self.env.load_state_dict(state["env"])
-        self._mask = info.get("action_mask")
+        self._see(*self.env.load_state_dict(state["env"]))
         if state["hidden"] is not None:
             self._hidden = tree_map(lambda leaf: leaf.to(self.device), state["hidden"])
         self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])

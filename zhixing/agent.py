@@ -40,7 +40,7 @@ class Agent:
         elif len(tree_leaves(self._hidden)[0]) != num:
             raise UserError(f"the agent remembers another number of episodes than these {num}; call reset() first")
         if mask is not None:
-            mask = torch.as_tensor(np.asarray(mask, bool).reshape(num, -1))
+            mask = torch.as_tensor(np.asarray(mask, bool).reshape(num, *self.spaces.agents, -1))
         phase = Phase.COLLECT if explore else Phase.EVAL
         # as after training: what exploration is left at the end
         decision = self.policy.act(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from zhixing.batch import Batch
 from zhixing.config import RunConfig
+from zhixing.errors import UserError
 from zhixing.ops.optim import Optimizer
 from zhixing.ops.seeding import stream
 from zhixing.policy import Policy
@@ -37,10 +38,15 @@ class Learner(ABC):
 
     settings: ClassVar[type[RunConfig]]
     metrics: ClassVar[tuple[str, ...]]
+    many_agents: ClassVar[bool] = False  # for tasks of several agents, and only for these
     further_buffers: ClassVar[dict[str, Literal["uniform", "reservoir"]]] = {}  # by name, with their samplers
     policy: Policy
 
     def __init__(self, cfg: RunConfig, spaces: Spaces, device: torch.device | str = "cpu") -> None:
+        if self.many_agents != bool(spaces.agents):
+            kinds = ("one agent", "ppo and dqn"), ("many agents", "mappo and qmix")
+            mine, other = kinds[self.many_agents][0], kinds[not self.many_agents]
+            raise UserError(f"{cfg.algorithm} is for tasks of {mine}; for {other[0]} there are {other[1]}, for example")
         self.spaces, self.device = spaces, torch.device(device)
         # draws everything random in updates: order of minibatches, noise
         self.rng = torch.Generator(self.device).manual_seed(stream(cfg.seed, "learner"))

@@ -54,12 +54,12 @@ class Policy(nn.Module, ABC):
         space = self.spaces.action
         if isinstance(space, (Discrete, MultiDiscrete)):
             sizes = [int(space.n)] if isinstance(space, Discrete) else [int(n) for n in space.nvec.reshape(-1)]
-            chance = torch.rand((num, sum(sizes)), generator=rng, device=rng.device)
+            chance = torch.rand((num, *self.spaces.agents, sum(sizes)), generator=rng, device=rng.device)
             if mask is not None:
                 chance = chance.masked_fill(~mask, -1.0)
             choices = [part.argmax(-1) for part in chance.split(sizes, -1)]
             return choices[0] if isinstance(space, Discrete) else torch.stack(choices, -1)
-        return torch.rand((num, *space.shape), generator=rng, device=rng.device) * 2 - 1  # type: ignore[misc]
+        return torch.rand((num, *self.spaces.agents, *space.shape), generator=rng, device=rng.device) * 2 - 1  # type: ignore[misc]
 
 
 class ActorCriticPolicy(Policy):

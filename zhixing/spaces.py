@@ -33,15 +33,18 @@ def space_fields(space: gym.Space[Any]) -> Tree:
 
 @dataclass(frozen=True)
 class Spaces:
-    """The spaces of one environment of a vector, as one agent sees it.
+    """The spaces of one environment of a vector, as one agent sees it; agents have equal ones.
 
-    `mask` is the number of discrete actions when the task tells which of them are allowed at each step, else None.
+    What a task may show beside observations: `mask` is the number of discrete actions when it tells which of them are
+    allowed at each step; `state` the size of a global state; `alive` is true when agents may leave before the end.
     """
 
     obs: gym.Space[Any]
     action: gym.Space[Any]
     num_agents: int = 1
     mask: int | None = None
+    state: int | None = None
+    alive: bool = False
 
     @property
     def agents(self) -> tuple[int, ...]:
@@ -82,8 +85,17 @@ class Spaces:
             "terminated": flag,
             "truncated": flag,
         }
+        return fields | self.beside()
+
+    def beside(self) -> dict[str, Field]:
+        """What is shown beside observations."""
+        fields = {}
         if self.mask is not None:
             fields["mask"] = Field((*self.agents, self.mask), np.dtype(bool))
+        if self.state is not None:
+            fields["state"] = Field((self.state,), np.dtype(np.float32))
+        if self.alive:
+            fields["alive"] = Field(self.agents, np.dtype(bool))
         return fields
 
     def to_env(self, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

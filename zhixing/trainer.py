@@ -142,6 +142,11 @@ class Loop:
         """Mean `ret` or `length` of the last hundred training episodes; NaN before the first has ended."""
         return float(np.mean([getattr(e, what) for e in self.recent])) if self.recent else math.nan
 
+    def recent_told(self, name: str) -> float:
+        """The same of a number that the task tells at the ends of episodes."""
+        told = [episode.info[name] for episode in self.recent if name in episode.info]
+        return float(np.mean(told)) if told else math.nan
+
     @property
     def buffers(self) -> dict[str, Buffer]:
         return ({} if self.buffer is None else {"replay": self.buffer}) | self.further

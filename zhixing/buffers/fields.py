@@ -16,7 +16,7 @@ from zhixing.tree import Field, Tree, tree_leaves, tree_map
 Array = np.ndarray[Any, Any]
 
 # fields whose value after the step is wanted too; storage keeps it as the next row, not a second time
-SUCCESSORS = {"obs": "next_obs", "mask": "next_mask", "state": "next_state"}
+SUCCESSORS = {"obs": "next_obs", "mask": "next_mask", "state": "next_state", "alive": "next_alive"}
 REQUIRED = ("obs", "reward", "terminated", "truncated")
 
 

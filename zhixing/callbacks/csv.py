@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from zhixing.actor import told_as
 from zhixing.callbacks.base import Callback, is_due
 
 if TYPE_CHECKING:
@@ -17,18 +18,6 @@ if TYPE_CHECKING:
 
     from zhixing.actor import Evaluation
     from zhixing.trainer import Loop
-
-COLUMNS = (
-    "env_steps",
-    "updates",
-    "episodes",
-    "seconds",
-    "steps_per_second",
-    "return_mean",
-    "length_mean",
-    "eval_return_mean",
-)
-
 
 class Csv(Callback):
     def __init__(self, path: Path) -> None:
@@ -50,7 +39,7 @@ class Csv(Callback):
 
     def train_begin(self, loop: Loop) -> None:
         if self.offset == 0:
-            self._write([*COLUMNS, *loop.learner.metrics])
+            self._write([*row_of(loop)])
 
     def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
         self.eval_return = evaluation.mean_return
@@ -101,6 +90,8 @@ def row_of(loop: Loop) -> dict[str, float]:
         "length_mean": loop.recent_mean("length"),
         "eval_return_mean": math.nan,
     }
-    return counts | {
+    told = {told_as(name): loop.recent_told(name) for name in loop.actor.env.tells}
+    metrics = {
         name: float(loop.metrics[name]) if name in loop.metrics else math.nan for name in loop.learner.metrics
     }
+    return counts | told | metrics

@@ -17,7 +17,10 @@ ALIGNMENT = 64  # bytes of a cache line
 
 @dataclass
 class Arrays:
-    """One row per environment; `final_*` hold the last observation and mask of the episodes that just ended."""
+    """One row per environment; `final_*` hold what the episodes that just ended showed last.
+
+    `beside` is what a task shows beside observations, by name: mask, state, alive.
+    """
 
     obs: Tree
     final_obs: Tree
@@ -25,12 +28,12 @@ class Arrays:
     reward: Array
     terminated: Array
     truncated: Array
-    mask: Array | None
-    final_mask: Array | None
+    beside: dict[str, Array]
+    final_beside: dict[str, Array]
 
     def rows(self, index: Any) -> Arrays:
         """Some of the rows: views of a slice, copies of a list."""
-        chosen: dict[str, Any] = {name: _map(lambda leaf: leaf[index], tree) for name, tree in vars(self).items()}
+        chosen: dict[str, Any] = {name: tree_map(lambda leaf: leaf[index], tree) for name, tree in vars(self).items()}
         return Arrays(**chosen)
 
 
@@ -49,7 +52,7 @@ def allocate(spaces: Spaces, num: int, memory: mmap.mmap | None = None) -> Array
         return array
 
     fields = spaces.fields()
-    mask = fields.get("mask")
+    beside = spaces.beside()
     return Arrays(
         obs=tree_map(take, fields["obs"]),
         final_obs=tree_map(take, fields["obs"]),
@@ -58,20 +61,16 @@ def allocate(spaces: Spaces, num: int, memory: mmap.mmap | None = None) -> Array
         reward=take(fields["reward"]),
         terminated=take(fields["terminated"]),
         truncated=take(fields["truncated"]),
-        mask=None if mask is None else take(mask),
-        final_mask=None if mask is None else take(mask),
+        beside={name: take(field) for name, field in beside.items()},
+        final_beside={name: take(field) for name, field in beside.items()},
     )
 
 
 def shared_bytes(spaces: Spaces, num: int) -> int:
     """How much memory `allocate` needs."""
     arrays = vars(allocate(spaces, num)).values()
-    return sum(_aligned(leaf.nbytes) for tree in arrays if tree is not None for leaf in tree_leaves(tree))
+    return sum(_aligned(leaf.nbytes) for tree in arrays for leaf in tree_leaves(tree))
 
 
 def _aligned(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
-
-
-def _map(function: Any, value: Tree | None) -> Tree | None:
-    return None if value is None else tree_map(function, value)

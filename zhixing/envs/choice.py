@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Discrete
 
-from zhixing.envs.arrays import allocate
+from zhixing.envs.arrays import Array, allocate
 from zhixing.envs.layout import Layout, describe
 from zhixing.envs.serial import Factory, name_of
 from zhixing.envs.slots import Slots
@@ -41,8 +42,7 @@ def probe(factory: Factory) -> Probe:
         action.seed(0)
         wall, cpu = [time.perf_counter()], [time.process_time()]
         while len(wall) < 4 or wall[-1] - wall[0] < PROBE_SECONDS:
-            mask = None if arrays.mask is None or not isinstance(action, Discrete) else arrays.mask[0].astype(np.int8)
-            arrays.action[0] = action.sample() if mask is None else action.sample(mask)
+            arrays.action[0] = _random(action, arrays.beside.get("mask"), layout.spaces.num_agents)
             slots.step()
             wall.append(time.perf_counter())
             cpu.append(time.process_time())
@@ -51,6 +51,16 @@ def probe(factory: Factory) -> Probe:
         return Probe(layout, step_seconds, waits=cpu_seconds < 0.5 * step_seconds)
     finally:
         env.close()
+
+
+def _random(space: gym.Space[Any], mask: Array | None, num_agents: int) -> Any:
+    """Any allowed action; of many agents one each."""
+    if mask is None or not isinstance(space, Discrete):
+        actions = [space.sample() for _ in range(num_agents)]
+    else:
+        rows = mask.reshape(num_agents, -1).astype(np.int8)
+        actions = [space.sample(row) for row in rows]
+    return actions[0] if num_agents == 1 else np.array(actions)
 
 
 def cpu_count() -> int:

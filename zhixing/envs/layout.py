@@ -14,7 +14,8 @@ from zhixing.errors import EnvCrashError, UserError
 from zhixing.spaces import Spaces, space_fields
 from zhixing.tree import tree_leaves
 
-MASK = "action_mask"
+BESIDE = {"mask": "action_mask", "state": "state", "alive": "alive"}  # fields of a step to where `info` has them
+MASK = BESIDE["mask"]
 Path = tuple[Any, ...]  # keys that lead from an observation to one of its arrays
 
 
@@ -23,6 +24,7 @@ class Layout:
     spaces: Spaces
     paths: tuple[Path, ...]  # one per leaf of `spaces.obs`, in the order of `tree_leaves`
     mask_in_obs: bool  # else in info, where there is a mask at all
+    tells: tuple[str, ...] = ()  # numbers of the last info that are worth a log
 
 
 def describe(env: gym.Env[Any, Any], name: str) -> Layout:
@@ -42,13 +44,22 @@ def describe(env: gym.Env[Any, Any], name: str) -> Layout:
     if isinstance(env.action_space, (Dict, Tuple)):
         raise UserError(f"{name} has the action space {env.action_space}; wrap the task so that it takes one array")
     space_fields(env.action_space)
+    num_agents = int(getattr(env, "num_agents", 1))
+    agents = () if num_agents == 1 else (num_agents,)
     for field, where in zip(tree_leaves(space_fields(space)), paths, strict=True):
         found = np.shape(follow(obs, where))
-        if found != field.shape:
+        if found != agents + field.shape:
             part = f" at {'.'.join(map(str, where))}" if where else ""
-            raise UserError(f"{name} gives observations of shape {found}{part}, its space says {field.shape}")
-    mask = obs[MASK] if mask_in_obs else info.get(MASK)
-    return Layout(Spaces(space, env.action_space, mask=_mask_size(mask, env.action_space, name)), paths, mask_in_obs)
+            raise UserError(f"{name} gives observations of shape {found}{part}, its space says {agents + field.shape}")
+    spaces = Spaces(
+        space,
+        env.action_space,
+        num_agents,
+        mask=_mask_size(obs[MASK] if mask_in_obs else info.get(MASK), env.action_space, agents, name),
+        state=_state_size(info, agents, name),
+        alive=bool(agents) and "alive" in info,
+    )
+    return Layout(spaces, paths, mask_in_obs, tuple(env.metadata.get("tells", ())))
 
 
 def follow(obs: Any, path: Path) -> Any:
@@ -67,7 +78,17 @@ def _without_tuples(space: gym.Space[Any], path: Path) -> tuple[gym.Space[Any], 
     return plain, tuple(where for key in plain.spaces for where in parts[key][1])  # Dict sorts its keys
 
 
-def _mask_size(mask: Any, space: gym.Space[Any], name: str) -> int | None:
+def _state_size(info: dict[str, Any], agents: tuple[int, ...], name: str) -> int | None:
+    """Only tasks of many agents have a state apart: to one agent all that there is are its observations."""
+    if not agents or "state" not in info:
+        return None
+    found = np.shape(info["state"])
+    if len(found) != 1:
+        raise UserError(f"{name} gives a global state of shape {found}; it must be one flat array")
+    return found[0]
+
+
+def _mask_size(mask: Any, space: gym.Space[Any], agents: tuple[int, ...], name: str) -> int | None:
     if mask is None:
         return None
     found = np.shape(mask)
@@ -77,6 +98,6 @@ def _mask_size(mask: Any, space: gym.Space[Any], name: str) -> int | None:
         wanted = int(space.nvec.sum())
     else:
         raise UserError(f"{name} gives an action mask, but its action space {space} isn't discrete")
-    if found != (wanted,):
-        raise UserError(f"{name} gives action masks of shape {found}, its {wanted} actions need ({wanted},)")
+    if found != (*agents, wanted):
+        raise UserError(f"{name} gives action masks of shape {found}, its {wanted} actions need {(*agents, wanted)}")
     return wanted

@@ -20,7 +20,8 @@ from zhixing.tree import Tree
 class NativeTask(Protocol):
     """What a native task gives: `step` as `VectorEnv.step` describes it, with same-step autoreset.
 
-    It is made with the number of environments and its options; `options` names those that it takes.
+    It is made with the number of environments and its options; `options` names those that it takes. It may have
+    `tells`, the names of numbers in `final_info` that are worth a log.
     """
 
     options: ClassVar[frozenset[str]]
@@ -122,6 +123,7 @@ class NativeVectorEnv(VectorEnv):
             raise UserError(f"native {name} has no option {', '.join(refused)}; use backend serial or process")
         make: Callable[..., NativeTask] = NATIVE[name]
         self.task = make(num, **options)
+        self.tells = getattr(self.task, "tells", ())
         super().__init__(name, self.task.spaces, num, "native", 1)
         self.closed = False
         self._sent: Result | None = None

@@ -48,6 +48,7 @@ class ProcessVectorEnv(VectorEnv):
             raise UserError(f"the number of workers is {workers}; it must be from 1 to the {num} environments")
         name = name_of(factory)
         layout = layout or layout_of(factory)
+        self.tells = layout.tells
         super().__init__(name, layout.spaces, num, "process", workers)
         size = shared_bytes(layout.spaces, num)
         bounds = np.linspace(0, num, workers + 1).astype(int).tolist()

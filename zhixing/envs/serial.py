@@ -21,6 +21,7 @@ class SerialVectorEnv(VectorEnv):
     def __init__(self, factory: Factory, num: int, layout: Layout | None = None) -> None:
         name = name_of(factory)
         layout = layout or layout_of(factory)
+        self.tells = layout.tells
         super().__init__(name, layout.spaces, num, "serial", 1)
         self.arrays = allocate(layout.spaces, num)
         self.slots = Slots([factory] * num, layout, self.arrays, 0, name)

@@ -12,7 +12,7 @@ import numpy as np
 
 from zhixing.envs.arrays import Arrays
 from zhixing.envs.gymnasium_tasks import missing_extra
-from zhixing.envs.layout import MASK, Layout, follow
+from zhixing.envs.layout import BESIDE, MASK, Layout, follow
 from zhixing.errors import EnvCrashError, UserError
 from zhixing.tree import Tree, tree_leaves, tree_map
 
@@ -29,7 +29,7 @@ class Slot:
     def __init__(self, env: gym.Env[Any, Any], layout: Layout, arrays: Arrays, row: int, index: int, name: str) -> None:
         self.env, self.arrays, self.row, self.index, self.name = env, arrays, row, index, name
         self.layout = layout
-        self.discrete = isinstance(layout.spaces.action, gym.spaces.Discrete)
+        self.discrete = isinstance(layout.spaces.action, gym.spaces.Discrete) and not layout.spaces.agents
         self.leaves, self.final_leaves = tree_leaves(arrays.obs), tree_leaves(arrays.final_obs)
         self.single = layout.paths == ((),)  # the observation is one array: no keys to follow
         self.has_state = hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
@@ -82,15 +82,17 @@ class Slot:
         else:
             for leaf, path in zip(self.leaves, self.layout.paths, strict=True):
                 leaf[row] = follow(obs, path)
-        if self.arrays.mask is not None:
-            self.arrays.mask[row] = obs[MASK] if self.layout.mask_in_obs else info[MASK]
+        for name, array in self.arrays.beside.items():
+            array[row] = obs[MASK] if name == "mask" and self.layout.mask_in_obs else info[BESIDE[name]]
 
     def _write_final(self, obs: Any, info: State) -> None:
         for leaf, path in zip(self.final_leaves, self.layout.paths, strict=True):
             leaf[self.row] = follow(obs, path)
-        if self.arrays.final_mask is not None:
-            # many tasks give no mask once the episode is over: nothing is forbidden then
-            self.arrays.final_mask[self.row] = obs[MASK] if self.layout.mask_in_obs else info.get(MASK, True)
+        for name, array in self.arrays.final_beside.items():
+            if name == "mask" and self.layout.mask_in_obs:
+                array[self.row] = obs[MASK]
+            else:  # many tasks give no mask once the episode is over: nothing is forbidden then
+                array[self.row] = info.get(MASK, True) if name == "mask" else info[BESIDE[name]]
 
     def state(self) -> State:
         if not self.origin:
@@ -98,7 +100,7 @@ class Slot:
         here = self.arrays.rows(self.row)
         state: State = {
             "obs": tree_map(np.copy, here.obs),
-            "mask": None if here.mask is None else here.mask.copy(),
+            "beside": {name: array.copy() for name, array in here.beside.items()},
             "seed": self.seed,
             "origin": dict(self.origin),
             "actions": np.array(self.log, here.action.dtype).reshape(-1, *here.action.shape),
@@ -119,8 +121,8 @@ class Slot:
             self.log = [self._own(action) for action in state["actions"]]
             for leaf, saved in zip(self.leaves, tree_leaves(state["obs"]), strict=True):
                 leaf[self.row] = saved
-            if self.arrays.mask is not None:
-                self.arrays.mask[self.row] = state["mask"]
+            for name, array in self.arrays.beside.items():
+                array[self.row] = state["beside"][name]
             return True
         _set_rng(self.env, state.get("rng"))
         self.reset(None, None)

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from zhixing.envs.arrays import Array, Arrays
+from zhixing.envs.layout import BESIDE
 from zhixing.envs.slots import Numbers, State, task_seed
 from zhixing.errors import UserError
 from zhixing.spaces import Spaces
@@ -25,8 +26,14 @@ class VectorEnv(gym.vector.VectorEnv[Any, Any, Any], ABC):
 
     Where an episode ended, `obs` is already the first observation of the next one. Then `info` has `final_obs` (like
     `obs`; the rows that ended hold the true last observation) and `final_info` ({index: numbers of the last info}).
-    Tasks with masks give `info["action_mask"]` [N, n] always, and `final_mask` beside `final_obs`.
+    What a task shows beside observations is in `info` always: `action_mask` [N, n], `state` [N, S], `alive` [N, A];
+    and beside `final_obs` as `final_mask`, `final_state`, `final_alive`.
+
+    Of many agents, observations are [N, A, ...], actions [N, A] or [N, A, k], rewards [N, A], masks [N, A, n].
+    `tells` names the numbers in `final_info` that are worth a log.
     """
+
+    tells: tuple[str, ...] = ()
 
     closed = True  # until there is something to close: a constructor may fail half way
 
@@ -90,7 +97,7 @@ class VectorEnv(gym.vector.VectorEnv[Any, Any, Any], ABC):
 
 def shown(arrays: Arrays) -> tuple[Tree, Info]:
     """What a reset returns."""
-    return arrays.obs, {} if arrays.mask is None else {"action_mask": arrays.mask}
+    return arrays.obs, {BESIDE[name]: array for name, array in arrays.beside.items()}
 
 
 def result(arrays: Arrays, ended: dict[int, Numbers]) -> Result:
@@ -98,8 +105,7 @@ def result(arrays: Arrays, ended: dict[int, Numbers]) -> Result:
     obs, info = shown(arrays)
     if ended:
         info["final_obs"], info["final_info"] = arrays.final_obs, ended
-        if arrays.final_mask is not None:
-            info["final_mask"] = arrays.final_mask
+        info.update({f"final_{name}": array for name, array in arrays.final_beside.items()})
     return obs, arrays.reward, arrays.terminated, arrays.truncated, info
 
 

@@ -12,8 +12,22 @@ from zhixing.envs.toy.base import ToyEnv
 from zhixing.envs.toy.goals import BitFlip
 from zhixing.envs.toy.memory import CartPoleNoVelocity, Recall
 from zhixing.envs.toy.simple import Match, Reach
+from zhixing.envs.toy.team import TeamMatch, TeamReach, TwoStep
 
-__all__ = ["BitFlip", "CartPoleNoVelocity", "Match", "Reach", "Recall", "ToyEnv", "knows", "make", "names"]
+__all__ = [
+    "BitFlip",
+    "CartPoleNoVelocity",
+    "Match",
+    "Reach",
+    "Recall",
+    "TeamMatch",
+    "TeamReach",
+    "ToyEnv",
+    "TwoStep",
+    "knows",
+    "make",
+    "names",
+]
 
 BIT_FLIP = re.compile(r"toy/bit-flip-([1-9]\d*)")  # with any number of bits
 TASKS: dict[str, Callable[..., ToyEnv]] = {
@@ -22,6 +36,9 @@ TASKS: dict[str, Callable[..., ToyEnv]] = {
     "toy/bit-flip-15": partial(BitFlip, 15),
     "toy/recall": Recall,
     "toy/cartpole-no-velocity": CartPoleNoVelocity,
+    "toy/two-step": TwoStep,
+    "toy/team-match": TeamMatch,
+    "toy/team-reach": TeamReach,
 }
 
 

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-Step = tuple[Any, float, bool, bool, dict[str, Any]]
+Step = tuple[Any, Any, bool, bool, dict[str, Any]]
 PIXELS = 64  # side of a picture
 
 
@@ -29,8 +29,8 @@ class ToyEnv(gym.Env[Any, Any]):
         """Values at the start of an episode."""
 
     @abstractmethod
-    def act(self, action: Any) -> tuple[float, bool]:
-        """Change the values, give the reward and whether the episode terminates."""
+    def act(self, action: Any) -> tuple[Any, bool]:
+        """Change the values, give the reward (of several agents one each) and whether the episode terminates."""
 
     @abstractmethod
     def observe(self) -> Any: ...
