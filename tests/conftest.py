@@ -23,11 +23,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("algorithm", zx.algorithms.names())
 
 
+def many_agents(algorithm: str) -> bool:
+    return zx.algorithms.get(algorithm).many_agents
+
+
+def toy_task(algorithm: str, discrete: bool = True) -> str:
+    """A small task for one agent or many."""
+    names = ("toy/team-match", "toy/team-reach") if many_agents(algorithm) else ("toy/match", "toy/reach")
+    return names[not discrete]
+
+
 def takes_discrete(algorithm: str) -> bool:
     """Whether an algorithm takes discrete actions; the others take continuous ones."""
-    env = zx.envs.make_vector("toy/match", 1, backend="serial")
+    task = toy_task(algorithm)
+    env = zx.envs.make_vector(task, 1, backend="serial")
     try:
-        zx.algorithms.get(algorithm).make(zx.config.load(algorithm=algorithm, env="toy/match"), env.spaces)
+        zx.algorithms.get(algorithm).make(zx.config.load(algorithm=algorithm, env=task), env.spaces)
     except UserError:
         return False
     finally:
@@ -42,7 +53,11 @@ def small(request: pytest.FixtureRequest) -> Callable[..., RunConfig]:
 
     def make(algorithm: str, env: str | None = None, **settings: Any) -> RunConfig:
         if env is None:
-            env = "CartPole-v1" if takes_discrete(algorithm) else "Pendulum-v1"
+            discrete = takes_discrete(algorithm)
+            if many_agents(algorithm):
+                env = toy_task(algorithm, discrete)
+            else:
+                env = "CartPole-v1" if discrete else "Pendulum-v1"
         scheme = zx.algorithms.get(algorithm).settings.scheme
         short: dict[str, Any] = {
             "env_steps": 600 * scale,

@@ -8,14 +8,20 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
+from zhixing.tree import tree_map
+
 
 class Known(gym.Env):
-    """A row of states, one reward of 1 per step, whatever is done. It ends after `length` steps."""
+    """A row of states, one reward of 1 per step, whatever is done. It ends after `length` steps.
+
+    With several `agents` all see and earn the same.
+    """
 
     length = 5
     terminates = False
 
-    def __init__(self, continuous: bool = False) -> None:
+    def __init__(self, continuous: bool = False, agents: int = 1) -> None:
+        self.num_agents = agents
         self.observation_space = Box(0.0, 1.0, (self.length,), np.float32)
         self.action_space = Box(-1.0, 1.0, (1,), np.float32) if continuous else Discrete(2)
         self.t = 0
@@ -23,12 +29,16 @@ class Known(gym.Env):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         self.t = 0
-        return self._obs(), {}
+        return self._all(self._obs()), {}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
         self.t += 1
         ended = self.t == self.length
-        return self._obs(), 1.0, ended and self.terminates, ended and not self.terminates, {}
+        terminated, truncated = ended and self.terminates, ended and not self.terminates
+        return self._all(self._obs()), self._all(np.float32(1.0)), terminated, truncated, {}
+
+    def _all(self, value: Any) -> Any:
+        return value if self.num_agents == 1 else np.stack([value] * self.num_agents)
 
     def _obs(self) -> np.ndarray:
         return np.ones(self.length, np.float32)
@@ -48,10 +58,13 @@ class Dies(Known):
 
 
 class Many(gym.Env):
-    """A dict of everything that can be observed; the right answer is in it. `kind` is the kind of action."""
+    """A dict of everything that can be observed; the right answer is in it. `kind` is the kind of action.
 
-    def __init__(self, kind: str = "discrete") -> None:
-        self.kind = kind
+    Several `agents` have cues of their own, which the state holds, and share their reward.
+    """
+
+    def __init__(self, kind: str = "discrete", agents: int = 1) -> None:
+        self.kind, self.num_agents = kind, agents
         self.observation_space = Dict(
             {
                 "cue": Discrete(3),
@@ -66,53 +79,83 @@ class Many(gym.Env):
         }
         self.action_space = spaces[kind]
 
-    def _obs(self) -> dict[str, Any]:
+    def _one(self) -> dict[str, Any]:
         r = self.np_random
-        self.cue = int(r.integers(3))
-        picture = np.full((12, 12, 1), 80 * self.cue, np.uint8)
+        cue = int(r.integers(3))
+        picture = np.full((12, 12, 1), 80 * cue, np.uint8)
         bits = np.array([r.integers(2), r.integers(3)])
-        return {"cue": self.cue, "noise": r.normal(size=2).clip(-5, 5), "more": {"picture": picture, "bits": bits}}
+        return {"cue": cue, "noise": r.normal(size=2).clip(-5, 5), "more": {"picture": picture, "bits": bits}}
+
+    def _see(self) -> tuple[dict, dict]:
+        seen = [self._one() for _ in range(self.num_agents)]
+        self.cues = [one["cue"] for one in seen]
+        if self.num_agents == 1:
+            return seen[0], {}
+        obs = tree_map(lambda *leaves: np.stack(leaves), *seen)
+        return obs, {"state": np.eye(3, dtype=np.float32)[self.cues].reshape(-1)}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
         super().reset(seed=seed)
         self.t = 0
-        return self._obs(), {}
+        return self._see()
 
-    def step(self, action: Any) -> tuple[dict, float, bool, bool, dict]:
+    def _pays(self, action: Any, cue: int) -> float:
         assert self.action_space.contains(action if self.kind != "discrete" else int(action)), action
         if self.kind == "discrete":
-            reward = float(int(action) - 1 == self.cue)
-        elif self.kind == "multi":
-            reward = float(int(action[0]) == self.cue and int(action[1]) == 0)
-        else:
-            reward = -abs(float(action[0]) - (self.cue - 1))
+            return float(int(action) - 1 == cue)
+        if self.kind == "multi":
+            return float(int(action[0]) == cue and int(action[1]) == 0)
+        return -abs(float(action[0]) - (cue - 1))
+
+    def step(self, action: Any) -> tuple[dict, Any, bool, bool, dict]:
+        actions = [action] if self.num_agents == 1 else action
+        reward = float(np.mean([self._pays(a, cue) for a, cue in zip(actions, self.cues, strict=True)]))
         self.t += 1
-        return self._obs(), reward, False, self.t == 8, {"solved": reward > 0.9}
+        obs, info = self._see()
+        told = {**info, "solved": reward > 0.9}
+        return obs, reward if self.num_agents == 1 else [reward] * self.num_agents, False, self.t == 8, told
 
 
 class Masked(gym.Env):
-    """Two of four actions are forbidden at each step; a forbidden one raises. The higher of the others pays."""
+    """Two of four actions are forbidden at each step; a forbidden one raises. The higher of the others pays.
+
+    Of several `agents` the last leaves after five steps: it may only do nothing (action 0) then, and earns nothing.
+    """
 
     observation_space = Box(0.0, 1.0, (4,), np.float32)
     action_space = Discrete(4)
 
+    def __init__(self, agents: int = 1) -> None:
+        self.num_agents = agents
+
     def _see(self) -> tuple[np.ndarray, dict]:
-        self.mask = np.zeros(4, np.int8)
-        self.mask[self.np_random.permutation(4)[:2]] = 1
-        return self.mask.astype(np.float32), {"action_mask": self.mask}
+        self.mask = np.zeros((self.num_agents, 4), np.int8)
+        for row in self.mask:
+            row[self.np_random.permutation(4)[:2]] = 1
+        if self.num_agents == 1:
+            return self.mask[0].astype(np.float32), {"action_mask": self.mask[0]}
+        self.alive = np.ones(self.num_agents, bool)
+        if self.t >= 5:
+            self.alive[-1] = False
+            self.mask[-1] = [1, 0, 0, 0]
+        return self.mask.astype(np.float32) * self.alive[:, None], {"action_mask": self.mask, "alive": self.alive}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         self.t = 0
         return self._see()
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        if not self.mask[int(action)]:
-            raise RuntimeError(f"action {action} is forbidden, the mask is {self.mask}")
-        reward = float(int(action) == int(np.flatnonzero(self.mask).max()))
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
+        rewards = []
+        for a, mask in zip(np.atleast_1d(action), self.mask, strict=True):
+            if not mask[int(a)]:
+                raise RuntimeError(f"action {a} is forbidden, the mask is {mask}")
+            rewards.append(float(int(a) == int(np.flatnonzero(mask).max())))
+        if self.num_agents > 1:
+            rewards = list(np.array(rewards) * self.alive)
         self.t += 1
         obs, info = self._see()
-        return obs, reward, False, self.t == 10, info
+        return obs, rewards[0] if self.num_agents == 1 else rewards, False, self.t == 10, info
 
 
 class Raises(Known):

@@ -66,8 +66,8 @@ class Learner(ABC):
         return {}
 
     @property
-    def reads(self) -> str:
-        """What a sample of the replay shows: single `transitions`, or `sequences` for networks with memory."""
+    def reads(self) -> Literal["transitions", "sequences", "episodes"]:
+        """What a sample of the replay shows: `sequences` are for networks with memory."""
         return "transitions"
 
     @abstractmethod

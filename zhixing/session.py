@@ -21,7 +21,7 @@ import torch
 
 from zhixing import algorithms, config, envs
 from zhixing.actor import Actor, Evaluation
-from zhixing.buffers import Buffer, Hindsight, NStep, Prioritized, Reservoir, Sequence, Uniform, View
+from zhixing.buffers import Buffer, Episode, Hindsight, NStep, Prioritized, Reservoir, Sequence, Uniform, View
 from zhixing.callbacks import Callback, Checkpoint, Csv, Evaluate, Progress, StopOnNonFinite, TensorBoard
 from zhixing.checkpoint import RunFolder, fitting
 from zhixing.config import OffPolicyConfig, RunConfig
@@ -100,6 +100,7 @@ class Session:
         views: dict[str, View] = {
             "transitions": NStep(replay.n_step, cfg.gamma),
             "sequences": Sequence(replay.sequence_length, replay.burn_in),
+            "episodes": Episode(),
         }
         share, task = replay.hindsight * replay.hindsight_ratio, cfg.env.name
         relabel = Hindsight.of_task(envs.make(task, **cfg.env.options), task, share) if share else None

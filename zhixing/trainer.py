@@ -209,6 +209,8 @@ def off_policy(loop: Loop) -> None:
                 learner.observe(experience.batch.to(learner.device))
             metrics: Mapping[str, Tensor] = {}
             due = int(cfg.updates_per_step * max(0, loop.env_steps - cfg.warmup_steps) + 1e-9) - loop.updates
+            if not buffer.ready and not buffer.full:  # full and yet nothing to sample is an error, which `sample` tells
+                due = 0
             for _ in range(due):
                 batch = buffer.sample(cfg.batch_size, loop.rng)
                 others = {name: other.sample(cfg.batch_size, loop.rng) for name, other in loop.further.items()}

@@ -9,7 +9,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,7 +104,7 @@ class ValueLearner(Learner):
         return self.policy.net(obs)[0].amax(-1)  # type: ignore[operator]
 
     @property
-    def reads(self) -> str:
+    def reads(self) -> Literal["transitions", "sequences"]:
         return "sequences" if self.net.recurrent else "transitions"
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from conftest import differing, metrics_rows, takes_discrete
+from conftest import differing, many_agents, metrics_rows, takes_discrete, toy_task
 
 import zhixing as zx
 from zhixing.tree import tree_map
@@ -31,7 +31,8 @@ ABILITIES = {
 }
 # what the design promises, whatever else is refused
 PROMISED = {
-    name: {"dict, discrete", "masks", "gru", "lstm"} for name in ("ppo", "a2c", "dqn", "double_dqn", "dueling_dqn")
+    name: {"dict, discrete", "masks", "gru", "lstm"}
+    for name in ("ppo", "a2c", "dqn", "double_dqn", "dueling_dqn", "qmix")
 }
 
 
@@ -50,7 +51,9 @@ def test_an_ability_is_had_throughout_or_refused_by_name(
 ) -> None:
     task, settings, words = ABILITIES[ability]
     if task is None:
-        task = "toy/match" if takes_discrete(algorithm) else "toy/reach"
+        task = toy_task(algorithm, takes_discrete(algorithm))
+    elif many_agents(algorithm):
+        settings = {**settings, "env__agents": 2}
     model = zx.algorithms.get(algorithm).settings
     short = {"env_steps": 128, "log_every_steps": 20, "eval_every_steps": 0, "threads": 1, "vector__backend": "serial"}
     if model.scheme == "off_policy":
@@ -81,7 +84,8 @@ def test_an_ability_is_had_throughout_or_refused_by_name(
     agent.reset()
     mask = None if "action_mask" not in info else info["action_mask"][0]
     alone = np.asarray(agent.act(tree_map(lambda leaf: leaf[0], obs), mask))
-    assert env.spaces.action.contains(alone.astype(env.spaces.action.dtype))
+    for one in alone if env.spaces.agents else [alone]:
+        assert env.spaces.action.contains(one.astype(env.spaces.action.dtype))
     env.close()
 
     with pytest.raises(KeyboardInterrupt):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import takes_discrete
+from conftest import many_agents, takes_discrete
 
 import zhixing as zx
 
@@ -43,8 +43,13 @@ def test_value_estimates_meet_the_exact_values(algorithm: str, task: str, small:
         settings["sync_every_updates"] = 10
     if "temperature" in fields:
         settings["temperature"] = 1e-6  # else the values hold a bonus for entropy
+    if many_agents(algorithm):
+        settings |= {"env__agents": 2, "net__recurrent": "none", "last_action": False, "epochs": 4}
+        settings = {name: value for name, value in settings.items() if "__" in name or name in fields}
     session = zx.Session(small(algorithm, f"tasks:{task}", **settings), tmp_path / "run", quiet=True)
     obs = torch.ones(1, 5) if task == "Forever" else torch.eye(5)
+    if many_agents(algorithm):
+        obs = obs.unsqueeze(1).expand(-1, 2, -1)
     if session.learner.value(obs) is None:
         session.close()
         pytest.skip(f"{algorithm} estimates no values")
@@ -53,4 +58,6 @@ def test_value_estimates_meet_the_exact_values(algorithm: str, task: str, small:
         value = session.learner.value(obs)
     assert value is not None
     exact = torch.tensor([FOREVER] if task == "Forever" else DIES)
+    if value.ndim == 2:  # of each agent
+        exact = exact.unsqueeze(1).expand_as(value)
     assert torch.allclose(value, exact, rtol=0.05), f"{value.tolist()} is not {exact.tolist()}"

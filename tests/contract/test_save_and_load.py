@@ -18,11 +18,15 @@ def test_loaded_agent_acts_as_the_trained_policy(algorithm: str, small: Callable
     session = zx.Session(small(algorithm), tmp_path / "run", quiet=True)
     session.run()
     agent = zx.load(tmp_path / "run")
-    obs = np.stack([session.env.spaces.obs.sample() for _ in range(32)]).clip(-3, 3)
+    spaces = session.env.spaces
+    rows = [[spaces.obs.sample() for _ in range(spaces.num_agents)] for _ in range(32)]
+    obs = np.array(rows).clip(-3, 3).reshape(32, *spaces.agents, -1)
     with torch.no_grad():
         rng = torch.Generator().manual_seed(0)
-        decision = session.learner.policy.act(torch.as_tensor(obs), None, None, zx.Phase.EVAL, rng, 0)
-    expected = session.env.spaces.to_env(decision.action.numpy())
+        decision = session.learner.policy.act(
+            torch.as_tensor(obs), session.learner.policy.initial_hidden(32), None, zx.Phase.EVAL, rng, 0
+        )
+    expected = spaces.to_env(decision.action.numpy())
     assert np.array_equal(agent.act(obs), expected)
     agent.reset()
     assert np.allclose(agent.act(obs[0]), expected[0], atol=1e-5)  # one row may be computed in another order

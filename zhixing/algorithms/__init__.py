@@ -24,6 +24,7 @@ class Algorithm(NamedTuple):
     summary: str
     make: Callable[..., Learner]  # (cfg, spaces, device, net) to a learner: a class, or one with some parts exchanged
     settings: type[RunConfig]
+    many_agents: bool = False  # for tasks of several agents, and only for these
 
 
 _registered: dict[str, Algorithm] = {}
@@ -33,7 +34,8 @@ def register(name: str, summary: str, settings: type[RunConfig] | None = None, *
     """Register a learner under a name. A variant is one more line above its class: other settings, or other parts."""
 
     def add(learner: L) -> L:
-        _registered[name] = Algorithm(name, summary, partial(learner, **parts), settings or learner.settings)
+        make = partial(learner, **parts)
+        _registered[name] = Algorithm(name, summary, make, settings or learner.settings, learner.many_agents)
         return learner
 
     return add
@@ -60,4 +62,5 @@ def _own(name: str) -> Algorithm:
     learner = imported(name)
     if not (isinstance(learner, type) and issubclass(learner, Learner) and hasattr(learner, "settings")):
         raise UserError(f"algorithm {name!r} must be a zhixing.Learner with `settings`")
-    return Algorithm(name, (learner.__doc__ or "").strip().split("\n")[0], learner, learner.settings)
+    summary = (learner.__doc__ or "").strip().split("\n")[0]
+    return Algorithm(name, summary, learner, learner.settings, learner.many_agents)

@@ -63,6 +63,7 @@ class Buffer:
                 )
         self.storage: Storage
         self._priorities: Priorities | None = None
+        self._ready = False
         if isinstance(sampler, Reservoir):
             if not isinstance(view, NStep) or view.n != 1 or frame_stack != 1:
                 raise UserError(
@@ -112,6 +113,17 @@ class Buffer:
             raise UserError(f"ids {numbers} must be different numbers from 0 to {self.num_envs - 1}")
         return columns
 
+    @property
+    def ready(self) -> bool:
+        """Whether there is anything to sample: views of several steps need as many first."""
+        if not self._ready:
+            rows = self.view.candidates(self.storage)
+            if rows is None and isinstance(self.storage, Ring):
+                rows = self.storage.all()
+                rows = rows[self.storage.allowed(rows, self.view.ahead)]
+            self._ready = len(self.storage if rows is None else rows) > 0
+        return self._ready
+
     def sample(self, n: int, rng: np.random.Generator) -> Batch:
         """`n` draws as the view shows them, with `index` [n] for `set_priority` and, prioritized, `weight` [n]."""
         if self._priorities is not None:
@@ -134,6 +146,7 @@ class Buffer:
 
     def clear(self) -> None:
         self.storage.clear()
+        self._ready = False
         if self._priorities is not None:
             self._priorities.clear()
 

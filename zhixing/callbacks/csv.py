@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from zhixing.actor import Evaluation
     from zhixing.trainer import Loop
 
+
 class Csv(Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,7 +92,5 @@ def row_of(loop: Loop) -> dict[str, float]:
         "eval_return_mean": math.nan,
     }
     told = {told_as(name): loop.recent_told(name) for name in loop.actor.env.tells}
-    metrics = {
-        name: float(loop.metrics[name]) if name in loop.metrics else math.nan for name in loop.learner.metrics
-    }
+    metrics = {name: float(loop.metrics[name]) if name in loop.metrics else math.nan for name in loop.learner.metrics}
     return counts | told | metrics

@@ -64,6 +64,10 @@ class Encoder(nn.Module):
         flat = obs.flatten(1).float()
         return flat if self.norm is None else self.norm(flat)
 
+    def part(self, key: str) -> Encoder:
+        """That of one entry of a dict."""
+        return self.parts[_part(key)]  # type: ignore[return-value]
+
     def update_norm(self, obs: Tree) -> None:
         """Take observations `[...,obs]` into the running statistics."""
         if self.norm is not None:

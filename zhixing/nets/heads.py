@@ -14,33 +14,45 @@ from zhixing.ops.distributions import Categorical, Distribution, Gaussian, Multi
 from zhixing.spaces import Spaces
 
 
-class PolicyHead(nn.Module):
-    """Features to a distribution: categorical, several of them, or Gaussian with a spread of its own per action."""
+class Chances(nn.Module):
+    """The raw outputs of a network to a distribution: categorical, several of them, or Gaussian with a spread of its
+    own per action. `outputs` is how many it needs."""
 
-    def __init__(self, features: int, spaces: Spaces, log_std: float = 0.0) -> None:
+    def __init__(self, spaces: Spaces, log_std: float = 0.0) -> None:
         super().__init__()
         space = spaces.action
+        self.sizes: list[int] | None = None
         if isinstance(space, Discrete):
-            outputs, self.sizes = int(space.n), None
+            self.outputs = int(space.n)
         elif isinstance(space, MultiDiscrete):
             self.sizes = [int(n) for n in space.nvec.reshape(-1)]
-            outputs = sum(self.sizes)
+            self.outputs = sum(self.sizes)
         elif isinstance(space, Box) and len(space.shape) == 1:
-            outputs, self.sizes = space.shape[0], None
-            self.log_std = nn.Parameter(torch.full((outputs,), log_std))
+            self.outputs = space.shape[0]
+            self.log_std = nn.Parameter(torch.full((self.outputs,), log_std))
         else:
             raise UserError(f"actions {space} can't be taken; allowed are Discrete, MultiDiscrete and a flat Box")
         self.kind = type(space)
-        self.linear = nn.Linear(features, outputs)
-        orthogonal(self.linear, 0.01)  # nearly equal chances at the start
 
-    def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
-        out = self.linear(features)
+    def forward(self, out: Tensor, mask: Tensor | None = None) -> Distribution:
         if self.sizes is not None:
             return MultiCategorical(out, self.sizes, mask)
         if self.kind is Discrete:
             return Categorical(out, mask)
         return Gaussian(out, self.log_std)
+
+
+class PolicyHead(nn.Module):
+    """Features to a distribution."""
+
+    def __init__(self, features: int, spaces: Spaces, log_std: float = 0.0) -> None:
+        super().__init__()
+        self.chances = Chances(spaces, log_std)
+        self.linear = nn.Linear(features, self.chances.outputs)
+        orthogonal(self.linear, 0.01)  # nearly equal chances at the start
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
+        return self.chances(self.linear(features), mask)
 
 
 class ValueHead(nn.Module):

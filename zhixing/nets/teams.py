@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from zhixing.batch import Batch
 from zhixing.config import NetConfig
 from zhixing.errors import UserError
-from zhixing.nets.body import MakeNet, is_recurrent, make_body, num_features, unroll
+from zhixing.nets.body import MakeNet, encoder_of, example, is_recurrent, make_body, num_features, unroll
 from zhixing.spaces import Spaces, space_fields
 from zhixing.tree import Field, Tree, tree_leaves, tree_map
 
@@ -29,9 +29,11 @@ MakeHead = Callable[[int], nn.Module]  # features to what is said of them
 class Member(nn.Module):
     """Body and head of one agent, or of all that share them: `[B,...]` to `[B,n]`."""
 
-    def __init__(self, space: gym.Space[Any], cfg: NetConfig, make_net: MakeNet | None, head: MakeHead) -> None:
+    def __init__(
+        self, space: gym.Space[Any], cfg: NetConfig, make_net: MakeNet | None, head: MakeHead, **settings: bool
+    ) -> None:
         super().__init__()
-        self.body = make_body(space, cfg, make_net, orthogonal_init=False)
+        self.body = make_body(space, cfg, make_net, **settings)
         self.head = head(num_features(self.body, space))
 
 
@@ -47,6 +49,8 @@ class TeamNet(nn.Module):
         *,
         shared: bool = True,
         last_action: bool = False,
+        normalise: bool = False,
+        orthogonal_init: bool = False,
     ) -> None:
         super().__init__()
         self.spaces, self.shared, self.last_action = spaces, shared, last_action
@@ -58,8 +62,10 @@ class TeamNet(nn.Module):
             parts["last_action"] = Box(-np.inf, np.inf, (spaces.num_actions,), np.float32)
         self.space = Dict(parts)
         copies = 1 if shared else self.num_agents
-        self.members = nn.ModuleList([Member(self.space, cfg, make_net, head) for _ in range(copies)])
+        settings = {"normalise": normalise, "orthogonal_init": orthogonal_init}
+        self.members = nn.ModuleList([Member(self.space, cfg, make_net, head, **settings) for _ in range(copies)])
         self.recurrent = is_recurrent(self.members[0].body)  # type: ignore[arg-type]
+        self.numbers: Tensor
         self.register_buffer("numbers", torch.eye(self.num_agents), persistent=False)
 
     def inputs(self, obs: Tree, last_action: Tensor | None) -> dict[str, Tree]:
@@ -67,7 +73,7 @@ class TeamNet(nn.Module):
         lead = _lead(obs, self.spaces)
         shown: dict[str, Tree] = {"obs": obs}
         if self.shared:
-            shown["agent"] = self.numbers.expand(*lead, self.num_agents)  # type: ignore[operator]
+            shown["agent"] = self.numbers.expand(*lead, self.num_agents)
         if self.last_action:
             shown["last_action"] = last_action
         return shown
@@ -122,12 +128,30 @@ class TeamNet(nn.Module):
         """Zeros `[num,A,...]`; None without memory."""
         if not self.recurrent:
             return None
-        obs = tree_map(_zeros, self.spaces.fields()["obs"])
-        last = torch.zeros(1, self.num_agents, self.spaces.num_actions)
+        member: Any = self.members[0]
         device = self.numbers.device
-        inputs = tree_map(lambda leaf: leaf.to(device), self.inputs(obs, last))
-        memory = self(inputs, None)[1]
-        return tree_map(lambda leaf: leaf.detach().new_zeros(num, *leaf.shape[1:]), memory)
+        memory = member.body(example(self.space, device=device), None)[1]
+        return tree_map(lambda leaf: leaf.detach().new_zeros(num, self.num_agents, *leaf.shape[1:]), memory)
+
+    def initial_hidden(self, num: int) -> Tree:
+        """What a policy remembers at the start of episodes; None for one that remembers nothing."""
+        last = torch.zeros(num, self.num_agents, self.spaces.num_actions, device=self.numbers.device)
+        return self.join_hidden(self.initial_memory(num), last)
+
+    def join_hidden(self, memory: Tree, last_action: Tensor) -> Tree:
+        parts = (() if memory is None else (memory,)) + ((last_action,) if self.last_action else ())
+        return parts or None
+
+    def split_hidden(self, hidden: Tree) -> tuple[Tree, Tensor | None]:
+        memory = hidden[0] if self.recurrent else None
+        return memory, hidden[-1] if self.last_action else None
+
+    def update_norm(self, obs: Tree) -> None:
+        """Take observations into the running statistics of the built-in encoders."""
+        for member in self.members:
+            encoder = encoder_of(member.body)  # type: ignore[arg-type]
+            if encoder is not None:
+                encoder.part("obs").update_norm(obs)
 
 
 def global_state(batch: Batch, spaces: Spaces, following: bool = False) -> Tensor:
@@ -144,10 +168,6 @@ def state_size(spaces: Spaces, who: str) -> int:
     if not isinstance(field, Field) or len(field.shape) != 1:
         raise UserError(f"{who} needs a global state: this task gives none, and observations {spaces.obs} don't join")
     return spaces.num_agents * field.shape[0]
-
-
-def _zeros(field: Field) -> Tensor:
-    return torch.from_numpy(np.zeros((1, *field.shape), field.dtype))
 
 
 def _lead(obs: Tree, spaces: Spaces) -> tuple[int, ...]:

@@ -26,6 +26,11 @@ class RunningNorm(nn.Module):
         return ((x - self.mean.float()) * scale).clamp(-self.clip, self.clip)
 
     @torch.no_grad()
+    def inverse(self, x: Tensor) -> Tensor:
+        """What `forward` would make `x` of, but for its clipping."""
+        return x * (self.var + 1e-8).sqrt().float() + self.mean.float()
+
+    @torch.no_grad()
     def update(self, x: Tensor) -> None:
         rows = x.reshape(-1, *self.mean.shape).double()
         n = rows.shape[0]

@@ -12,7 +12,7 @@ from zhixing.batch import Batch
 
 def minibatches(data: Batch, size: int, rng: torch.Generator, sequences: bool = False) -> Iterator[Batch]:
     """Random parts `[B]` of a rollout `[T,N]`, or `[T,n]`, of its environments, where memory needs whole sequences."""
-    steps, envs = data.ret.shape
+    steps, envs = data.ret.shape[:2]
     if sequences:
         for columns in torch.randperm(envs, generator=rng, device=rng.device).split(max(1, size // steps)):
             yield data[:, columns]
@@ -24,11 +24,16 @@ def minibatches(data: Batch, size: int, rng: torch.Generator, sequences: bool = 
             yield flat[rows]
 
 
-def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
+def mean_of(x: Tensor, counted: Tensor | None = None) -> Tensor:
+    """The mean, or that of the `counted` elements."""
+    return x.mean() if counted is None else (x * counted).sum() / counted.sum().clamp_min(1)
+
+
+def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: float, counted: Tensor | None = None) -> Tensor:
     """`-E[min(r A, clip(r, 1 - ε, 1 + ε) A)]` (Schulman et al., 2017)."""
     # of the two bounds only the one on the side that A favours can be the lesser; it needs no gradient
     bound = (1 + clip * advantage.sign()) * advantage
-    return -torch.min(log_ratio.exp() * advantage, bound).mean()
+    return -mean_of(torch.min(log_ratio.exp() * advantage, bound), counted)
 
 
 def sampled_kl(log_ratio: Tensor) -> Tensor:

@@ -1,0 +1,159 @@
+"""QMIX and its kin: targets by hand, ends, masks, agents that left, and the two-step game of the paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor, nn
+
+import zhixing as zx
+from zhixing.algorithms.qmix import QMIX
+from zhixing.batch import Batch
+from zhixing.spaces import Spaces
+
+SPACES = Spaces(Box(-9.0, 9.0, (2,), np.float32), Discrete(2), num_agents=2)
+GAMMA = 0.5
+
+
+def learner(name: str = "vdn", spaces: Spaces = SPACES, **settings: Any) -> QMIX:
+    settings = {"gamma": GAMMA, "net__recurrent": "none", "last_action": False, "share_weights": True} | settings
+    cfg = zx.config.load(algorithm=name, env="toy/team-match", **settings)
+    made = zx.algorithms.get(name).make(cfg, spaces)
+    assert isinstance(made, QMIX)
+    return made
+
+
+class Shows(nn.Module):
+    """Values that are the observation itself, times a factor: `q(a) = factor * obs[a]`."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(factor))
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        return self.factor * inputs["obs"]
+
+
+def by_sight(qmix: QMIX, factor: float = 1.0, target: float = 2.0) -> QMIX:
+    for net, value in ((qmix.net, factor), (qmix.target, target)):
+        member: Any = net.agents.members[0]
+        member.body, member.head = Shows(value), nn.Identity()
+    return qmix
+
+
+def episode(terminated: bool, **more: Any) -> Batch:
+    """Two steps of two agents; the last observation is [[5, 6], [8, 7]]."""
+    obs = torch.tensor([[[[1.0, 2.0], [4.0, 3.0]], [[3.0, 1.0], [0.0, 2.0]]]])  # [1,2,2,2]
+    last = torch.tensor([[[[5.0, 6.0], [8.0, 7.0]]]])
+    ends = torch.tensor([[False, True]])
+    fields = {
+        "obs": obs,
+        "next_obs": torch.cat([obs[:, 1:], last], 1),
+        "action": torch.tensor([[[0, 1], [0, 0]]]),
+        "reward": torch.tensor([[[1.0, 3.0], [2.0, 2.0]]]),
+        "terminated": ends if terminated else ~ends & False,
+        "truncated": ends if not terminated else ~ends & False,
+        "valid": torch.ones(1, 2, dtype=torch.bool),
+    }
+    return Batch(**fields | more)
+
+
+def targets(qmix: QMIX, batch: Batch) -> list[Any]:
+    q = qmix.values(qmix.net, batch)
+    return qmix.target_value(batch, q, torch.zeros(3, 1, 1))[:, 0].tolist()
+
+
+def test_the_sums_target_by_hand() -> None:
+    # step 1: mean reward 2; the network prefers actions 0 and 1 there, worth 2 * 3 and 2 * 2 by the target: 2 + 5
+    # step 2: mean reward 2; the end is no future
+    assert targets(by_sight(learner()), episode(terminated=True)) == [2 + GAMMA * (6 + 4), 2.0]
+    # cut off instead: what the last observation is worth, 2 * 6 and 2 * 8
+    assert targets(by_sight(learner()), episode(terminated=False)) == [7.0, 2 + GAMMA * (12 + 16)]
+
+
+def test_independent_agents_learn_from_their_own_rewards() -> None:
+    found = targets(by_sight(learner("idqn")), episode(terminated=False))
+    assert found == [[1 + GAMMA * 6, 3 + GAMMA * 4], [2 + GAMMA * 12, 2 + GAMMA * 16]]
+
+
+def test_longer_looks_ahead_by_hand() -> None:
+    # λ = 1: the whole return, 2 + 0.5 * (2 + 0.5 * 28); the present values cancel out
+    assert targets(by_sight(learner(td_lambda=1.0)), episode(terminated=False)) == pytest.approx([10.0, 16.0])
+
+
+def test_no_target_counts_on_a_forbidden_action() -> None:
+    allowed = torch.ones(1, 2, 2, 2, dtype=torch.bool)
+    after = allowed.clone()
+    after[0, 1, 0, 1] = False  # at the end the first agent may not do what it values most
+    masked = episode(terminated=False, mask=allowed, next_mask=after)
+    assert targets(by_sight(learner()), masked) == [7.0, 2 + GAMMA * (10 + 16)]
+
+
+def gone(second: list[bool], after: bool) -> dict[str, Tensor]:
+    """Whether the second agent is there at the two steps, and after them."""
+    alive = torch.tensor([[[True, second[0]], [True, second[1]]]])
+    return {"alive": alive, "next_alive": torch.cat([alive[:, 1:], torch.tensor([[[True, after]]])], 1)}
+
+
+def test_who_has_left_adds_nothing() -> None:
+    left = episode(terminated=False, **gone([True, False], False))
+    # the second agent's values after the first step don't count: 2 + 0.5 * 6, and 2 + 0.5 * 12
+    assert targets(by_sight(learner()), left) == [5.0, 8.0]
+
+
+@pytest.mark.parametrize("name", ["qmix", "vdn", "idqn"])
+def test_who_has_left_contributes_nothing_to_a_loss(name: str) -> None:
+    """Whatever it is shown and does, gradients are the same."""
+    qmix = learner(name, Spaces(SPACES.obs, SPACES.action, num_agents=2, state=1, alive=True))
+    state = {"state": torch.ones(1, 2, 1), "next_state": torch.ones(1, 2, 1)}
+    batch = episode(terminated=True, **gone([True, False], False), **state)
+    first = [g.clone() for g in qmix.gradients(batch).by_optimizer["q_optimizer"]]
+    obs, next_obs, action = batch.obs.clone(), batch.next_obs.clone(), batch.action.clone()
+    obs[0, 1, 1], next_obs[0, 0, 1], next_obs[0, 1, 1], action[0, 1, 1] = 9.0, 9.0, -9.0, 1
+    other = qmix.gradients(batch.replace(obs=obs, next_obs=next_obs, action=action)).by_optimizer["q_optimizer"]
+    assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    assert any(g.abs().sum() > 0 for g in first)
+
+
+def test_what_fills_up_shorter_episodes_counts_for_nothing() -> None:
+    vdn = learner()
+    whole = episode(terminated=True)
+    twice = Batch(**{name: torch.cat([getattr(whole, name)] * 2) for name in whole.fields})
+    valid = twice.valid.clone()
+    valid[1, 1] = False
+    reward = twice.reward.clone()
+    reward[1, 1] = 1e6
+    kept, filled = twice.replace(valid=valid), twice.replace(valid=valid, reward=reward)
+    assert vdn.gradients(kept).metrics["loss"] == vdn.gradients(filled).metrics["loss"]
+
+
+@pytest.mark.parametrize(("name", "best"), [("qmix", 8.0), ("vdn", 7.0)])
+def test_the_two_step_game_of_the_paper(name: str, best: float, tmp_path: Path) -> None:
+    result = zx.train(name, env="toy/two-step", seed=0, out=tmp_path / "run", quiet=True, tensorboard=False)
+    assert result["final_return"] == best
+    if name == "vdn":
+        return
+    session = zx.Session.resume(tmp_path / "run", quiet=True)
+    net, learned = session.learner.net, session.learner  # type: ignore[attr-defined]
+    table = torch.zeros(2, 2, 2)
+    with torch.no_grad():
+        for state in (0, 1):
+            shown = torch.eye(3)[[0, 1 + state]]  # the first state, then A or B
+            obs = shown[:, None, None].expand(2, 1, 2, 3)
+            went = learned.net.agents.encode_action(torch.tensor([[[state, 0]]]))
+            before = torch.cat([torch.zeros_like(went), went])
+            inputs = net.agents.inputs(obs, before)
+            memory = net.agents.initial_memory(1)
+            q = net.agents.over_time(inputs, memory, torch.zeros(2, 1, dtype=torch.bool))[1, 0]  # [A,n]
+            for a in (0, 1):
+                for b in (0, 1):
+                    chosen = torch.stack([q[0, a], q[1, b]])
+                    table[state, a, b] = net.mixer(chosen, torch.eye(3)[1 + state])
+    session.close()
+    payoffs = torch.tensor([[[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]])
+    assert torch.allclose(table, payoffs, atol=0.25), table

@@ -1,0 +1,200 @@
+"""MAPPO (Yu et al., 2022).   L = E[min(r A, clip(r, 1 - ε, 1 + ε) A)] per agent,   A by GAE with V(s, agent)
+
+PPO for teams: each agent acts by what it sees itself, the critic sees the global state. IPPO (de Witt et al., 2020)
+has a critic that sees what its agent sees; an agent that has left has no future there.
+Differs from the papers: the critic has no memory, also where actors have one; values are normalised by the running mean
+and spread of all returns; an agent that has left counts in no loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor, nn
+
+from zhixing.algorithms import register
+from zhixing.batch import Batch
+from zhixing.config import Fraction, NetConfig, NonNegative, OnPolicyConfig, Positive, PositiveFloat
+from zhixing.learner import Gradients, Learner, Update
+from zhixing.nets.actor_critic import episode_starts
+from zhixing.nets.body import MakeNet, hidden_fields
+from zhixing.nets.heads import Chances, ValueHead
+from zhixing.nets.mlp import orthogonal
+from zhixing.nets.teams import TeamNet, global_state, state_size
+from zhixing.ops.normalise import RunningNorm, normalised
+from zhixing.ops.policy_gradient import (
+    clip_fraction,
+    clipped_loss,
+    explained_variance,
+    mean_of,
+    minibatches,
+    sampled_kl,
+)
+from zhixing.ops.returns import gae, next_values
+from zhixing.spaces import Spaces
+from zhixing.team_policy import TeamSampledPolicy
+from zhixing.tree import Field, Tree, tree_map
+
+
+class Config(OnPolicyConfig):
+    lr: PositiveFloat = 5e-4  # learning rate
+    critic_lr: PositiveFloat | None = None  # the critic's own learning rate
+    epochs: Positive = 10  # passes over each rollout
+    minibatch_size: Positive = 1024  # time steps of single environments per update, with all their agents
+    clip: PositiveFloat = 0.2  # how far the probability ratio may move
+    gae_lambda: Fraction = 0.95  # how far advantages look ahead
+    entropy_coef: NonNegative = 0.01  # weight of the entropy
+    max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
+    share_weights: bool = True  # one network for all agents, who are told their numbers; else one each
+    last_action: bool = False  # agents see what they did last
+    normalise_value: bool = True  # the critic learns returns less their running mean, by their spread
+    normalise_advantage: bool = True  # zero mean and unit spread per minibatch
+    normalise_obs: bool = False  # running mean and spread of what agents see
+    net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="tanh")
+
+
+@register("mappo", "PPO of a team, with a critic that sees the global state")
+@register("ippo", "PPO of each agent, with a critic that sees what its agent sees", central=False)
+class MAPPO(Learner):
+    settings = Config
+    metrics = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance", "grad_norm")
+    many_agents = True
+
+    def __init__(
+        self,
+        cfg: Config,
+        spaces: Spaces,
+        device: torch.device | str = "cpu",
+        net: MakeNet | None = None,
+        *,
+        central: bool = True,
+    ) -> None:
+        super().__init__(cfg, spaces, device)
+        self.cfg, self.central = cfg, central
+        judged = spaces
+        if central:
+            state = Box(-np.inf, np.inf, (state_size(spaces, cfg.algorithm),), np.float32)
+            judged = dataclasses.replace(spaces, obs=state)
+        settings = {"shared": cfg.share_weights, "normalise": cfg.normalise_obs, "orthogonal_init": True}
+        with self.building():
+            self.chances = Chances(spaces)
+            self.actor = TeamNet(spaces, cfg.net, net, self._policy_head, last_action=cfg.last_action, **settings)
+            critic_net = cfg.net.model_copy(update={"recurrent": "none", "kind": "auto"})
+            self.critic = TeamNet(judged, critic_net, None, ValueHead, **settings)
+        for part in (self.chances, self.actor, self.critic):
+            part.to(self.device)
+        self.policy = TeamSampledPolicy(spaces, self.actor, self.chances)
+        acting = [*self.actor.parameters(), *self.chances.parameters()]
+        self.actor_optimizer = self.optimizer(acting, cfg.lr, epsilon=1e-5, max_grad_norm=cfg.max_grad_norm)
+        self.critic_optimizer = self.optimizer(
+            self.critic.parameters(), cfg.critic_lr or cfg.lr, epsilon=1e-5, max_grad_norm=cfg.max_grad_norm
+        )
+        self.value_norm = RunningNorm(()).to(self.device) if cfg.normalise_value else None
+
+    def _policy_head(self, features: int) -> nn.Linear:
+        linear = nn.Linear(features, self.chances.outputs)
+        orthogonal(linear, 0.01)  # nearly equal chances at the start
+        return linear
+
+    @property
+    def fields(self) -> dict[str, Tree]:
+        hidden = self.policy.initial_hidden(1)
+        kept: dict[str, Tree] = {"logp": Field(self.spaces.agents, np.dtype(np.float32))}
+        return kept if hidden is None else kept | {"hidden": hidden_fields(hidden)}
+
+    # --- the critic ---
+
+    def judged(self, batch: Batch, following: bool = False) -> Tensor:
+        """What the critic sees, `[...,A,n]`: the state for each agent, or its observation."""
+        if not self.central:
+            return batch.next_obs if following else batch.obs
+        state = global_state(batch, self.spaces, following)
+        return state.unsqueeze(-2).expand(*state.shape[:-1], self.spaces.num_agents, -1)
+
+    def values(self, seen: Tree) -> Tensor:
+        raw = self.critic(self.critic.inputs(seen, None))[0]
+        return raw if self.value_norm is None else self.value_norm.inverse(raw)
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> Batch:
+        """Advantages and returns of a rollout `[T,N]`, of each agent."""
+        seen = self.judged(batch)
+        value = self.values(tree_map(lambda leaf: leaf.flatten(0, 1), seen)).unflatten(0, batch.terminated.shape)
+        boundary = batch.terminated | batch.truncated
+        boundary[-1] = True
+        after = self.values(tree_map(lambda leaf: leaf[boundary], self.judged(batch, following=True)))
+        next_value = next_values(value, boundary.unsqueeze(-1).expand_as(value), after)
+        if "alive" in batch and not self.central:
+            next_value = next_value * batch.next_alive
+        ends = batch.terminated.unsqueeze(-1), batch.truncated.unsqueeze(-1)
+        advantage = gae(batch.reward, value, next_value, *ends, self.cfg.gamma, self.cfg.gae_lambda)
+        kept = {n: getattr(batch, n) for n in ("obs", "action", "logp", "mask", "alive", "hidden") if n in batch}
+        if self.actor.recurrent:
+            kept["is_first"] = episode_starts(batch)
+        return Batch(**kept, seen=seen, advantage=advantage, value=value, ret=advantage + value)
+
+    def value(self, obs: Tree) -> Tensor | None:
+        if self.central and self.spaces.state is not None:
+            return None  # of the state, which observations don't tell
+        return self.values(self.judged(Batch(obs=obs)))
+
+    # --- losses, of minibatches [B,A], or [T,n,A] for actors with memory ---
+
+    def decisions(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Log-probability of the actions taken, and entropy, under the present weights."""
+        memory, last_action = self.actor.split_hidden(batch.hidden) if "hidden" in batch else (None, None)
+        inputs = self.actor.inputs(batch.obs, last_action)
+        if self.actor.recurrent:
+            out = self.actor.over_time(inputs, tree_map(lambda leaf: leaf[0], memory), batch.is_first)
+        else:
+            out = self.actor(inputs)[0]
+        chances = self.chances(out, batch.mask if "mask" in batch else None)
+        return chances.log_prob(batch.action), chances.entropy()
+
+    def value_loss(self, batch: Batch, counted: Tensor | None) -> Tensor:
+        inputs = self.critic.inputs(batch.seen, None)
+        raw = self.critic.over_time(inputs, None, batch.is_first) if "is_first" in batch else self.critic(inputs)[0]
+        target = batch.ret if self.value_norm is None else self.value_norm(batch.ret)
+        return mean_of((raw - target).square(), counted)
+
+    def gradients(self, batch: Batch) -> Gradients:
+        counted = batch.alive.float() if "alive" in batch else None
+        logp, entropies = self.decisions(batch)
+        advantage = normalised(batch.advantage, counted) if self.cfg.normalise_advantage else batch.advantage
+        log_ratio = logp - batch.logp
+        policy_loss = clipped_loss(log_ratio, advantage, self.cfg.clip, counted)
+        entropy, value_loss = mean_of(entropies, counted), self.value_loss(batch, counted)
+        found = {
+            "actor_optimizer": self.actor_optimizer.gradient(policy_loss - self.cfg.entropy_coef * entropy),
+            "critic_optimizer": self.critic_optimizer.gradient(value_loss),
+        }
+        metrics = {
+            "policy_loss": policy_loss.detach(),
+            "value_loss": value_loss.detach(),
+            "entropy": entropy.detach(),
+            "kl": sampled_kl(log_ratio.detach()),
+            "clip_fraction": clip_fraction(log_ratio.detach(), self.cfg.clip),
+        }
+        return Gradients(found, metrics)
+
+    # --- the update ---
+
+    def minibatches(self, data: Batch) -> Iterator[Batch]:
+        return minibatches(data, self.cfg.minibatch_size, self.rng, self.actor.recurrent)
+
+    def update(self, batch: Batch) -> Update:
+        data = self.prepare(batch)
+        if self.value_norm is not None:
+            self.value_norm.update(data.ret)
+        told = [
+            self.apply(self.gradients(part)).metrics for _ in range(self.cfg.epochs) for part in self.minibatches(data)
+        ]
+        self.actor.update_norm(batch.obs)  # after learning: the ratio compares policies under equal statistics
+        self.critic.update_norm(data.seen)
+        metrics = {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
+        metrics["explained_variance"] = explained_variance(data.value, data.ret)
+        return Update(metrics)

@@ -1,0 +1,188 @@
+"""QMIX (Rashid et al., 2018).   y = r + γ (1 - terminated) Q'_tot(s', argmax_a Q_i(h'_i, a)),   L = E[(y - Q_tot)²]
+
+Each agent values its actions by what it has seen; a mixer, monotone in these values, makes the team's value of them, so
+that agents who each do their best do the team's best. VDN (Sunehag et al., 2018) adds them up; independent DQN (Tampuu
+et al., 2017) has no team value: each agent learns from its own reward.
+Differs from the papers: the network chooses the next action and its target values it (double Q-learning); an agent that
+has left counts as zero; targets may look further ahead (`td_lambda`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from zhixing.algorithms import register
+from zhixing.batch import Batch
+from zhixing.config import Fraction, NetConfig, Positive, PositiveFloat, ValueConfig
+from zhixing.learner import Gradients, Learner
+from zhixing.nets.body import MakeNet
+from zhixing.nets.mixers import MonotonicMixer, SumMixer
+from zhixing.nets.qnet import check_discrete, epsilon_at
+from zhixing.nets.teams import TeamNet, global_state, state_size
+from zhixing.ops.distributions import MASKED
+from zhixing.ops.optim import Average
+from zhixing.ops.returns import gae
+from zhixing.spaces import Spaces
+from zhixing.team_policy import TeamGreedyPolicy
+from zhixing.tree import Tree, tree_leaves, tree_map
+
+
+class Config(ValueConfig):
+    batch_size: Positive = 32  # episodes per update
+    lr: PositiveFloat = 5e-4  # learning rate
+    updates_per_step: PositiveFloat = 0.04  # updates per environment step, on average
+    share_weights: bool = True  # one network for all agents, who are told their numbers; else one each
+    last_action: bool = True  # agents see what they did last
+    td_lambda: Fraction = 0.0  # how far targets look ahead; 0 is one step
+    net: NetConfig = NetConfig(hidden_sizes=[64], activation="relu", recurrent="gru", recurrent_size=64)
+
+
+class MixerConfig(Config):
+    mixer_size: Positive = 32  # units of the mixer
+    hyper_size: Positive = 64  # units of the networks that make its weights
+
+
+class Team(nn.Module):
+    """All that is learned, so that one target follows it."""
+
+    def __init__(self, agents: TeamNet, mixer: nn.Module | None) -> None:
+        super().__init__()
+        self.agents, self.mixer = agents, mixer
+
+
+MakeMixer = Callable[[Config, Spaces], nn.Module | None]
+
+
+def monotonic(cfg: Config, spaces: Spaces) -> nn.Module:
+    assert isinstance(cfg, MixerConfig)
+    return MonotonicMixer(spaces.num_agents, state_size(spaces, cfg.algorithm), cfg.mixer_size, cfg.hyper_size)
+
+
+def summed(cfg: Config, spaces: Spaces) -> nn.Module:
+    return SumMixer()
+
+
+def independent(cfg: Config, spaces: Spaces) -> None:
+    return None
+
+
+@register(
+    "qmix", "Q-learning of a team, its value a monotone mixture of its agents'", settings=MixerConfig, mixer=monotonic
+)
+@register("vdn", "QMIX whose team value is the sum of its agents'", mixer=summed)
+@register("idqn", "DQN of each agent for itself, from whole episodes", mixer=independent)
+class QMIX(Learner):
+    settings = Config
+    metrics = ("loss", "q_mean", "grad_norm")
+    many_agents = True
+
+    def __init__(
+        self,
+        cfg: Config,
+        spaces: Spaces,
+        device: torch.device | str = "cpu",
+        net: MakeNet | None = None,
+        *,
+        mixer: MakeMixer,
+    ) -> None:
+        check_discrete(cfg, spaces)
+        super().__init__(cfg, spaces, device)
+        self.cfg = cfg
+        with self.building():
+            agents = TeamNet(
+                spaces,
+                cfg.net,
+                net,
+                lambda features: nn.Linear(features, spaces.num_actions),
+                shared=cfg.share_weights,
+                last_action=cfg.last_action,
+                normalise=cfg.normalise_obs,
+            )
+            self.net = Team(agents, mixer(cfg, spaces)).to(self.device)
+        self.q_optimizer = self.optimizer(
+            self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
+        )
+        self.target = copy.deepcopy(self.net)
+        self.follow = Average(self.target, self.net)
+        self.policy = TeamGreedyPolicy(spaces, self.net.agents, partial(epsilon_at, cfg), cfg.eval_epsilon)
+
+    @property
+    def reads(self) -> Literal["episodes"]:
+        return "episodes"
+
+    def values(self, net: Team, batch: Batch) -> Tensor:
+        """Each agent's values of its actions before every step of whole episodes and after the last: `[T+1,B,A,n]`."""
+        obs = _with_last(batch.obs, batch.next_obs)
+        last_action = None
+        if self.cfg.last_action:
+            done = net.agents.encode_action(_by_time(batch.action))
+            last_action = torch.cat([torch.zeros_like(done[:1]), done])
+        is_first = torch.zeros(len(tree_leaves(obs)[0]), len(batch), dtype=torch.bool, device=self.device)
+        memory = net.agents.initial_memory(len(batch))
+        return net.agents.over_time(net.agents.inputs(obs, last_action), memory, is_first)
+
+    @torch.no_grad()
+    def target_value(self, batch: Batch, q: Tensor, state: Tensor) -> Tensor:
+        """What the values `[T,B]`, or of independent agents `[T,B,A]`, should have been."""
+        next_q = self.values(self.target, batch)
+        if "mask" in batch:
+            q = q.masked_fill(~_with_last(batch.mask, batch.next_mask), MASKED)
+        best = self.mixed(self.target, next_q.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1), state, batch)
+        reward, terminated, truncated = (_by_time(part) for part in (batch.reward, batch.terminated, batch.truncated))
+        if self.net.mixer is None:
+            terminated, truncated = terminated.unsqueeze(-1), truncated.unsqueeze(-1)
+        else:
+            reward = reward.mean(-1)
+        return best[:-1] + gae(reward, best[:-1], best[1:], terminated, truncated, self.cfg.gamma, self.cfg.td_lambda)
+
+    def mixed(self, net: Team, q: Tensor, state: Tensor, batch: Batch) -> Tensor:
+        """The team's value of each time step, out of its agents' `[T,B,A]`; who has left counts as zero."""
+        if "alive" in batch:
+            q = q * _with_last(batch.alive, batch.next_alive)[: len(q)]
+        return q if net.mixer is None else net.mixer(q, state[: len(q)])
+
+    def gradients(self, batch: Batch) -> Gradients:
+        state = _with_last(global_state(batch, self.spaces), global_state(batch, self.spaces, following=True))
+        q_all = self.values(self.net, batch)
+        chosen = q_all[:-1].gather(-1, _by_time(batch.action).unsqueeze(-1)).squeeze(-1)  # [T,B,A]
+        q = self.mixed(self.net, chosen, state, batch)
+        error = q - self.target_value(batch, q_all.detach(), state)
+        counted = _by_time(batch.valid).float()  # not what only fills up shorter episodes
+        if self.net.mixer is None:
+            counted = counted.unsqueeze(-1) * (_by_time(batch.alive) if "alive" in batch else torch.ones_like(error))
+        loss = (error.square() * counted).sum() / counted.sum()
+        metrics = {"loss": loss.detach(), "q_mean": ((q * counted).sum() / counted.sum()).detach()}
+        return Gradients({"q_optimizer": self.q_optimizer.gradient(loss)}, metrics)
+
+    def value(self, obs: Tree) -> Tensor | None:
+        """Of first observations `[B,A,...]`: memory is that of an episode's start."""
+        if self.net.mixer is not None and self.spaces.state is not None:
+            return None  # of the state, which observations don't tell
+        num = len(tree_leaves(obs)[0])
+        memory, last_action = self.net.agents.split_hidden(self.net.agents.initial_hidden(num))
+        q = self.net.agents(self.net.agents.inputs(obs, last_action), memory)[0].amax(-1)
+        return q if self.net.mixer is None else self.net.mixer(q, global_state(Batch(obs=obs), self.spaces))
+
+    def after_step(self) -> None:
+        if self.updates % self.cfg.sync_every_updates == 0:
+            self.follow.move(self.cfg.tau)
+
+    def observe(self, batch: Batch) -> None:
+        for net in (self.net, self.target):
+            net.agents.update_norm(batch.obs)
+
+
+def _by_time(tree: Tree) -> Tree:
+    """`[B,T,...]` to `[T,B,...]`."""
+    return tree_map(lambda leaf: leaf.transpose(0, 1), tree)
+
+
+def _with_last(tree: Tree, following: Tree) -> Tree:
+    """What episodes `[B,T,...]` showed before each step and after the last: `[T+1,B,...]`."""
+    return tree_map(lambda a, b: torch.cat([a[:, :1], b], 1).transpose(0, 1), tree, following)
