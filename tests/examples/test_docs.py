@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 
 import zhixing as zx
 from zhixing.cli import main
 from zhixing.nets.body import example
+from zhixing.tree import tree_map
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -148,8 +149,10 @@ VECTOR = Box(-1.0, 1.0, (3,), np.float32)
 ACTIONS = {"discrete": Discrete(4), "multi-discrete": MultiDiscrete([3, 2]), "continuous": Box(-1.0, 1.0, (2,))}
 
 
-def made(algorithm: str, spaces: zx.Spaces, **settings: object) -> zx.Learner | None:
-    """A learner for these spaces; None where they are refused."""
+def made(algorithm: str, obs: Space, action: Space, mask: int | None = None, **settings: object) -> zx.Learner | None:
+    """A learner for these spaces, of two agents where it is for many; None where they are refused."""
+    team = {"num_agents": 2, "state": 3} if zx.algorithms.get(algorithm).many_agents else {}
+    spaces = zx.Spaces(obs, action, mask=mask, **team)
     try:
         return zx.algorithms.get(algorithm).make(
             zx.config.load(algorithm=algorithm, env="toy/match", **settings), spaces
@@ -161,24 +164,28 @@ def made(algorithm: str, spaces: zx.Spaces, **settings: object) -> zx.Learner | 
 @torch.no_grad()
 def act(learner: zx.Learner, mask: torch.Tensor | None = None) -> torch.Tensor:
     """64 actions, as in training."""
-    policy, rng = learner.policy, torch.Generator().manual_seed(0)
-    return policy.act(example(learner.spaces.obs, 64), policy.initial_hidden(64), mask, zx.Phase.COLLECT, rng, 0).action
+    policy, rng, agents = learner.policy, torch.Generator().manual_seed(0), learner.spaces.agents
+    rows = 64 * learner.spaces.num_agents
+    obs = tree_map(lambda leaf: leaf.reshape(64, *agents, *leaf.shape[1:]), example(learner.spaces.obs, rows))
+    if mask is not None:
+        mask = mask.expand(64, *agents, -1)
+    return policy.act(obs, policy.initial_hidden(64), mask, zx.Phase.COLLECT, rng, 0).action.flatten()
 
 
 def abilities(algorithm: str) -> list[str]:
     """The cells of its row, found by trying."""
-    takes = {kind: made(algorithm, zx.Spaces(VECTOR, action)) is not None for kind, action in ACTIONS.items()}
+    takes = {kind: made(algorithm, VECTOR, action) is not None for kind, action in ACTIONS.items()}
     action = next(ACTIONS[kind] for kind in ACTIONS if takes[kind])
-    by_dict = made(algorithm, zx.Spaces(Dict({"far": VECTOR, "near": Discrete(3)}), action))
+    by_dict = made(algorithm, Dict({"far": VECTOR, "near": Discrete(3)}), action)
     if by_dict is not None:
-        assert len(act(by_dict)) == 64
+        assert len(act(by_dict)) >= 64
     masked = "–"
     if takes["discrete"]:
-        learner = made(algorithm, zx.Spaces(VECTOR, ACTIONS["discrete"], mask=4))
+        learner = made(algorithm, VECTOR, ACTIONS["discrete"], mask=4)
         assert learner is not None
-        chosen = act(learner, torch.tensor([True, False, True, False]).expand(64, 4))
+        chosen = act(learner, torch.tensor([True, False, True, False]))
         masked = "yes" if set(chosen.tolist()) <= {0, 2} else "ignored"
-    recurrent = made(algorithm, zx.Spaces(VECTOR, action), net__recurrent="gru")
+    recurrent = made(algorithm, VECTOR, action, net__recurrent="gru")
     if recurrent is not None:
         assert recurrent.policy.initial_hidden(1) is not None
     yes = ["yes" if able else "refused" for able in (*takes.values(), by_dict is not None)]

@@ -3,7 +3,7 @@
 PPO for teams: each agent acts by what it sees itself, the critic sees the global state. IPPO (de Witt et al., 2020)
 has a critic that sees what its agent sees; an agent that has left has no future there.
 Differs from the papers: the critic has no memory, also where actors have one; values are normalised by the running mean
-and spread of all returns; an agent that has left counts in no loss.
+and spread of all returns; an agent that has left counts in no loss, and is worth to its team what the others are.
 """
 
 from __future__ import annotations
@@ -119,6 +119,14 @@ class MAPPO(Learner):
         raw = self.critic(self.critic.inputs(seen, None))[0]
         return raw if self.value_norm is None else self.value_norm.inverse(raw)
 
+    def _of_the_living(self, value: Tensor, alive: Tensor) -> Tensor:
+        """No loss teaches the critic what those who have left are worth `[...,A]`: to a team what the others are, to
+        an agent for itself nothing."""
+        if not self.central:
+            return value * alive
+        others = (value * alive).sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp_min(1)
+        return torch.where(alive, value, others)
+
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Batch:
         """Advantages and returns of a rollout `[T,N]`, of each agent."""
@@ -127,11 +135,16 @@ class MAPPO(Learner):
         boundary = batch.terminated | batch.truncated
         boundary[-1] = True
         after = self.values(tree_map(lambda leaf: leaf[boundary], self.judged(batch, following=True)))
+        reward = batch.reward
+        if "alive" in batch:
+            value, after = (
+                self._of_the_living(value, batch.alive),
+                self._of_the_living(after, batch.next_alive[boundary]),
+            )
+            reward = reward if self.central else reward * batch.alive
         next_value = next_values(value, boundary.unsqueeze(-1).expand_as(value), after)
-        if "alive" in batch and not self.central:
-            next_value = next_value * batch.next_alive
         ends = batch.terminated.unsqueeze(-1), batch.truncated.unsqueeze(-1)
-        advantage = gae(batch.reward, value, next_value, *ends, self.cfg.gamma, self.cfg.gae_lambda)
+        advantage = gae(reward, value, next_value, *ends, self.cfg.gamma, self.cfg.gae_lambda)
         kept = {n: getattr(batch, n) for n in ("obs", "action", "logp", "mask", "alive", "hidden") if n in batch}
         if self.actor.recurrent:
             kept["is_first"] = episode_starts(batch)

@@ -12,10 +12,16 @@ from typing import Any
 
 import gymnasium as gym
 
-from zhixing.envs import gymnasium_tasks, toy, user_tasks
+from zhixing.envs import gymnasium_tasks, lbf_tasks, pettingzoo_tasks, skirmish, smac_tasks, smax_tasks, toy, user_tasks
 from zhixing.errors import unknown
 
 PREFIXES: dict[str, ModuleType] = {
+    "lbf/": lbf_tasks,
+    "mpe/": pettingzoo_tasks,
+    "pettingzoo/": pettingzoo_tasks,
+    "skirmish/": skirmish,
+    "smac/": smac_tasks,
+    "smax/": smax_tasks,
     "toy/": toy,
 }
 
@@ -31,7 +37,7 @@ def adapter(name: str) -> ModuleType:
 
 def names() -> list[str]:
     """All known environments, except a user's own."""
-    return sorted(name for module in (gymnasium_tasks, *PREFIXES.values()) for name in module.names())
+    return sorted(name for module in {gymnasium_tasks, *PREFIXES.values()} for name in module.names())
 
 
 def make(name: str, **options: Any) -> gym.Env[Any, Any]:

@@ -9,7 +9,10 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
+from zhixing.envs import smax_tasks
 from zhixing.envs.arrays import Array
+from zhixing.envs.mpe_spread import NativeSpread
+from zhixing.envs.skirmish.native import TASKS as SKIRMISHES
 from zhixing.envs.slots import Numbers, State
 from zhixing.envs.vector import Info, Result, VectorEnv
 from zhixing.errors import EnvCrashError, UserError
@@ -107,6 +110,9 @@ class NativeCartPole:
 
 NATIVE: dict[str, type[NativeTask]] = {
     "CartPole-v1": NativeCartPole,
+    "mpe/simple_spread": NativeSpread,
+    **SKIRMISHES,
+    **smax_tasks.NATIVE,
 }
 
 
@@ -117,7 +123,8 @@ def has_native(name: str, options: State) -> bool:
 class NativeVectorEnv(VectorEnv):
     def __init__(self, name: str, num: int, options: State) -> None:
         if name not in NATIVE:
-            raise UserError(f"{name} has no native version ({', '.join(NATIVE)} have); use backend serial or process")
+            families = sorted({f"{known.split('/')[0]}/..." if "/" in known else known for known in NATIVE})
+            raise UserError(f"{name} has no native version ({', '.join(families)} have); use backend serial or process")
         if not has_native(name, options):
             refused = sorted(set(options) - NATIVE[name].options)
             raise UserError(f"native {name} has no option {', '.join(refused)}; use backend serial or process")

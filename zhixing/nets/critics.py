@@ -37,7 +37,8 @@ class Encoded(nn.Module):
             self.encoder = Encoder(spaces.obs, cfg.net.cnn, cfg.normalise_obs)
         if cfg.net.recurrent != "none" or is_recurrent(self.encoder):
             raise UserError(
-                f"{cfg.algorithm} takes no recurrent networks: set net.recurrent=none (ppo and dqn take them)"
+                f"{cfg.algorithm} takes no recurrent networks: set net.recurrent=none (ppo and dqn take them, of teams "
+                f"mappo and qmix)"
             )
         self.plain = not own and self.encoder.plain
         self.num_features = num_features(self.encoder, spaces.obs)

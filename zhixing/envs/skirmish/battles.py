@@ -11,9 +11,9 @@ from zhixing.envs.skirmish.units import MAPS, SIZE, UNITS
 from zhixing.errors import UserError, unknown
 
 NOOP, STOP, NORTH, SOUTH, EAST, WEST, ATTACK = range(7)  # ATTACK + i attacks enemy i
-DIRECTIONS = np.array([[0, 1], [0, -1], [1, 0], [-1, 0]], float)  # north, south, east, west
+DIRECTIONS = np.array([[0, 0], [0, 0], [0, 1], [0, -1], [1, 0], [-1, 0], [0, 0]], float)  # by action; attackers stay
 KILL, WIN, BEST_RETURN = 10.0, 200.0, 20.0
-CENTER, GAP, SPACING, JITTER = SIZE / 2, 14.0, 1.5, 1.5  # of the two groups' places at the start
+GAP, SPACING, JITTER = 14.0, 1.5, 1.0  # at the start: between the two lines, between units of a line, how far off it
 KEPT = ("place", "health", "shield", "wait", "last", "steps")
 
 
@@ -68,16 +68,15 @@ class Battles:
         self._check(actions)
         target = np.empty((self.num, self.num_units), np.int64)  # whom a unit shoots at, -1 for no one
         target[:, :allies] = np.where(actions >= ATTACK, actions - ATTACK + allies, -1)
-        move = np.zeros_like(self.place)
-        for action, direction in zip((NORTH, SOUTH, EAST, WEST), DIRECTIONS, strict=True):
-            move[:, :allies] += (actions == action)[..., None] * direction
+        move = np.empty_like(self.place)
+        move[:, :allies] = DIRECTIONS[np.minimum(actions, ATTACK)]
         target[:, allies:], move[:, allies:] = self._enemy_orders()
 
         fires = (target >= 0) & (self.wait == 0) & self.alive
         hits = (target + self._unit_offset)[fires]
         shots = np.broadcast_to(self.damage, fires.shape)[fires]
         hurt = np.bincount(hits, shots, fires.size).reshape(fires.shape)
-        stood, strength = self.alive[:, allies:], (self.health + self.shield)[:, allies:].sum(1)
+        stood, strength = self.alive[:, allies:].copy(), (self.health + self.shield)[:, allies:].sum(1)
         absorbed = np.minimum(self.shield, hurt)
         self.shield -= absorbed
         self.health = np.maximum(self.health - (hurt - absorbed), 0.0)
@@ -87,17 +86,15 @@ class Battles:
         self._look(slice(None))
 
         stands = self.alive[:, allies:]
-        won = self.won
         dealt = strength - (self.health + self.shield)[:, allies:].sum(1)
-        reward = (dealt + KILL * (stood & ~stands).sum(1) + WIN * won) * self.reward_scale
-        terminated = ~stands.any(1) | ~self.alive[:, :allies].any(1)
+        reward = (dealt + KILL * (stood & ~stands).sum(1) + WIN * self.won) * self.reward_scale
+        terminated = np.logical_not(stands.any(1) & self.alive[:, :allies].any(1))
         return reward, terminated, (self.steps >= self.episode_limit) & ~terminated
 
     @property
     def won(self) -> Array:
         """All enemies are dead and not all allies: who falls together hasn't won."""
-        won: Array = ~self.alive[:, self.num_allies :].any(1) & self.alive[:, : self.num_allies].any(1)
-        return won
+        return self.alive[:, : self.num_allies].any(1) > self.alive[:, self.num_allies :].any(1)
 
     def numbers(self, row: int) -> dict[str, int | float | bool]:
         """What is told of a battle that ended."""
@@ -158,4 +155,4 @@ class Battles:
 
 def _line(num: int, x: float) -> Array:
     """Places of a team from north to south."""
-    return np.stack([np.full(num, CENTER + x), CENTER + SPACING * ((num - 1) / 2 - np.arange(num))], 1)
+    return SIZE / 2 + np.stack([np.full(num, x), SPACING * ((num - 1) / 2 - np.arange(num))], 1)

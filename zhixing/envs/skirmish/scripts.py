@@ -1,4 +1,4 @@
-"""Two teams that play by rule: references for tests and benchmarks. Each gives actions [N,A] for `Battles.step`."""
+"""Teams that play by rule: references for tests and benchmarks. Each gives actions [N,A] for `Battles.step`."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ from zhixing.envs.skirmish.battles import ATTACK, EAST, NOOP, NORTH, SOUTH, STOP
 
 def attack_nearest(battles: Battles) -> Array:
     """Each shoots at the nearest enemy in range, else goes to the nearest: what the enemies do."""
-    allies = battles.num_allies
-    return _attack(battles, battles.distance[:, :allies, allies:])
+    allies, available = battles.num_allies, battles.available
+    distance = np.where(battles.alive[:, None, allies:], battles.distance[:, :allies, allies:], np.inf)
+    nearest = distance.argmin(-1)[..., None]
+    x, y = np.moveaxis(np.take_along_axis(battles.gap[:, :allies, allies:], nearest[..., None], -2)[..., 0, :], -1, 0)
+    go = np.where(np.abs(x) > np.abs(y), np.where(x > 0, EAST, WEST), np.where(y > 0, NORTH, SOUTH))
+    go = np.where(np.take_along_axis(available, go[..., None], -1)[..., 0], go, STOP)  # the edge of the map
+    act = np.where(available[..., ATTACK:].any(-1), ATTACK + nearest[..., 0], go)
+    return np.where(battles.alive[:, :allies], act, NOOP)
 
 
 def focus_fire(battles: Battles) -> Array:
-    """Each shoots at the enemy in range with the least health and shield left, the first of equals."""
+    """Each shoots at the weakest enemy in range that those before it don't kill already; of equals, at the one that is
+    nearest to the whole team."""
     allies = battles.num_allies
-    strength = (battles.health + battles.shield)[:, None, allies:]
-    return _attack(battles, np.broadcast_to(strength, battles.available[..., ATTACK:].shape))
+    actions = attack_nearest(battles)
+    left = (battles.health + battles.shield)[:, allies:]
+    equals = 1e-3 * (battles.distance[:, :allies, allies:] * battles.alive[:, :allies, None]).sum(1)
+    for agent in range(allies):
+        in_range = battles.available[:, agent, ATTACK:]
+        cost = np.where(left > 0, left, 1e6) + equals  # who falls anyway comes last
+        target = np.where(in_range, cost, np.inf).argmin(-1)
+        shoots = in_range.any(-1)
+        actions[:, agent] = np.where(shoots, ATTACK + target, actions[:, agent])
+        fires = (shoots & (battles.wait[:, agent] == 0)).nonzero()[0]
+        left[fires, target[fires]] -= battles.damage[agent]
+    return actions
 
 
 def random_play(battles: Battles, rng: np.random.Generator) -> Array:
     """Any available action, all as likely."""
-    draws: Array = np.where(battles.available, rng.random(battles.available.shape), -1.0).argmax(-1)
-    return draws
-
-
-def _attack(battles: Battles, cost: Array) -> Array:
-    """Attack the cheapest target in range, else go to the nearest."""
-    allies, available = battles.num_allies, battles.available
-    targets = available[..., ATTACK:]
-    attack = ATTACK + np.where(targets, cost, np.inf).argmin(-1)
-    distance = np.where(battles.alive[:, None, allies:], battles.distance[:, :allies, allies:], np.inf)
-    nearest = distance.argmin(-1)[..., None, None]
-    x, y = np.moveaxis(np.take_along_axis(battles.gap[:, :allies, allies:], nearest, -2)[..., 0, :], -1, 0)
-    go = np.where(np.abs(x) > np.abs(y), np.where(x > 0, EAST, WEST), np.where(y > 0, NORTH, SOUTH))
-    go = np.where(np.take_along_axis(available, go[..., None], -1)[..., 0], go, STOP)  # the edge of the map
-    lives = battles.alive[:, :allies]
-    return np.where(lives, np.where(targets.any(-1), attack, go), NOOP)
+    drawn: Array = np.where(battles.available, rng.random(battles.available.shape), -1.0).argmax(-1)
+    return drawn

@@ -19,7 +19,7 @@ class Unit:
 
 
 UNITS = {
-    "m": Unit(health=45, shield=0, damage=6, cooldown=2, range=6.0, speed=2.0),  # marine
+    "m": Unit(health=45, shield=0, damage=6, cooldown=2, range=5.5, speed=2.0),  # marine
     "s": Unit(health=80, shield=80, damage=13, cooldown=4, range=6.0, speed=2.0),  # stalker
     "z": Unit(health=100, shield=50, damage=16, cooldown=3, range=2.0, speed=2.0),  # zealot: melee
 }

@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
+
+pytest.importorskip("pettingzoo")
+pytest.importorskip("mpe2")
+
+from zhixing.envs import pettingzoo_tasks
+from zhixing.envs.agents import Seats
+from zhixing.envs.layout import describe
+from zhixing.envs.pettingzoo_tasks import ParallelEnv, TurnsEnv
+from zhixing.envs.serial import SerialVectorEnv
+from zhixing.errors import UserError
+
+
+def make(name: str, **options: Any) -> Any:
+    return pettingzoo_tasks.make(name, options)
+
+
+class Leavers:
+    """Agent k is terminated at step `deaths[k]`; who is left is truncated at step 4. Each is paid its number."""
+
+    metadata: ClassVar[dict[str, Any]] = {}
+    render_mode = None
+    possible_agents = ("a", "b", "c")
+
+    def __init__(self, deaths: tuple[int, int, int]) -> None:
+        self.deaths = deaths
+
+    def observation_space(self, agent: str) -> gym.Space[Any]:
+        return Box(1, 9, (self.possible_agents.index(agent) + 1,), np.float32)
+
+    def action_space(self, agent: str) -> gym.Space[Any]:
+        return Discrete(self.possible_agents.index(agent) + 2)
+
+    def observe(self) -> dict[str, Any]:
+        return {agent: np.full(self.observation_space(agent).shape, 1.0 + self.steps) for agent in self.agents}
+
+    def reset(self, seed: Any = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.agents, self.steps = list(self.possible_agents), 0
+        return self.observe(), {agent: {} for agent in self.agents}
+
+    def state(self) -> Any:
+        return np.array([[self.steps, 7]])
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        assert sorted(actions) == sorted(self.agents)  # the gone don't act
+        self.taken = actions
+        self.steps += 1
+        obs, acting = self.observe(), self.agents
+        dead = {agent: self.deaths["abc".index(agent)] == self.steps for agent in acting}
+        cut = {agent: self.steps == 4 and not dead[agent] for agent in acting}
+        self.agents = [agent for agent in acting if not dead[agent] and not cut[agent]]
+        return obs, {agent: float("abc".index(agent) + 1) for agent in acting}, dead, cut, {a: {} for a in acting}
+
+    def close(self) -> None:
+        pass
+
+
+def test_agents_that_leave_are_silent_until_the_rest_is_truncated() -> None:
+    env = ParallelEnv(Leavers((2, 9, 9)))
+    obs, info = env.reset(seed=0)
+    np.testing.assert_array_equal(obs, [[1, 0, 0], [1, 1, 0], [1, 1, 1]])  # shorter ones are followed by zeros
+    assert info["alive"].tolist() == [True, True, True]
+    assert info["action_mask"].tolist() == [[True, True, False, False], [True, True, True, False], [True] * 4]
+    assert info["state"].tolist() == [0, 7]
+    env.step(np.array([1, 2, 3]))
+    assert env.env.taken == {"a": 1, "b": 2, "c": 3}
+    obs, reward, terminated, truncated, info = env.step(np.zeros(3, int))
+    assert reward.tolist() == [1, 2, 3]  # it is paid for the step in which it leaves
+    assert info["alive"].tolist() == [False, True, True]
+    np.testing.assert_array_equal(obs, [[0, 0, 0], [3, 3, 0], [3, 3, 3]])
+    assert info["action_mask"][0].tolist() == [True, False, False, False]
+    obs, reward, terminated, truncated, info = env.step(np.zeros(3, int))
+    assert reward.tolist() == [0, 2, 3]
+    assert not terminated
+    assert not truncated
+    obs, reward, terminated, truncated, info = env.step(np.zeros(3, int))
+    assert (terminated, truncated) == (False, True)
+    np.testing.assert_array_equal(obs, [[0, 0, 0], [5, 5, 0], [5, 5, 5]])  # the true last observations
+    assert info["alive"].tolist() == [False, True, True]  # those cut off have a future, the dead one doesn't
+    assert info["state"].tolist() == [4, 7]
+
+
+def test_episode_terminates_when_the_last_agent_does() -> None:
+    env = ParallelEnv(Leavers((1, 3, 2)))
+    for _ in range(2):  # the second episode must not remember the first
+        env.reset(seed=0)
+        ends = [env.step(np.zeros(3, int))[2:4] for _ in range(3)]
+        assert ends == [(False, False), (False, False), (True, False)]
+
+
+def test_one_agent_terminated_and_the_other_truncated_is_a_truncation() -> None:
+    env = ParallelEnv(Leavers((4, 1, 9)))  # a dies at step 4, when c is cut off
+    env.reset(seed=0)
+    ends = [env.step(np.zeros(3, int)) for _ in range(4)]
+    assert [step[2:4] for step in ends] == [(False, False)] * 3 + [(False, True)]
+    assert ends[-1][4]["alive"].tolist() == [False, False, True]
+
+
+def test_spread_equals_pettingzoo() -> None:
+    from mpe2 import simple_spread_v3
+
+    ours, theirs = make("mpe/simple_spread", N=2, max_cycles=5), simple_spread_v3.parallel_env(N=2, max_cycles=5)
+    obs, info = ours.reset(seed=3)
+    assert info == {}  # nothing to mask, nobody leaves, the state is the observations
+    assert (ours.num_agents, obs.shape, obs.dtype) == (2, (2, 12), np.float32)
+    np.testing.assert_array_equal(obs, list(theirs.reset(seed=3)[0].values()))
+    for step in range(5):
+        obs, reward, terminated, truncated, _ = ours.step(np.array([step % 5, 2]))
+        other, other_reward, *_ = theirs.step({"agent_0": step % 5, "agent_1": 2})
+        np.testing.assert_array_equal(obs, list(other.values()))
+        np.testing.assert_allclose(reward, list(other_reward.values()), rtol=1e-6)
+        assert (terminated, truncated) == (False, step == 4)
+
+
+def test_tag_pads_the_prey_and_adversary_the_adversary() -> None:
+    env = make("mpe/simple_tag")  # three hunters see 16 numbers, the prey 14
+    obs, info = env.reset(seed=0)
+    assert obs.shape == (4, 16)
+    assert (obs[3, 14:] == 0).all()
+    assert (obs[:3, 14:16] == 0).all()  # the prey's speed, at rest
+    obs, *_ = env.step(np.array([0, 0, 0, 2]))
+    assert (obs[:3, 14] > 0).all()  # hunters see it run right
+    assert (obs[3, 14:] == 0).all()
+    assert "action_mask" not in info  # all have five actions
+    env = make("mpe/simple_adversary")  # the adversary sees 8 numbers, the others 10
+    obs, _ = env.reset(seed=0)
+    assert obs.shape == (3, 10)
+    assert (obs[0, 8:] == 0).all()
+    assert (obs[1:, 8:] != 0).all()
+
+
+def test_unequal_actions_are_masked() -> None:
+    env = make("mpe/simple_speaker_listener")  # three words, five moves; 3 and 11 numbers
+    obs, info = env.reset(seed=0)
+    assert (obs.shape, env.action_space) == ((2, 11), Discrete(5))
+    masks = [[True, True, True, False, False], [True] * 5]
+    assert info["action_mask"].tolist() == masks
+    obs, *_, info = env.step(np.array([2, 1]))
+    assert obs[1, 8:].tolist() == [0, 0, 1]  # the listener hears the third word
+    assert info["action_mask"].tolist() == masks
+
+
+def test_unequal_continuous_actions_ignore_the_surplus() -> None:
+    env, other = (make("mpe/simple_speaker_listener", continuous_actions=True) for _ in range(2))
+    assert env.action_space == Box(0.0, 1.0, (5,), np.float32)
+    env.reset(seed=0)
+    other.reset(seed=0)
+    rng = np.random.default_rng(0)
+    actions = rng.random((2, 5), np.float32)
+    changed = actions.copy()
+    changed[0, 3:] = 0.5
+    np.testing.assert_array_equal(env.step(actions)[0], other.step(changed)[0])
+    changed[1, 3] += 0.1
+    assert not np.array_equal(env.step(actions)[0], other.step(changed)[0])
+
+
+def test_success_terminates_where_the_task_says_so() -> None:
+    env = make("mpe/simple_spread", terminate_on_success=True)
+    env.reset(seed=0)
+    world = env.env.unwrapped.world
+    for place, agent, landmark in zip((-0.8, 0.0, 0.8), world.agents, world.landmarks, strict=True):
+        agent.state.p_pos, landmark.state.p_pos = np.array([place, 0.0]), np.array([place, 0.0])
+    assert env.step(np.zeros(3, int))[2:4] == (True, False)
+
+
+def test_task_of_one_agent_is_an_ordinary_one() -> None:
+    env = make("mpe/simple")
+    obs, info = env.reset(seed=0)
+    assert (obs.shape, info, getattr(env, "num_agents", 1)) == ((4,), {}, 1)
+    obs, reward, *_ = env.step(1)
+    assert obs.shape == (4,)
+    assert isinstance(reward, float)
+    assert describe(env, "mpe/simple").spaces.agents == ()
+
+
+def test_tictactoe_seats_take_turns_and_the_winner_is_paid() -> None:
+    env = make("pettingzoo/tictactoe")
+    obs, info = env.reset(seed=0)
+    assert (obs.shape, obs.dtype, info["turn"]) == ((2, 3, 3, 2), np.float32, 0)
+    assert info["action_mask"].tolist() == [[True] * 9, [True] + [False] * 8]
+    moves = [0, 3, 1, 4, 2]  # squares run down the columns: seat 0 fills the first one
+    total = np.zeros(2)
+    for step, move in enumerate(moves):
+        assert info["turn"] == step % 2
+        action = np.zeros(2, int)
+        action[info["turn"]] = move
+        obs, reward, terminated, truncated, info = env.step(action)
+        total += reward
+        if step == 0:
+            assert obs[0, 0, 0].tolist() == [1, 0]  # its own
+            assert obs[1, 0, 0].tolist() == [0, 1]  # the other's
+            assert info["action_mask"].tolist() == [[True] + [False] * 8, [False] + [True] * 8]
+        assert (terminated, truncated) == (step == 4, False)
+    assert reward.tolist() == [1, -1]
+    assert total.tolist() == [1, -1]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_illegal_move_loses_as_in_pettingzoo() -> None:
+    env = make("pettingzoo/connect_four")
+    _, info = env.reset(seed=0)
+    for _ in range(6):
+        *_, info = env.step(np.array([3, 3]))
+    assert not info["action_mask"][0, 3]  # the column is full
+    _, reward, terminated, truncated, _ = env.step(np.array([3, 3]))
+    assert reward.tolist() == [-1, 0]
+    assert (terminated, truncated) == (True, False)
+
+
+@pytest.mark.parametrize("game", ["connect_four", "leduc_holdem", "rps", "tictactoe", "texas_holdem"])
+def test_games_end_with_zero_sum(game: str) -> None:
+    env = make(f"pettingzoo/{game}")
+    rng = np.random.default_rng(0)
+    paid = 0.0
+    for episode in range(5):
+        obs, info = env.reset(seed=0 if episode == 0 else None)
+        total, over = np.zeros(2), False
+        while not over:
+            assert info["action_mask"].any(1).all()
+            assert env.observation_space.contains(obs[0])
+            action = np.array([rng.choice(np.flatnonzero(row)) for row in info["action_mask"]])
+            obs, reward, terminated, truncated, info = env.step(action)
+            total += reward
+            over = terminated or truncated
+        assert total.sum() == 0
+        assert truncated == (game == "rps")  # which is over after a number of rounds
+        paid += abs(total[0])
+    assert paid > 0
+
+
+@pytest.mark.parametrize("name", ["mpe/simple_world_comm", "pettingzoo/connect_four", "pettingzoo/leduc_holdem"])
+def test_vector_of_them_is_restored_by_replay(name: str) -> None:
+    first, second = (SerialVectorEnv(partial(make, name), 2) for _ in range(2))
+    rng = np.random.default_rng(0)
+
+    def act(mask: Any) -> Any:
+        return (rng.random(mask.shape) * mask).argmax(-1)
+
+    _, info = first.reset(seed=1)
+    second.reset(seed=5)
+    for _ in range(40):  # into a later episode, whose start came from the generator alone
+        *_, info = first.step(act(info["action_mask"]))
+    obs, _ = second.load_state_dict(first.state_dict())
+    assert second.inexact == []
+    np.testing.assert_array_equal(obs, first.arrays.obs)
+    for _ in range(40):
+        actions = act(info["action_mask"])
+        obs, reward, *_, info = first.step(actions)
+        other, other_reward, *_ = second.step(actions)
+        np.testing.assert_array_equal(obs, other)
+        np.testing.assert_array_equal(reward, other_reward)
+
+
+def test_picture_without_a_screen() -> None:
+    env = make("mpe/simple_spread", render_mode="rgb_array")
+    env.reset(seed=0)
+    frame = env.render()
+    assert frame.dtype == np.uint8
+    assert frame.shape[2] == 3
+    assert frame.std() > 0
+    env.close()
+
+
+def test_names_and_wrong_ones() -> None:
+    names = pettingzoo_tasks.names()
+    assert {"mpe/simple_spread", "mpe/simple_tag", "pettingzoo/tictactoe", "pettingzoo/connect_four"} <= set(names)
+    assert pettingzoo_tasks.knows("mpe/simple_push")
+    for wrong in ("mpe/simple_spread_v3", "mpe/tictactoe", "pettingzoo/simple_tag", "mpe/", "mpe"):
+        assert not pettingzoo_tasks.knows(wrong)
+
+
+def test_wrong_options_are_told() -> None:
+    with pytest.raises(UserError, match=r"no option 'cycles', allowed: N, local_ratio, .*mean 'max_cycles'"):
+        make("mpe/simple_spread", cycles=3)
+    with pytest.raises(UserError, match=r"can't be made with \(local_ratio=2\): AssertionError: local_ratio is a"):
+        make("mpe/simple_spread", local_ratio=2)
+    with pytest.raises(UserError, match="pettingzoo/tictactoe has no option 'size'"):
+        make("pettingzoo/tictactoe", size=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("mpe/simple_spread", "mpe2"), ("pettingzoo/chess", "pettingzoo.classic")]
+)
+def test_missing_package_names_the_extra(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError) as caught:
+        make(name)
+    assert str(caught.value) == f"{name} needs the extra 'marl': pip install 'zhixing[marl]'"
+
+
+def test_other_versions_of_the_package_may_lack_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpe2.__path__", [])
+    with pytest.raises(UserError, match="the installed mpe2 has no simple_line"):
+        make("mpe/simple_line")
+
+
+def test_spaces_that_fit_in_no_common_one_are_refused() -> None:
+    box, other = Box(0, 1, (2,)), Box(0, 1, (2, 2))
+    with pytest.raises(UserError, match="t has agents with observations that can't be made equal"):
+        Seats("t", [box, other], [Discrete(2)] * 2)
+    with pytest.raises(UserError, match="action spaces that can't be made equal"):
+        Seats("t", [box] * 2, [Discrete(2), box])
+    with pytest.raises(UserError, match="other than Box and Discrete: Text"):
+        Seats("t", [Text(3)] * 2, [Discrete(2)] * 2)
+
+
+def test_equal_spaces_stay_as_they_are() -> None:
+    seats = Seats("t", [Box(0, 255, (4, 4, 1), np.uint8)] * 2, [MultiDiscrete([2, 3])] * 2)
+    assert seats.observation_space == Box(0, 255, (4, 4, 1), np.uint8)
+    assert seats.action_space == MultiDiscrete([2, 3])
+    assert seats.allowed is None
+    assert seats.own(1, np.array([1, 2])).tolist() == [1, 2]
+    seats = Seats("t", [Dict({"observation": Discrete(3), "action_mask": Box(0, 1, (2,))})] * 2, [Discrete(2)] * 2)
+    obs = seats.observe({1: {"observation": 2, "action_mask": np.array([0, 1])}})
+    assert obs.tolist() == [[0, 0, 0], [0, 0, 1]]  # a choice is shown as one of three
+
+
+def test_turns_env_lets_go_of_seats_that_are_out() -> None:
+    from pettingzoo.utils.conversions import parallel_to_aec
+
+    env = TurnsEnv(parallel_to_aec(Leavers((2, 9, 9))))  # type: ignore[arg-type]
+    _, info = env.reset(seed=0)
+    turns, totals, over = [], np.zeros(3), False
+    while not over:
+        turns.append(info["turn"])
+        _, reward, terminated, truncated, info = env.step(np.zeros(3, int))
+        totals += reward
+        over = terminated or truncated
+    assert turns == [0, 1, 2, 0, 1, 2, 1, 2, 1, 2]
+    assert totals.tolist() == [2 * 1, 4 * 2, 4 * 3]
+    assert (terminated, truncated) == (False, True)

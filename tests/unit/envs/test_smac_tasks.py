@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import sys
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zhixing.envs.layout import describe
+from zhixing.envs.skirmish import TASKS, SkirmishSMAC, random_play
+from zhixing.envs.smac_tasks import SmacEnv, knows, make, names
+from zhixing.errors import UserError
+
+
+def test_interface_is_that_of_smac() -> None:
+    battle = SkirmishSMAC("3m", seed=0)
+    about = {"state_shape": 48, "obs_shape": 30, "n_actions": 9, "n_agents": 3, "episode_limit": 60}
+    assert battle.get_env_info() == about
+    obs, state = battle.reset()
+    assert [one.shape for one in obs] == [(30,)] * 3
+    assert state.shape == (48,)
+    np.testing.assert_array_equal(obs, battle.get_obs())
+    np.testing.assert_array_equal(state, battle.get_state())
+    assert battle.get_avail_actions() == [[0, 1, 1, 1, 1, 1, 0, 0, 0]] * 3
+    assert battle.step([1, 1, 1]) == (0.0, False, {"battle_won": False, "dead_allies": 0, "dead_enemies": 0})
+    battle.close()
+
+
+def test_time_limit_is_told_in_smacs_way() -> None:
+    battle = SkirmishSMAC("3m", episode_limit=2)
+    battle.reset()
+    assert "episode_limit" not in battle.step([1, 1, 1])[2]
+    _, over, info = battle.step([1, 1, 1])
+    assert (over, info["episode_limit"], info["battle_won"]) == (True, True, False)
+    with pytest.raises(RuntimeError, match="reset it"):
+        battle.step([1, 1, 1])
+
+
+@pytest.mark.parametrize("map_name", ["3m", "2s3z"])
+def test_wrapped_interface_goes_as_the_native_task(map_name: str) -> None:
+    """For the same seed and actions, over several battles."""
+    task, env = TASKS[f"skirmish/{map_name}"](1), SmacEnv(partial(SkirmishSMAC, map_name))
+    rng, ends = np.random.default_rng(0), 0
+    obs, info = task.reset(7)
+    shown, told = env.reset(seed=7)
+    for _ in range(200):
+        np.testing.assert_array_equal(shown, obs[0])
+        for key in ("action_mask", "state", "alive"):
+            np.testing.assert_array_equal(told[key], info[key][0])
+        actions = random_play(task.battles, rng)
+        obs, reward, terminated, truncated, info = task.step(actions)
+        shown, paid, *over, told = env.step(actions[0])
+        np.testing.assert_array_equal(paid, reward[0])
+        assert over == [terminated[0], truncated[0]]
+        if any(over):
+            ends += 1
+            np.testing.assert_array_equal(shown, info["final_obs"][0])
+            np.testing.assert_array_equal(told["alive"], info["final_alive"][0])
+            assert {k: told[k] for k in ("won", "dead_allies", "dead_enemies")} == info["final_info"][0]
+            shown, told = env.reset()
+    assert ends >= 3
+
+
+def test_a_seed_repeats_and_none_goes_on() -> None:
+    env = SmacEnv(partial(SkirmishSMAC, "3m"))
+    first = env.reset(seed=1)[1]["state"]
+    assert not np.array_equal(first, env.reset()[1]["state"])
+    np.testing.assert_array_equal(first, env.reset(seed=1)[1]["state"])
+
+
+def test_layout_is_found() -> None:
+    spaces = describe(SmacEnv(partial(SkirmishSMAC, "3m")), "smac/3m").spaces
+    assert (spaces.num_agents, spaces.mask, spaces.state, spaces.alive) == (3, 9, 48, True)
+
+
+class Silent(SkirmishSMAC):
+    """As StarCraft2Env by default: it ends at the limit without a word of it."""
+
+    def step(self, actions: Any) -> tuple[float, bool, dict[str, Any]]:
+        reward, over, info = super().step(actions)
+        info.pop("episode_limit", None)
+        return reward, over, info
+
+
+class Crashing(SkirmishSMAC):
+    def step(self, actions: Any) -> tuple[float, bool, dict[str, Any]]:
+        self.reset()
+        return 0.0, True, {}
+
+
+@pytest.mark.parametrize("kind", [SkirmishSMAC, Silent, Crashing])
+def test_a_battle_that_nobody_lost_was_cut(kind: type[SkirmishSMAC]) -> None:
+    env = SmacEnv(partial(kind, "3m", episode_limit=1))
+    env.reset()
+    _, _, terminated, truncated, info = env.step(np.array([1, 1, 1]))
+    assert (terminated, truncated, info["won"]) == (False, True, False)
+
+
+def test_missing_package_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("smac", "smac.env", "smacv2", "smacv2.env"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=r"^smac/3m needs the game StarCraft II and the package smac \(pip install"):
+        make("smac/3m", {})
+
+
+def test_installed_package_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("smac.env")
+    module.StarCraft2Env = SkirmishSMAC  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "smac", ModuleType("smac"))
+    monkeypatch.setitem(sys.modules, "smac.env", module)
+    env = make("smac/2s3z", {"episode_limit": 4})
+    assert (env.num_agents, env.battle.get_env_info()["episode_limit"]) == (5, 4)
+    with pytest.raises(UserError, match="smac/3m has no option 'dificulty'"):
+        make("smac/3m", {"dificulty": 7})
+    with pytest.raises(UserError, match="has no option 'map_name': the map is in the name"):
+        make("smac/3m", {"map_name": "8m"})
+
+
+def test_names() -> None:
+    assert "smac/3m" in names()
+    assert knows("smac/corridor")
+    assert not knows("smac/4m")

@@ -1,0 +1,150 @@
+"""MADDPG (Lowe et al., 2017).   y_i = r_i + γ (1 - terminated) Q'_i(x', μ'_1(o'_1), ..., μ'_A(o'_A))
+
+Each agent acts by what it sees itself and has a critic of its own, of all observations x and all actions; the actor of
+agent i climbs Q_i(x, a_1, ..., μ_i(o_i), ..., a_A), the others' actions being those of the replay. Choices are one-hot
+in critics; the actor's gradient passes through Gumbel-softmax samples, one-hot forward (straight-through).
+Differs from the paper: critics see observations alone, also where the task tells a state; targets take each target
+actor's likeliest choice, not a sample; noise is normal, not a drifting process; no ensembles and no guesses of the
+others' policies; an agent that has left counts in no loss, does nothing in the joint action, and has no future.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from gymnasium.spaces import Discrete
+from torch import Tensor
+from torch.nn import functional as F
+
+from zhixing.algorithms import register
+from zhixing.batch import Batch
+from zhixing.config import ContinuousConfig, Fraction, NetConfig, NonNegative, PositiveFloat
+from zhixing.learner import Gradients, Learner
+from zhixing.nets.body import MakeNet
+from zhixing.nets.critics import check_box
+from zhixing.nets.team_critics import TeamActors, TeamCritics
+from zhixing.ops.distributions import MASKED
+from zhixing.ops.optim import Average
+from zhixing.ops.policy_gradient import mean_of
+from zhixing.spaces import Spaces
+from zhixing.team_policy import TeamActorPolicy
+from zhixing.tree import Tree
+
+
+class Config(ContinuousConfig):
+    updates_per_step: PositiveFloat = 0.25  # updates per environment step, on average
+    tau: Fraction = 0.01  # how far targets move towards the networks at each update
+    noise: NonNegative = 0.1  # continuous actions: spread of exploration, of the action's half range
+    gumbel_temperature: PositiveFloat = 1.0  # discrete actions: softness of the samples that gradients pass through
+    output_penalty: NonNegative = 1e-2  # weight of the actors' squared outputs, which keeps them off the flat ends
+    max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm, that of all agents together
+    net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="relu")
+
+
+@register("maddpg", "DDPG of each agent, with a critic that sees all observations and actions")
+class MADDPG(Learner):
+    settings = Config
+    metrics = ("critic_loss", "actor_loss", "q_mean", "grad_norm")
+    many_agents = True
+
+    def __init__(
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+    ) -> None:
+        self.discrete = isinstance(spaces.action, Discrete)
+        if not self.discrete:
+            check_box(spaces, cfg.algorithm)
+        super().__init__(cfg, spaces, device)
+        self.cfg = cfg
+        with self.building():
+            self.actor = TeamActors(spaces, cfg, net).to(self.device)
+            self.critics = TeamCritics(spaces, cfg, net).to(self.device)
+        clip = {"max_grad_norm": cfg.max_grad_norm}
+        self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr, **clip)
+        self.critic_optimizer = self.optimizer(self.critics.parameters(), cfg.lr, **clip)
+        self.target_actor, self.target_critics = copy.deepcopy(self.actor), copy.deepcopy(self.critics)
+        self.follow = [Average(self.target_actor, self.actor), Average(self.target_critics, self.critics)]
+        self.policy = TeamActorPolicy(spaces, self.actor, cfg.noise)
+
+    # --- actions as critics see them, [B,A,n] ---
+
+    def best(self, out: Tensor, mask: Tensor | None) -> Tensor:
+        """What actors do at their best, of what they say."""
+        return F.one_hot(_masked(out, mask).argmax(-1), out.shape[-1]).float() if self.discrete else out.tanh()
+
+    def differentiable(self, out: Tensor, mask: Tensor | None) -> Tensor:
+        """What actors do, for gradients to pass through: of choices a sample."""
+        if not self.discrete:
+            return out.tanh()
+        # the minus logarithm of an exponential clock is Gumbel noise, and the largest sum a fair draw of the softmax
+        noise = -torch.empty_like(out).exponential_(generator=self.rng).log()
+        soft = ((_masked(out, mask) + noise) / self.cfg.gumbel_temperature).softmax(-1)
+        hard = F.one_hot(soft.argmax(-1), out.shape[-1])
+        return hard + soft - soft.detach()
+
+    def taken(self, batch: Batch) -> Tensor:
+        action = F.one_hot(batch.action, self.spaces.num_actions).float() if self.discrete else batch.action
+        return _of_the_living(action, batch)
+
+    # --- losses ---
+
+    @torch.no_grad()
+    def target_value(self, batch: Batch) -> Tensor:
+        out = self.target_actor(batch.next_obs)
+        action = self.best(out, batch.next_mask if "mask" in batch else None)
+        future = self.target_critics(batch.next_obs, _of_the_living(action, batch, following=True))  # [B,A]
+        if "alive" in batch:
+            future = future * batch.next_alive
+        return batch.reward + (batch.discount * ~batch.terminated).unsqueeze(-1) * future
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Also returns the errors, for priorities, and the mean value."""
+        q = self.critics(batch.obs, self.taken(batch))  # [B,A]
+        counted = _counted(batch)
+        error = (q - self.target_value(batch)) * counted
+        losses = error.square().sum(-1)
+        weighted = losses * batch.weight if "weight" in batch else losses
+        size = error.detach().abs().sum(-1) / counted.sum(-1).clamp_min(1)
+        return weighted.mean(), size, mean_of(q.detach(), counted)
+
+    def actor_loss(self, batch: Batch) -> Tensor:
+        out = self.actor(batch.obs)
+        mine = _of_the_living(self.differentiable(out, batch.mask if "mask" in batch else None), batch)
+        own = torch.eye(self.spaces.num_agents, dtype=torch.bool, device=self.device)[:, None, :, None]
+        joint = torch.where(own, mine, self.taken(batch))  # [A,B,A,n]: for critic i only agent i's action is new
+        loss = self.cfg.output_penalty * out.square().mean(-1) - self.critics(batch.obs, joint)
+        return (loss * _counted(batch)).sum(-1).mean()
+
+    def gradients(self, batch: Batch) -> Gradients:
+        critic_loss, error, q_mean = self.critic_loss(batch)
+        actor_loss = self.actor_loss(batch)
+        found = {
+            "critic_optimizer": self.critic_optimizer.gradient(critic_loss),
+            "actor_optimizer": self.actor_optimizer.gradient(actor_loss),
+        }
+        metrics = {"critic_loss": critic_loss.detach(), "actor_loss": actor_loss.detach(), "q_mean": q_mean}
+        return Gradients(found, metrics, error)
+
+    def after_step(self) -> None:
+        for average in self.follow:
+            average.move(self.cfg.tau)
+
+    def value(self, obs: Tree) -> Tensor:
+        """Of each agent, `[B,A]`."""
+        return self.critics(obs, self.best(self.actor(obs), None))
+
+
+def _masked(out: Tensor, mask: Tensor | None) -> Tensor:
+    return out if mask is None else out.masked_fill(~mask, MASKED)
+
+
+def _counted(batch: Batch) -> Tensor:
+    """1 where an agent was there, `[B,A]`."""
+    return batch.alive.float() if "alive" in batch else torch.ones_like(batch.reward)
+
+
+def _of_the_living(action: Tensor, batch: Batch, following: bool = False) -> Tensor:
+    """Zeros for those who have left: what they are said to do mustn't look like a deed."""
+    if "alive" not in batch:
+        return action
+    return action * (batch.next_alive if following else batch.alive).unsqueeze(-1)
