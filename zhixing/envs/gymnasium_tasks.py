@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
@@ -17,11 +19,19 @@ EXTRAS = {
     "gymnasium.envs.box2d": "box2d",
     "gymnasium.envs.toy_text": "toy-text",
 }
+# packages that register tasks when they are imported: their extra, and how the ids begin
+PLUGINS = {
+    "gymnasium_robotics": ("robotics", ("Fetch", "Hand", "Adroit", "FrankaKitchen", "PointMaze", "AntMaze")),
+    "ale_py": ("atari", ("ALE/",)),
+}
 HIDDEN = ("phys2d/", "tabular/", "GymV")  # JAX versions of other tasks; doors to the old Gym
 
 
 def names() -> list[str]:
     """Ids that can be made, with their extra installed; only the newest version of each."""
+    for package in PLUGINS:
+        if find_spec(package) is not None:
+            importlib.import_module(package)
     newest: dict[tuple[str | None, str], EnvSpec] = {}
     for spec in registry.values():
         known = newest.get((spec.namespace, spec.name))
@@ -32,6 +42,8 @@ def names() -> list[str]:
 
 def knows(name: str) -> bool:
     """Also other versions of what there is: `make` then names the right one."""
+    if name not in registry:
+        _plug_in(name)
     return not name.startswith(HIDDEN) and (name in registry or _current(name) is not None)
 
 
@@ -59,6 +71,16 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
             raise unknown_option(name, unexpected[1], [*parameters(creator)[0], "max_episode_steps"]) from error
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise UserError(f"{name} can't be made with ({given}): {type(error).__name__}: {error}") from error
+
+
+def _plug_in(name: str) -> None:
+    """Import the package that registers this task, if one of those known does."""
+    for package, (extra, beginnings) in PLUGINS.items():
+        if name.startswith(beginnings):
+            try:
+                importlib.import_module(package)
+            except ImportError as error:
+                raise UserError(f"{name} needs the extra {extra!r}: pip install 'zhixing[{extra}]'") from error
 
 
 def missing_extra(name: str, error: Exception) -> UserError:
