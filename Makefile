@@ -32,8 +32,9 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-learn: install   ## the longer learning studies: every algorithm on the standard tasks
-	$(BIN)/python benchmarks/learn.py
+learn: install   ## the longer learning studies: every algorithm, memory and goals, teams
+	@failed=0; for study in learn memory_and_goals teams; do \
+	$(BIN)/python benchmarks/$$study.py || failed=1; done; exit $$failed
 
 bench: install   ## speed side by side with peers
 	$(BIN)/python benchmarks/fixed_work.py

@@ -78,7 +78,26 @@ def dqn(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-ALGORITHMS = {"ppo": ppo, "dqn": dqn}
+def qmix(row: dict[str, Any]) -> dict[str, Any]:
+    names = ("steps_per_iteration", "mixer_size", "hyper_size", "sync_every_updates")
+    return {
+        "env": {"name": row["env"], "N": row["num_agents"], "max_cycles": row["episode_steps"]},
+        "net": {"hidden_sizes": row["hidden_sizes"], "activation": row["activation"], "recurrent": "none"},
+        "share_weights": True,
+        "last_action": False,
+        "td_lambda": 0.0,
+        "updates_per_step": row["updates_per_iteration"] / (row["num_envs"] * row["steps_per_iteration"]),
+        "warmup_steps": 0,
+        "batch_size": row["batch_episodes"],
+        "replay": {"capacity": row["replay_capacity"]},
+        "tau": 1.0,
+        "epsilon_start": row["epsilon"],
+        "epsilon_end": row["epsilon"],
+        **{name: row[name] for name in names},
+    }
+
+
+ALGORITHMS = {"ppo": ppo, "dqn": dqn, "qmix": qmix}
 
 
 def main() -> None:

@@ -189,8 +189,8 @@ class MAPPO(Learner):
             "policy_loss": policy_loss.detach(),
             "value_loss": value_loss.detach(),
             "entropy": entropy.detach(),
-            "kl": sampled_kl(log_ratio.detach()),
-            "clip_fraction": clip_fraction(log_ratio.detach(), self.cfg.clip),
+            "kl": sampled_kl(log_ratio.detach(), counted),
+            "clip_fraction": clip_fraction(log_ratio.detach(), self.cfg.clip, counted),
         }
         return Gradients(found, metrics)
 
@@ -201,13 +201,15 @@ class MAPPO(Learner):
 
     def update(self, batch: Batch) -> Update:
         data = self.prepare(batch)
+        present = batch.alive if "alive" in batch else torch.ones_like(data.ret, dtype=torch.bool)
         if self.value_norm is not None:
-            self.value_norm.update(data.ret)
+            self.value_norm.update(data.ret[present])
         told = [
             self.apply(self.gradients(part)).metrics for _ in range(self.cfg.epochs) for part in self.minibatches(data)
         ]
-        self.actor.update_norm(batch.obs)  # after learning: the ratio compares policies under equal statistics
-        self.critic.update_norm(data.seen)
+        # after learning: the ratio compares policies under equal statistics
+        self.actor.update_norm(tree_map(lambda leaf: leaf[present], batch.obs))
+        self.critic.update_norm(tree_map(lambda leaf: leaf[present], data.seen))
         metrics = {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
-        metrics["explained_variance"] = explained_variance(data.value, data.ret)
+        metrics["explained_variance"] = explained_variance(data.value[present], data.ret[present])
         return Update(metrics)

@@ -116,14 +116,16 @@ class SAC(Learner):
         policy, alpha = self.actor(batch.obs, mask), self.temperature.detach()
         if isinstance(policy, Categorical):
             with torch.no_grad():
-                q = self.critics(batch.obs).amin(0)
+                q = self._climbed(self.critics(batch.obs))
             return (policy.logp.exp() * (alpha * policy.logp - q)).sum(-1).mean(), policy.entropy().detach().mean()
         assert isinstance(policy, SquashedGaussian)
         action, logp = policy.sample_with_logp(self.rng)
-        q = self.critics(batch.obs, action)
-        # the mean of an ensemble, the least of twins
-        value = q.mean(0) if self.cfg.target_critics < self.cfg.critics else q.amin(0)
+        value = self._climbed(self.critics(batch.obs, action))
         return (alpha * logp - value).mean(), -logp.detach().mean()
+
+    def _climbed(self, q: Tensor) -> Tensor:
+        """What the actor climbs, of estimates `[K,B,...]`: the mean of an ensemble, the least of twins."""
+        return q.mean(0) if self.cfg.target_critics < self.cfg.critics else q.amin(0)
 
     def temperature_loss(self, entropy: Tensor) -> Tensor:
         return self.log_temperature[0] * (entropy - self.target_entropy)

@@ -57,7 +57,13 @@ class ActorCritic(nn.Module):
         self.policy_head = PolicyHead(features, spaces, log_std)
         self.value_head = ValueHead(features)
         self._encoders = {encoder_of(self.actor), encoder_of(self.critic)}
-        if batched and not shared and isinstance(self.actor, Body) and isinstance(self.critic, Body):
+        if (
+            batched
+            and not shared
+            and cfg.hidden_sizes
+            and isinstance(self.actor, Body)
+            and isinstance(self.critic, Body)
+        ):
             encoder = self.actor.encoder
             if not list(encoder.parameters()):
                 self.encoder, self._encoders = encoder, {encoder}

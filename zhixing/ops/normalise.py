@@ -79,4 +79,5 @@ def normalised(x: Tensor, counted: Tensor | None = None) -> Tensor:
         return (x - x.mean()) / (x.std() + 1e-8) if x.numel() > 1 else x
     n = counted.sum().clamp_min(1)
     centred = x - (x * counted).sum() / n
-    return centred / ((centred.square() * counted).sum() / n).sqrt().clamp_min(1e-8)
+    spread = ((centred.square() * counted).sum() / n).sqrt().clamp_min(1e-8)
+    return torch.where(n > 1, centred / spread, x)  # one alone has no spread

@@ -36,13 +36,13 @@ def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: float, counted: Ten
     return -mean_of(torch.min(log_ratio.exp() * advantage, bound), counted)
 
 
-def sampled_kl(log_ratio: Tensor) -> Tensor:
+def sampled_kl(log_ratio: Tensor, counted: Tensor | None = None) -> Tensor:
     """KL(old, new) out of `log new - log old` of the old one's actions; never negative, little variance."""
-    return (torch.expm1(log_ratio) - log_ratio).mean()
+    return mean_of(torch.expm1(log_ratio) - log_ratio, counted)
 
 
-def clip_fraction(log_ratio: Tensor, clip: float) -> Tensor:
-    return (torch.expm1(log_ratio).abs() > clip).float().mean()
+def clip_fraction(log_ratio: Tensor, clip: float, counted: Tensor | None = None) -> Tensor:
+    return mean_of((torch.expm1(log_ratio).abs() > clip).float(), counted)
 
 
 def explained_variance(value: Tensor, ret: Tensor) -> Tensor:

@@ -1,0 +1,103 @@
+"""Corners where algorithms once went astray, each by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+import zhixing as zx
+from zhixing.batch import Batch
+from zhixing.spaces import Spaces
+
+OBS = Box(-9.0, 9.0, (1,), np.float32)
+ONE, TEAM = Spaces(OBS, Discrete(2)), Spaces(OBS, Discrete(2), num_agents=2, state=1)
+
+
+def make(name, spaces, **settings):
+    env = "toy/team-match" if spaces is TEAM else "Acrobot-v1"
+    return zx.algorithms.get(name).make(zx.config.load(algorithm=name, env=env, vector__num=1, **settings), spaces)
+
+
+@pytest.mark.parametrize("name", ["a2c", "ac", "pg", "ppo", "ppg", "trpo"])
+def test_networks_without_hidden_layers_act(name):
+    assert make(name, ONE, net__hidden_sizes=[]).net(torch.zeros(2, 1)).value.shape == (2,)
+
+
+def test_redqs_actor_of_choices_climbs_the_mean_too():
+    made = make("redq", ONE, net__hidden_sizes=[], critics=2, target_critics=1, temperature=1e-9)
+    with torch.no_grad():
+        made.critics.towers.weights[0].zero_()
+        made.critics.towers.biases[0].copy_(torch.tensor([[[6.0, 0.0]], [[-4.0, 0.0]]]))
+        made.actor.layers.linears[0].weight.zero_()
+        made.actor.layers.linears[0].bias.copy_(torch.tensor([50.0, 0.0]))  # the first action, always
+    assert made.actor_loss(Batch(obs=torch.zeros(1, 1)))[0].item() == pytest.approx(-(6 - 4) / 2)
+
+
+@pytest.mark.parametrize("baseline", [True, False])
+def test_a_single_known_return_is_not_normalised_to_nothing(baseline):
+    made = make("pg", ONE, baseline=baseline)
+    no = torch.zeros(1, 1, dtype=torch.bool)
+    shown = Batch(
+        obs=torch.ones(1, 1, 1),
+        next_obs=torch.ones(1, 1, 1),
+        action=torch.zeros(1, 1, dtype=torch.long),
+        reward=torch.full((1, 1), 5.0),
+        value=torch.zeros(1, 1),
+        terminated=~no,
+        truncated=no,
+    )
+    assert made.update(shown).metrics["policy_loss"].item() == pytest.approx(5 * np.log(2), rel=0.01)
+
+
+def team(made, **fields):
+    base = {
+        "obs": torch.zeros(1, 2, 1),
+        "seen": torch.zeros(1, 2, 1),
+        "action": torch.zeros(1, 2, dtype=torch.long),
+        "advantage": torch.ones(1, 2),
+        "ret": torch.ones(1, 2),
+        "alive": torch.tensor([[True, False]]),
+        "logp": torch.full((1, 2), float(np.log(0.5))),
+    }
+    return made.gradients(Batch(**{**base, **fields})).metrics
+
+
+def test_a_single_living_agent_is_not_normalised_to_nothing():
+    assert team(make("mappo", TEAM))["policy_loss"].item() == pytest.approx(-1.0, abs=0.01)
+
+
+def test_what_is_told_of_the_ratio_is_that_of_the_living():
+    told = team(make("mappo", TEAM), logp=torch.tensor([[float(np.log(0.5)), -5.0]]))
+    assert told["clip_fraction"].item() == 0.0
+    assert told["kl"].item() == pytest.approx(0.0, abs=0.01)
+
+
+def rollout(obs):
+    no, alive = torch.zeros(3, 1, dtype=torch.bool), torch.tensor([True, False]).expand(3, 1, 2)
+    return Batch(
+        obs=obs,
+        next_obs=obs,
+        state=torch.zeros(3, 1, 1),
+        next_state=torch.zeros(3, 1, 1),
+        action=torch.zeros(3, 1, 2, dtype=torch.long),
+        logp=torch.zeros(3, 1, 2),
+        reward=torch.full((3, 1, 2), 10.0),
+        terminated=~no,
+        truncated=no,
+        alive=alive,
+        next_alive=alive,
+    )
+
+
+def test_statistics_of_observations_are_those_of_the_living():
+    made = make("mappo", TEAM, normalise_obs=True)
+    made.update(rollout(torch.tensor([1.0, 5.0]).view(1, 1, 2, 1).expand(3, 1, 2, 1)))
+    assert made.actor.members[0].body.encoder.part("obs").norm.mean.item() == 1.0
+
+
+def test_ippos_statistics_of_returns_are_those_of_the_living():
+    made = make("ippo", TEAM)
+    made.update(rollout(torch.zeros(3, 1, 2, 1)))
+    assert made.value_norm.mean.item() == pytest.approx(10.0)

@@ -1,0 +1,592 @@
+"""MAPPO's and IPPO's advantages and losses by hand, what agents that have left are worth, and that they don't count."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from torch import Tensor
+
+import zhixing as zx
+from zhixing.algorithms.mappo import MAPPO
+from zhixing.batch import Batch
+from zhixing.errors import UserError
+from zhixing.ops.optim import Optimizer
+from zhixing.policy import Phase
+from zhixing.spaces import Spaces
+from zhixing.tree import tree_map
+
+OBS = Box(-999.0, 999.0, (1,), np.float32)
+SPACES = Spaces(OBS, Discrete(3), num_agents=3, state=1)
+HALVES = [math.log(0.5), math.log(0.25), math.log(0.25)]  # logits of a policy with entropy 1.5 ln 2
+ENTROPY = 1.5 * math.log(2)
+CHANCES = np.array([0.5, 0.25, 0.25])
+
+
+def learner(name: str = "mappo", spaces: Spaces = SPACES, **settings: Any) -> MAPPO:
+    base = {"net__hidden_sizes": [8], "vector__num": 1, "gamma": 0.5, "gae_lambda": 0.0, "max_grad_norm": None}
+    cfg = zx.config.load(algorithm=name, env="toy/team-match", **(base | settings))
+    made = zx.algorithms.get(name).make(cfg, spaces)
+    assert isinstance(made, MAPPO)
+    return made
+
+
+def plain(name: str = "mappo", **settings: Any) -> MAPPO:
+    """A linear network for each agent. Critics say 1, 10 and 100 times what they see, actors like the first action."""
+    off = {"share_weights": False, "normalise_value": False, "normalise_advantage": False, "entropy_coef": 0.0}
+    made = learner(name, **({"net__hidden_sizes": []} | off | settings))
+    with torch.no_grad():
+        for i in range(3):
+            critic: Any = made.critic.members[i].head
+            critic.linear.weight.fill_(10.0**i)
+            actor: Any = made.actor.members[i].head
+            actor.weight.zero_()
+            actor.bias.copy_(torch.tensor(HALVES))
+    return made
+
+
+def steps(*numbers: float) -> Tensor:
+    """`[T,1,1]`: a state, of one environment."""
+    return torch.tensor(numbers)[:, None, None]
+
+
+def at(t: int, length: int = 3) -> Tensor:
+    flag = torch.zeros(length, 1, dtype=torch.bool)
+    flag[t] = True
+    return flag
+
+
+def rollout(**fields: Any) -> Batch:
+    """Three steps through 1, 2 and 3, which is the state and what each agent sees. The second led to 7, the last to 8.
+    The agents are paid 1, 2 and 3 at each step."""
+    never = torch.zeros(3, 1, dtype=torch.bool)
+    now, then = steps(1.0, 2.0, 3.0), steps(2.0, 7.0, 8.0)
+    base = {
+        "obs": now[..., None].expand(3, 1, 3, 1),
+        "next_obs": then[..., None].expand(3, 1, 3, 1),
+        "state": now,
+        "next_state": then,
+        "action": torch.tensor([0, 1, 2]).expand(3, 1, 3),
+        "logp": torch.tensor(HALVES).expand(3, 1, 3),
+        "reward": torch.tensor([1.0, 2.0, 3.0]).expand(3, 1, 3),
+        "terminated": never,
+        "truncated": never,
+    }
+    return Batch(**{**base, **fields})
+
+
+def leaving(t: int, agent: int = 1) -> dict[str, Tensor]:
+    """One agent leaves with step `t`."""
+    alive = torch.ones(4, 1, 3, dtype=torch.bool)
+    alive[t + 1 :, :, agent] = False
+    return {"alive": alive[:-1], "next_alive": alive[1:]}
+
+
+def advantages(made: MAPPO, **fields: Any) -> list[list[float]]:
+    """Of each agent, step by step."""
+    data = made.prepare(rollout(**fields))
+    assert torch.allclose(data.ret, data.advantage + data.value)
+    return data.advantage[:, 0].T.tolist()
+
+
+def losses(**fields: Any) -> Batch:
+    """One time step of three agents, with ratios of 1.5, 0.5 and 1 and advantages 1, 1 and 2."""
+    base = {
+        "obs": torch.zeros(1, 3, 1),
+        "seen": torch.ones(1, 3, 1),
+        "action": torch.tensor([[0, 1, 2]]),
+        "logp": torch.tensor([HALVES]) - torch.tensor([[1.5, 0.5, 1.0]]).log(),
+        "advantage": torch.tensor([[1.0, 1.0, 2.0]]),
+        "ret": torch.tensor([[3.0, 10.0, 90.0]]),
+    }
+    return Batch(**{**base, **fields})
+
+
+LEFT = torch.tensor([[True, True, False]])
+
+
+def by_parameter(optimizer: Optimizer) -> dict[Tensor, Tensor]:
+    """What `gradient` found last."""
+    return dict(zip(optimizer.parameters, optimizer._places, strict=True))
+
+
+def of_the_logits(made: MAPPO, agent: int) -> list[float]:
+    return by_parameter(made.actor_optimizer)[made.actor.members[agent].head.bias].tolist()
+
+
+def taken(action: int) -> Any:
+    """The gradient of its log-probability by the logits."""
+    return np.eye(3)[action] - CHANCES
+
+
+def weights(made: MAPPO) -> list[Tensor]:
+    return [p.detach().clone() for net in (made.actor, made.critic) for p in net.parameters()]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
+
+
+# --- advantages ---
+
+
+def test_advantages_are_each_agents_own() -> None:
+    found = advantages(plain())
+    # r + 0.5 V' - V: 1 + 1 - 1, 1 + 1.5 - 2, and after the rollout 1 + 4 - 3
+    assert found[0] == pytest.approx([1.0, 0.5, 2.0])
+    assert found[1] == pytest.approx([2.0, -3.0, 12.0])  # 2 + 10 - 10, 2 + 15 - 20, 2 + 40 - 30
+    assert found[2] == pytest.approx([3.0, -47.0, 103.0])
+
+
+@pytest.mark.parametrize("name", ["mappo", "ippo"])
+def test_truncation_bootstraps_from_what_it_led_to_and_death_ends_the_future(name: str) -> None:
+    found = advantages(plain(name), truncated=at(1))
+    assert [own[1] for own in found] == pytest.approx([1 + 3.5 - 2, 2 + 35 - 20, 3 + 350 - 200])
+    found = advantages(plain(name), terminated=at(1))
+    assert [own[1] for own in found] == pytest.approx([1 - 2, 2 - 20, 3 - 200])
+    assert [own[0] for own in found] == pytest.approx([1.0, 2.0, 3.0])  # before it all is as it was
+
+
+def test_gae_weighs_steps_ahead_less_and_less() -> None:
+    # errors 1, 0.5, 2, each with 0.5 * 0.5 of what follows: 2, 0.5 + 0.5, 1 + 0.25
+    assert advantages(plain(gae_lambda=0.5))[0] == pytest.approx([1.25, 1.0, 2.0])
+    # the trace ends with the episode: 1 + 0.25 * 2.5
+    assert advantages(plain(gae_lambda=0.5), truncated=at(1))[0] == pytest.approx([1.625, 2.5, 2.0])
+
+
+def test_mappos_critic_sees_the_state_and_ippos_what_its_agent_sees() -> None:
+    obs = torch.tensor([4.0, 5.0, 6.0]).view(1, 1, 3, 1).expand(3, 1, 3, 1)
+    shown = rollout(obs=obs)
+    assert plain().prepare(shown).value[0, 0].tolist() == pytest.approx([1.0, 10.0, 100.0])
+    assert plain("ippo").prepare(shown).value[0, 0].tolist() == pytest.approx([4.0, 50.0, 600.0])
+
+
+def test_the_critic_of_a_task_without_a_state_sees_all_observations() -> None:
+    made = learner(spaces=Spaces(OBS, Discrete(3), num_agents=3))
+    obs = torch.tensor([[[4.0], [5.0], [6.0]]])
+    assert made.judged(Batch(obs=obs)).tolist() == [[[4.0, 5.0, 6.0]] * 3]
+    assert made.judged(Batch(obs=obs, next_obs=obs + 1), following=True).tolist() == [[[5.0, 6.0, 7.0]] * 3]
+
+
+# --- what those who have left are worth ---
+
+
+def test_to_a_team_who_has_left_is_worth_what_the_others_are_on_average() -> None:
+    made = plain()
+    data = made.prepare(rollout(**leaving(0)))
+    # of 2 and 200, 3 and 300
+    assert data.value[:, 0, 1].tolist() == pytest.approx([10.0, 101.0, 151.5])
+    found = data.advantage[:, 0].T.tolist()
+    # its last action is followed by the others' 101: 2 + 50.5 - 10. After the rollout they are worth 8 and 800
+    assert found[1] == pytest.approx([42.5, 2 + 75.75 - 101, 2 + 202 - 151.5])
+    assert found[0] == pytest.approx([1.0, 0.5, 2.0])  # they are worth what they were
+
+
+def test_to_a_team_who_has_left_by_a_truncated_step_is_worth_what_the_others_are_then() -> None:
+    found = advantages(plain(), truncated=at(1), **leaving(1))
+    # 7 and 700: 2 + 0.5 * 353.5 - 20
+    assert found[1][1] == pytest.approx(158.75)
+
+
+def test_a_team_that_has_left_is_worth_nothing() -> None:
+    nobody = torch.zeros(3, 1, 3, dtype=torch.bool)
+    assert plain().prepare(rollout(alive=nobody, next_alive=nobody)).value.abs().max() == 0
+
+
+def test_for_itself_who_has_left_is_worth_nothing_and_paid_nothing() -> None:
+    made = plain("ippo")
+    data = made.prepare(rollout(**leaving(0)))
+    assert data.value[:, 0, 1].tolist() == [10.0, 0.0, 0.0]
+    # its last action is still paid 2, and nothing follows
+    found = data.advantage[:, 0].T.tolist()
+    assert found[1] == pytest.approx([2.0 - 10, 0.0, 0.0])
+    assert found[0] == pytest.approx([1.0, 0.5, 2.0])
+    # also where it leaves by a truncated step, or by the rollout's last
+    assert advantages(made, truncated=at(1), **leaving(1))[1][1] == pytest.approx(2 - 20)
+    assert advantages(made, **leaving(2))[1][2] == pytest.approx(2 - 30)
+
+
+# --- losses ---
+
+
+def test_losses_by_hand() -> None:
+    made = plain(clip=0.2)
+    told = made.gradients(losses()).metrics
+    # min(1.5, 1.2) + min(0.5, 0.8) + 2
+    assert told["policy_loss"].item() == pytest.approx(-3.7 / 3, rel=1e-5)
+    # 1, 10 and 100 against 3, 10 and 90
+    assert told["value_loss"].item() == pytest.approx(104 / 3)
+    assert told["entropy"].item() == pytest.approx(ENTROPY)
+    assert told["clip_fraction"].item() == pytest.approx(2 / 3)
+    # the mean of r - 1 - ln r
+    assert told["kl"].item() == pytest.approx((0.5 - math.log(1.5) - 0.5 - math.log(0.5)) / 3, rel=1e-4)
+    # the first is clipped; the others have -r A / 3 of their log-probability's gradient
+    assert of_the_logits(made, 0) == pytest.approx([0.0] * 3)
+    assert of_the_logits(made, 1) == pytest.approx((-0.5 / 3 * taken(1)).tolist(), rel=1e-4)
+    assert of_the_logits(made, 2) == pytest.approx((-2 / 3 * taken(2)).tolist(), rel=1e-4)
+    critics = by_parameter(made.critic_optimizer)
+    errors = [critics[member.head.linear.bias].item() for member in made.critic.members]
+    assert errors == pytest.approx([-4 / 3, 0.0, 20 / 3])
+
+
+def test_losses_are_means_over_the_living() -> None:
+    made = plain(clip=0.2)
+    told = made.gradients(losses(alive=LEFT)).metrics
+    assert told["policy_loss"].item() == pytest.approx(-1.7 / 2, rel=1e-5)
+    assert told["value_loss"].item() == pytest.approx(4 / 2)
+    assert of_the_logits(made, 1) == pytest.approx((-0.5 / 2 * taken(1)).tolist(), rel=1e-4)
+
+
+def test_entropy_is_weighed_and_that_of_the_living_only() -> None:
+    made = plain(entropy_coef=0.3)
+    with torch.no_grad():
+        made.actor.members[2].head.bias.zero_()
+    told = made.gradients(losses(advantage=torch.zeros(1, 3), alive=LEFT)).metrics
+    assert told["entropy"].item() == pytest.approx(ENTROPY)  # with the third it would be more
+    # half of the entropy's gradient, -p (ln p + H)
+    expected = 0.3 / 2 * CHANCES * (np.log(CHANCES) + ENTROPY)
+    assert of_the_logits(made, 0) == pytest.approx(expected.tolist(), abs=1e-6)
+    assert of_the_logits(made, 2) == [0.0] * 3
+
+
+def test_advantages_are_normalised_over_the_living() -> None:
+    made = plain(normalise_advantage=True, clip=9.0)
+    shown = losses(advantage=torch.tensor([[4.0, 1.0, 1e6]]), alive=LEFT, logp=torch.tensor([HALVES]))
+    made.gradients(shown)
+    # mean 2.5, spread 1.5: 1 and -1
+    assert of_the_logits(made, 0) == pytest.approx((-0.5 * taken(0)).tolist(), rel=1e-4)
+    assert of_the_logits(made, 1) == pytest.approx((0.5 * taken(1)).tolist(), rel=1e-4)
+
+
+def test_a_forbidden_action_gets_no_gradient_and_is_never_taken() -> None:
+    made = plain(entropy_coef=0.1)
+    mask = torch.tensor([[True, True, False], [False, True, True], [True, True, True]])
+    told = made.gradients(losses(mask=mask[None], logp=torch.tensor([[2 / 3, 0.5, 0.25]]).log())).metrics
+    assert told["policy_loss"].item() == pytest.approx(-4 / 3)  # chances 2/3, 1/2 and 1/4: all ratios are 1
+    entropies = (math.log(3) - 2 / 3 * math.log(2)) + math.log(2) + ENTROPY
+    assert told["entropy"].item() == pytest.approx(entropies / 3)
+    assert of_the_logits(made, 0)[2] == of_the_logits(made, 1)[0] == 0.0
+    for phase in Phase:
+        rng, many = torch.Generator().manual_seed(0), mask.expand(999, 3, 3)
+        action = made.policy.act(torch.zeros(999, 3, 1), None, many, phase, rng, 0).action
+        assert many.gather(-1, action.unsqueeze(-1)).all()
+
+
+def test_masks_of_a_rollout_reach_the_losses() -> None:
+    mask = torch.tensor([True, True, False]).expand(3, 1, 3, 3)
+    assert torch.equal(plain().prepare(rollout(mask=mask)).mask, mask)
+
+
+# --- who has left doesn't count ---
+
+
+@pytest.mark.parametrize("name", ["mappo", "ippo"])
+def test_who_has_left_gets_no_gradient(name: str) -> None:
+    made = learner(name, share_weights=False, entropy_coef=0.1)
+    gone = torch.tensor([True, False, True]).expand(3, 1, 3)
+    made.gradients(made.prepare(rollout(alive=gone, next_alive=gone)).flatten())
+    for net, optimizer in ((made.actor, made.actor_optimizer), (made.critic, made.critic_optimizer)):
+        found = by_parameter(optimizer)
+        for member, counts in zip(net.members, (True, False, True), strict=True):
+            assert all((found[parameter].abs().sum() > 0) == counts for parameter in member.head.parameters())
+
+
+@pytest.mark.parametrize("name", ["mappo", "ippo"])
+@pytest.mark.parametrize("share_weights", [True, False])
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_what_is_shown_to_and_done_by_who_has_left_changes_nothing(
+    name: str, share_weights: bool, recurrent: str
+) -> None:
+    settings = {"share_weights": share_weights, "net__recurrent": recurrent, "net__recurrent_size": 4, "epochs": 2}
+    one, other = (learner(name, **settings, gae_lambda=0.9, minibatch_size=2) for _ in range(2))
+    hidden = {} if recurrent == "none" else {"hidden": tree_map(lambda leaf: leaf.expand(3, 1, 3, 4), memory(one))}
+    shown = rollout(**leaving(0), **hidden)
+    obs, following, action, logp = (getattr(shown, n).clone() for n in ("obs", "next_obs", "action", "logp"))
+    obs[1:, :, 1], following[:, :, 1], action[1:, :, 1], logp[1:, :, 1] = 55.0, -77.0, 2, -9.0
+    reward = shown.reward.clone()
+    if name == "ippo":  # a team is paid also after one has left
+        reward[1:, :, 1] = 1e3
+    one.update(shown)
+    other.update(shown.replace(obs=obs, next_obs=following, action=action, logp=logp, reward=reward))
+    assert same(weights(one), weights(other))
+    assert not same(weights(one), weights(learner(name, **settings)))
+    # what a living one is shown does change something
+    third = learner(name, **settings, gae_lambda=0.9, minibatch_size=2)
+    obs[1:, :, 2] = 55.0
+    third.update(shown.replace(obs=obs))
+    assert not same(weights(one), weights(third))
+
+
+def memory(made: MAPPO) -> Any:
+    return made.policy.initial_hidden(1)
+
+
+# --- values are normalised ---
+
+
+def test_values_are_learned_on_the_scale_of_returns() -> None:
+    made = plain(normalise_value=True)
+    assert made.value_norm is not None
+    made.value_norm.update(torch.tensor([8.0, 12.0]))  # mean 10, spread 2
+    # the critics say 1, 10 and 100: 10 + 2 * 1, ...
+    assert made.values(torch.ones(1, 3, 1)).tolist() == [pytest.approx([12.0, 30.0, 210.0])]
+    # returns that these values foretell leave no error; 16 is 3 on the critics' scale, two too many
+    exact = losses(ret=torch.tensor([[12.0, 30.0, 10.0 + 2 * 9.0]]), alive=LEFT)
+    assert made.gradients(exact).metrics["value_loss"].item() == pytest.approx(0.0, abs=1e-6)
+    off = losses(ret=torch.tensor([[16.0, 30.0, 0.0]]), alive=LEFT)
+    assert made.gradients(off).metrics["value_loss"].item() == pytest.approx(4 / 2, rel=1e-5)
+
+
+def test_normalising_and_back_gives_the_same_values() -> None:
+    made = learner()
+    assert made.value_norm is not None
+    made.value_norm.update(torch.tensor([-3.0, 4.0, 50.0]))
+    x = torch.tensor([-20.0, 0.0, 7.0, 90.0])
+    assert torch.allclose(made.value_norm.inverse(made.value_norm(x)), x, atol=1e-4)
+
+
+def test_the_statistics_of_returns_are_taken_before_learning() -> None:
+    made = plain(normalise_value=True, epochs=1, lr=1e-9)
+    shown = rollout()
+    ret = made.prepare(shown).ret  # the norm has seen nothing: values are what the critics say
+    told = made.update(shown).metrics["value_loss"]
+    assert made.value_norm is not None
+    assert made.value_norm.mean.item() == pytest.approx(ret.mean().item())
+    assert made.value_norm.var.item() == pytest.approx(ret.var(unbiased=False).item())
+    raw = torch.tensor([[1.0, 10.0, 100.0], [2.0, 20.0, 200.0], [3.0, 30.0, 300.0]])
+    target = (ret[:, 0] - ret.mean()) / ret.std(unbiased=False)
+    assert told.item() == pytest.approx((raw - target).square().mean().item(), rel=1e-4)
+
+
+def test_values_are_as_they_are_without_normalising() -> None:
+    made = plain()
+    assert made.value_norm is None
+    assert made.values(torch.ones(1, 3, 1)).tolist() == [pytest.approx([1.0, 10.0, 100.0])]
+
+
+# --- weights shared or not ---
+
+
+def test_agents_that_share_weights_are_told_their_numbers() -> None:
+    made = learner(net__hidden_sizes=[])
+    assert len(made.actor.members) == len(made.critic.members) == 1
+    with torch.no_grad():
+        head: Any = made.actor.members[0].head
+        head.weight.zero_()
+        head.weight[0] = torch.tensor([1.0, 2.0, 3.0, 10.0])  # of [number, observation]
+    out = made.actor(made.actor.inputs(torch.tensor([[[5.0], [5.0], [6.0]]]), None))[0]
+    assert out[0, :, 0].tolist() == pytest.approx([51.0, 52.0, 63.0])
+
+
+def test_agents_with_their_own_weights_learn_nothing_from_each_other() -> None:
+    made = learner(share_weights=False)
+    assert len(made.actor.members) == len(made.critic.members) == 3
+    out = made.actor(made.actor.inputs(torch.ones(1, 3, 1), None))[0]
+    assert not torch.equal(out[0, 0], out[0, 1])
+    made.gradients(losses())
+    first = {p: g.clone() for p, g in by_parameter(made.actor_optimizer).items()}
+    made.gradients(losses(obs=torch.tensor([[[0.0], [3.0], [0.0]]]), action=torch.tensor([[0, 0, 2]])))
+    second = by_parameter(made.actor_optimizer)
+    changed = [any(not torch.equal(first[p], second[p]) for p in member.parameters()) for member in made.actor.members]
+    assert changed == [False, True, False]
+
+
+def test_agents_that_share_weights_learn_from_all() -> None:
+    made = learner(normalise_advantage=False, entropy_coef=0.0, clip=9.0)
+    shown = losses(logp=torch.zeros(1, 3), obs=torch.tensor([[[1.0], [2.0], [3.0]]]))
+    whole = made.gradients(shown).by_optimizer["actor_optimizer"][0].clone()
+    parts = []
+    for agent in range(3):
+        alone = losses(logp=torch.zeros(1, 3), obs=shown.obs, alive=torch.eye(3, dtype=torch.bool)[agent][None])
+        parts.append(made.gradients(alone).by_optimizer["actor_optimizer"][0].clone())
+    assert all(part.abs().sum() > 0 for part in parts)
+    assert torch.allclose(whole, torch.stack(parts).mean(0), atol=1e-7)
+
+
+# --- minibatches and memory ---
+
+
+def wide(length: int, envs: int) -> Batch:
+    """A rollout whose advantages number its steps: `[T,N,A]`, all agents of a step have the same."""
+    numbers = torch.arange(float(length * envs)).view(length, envs, 1).expand(length, envs, 3)
+    return Batch(obs=numbers[..., None], advantage=numbers, ret=numbers)
+
+
+def test_minibatches_cover_each_step_once_with_all_its_agents() -> None:
+    made = learner(minibatch_size=4)
+    parts = [part.advantage for part in made.minibatches(wide(6, 2))]
+    assert [part.shape for part in parts] == [(4, 3)] * 3
+    assert all(torch.equal(part[:, 0], part[:, agent]) for part in parts for agent in (1, 2))
+    assert torch.cat(parts)[:, 0].sort().values.tolist() == list(range(12))
+
+
+def test_the_number_of_updates_is_epochs_times_minibatches() -> None:
+    for size, updates in ((1, 3 * 3), (2, 3 * 2), (100, 3)):
+        made = learner(epochs=3, minibatch_size=size)
+        made.update(rollout())
+        assert made.updates == updates
+
+
+@pytest.mark.parametrize("last_action", [True, False])
+@pytest.mark.parametrize("share_weights", [True, False])
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_recurrent_minibatches_say_what_stepping_through_them_says(
+    kind: str, share_weights: bool, last_action: bool
+) -> None:
+    settings = {"net__recurrent": kind, "net__recurrent_size": 4, "vector__num": 4, "minibatch_size": 10}
+    made = learner(**settings, share_weights=share_weights, last_action=last_action, entropy_coef=0.1)
+    T, N, rng = 5, 4, torch.Generator().manual_seed(0)
+    obs = torch.randn(T, N, 3, 1, generator=rng)
+    ended = torch.zeros(T, N, dtype=torch.bool)
+    ended[1, 2] = True  # the agents of the third environment forget after their second step
+    logps, entropies, actions, memories = [], [], [], []
+    hidden = made.policy.initial_hidden(N)
+    hidden = tree_map(lambda leaf: torch.randn(leaf.shape, generator=rng), hidden)  # of what was before
+    for t in range(T):
+        memories.append(tree_map(torch.Tensor.detach, hidden))
+        out, _ = made.policy.look(obs[t], hidden)
+        decision = made.policy.act(obs[t], hidden, None, Phase.COLLECT, rng, 0)
+        chances = made.chances(out)
+        actions.append(decision.action)
+        logps.append(chances.log_prob(decision.action))
+        entropies.append(chances.entropy())
+        keep = (~ended[t]).float().view(N, 1, 1)
+        hidden = tree_map(lambda leaf, keep=keep: leaf * keep, decision.hidden)
+    logp, entropy = torch.stack(logps), torch.stack(entropies)
+    shown = Batch(
+        obs=obs,
+        next_obs=obs,
+        state=obs[..., 0, :],
+        next_state=obs[..., 0, :],
+        action=torch.stack(actions),
+        logp=logp.detach(),
+        hidden=tree_map(lambda *parts: torch.stack(parts), *memories),
+        reward=torch.randn(T, N, 3, generator=rng),
+        terminated=torch.zeros(T, N, dtype=torch.bool),
+        truncated=ended,
+    )
+    data = made.prepare(shown)
+    columns = []
+    for part in made.minibatches(data):
+        assert part.ret.shape == (5, 2, 3)  # 10 steps are two whole sequences of 5
+        n = [int((data.obs[0, :, 0, 0] == first).nonzero()) for first in part.obs[0, :, 0, 0]]
+        columns += n
+        said, spread = made.decisions(part)
+        assert torch.allclose(said, logp[:, n], atol=1e-6)
+        assert torch.allclose(spread, entropy[:, n], atol=1e-6)
+        # the critic has no memory: its loss is that of all rows alike
+        expected = (made.critic(made.critic.inputs(part.seen.flatten(0, 1), None))[0] - part.ret.flatten(0, 1)) ** 2
+        assert made.value_loss(part, None).item() == pytest.approx(expected.mean().item(), rel=1e-4)
+    assert sorted(columns) == [0, 1, 2, 3]
+    # and so is the gradient through all steps
+    advantage = (data.advantage - data.advantage.mean()) / data.advantage.std()
+    loss = -((logp - logp.detach()).exp() * advantage).mean() - 0.1 * entropy.mean()
+    found = made.gradients(data).by_optimizer["actor_optimizer"][0].clone()
+    assert torch.allclose(found, made.actor_optimizer.gradient(loss)[0], atol=1e-6)
+
+
+def test_only_actors_have_memory() -> None:
+    made = learner(net__recurrent="gru")
+    assert made.actor.recurrent
+    assert not made.critic.recurrent
+    assert set(made.fields) == {"logp", "hidden"}
+    assert set(learner().fields) == {"logp"}
+
+
+# --- updates ---
+
+
+def test_critic_lr_is_the_critics_alone() -> None:
+    made = learner(lr=1e-4, critic_lr=1e-2, epochs=1)
+    nets = (made.actor, made.critic)
+    before = [[p.detach().clone() for p in net.parameters()] for net in nets]
+    made.update(rollout())
+    # Adam's first step is as long as the learning rate
+    for net, start, lr in zip(nets, before, (1e-4, 1e-2), strict=True):
+        longest = max((p - old).abs().max().item() for p, old in zip(net.parameters(), start, strict=True))
+        assert longest == pytest.approx(lr, rel=0.05)
+
+
+def test_actor_and_critic_are_clipped_each_to_the_norm() -> None:
+    made = learner(max_grad_norm=0.01, epochs=1)
+    assert made.update(rollout()).metrics["grad_norm"].item() > 0.01  # what is told is the norm before clipping
+    for optimizer in (made.actor_optimizer, made.critic_optimizer):
+        # Adam's first moment is a tenth of what it was given
+        assert optimizer.first_moment[0].norm().item() == pytest.approx(0.1 * 0.01, rel=1e-3)
+
+
+def test_observations_are_taken_into_the_statistics_after_learning() -> None:
+    made = learner(normalise_obs=True)
+    norms = [net.members[0].body.encoder.part("obs").norm for net in (made.actor, made.critic)]
+    counts: list[float] = []
+    with mock.patch.object(made, "gradients", wraps=made.gradients) as calls:
+        calls.side_effect = lambda data: counts.extend(norm.count.item() for norm in norms) or mock.DEFAULT
+        made.update(rollout())
+    assert set(counts) == {0.0}
+    for norm in norms:
+        # three steps of three agents
+        assert (norm.mean.item(), norm.count.item()) == (2.0, 9.0)
+
+
+def test_the_spread_of_continuous_actions_is_learned() -> None:
+    spaces = Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32), num_agents=3, state=1)
+    made = learner(spaces=spaces, lr=1e-3, epochs=1)
+    action = torch.tensor([0.3, -0.2]).expand(3, 1, 3, 2)
+    assert made.chances.log_std.tolist() == [0.0, 0.0]
+    made.update(rollout(action=action))
+    assert made.chances.log_std.abs().tolist() == pytest.approx([1e-3] * 2, rel=0.05)
+
+
+def test_value_is_each_agents_and_unknown_where_only_the_state_tells_it() -> None:
+    found = plain("ippo").value(torch.tensor([[[4.0], [5.0], [6.0]]]))
+    assert found is not None
+    assert found.tolist() == [pytest.approx([4.0, 50.0, 600.0])]
+    assert learner().value(torch.zeros(1, 3, 1)) is None
+    joined = learner(spaces=Spaces(OBS, Discrete(3), num_agents=3)).value(torch.zeros(2, 3, 1))
+    assert joined is not None
+    assert joined.shape == (2, 3)
+
+
+# --- what is refused, saved and told ---
+
+
+def test_what_it_cannot_do_is_refused_by_name() -> None:
+    parts = Spaces(Dict({"a": OBS}), Discrete(3), num_agents=3)
+    with pytest.raises(UserError, match="mappo needs a global state: this task gives none"):
+        learner(spaces=parts)
+    assert learner("ippo", parts).value({"a": torch.zeros(2, 3, 1)}) is not None  # its critics need none
+    for name in ("mappo", "ippo"):
+        with pytest.raises(UserError, match=f"{name} is for tasks of many agents"):
+            learner(name, Spaces(OBS, Discrete(3)))
+        with pytest.raises(UserError, match=r"actions .* can't be taken; allowed are Discrete, MultiDiscrete and a"):
+            learner(name, Spaces(OBS, Dict({"a": Discrete(2)}), num_agents=3, state=1))
+
+
+@pytest.mark.parametrize("name", ["mappo", "ippo"])
+def test_state_round_trip_gives_the_same_next_update(name: str) -> None:
+    settings = {"normalise_obs": True, "minibatch_size": 2, "epochs": 2}
+    made, other = learner(name, **settings), learner(name, **settings, seed=9)
+    made.update(rollout(**leaving(1)))
+    other.load_state_dict(made.state_dict())
+    for _ in range(2):
+        first, second = made.update(rollout()), other.update(rollout())
+        assert all(torch.equal(first.metrics[name], second.metrics[name]) for name in first.metrics)
+    assert same(weights(made), weights(other))
+
+
+def test_what_an_update_tells_is_what_it_names() -> None:
+    assert set(learner().update(rollout()).metrics) == set(MAPPO.metrics)
+
+
+def test_explained_variance_by_hand() -> None:
+    made = plain(gamma=0.0, epochs=1)
+    # the return is the reward: twice the value, 1, 10 and 100 times the state
+    value = torch.tensor([1.0, 10.0, 100.0]) * steps(1.0, 2.0, 3.0)
+    told = made.update(rollout(reward=2 * value)).metrics["explained_variance"]
+    # what is left has the variance of the value, the return four times that
+    assert told.item() == pytest.approx(0.75, rel=1e-5)
