@@ -37,7 +37,7 @@ def test_every_back_end_resumes_exactly(name: str, backend: str, small: Callable
 
 def stop_and_resume(cfg: RunConfig, tmp_path: Path) -> None:
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
-    first, second = sorted(np.random.default_rng().integers(1, 600, 2))
+    first, second = sorted(np.random.default_rng().integers(1, 500, 2))
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, tmp_path / "parts", [StopAt(first)], quiet=True).run()
     try:

@@ -80,7 +80,7 @@ WRONG = {
     "own task without that name": (["train", "ppo", "--env", "tasks:Forevr"], "did you mean 'Forever'"),
     "own learner that isn't there": (["train", "no_such_module:It", "--env", "CartPole-v1"], "no_such_module"),
     "what to list": (["list", "algos"], "did you mean 'algorithms'"),
-    "unknown algorithm to show": (["show", "dnq"], "did you mean 'dqn'"),
+    "unknown algorithm to show": (["show", "dqnn"], "did you mean 'dqn'"),
 }
 
 

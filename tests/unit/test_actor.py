@@ -205,7 +205,7 @@ def test_summary_by_hand() -> None:
         "mean_length": 15.0,
         "episodes": 2,
         "lives": 2.0,  # over those that tell it
-        "won": 0.5,
+        "win_rate": 0.5,
     }
 
 

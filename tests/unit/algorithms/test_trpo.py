@@ -78,7 +78,7 @@ def test_what_is_told_of_the_kl_is_the_divergence_between_old_and_new() -> None:
     """Also of the spread of continuous actions, which is a weight itself and moves under the old policy's feet."""
     trpo = learner(CONTINUOUS, max_kl=0.05, damping=1e-3)
     batch = rollout(trpo)
-    before = trpo.net.policy_head.log_std.detach().clone()
+    before = trpo.net.policy_head.chances.log_std.detach().clone()
     obs = batch.obs.flatten(0, 1)
     mean = trpo.net(obs).distribution.mean.detach()
     metrics = trpo.update(batch).metrics
@@ -86,7 +86,7 @@ def test_what_is_told_of_the_kl_is_the_divergence_between_old_and_new() -> None:
     ratio = (before - new.log_std).detach()
     shift = (mean - new.mean.detach()) / new.log_std.exp().detach()
     kl = (0.5 * (torch.exp(2 * ratio) + shift**2 - 1) - ratio).sum(-1).mean()
-    assert not torch.equal(before, trpo.net.policy_head.log_std)
+    assert not torch.equal(before, trpo.net.policy_head.chances.log_std)
     assert metrics["kl"].item() == pytest.approx(kl.item(), rel=1e-3)
 
 
