@@ -52,8 +52,15 @@ def test_every_setting_is_read(
         try:
             zx.Session(small(algorithm, env_steps=400, **always, **way), tmp_path / str(i), quiet=True).run()
         except zx.UserError as refused:
-            assert "recurrent" in str(refused) or "Prioritized" in str(refused)  # by name
-            read.add("NetConfig.recurrent_size")
+            assert "recurrent" in str(refused) or "replay.prioritized" in str(refused)  # by name
+            read |= (
+                {"NetConfig.recurrent_size"}
+                if "recurrent" in str(refused)
+                else {
+                    "ReplayConfig.alpha",
+                    "ReplayConfig.beta_start",
+                }
+            )
     if "ReplayConfig.hindsight" in read:
         read.add("ReplayConfig.hindsight_ratio")  # on tasks with goals: tests/unit/buffers/test_relabel.py
     missing = fields_of(model) - read

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from zhixing.algorithms import register
 from zhixing.batch import Batch
 from zhixing.config import Fraction, NetConfig, Positive, PositiveFloat, ValueConfig
+from zhixing.errors import UserError
 from zhixing.learner import Gradients, Learner
 from zhixing.nets.body import MakeNet
 from zhixing.nets.mixers import MonotonicMixer, SumMixer
@@ -92,6 +93,9 @@ class QMIX(Learner):
         mixer: MakeMixer,
     ) -> None:
         check_discrete(cfg, spaces)
+        for name, only in (("prioritized", False), ("n_step", 1), ("hindsight", False)):
+            if getattr(cfg.replay, name) != only:
+                raise UserError(f"{cfg.algorithm} learns from whole episodes: set replay.{name}={str(only).lower()}")
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         with self.building():

@@ -44,7 +44,7 @@ def describe(env: gym.Env[Any, Any], name: str) -> Layout:
     if isinstance(env.action_space, (Dict, Tuple)):
         raise UserError(f"{name} has the action space {env.action_space}; wrap the task so that it takes one array")
     space_fields(env.action_space)
-    num_agents = int(getattr(env, "num_agents", 1))
+    num_agents = int(getattr(env.unwrapped, "num_agents", 1))  # a wrapper hides it
     agents = () if num_agents == 1 else (num_agents,)
     for field, where in zip(tree_leaves(space_fields(space)), paths, strict=True):
         found = np.shape(follow(obs, where))

@@ -104,7 +104,8 @@ def priorities(errors: Tensor, batch: Batch) -> Tensor:
 def check_discrete(cfg: ValueConfig, spaces: Spaces) -> None:
     if not isinstance(spaces.action, Discrete):
         raise UserError(
-            f"{cfg.algorithm} needs Discrete actions, this task has {spaces.action} (for those there is ppo)"
+            f"{cfg.algorithm} needs Discrete actions, this task has {spaces.action} "
+            f"(for those there is {'mappo' if spaces.agents else 'ppo'})"
         )
 
 
