@@ -158,7 +158,8 @@ class GreedyPolicy(Policy):
         epsilon = self.eval_epsilon if phase is Phase.EVAL else self.epsilon(env_steps)
         if epsilon > 0:
             explore = torch.rand(num, generator=rng, device=rng.device) < epsilon
-            best = torch.where(explore, self.random_action(num, mask, rng), best)
+            if rng.device.type != "cpu" or explore.any():  # elsewhere asking costs more than an action
+                best = torch.where(explore, self.random_action(num, mask, rng), best)
         return Decision(best, hidden=hidden)
 
 

@@ -38,11 +38,11 @@ from zhixing.tree import Tree
 
 
 class Losses(NamedTuple):
-    """Of each step `[B]`: the loss, the value of the action taken, and how wrong it was, for priorities."""
+    """Of each step `[B]`: the loss, the value of the action taken, and how wrong it was, where priorities need it."""
 
     loss: Tensor
     q: Tensor
-    error: Tensor
+    error: Tensor | None
 
 
 class ValueLearner(Learner):
@@ -93,7 +93,7 @@ class ValueLearner(Learner):
         loss = (losses * steps.weight).mean() if "weight" in steps else losses.mean()
         gradient = self.q_optimizer.gradient(loss)
         metrics = {"loss": loss.detach(), "q_mean": q.detach().mean()}
-        return Gradients({"q_optimizer": gradient}, metrics, priorities(error, batch))
+        return Gradients({"q_optimizer": gradient}, metrics, None if error is None else priorities(error, batch))
 
     def after_step(self) -> None:
         if self.updates % self.cfg.sync_every_updates == 0:

@@ -49,11 +49,15 @@ class DQN(ValueLearner):
     @torch.no_grad()
     def target_value(self, batch: Batch, steps: Batch) -> Tensor:
         next_q = self.said_next(self.target, batch)
-        chooser = self.said_next(self.net, batch) if self.double else next_q
-        best = next_q.gather(-1, best_next(chooser, steps).unsqueeze(-1)).squeeze(-1)
+        if not self.double and "next_mask" not in steps:
+            best = next_q.amax(-1)  # the same as below, in half the time
+        else:
+            chosen = best_next(self.said_next(self.net, batch) if self.double else next_q, steps)
+            best = next_q.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
         return steps.reward + steps.discount * ~steps.terminated * best
 
     def losses(self, batch: Batch, steps: Batch) -> Losses:
         q = self.said(self.net, batch).gather(-1, steps.action.unsqueeze(-1)).squeeze(-1)  # [B]
         target = self.target_value(batch, steps)
-        return Losses(self.error(q, target, reduction="none"), q, (target - q.detach()).abs())
+        error = (target - q.detach()).abs() if "weight" in steps else None
+        return Losses(self.error(q, target, reduction="none"), q, error)
