@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from zhixing.batch import Batch
 from zhixing.config import NetConfig
 from zhixing.errors import UserError
-from zhixing.nets.body import MakeNet, encoder_of, example, is_recurrent, make_body, num_features, unroll
+from zhixing.nets.body import MakeNet, encoder_of, example, hidden_fields, is_recurrent, make_body, num_features, unroll
 from zhixing.spaces import Spaces, space_fields
 from zhixing.tree import Field, Tree, tree_leaves, tree_map
 
@@ -65,6 +65,8 @@ class TeamNet(nn.Module):
         settings = {"normalise": normalise, "orthogonal_init": orthogonal_init}
         self.members = nn.ModuleList([Member(self.space, cfg, make_net, head, **settings) for _ in range(copies)])
         self.recurrent = is_recurrent(self.members[0].body)  # type: ignore[arg-type]
+        # asked for at every update, so found out once
+        self._memory = hidden_fields(self.members[0].body(example(self.space), None)[1]) if self.recurrent else None  # type: ignore[operator]
         self.numbers: Tensor
         self.register_buffer("numbers", torch.eye(self.num_agents), persistent=False)
 
@@ -126,12 +128,10 @@ class TeamNet(nn.Module):
 
     def initial_memory(self, num: int) -> Tree:
         """Zeros `[num,A,...]`; None without memory."""
-        if not self.recurrent:
+        if self._memory is None:
             return None
-        member: Any = self.members[0]
-        device = self.numbers.device
-        memory = member.body(example(self.space, device=device), None)[1]
-        return tree_map(lambda leaf: leaf.detach().new_zeros(num, self.num_agents, *leaf.shape[1:]), memory)
+        lead, device = (num, self.num_agents), self.numbers.device
+        return tree_map(lambda field: torch.zeros(*lead, *field.shape, device=device), self._memory)
 
     def initial_hidden(self, num: int) -> Tree:
         """What a policy remembers at the start of episodes; None for one that remembers nothing."""
