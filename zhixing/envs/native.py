@@ -12,7 +12,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from zhixing.envs import smax_tasks
 from zhixing.envs.arrays import Array
 from zhixing.envs.mpe_spread import NativeSpread
-from zhixing.envs.skirmish.native import TASKS as SKIRMISHES
+from zhixing.envs.skirmish.native import NATIVE as SKIRMISHES
 from zhixing.envs.slots import Numbers, State
 from zhixing.envs.vector import Info, Result, VectorEnv
 from zhixing.errors import EnvCrashError, UserError

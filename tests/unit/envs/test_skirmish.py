@@ -10,7 +10,7 @@ import pytest
 from zhixing.envs.serial import SerialVectorEnv
 from zhixing.envs.skirmish import (
     MAPS,
-    TASKS,
+    NATIVE,
     Battles,
     SkirmishEnv,
     attack_nearest,
@@ -248,7 +248,7 @@ def test_names_and_options() -> None:
 @pytest.mark.parametrize("map_name", MAPS)
 def test_one_battle_goes_as_one_of_many(map_name: str) -> None:
     """From the same starts with the same actions, through many ends, everything is equal to the bit."""
-    task, rng = TASKS[f"skirmish/{map_name}"](5), np.random.default_rng(0)
+    task, rng = NATIVE[f"skirmish/{map_name}"](5), np.random.default_rng(0)
     singles = [SkirmishEnv(map_name) for _ in range(5)]
     obs, info = task.reset(3)
 
@@ -290,7 +290,7 @@ def test_one_battle_goes_as_one_of_many(map_name: str) -> None:
 
 
 def test_forms_of_the_native_task() -> None:
-    task = TASKS["skirmish/3m"](4)
+    task = NATIVE["skirmish/3m"](4)
     assert task.spaces.num_agents == 3
     obs, info = task.reset(0)
     for _ in range(80):
@@ -311,7 +311,7 @@ def test_forms_of_the_native_task() -> None:
 
 
 def test_seeds_repeat() -> None:
-    task = TASKS["skirmish/8m"](3)
+    task = NATIVE["skirmish/8m"](3)
     first, _ = task.reset(4)
     assert not np.array_equal(first, task.reset(None)[0])
     np.testing.assert_array_equal(first, task.reset(4)[0])
@@ -326,7 +326,7 @@ def test_snapshot_in_mid_battle_goes_on_exactly() -> None:
             shown.append([np.copy(x).tolist() for x in (obs, reward, terminated, truncated, info["state"])])
         return shown
 
-    task, other = TASKS["skirmish/2s3z"](3), TASKS["skirmish/2s3z"](3)
+    task, other = NATIVE["skirmish/2s3z"](3), NATIVE["skirmish/2s3z"](3)
     task.reset(0)
     play(task, 1)
     state = task.state_dict()

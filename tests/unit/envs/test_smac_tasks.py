@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zhixing.envs.layout import describe
-from zhixing.envs.skirmish import TASKS, SkirmishSMAC, random_play
+from zhixing.envs.skirmish import NATIVE, SkirmishSMAC, random_play
 from zhixing.envs.smac_tasks import SmacEnv, knows, make, names
 from zhixing.errors import UserError
 
@@ -41,7 +41,7 @@ def test_time_limit_is_told_in_smacs_way() -> None:
 @pytest.mark.parametrize("map_name", ["3m", "2s3z"])
 def test_wrapped_interface_goes_as_the_native_task(map_name: str) -> None:
     """For the same seed and actions, over several battles."""
-    task, env = TASKS[f"skirmish/{map_name}"](1), SmacEnv(partial(SkirmishSMAC, map_name))
+    task, env = NATIVE[f"skirmish/{map_name}"](1), SmacEnv(partial(SkirmishSMAC, map_name))
     rng, ends = np.random.default_rng(0), 0
     obs, info = task.reset(7)
     shown, told = env.reset(seed=7)

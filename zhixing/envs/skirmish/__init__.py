@@ -8,14 +8,14 @@ from typing import Any
 from zhixing.envs.options import check_options
 from zhixing.envs.skirmish.battles import Battles
 from zhixing.envs.skirmish.env import SkirmishEnv
-from zhixing.envs.skirmish.native import TASKS, NativeSkirmish
+from zhixing.envs.skirmish.native import NATIVE, NativeSkirmish
 from zhixing.envs.skirmish.scripts import attack_nearest, focus_fire, random_play
 from zhixing.envs.skirmish.smac import SkirmishSMAC
 from zhixing.envs.skirmish.units import MAPS
 
 __all__ = [
     "MAPS",
-    "TASKS",
+    "NATIVE",
     "Battles",
     "NativeSkirmish",
     "SkirmishEnv",
@@ -30,11 +30,11 @@ __all__ = [
 
 
 def names() -> list[str]:
-    return list(TASKS)
+    return list(NATIVE)
 
 
 def knows(name: str) -> bool:
-    return name in TASKS
+    return name in NATIVE
 
 
 def make(name: str, options: dict[str, Any]) -> SkirmishEnv:

@@ -18,7 +18,7 @@ from zhixing.spaces import Spaces
 
 
 class NativeSkirmish:
-    """One map of it; `TASKS` has a class for each."""
+    """One map of it; `NATIVE` has a class for each."""
 
     options: ClassVar[frozenset[str]] = frozenset({"episode_limit", "render_mode"})
     tells: ClassVar[tuple[str, ...]] = ("won",)
@@ -86,6 +86,6 @@ def spaces_of(views: Views) -> Spaces:
     )
 
 
-TASKS: dict[str, Any] = {
+NATIVE: dict[str, Any] = {
     f"skirmish/{name}": type(f"NativeSkirmish_{name}", (NativeSkirmish,), {"map_name": name}) for name in MAPS
 }
