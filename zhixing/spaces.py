@@ -101,8 +101,10 @@ class Spaces:
     def to_env(self, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """From a policy's scale to the task's: bounded continuous actions live in [-1, 1] in policies and storage."""
         box = self.action
-        if isinstance(box, (Discrete, MultiDiscrete)):
-            return action + box.start if np.any(box.start) else action
+        if isinstance(box, Discrete):
+            return action + box.start if box.start else action
+        if isinstance(box, MultiDiscrete):
+            return action + box.start
         if not isinstance(box, Box) or not box.is_bounded():
             return action
         return box.low + (np.clip(action, -1.0, 1.0) + 1.0) * (0.5 * (box.high - box.low))

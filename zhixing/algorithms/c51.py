@@ -25,6 +25,7 @@ from zhixing.nets.heads import AtomsHead, DuelingHead
 from zhixing.nets.noisy import NoisyLinear
 from zhixing.nets.qnet import best_next, of_action
 from zhixing.ops.projections import categorical_projection
+from zhixing.ops.returns import td_target
 from zhixing.spaces import Spaces
 from zhixing.value_learner import Losses, ValueLearner
 
@@ -96,8 +97,8 @@ class C51(ValueLearner):
         logits = self.said_next(self.target, batch)  # [B,n,atoms]
         chooser = self.said_next(self.net, batch) if self.double else logits
         probability = of_action(logits, best_next(self.mean(chooser), steps)).softmax(-1)
-        future = (steps.discount * ~steps.terminated).unsqueeze(-1) * support
-        return categorical_projection(steps.reward.unsqueeze(-1) + future, probability, support)
+        worth = td_target(steps, support.expand_as(probability))
+        return categorical_projection(worth, probability, support)
 
     def losses(self, batch: Batch, steps: Batch) -> Losses:
         logits = of_action(self.said(self.net, batch), steps.action)  # [B,atoms]

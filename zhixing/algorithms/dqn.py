@@ -18,6 +18,7 @@ from zhixing.config import ValueConfig
 from zhixing.nets.body import MakeNet
 from zhixing.nets.heads import DuelingHead
 from zhixing.nets.qnet import MakeHead, best_next
+from zhixing.ops.returns import td_target
 from zhixing.spaces import Spaces
 from zhixing.value_learner import Losses, ValueLearner
 
@@ -54,7 +55,7 @@ class DQN(ValueLearner):
         else:
             chosen = best_next(self.said_next(self.net, batch) if self.double else next_q, steps)
             best = next_q.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
-        return steps.reward + steps.discount * ~steps.terminated * best
+        return td_target(steps, best)
 
     def losses(self, batch: Batch, steps: Batch) -> Losses:
         q = self.said(self.net, batch).gather(-1, steps.action.unsqueeze(-1)).squeeze(-1)  # [B]

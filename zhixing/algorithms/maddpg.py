@@ -27,6 +27,7 @@ from zhixing.nets.team_critics import TeamActors, TeamCritics
 from zhixing.ops.distributions import MASKED
 from zhixing.ops.optim import Average
 from zhixing.ops.policy_gradient import mean_of
+from zhixing.ops.returns import td_target
 from zhixing.spaces import Spaces
 from zhixing.team_policy import TeamActorPolicy
 from zhixing.tree import Tree
@@ -95,7 +96,7 @@ class MADDPG(Learner):
         future = self.target_critics(batch.next_obs, _of_the_living(action, batch, following=True))  # [B,A]
         if "alive" in batch:
             future = future * batch.next_alive
-        return batch.reward + (batch.discount * ~batch.terminated).unsqueeze(-1) * future
+        return td_target(batch, future)
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Also returns the errors, for priorities, and the mean value."""

@@ -20,6 +20,7 @@ from zhixing.nets.body import MakeNet
 from zhixing.nets.heads import AtomsHead
 from zhixing.nets.qnet import best_next, of_action
 from zhixing.ops.losses import quantile_huber
+from zhixing.ops.returns import td_target
 from zhixing.spaces import Spaces
 from zhixing.value_learner import Losses, ValueLearner
 
@@ -45,7 +46,7 @@ class QRDQN(ValueLearner):
         """What the return of each step may be `[B,quantiles]`, all equally likely."""
         theta = self.said_next(self.target, batch)  # [B,n,quantiles]
         best = of_action(theta, best_next(theta.mean(-1), steps))
-        return steps.reward.unsqueeze(-1) + (steps.discount * ~steps.terminated).unsqueeze(-1) * best
+        return td_target(steps, best)
 
     def losses(self, batch: Batch, steps: Batch) -> Losses:
         theta = of_action(self.said(self.net, batch), steps.action)  # [B,quantiles]

@@ -24,6 +24,7 @@ from zhixing.nets.body import MakeNet
 from zhixing.nets.critics import Critics, StochasticActor, check_box
 from zhixing.ops.distributions import Categorical, SquashedGaussian
 from zhixing.ops.optim import Average
+from zhixing.ops.returns import td_target
 from zhixing.policy import SampledPolicy
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree
@@ -89,7 +90,7 @@ class SAC(Learner):
             assert isinstance(policy, SquashedGaussian)
             action, logp = policy.sample_with_logp(self.rng)
             future = self._least(self.target(batch.next_obs, action)) - alpha * logp
-        return batch.reward + batch.discount * ~batch.terminated * future
+        return td_target(batch, future)
 
     def _least(self, q: Tensor) -> Tensor:
         """The least of all estimates `[K,B,...]`, or of a random few."""

@@ -20,6 +20,7 @@ from zhixing.learner import Gradients, Learner
 from zhixing.nets.body import MakeNet
 from zhixing.nets.critics import Critics, DeterministicActor, check_box
 from zhixing.ops.optim import Average
+from zhixing.ops.returns import td_target
 from zhixing.policy import DeterministicPolicy
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree
@@ -73,7 +74,7 @@ class TD3(Learner):
             noise = torch.empty_like(action).normal_(generator=self.rng) * self.cfg.smoothing
             action = (action + noise.clamp(-self.cfg.smoothing_clip, self.cfg.smoothing_clip)).clamp(-1.0, 1.0)
         least = self.target_critics(batch.next_obs, action).amin(0)  # one critic alone overestimates
-        return batch.reward + batch.discount * ~batch.terminated * least
+        return td_target(batch, least)
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Also returns the errors, for priorities, and the mean value."""

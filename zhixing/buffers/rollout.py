@@ -27,6 +27,7 @@ class Rollout:
 
             self.arrays[name] = tree_map(allocate, tree)
         self._lasts: dict[str, list[tuple[int, np.ndarray[Any, Any], Tree]]] = {}
+        self._views: tuple[int, dict[str, Tree]] = (-1, {})  # the rows that `batch` gave last
         self.clear()
 
     def clear(self) -> None:
@@ -49,12 +50,11 @@ class Rollout:
     def batch(self, num_steps: int | None = None) -> Batch:
         """The first `num_steps` rows, as views that the next `collect` overwrites."""
         steps = self.num_steps if num_steps is None else num_steps
-        fields: dict[str, Tree] = {
-            name: tree_map(lambda leaf: leaf[:steps], tree) for name, tree in self.arrays.items()
-        }
-        for name in self._lasts:
-            fields[SUCCESSORS[name]] = partial(self._successors, name, steps)
-        return Batch(**fields)
+        if steps != self._views[0]:
+            rows = {name: tree_map(lambda leaf: leaf[:steps], tree) for name, tree in self.arrays.items()}
+            after = {SUCCESSORS[name]: partial(self._successors, name, steps) for name in self._lasts}
+            self._views = steps, rows | after
+        return Batch(**self._views[1])
 
     def _successors(self, name: str, steps: int) -> Tree:
         following = tree_map(lambda leaf: leaf[1 : steps + 1].copy(), self.arrays[name])

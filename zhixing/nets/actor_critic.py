@@ -67,7 +67,7 @@ class ActorCritic(nn.Module):
             encoder = self.actor.encoder
             if not list(encoder.parameters()):
                 self.encoder, self._encoders = encoder, {encoder}
-                self.towers = TwinMLP([self.actor.layers, self.critic.layers])
+                self.towers = TwinMLP([self.actor, self.critic])
                 del self.actor, self.critic
 
     def actor_parameters(self) -> list[nn.Parameter]:

@@ -86,17 +86,17 @@ def is_image(space: gym.Space[Any]) -> bool:
     return isinstance(space, Box) and len(space.shape) == 3 and space.dtype == "uint8"
 
 
-class Body(nn.Module):
-    """Encoder and fully connected layers."""
+class Body(MLP):
+    """Fully connected layers behind an encoder."""
 
     def __init__(self, space: gym.Space[Any], cfg: NetConfig, normalise: bool, orthogonal_init: bool) -> None:
-        super().__init__()
-        self.encoder = Encoder(space, cfg.cnn, normalise)
-        inputs = num_features(self.encoder, space)
-        self.layers = MLP(inputs, cfg.hidden_sizes, cfg.activation, orthogonal_init=orthogonal_init)
+        encoder = Encoder(space, cfg.cnn, normalise)
+        inputs = num_features(encoder, space)
+        super().__init__(inputs, cfg.hidden_sizes, cfg.activation, orthogonal_init=orthogonal_init)
+        self.encoder, self.plain = encoder, encoder.plain
 
     def forward(self, obs: Tree) -> Tensor:
-        return self.layers(obs if self.encoder.plain else self.encoder(obs))
+        return super().forward(obs if self.plain else self.encoder(obs))
 
 
 class RecurrentBody(nn.Module):

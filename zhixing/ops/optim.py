@@ -5,6 +5,7 @@ Adam, clipping and target averaging are then one call each, whatever the number 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -53,8 +54,8 @@ def _is_channels_last(parameter: Tensor) -> bool:
 class Optimizer:
     """Adam or RMSProp over one group of parameters: `step(gradient(loss))`.
 
-    A gradient that isn't finite makes the step a no-op on the device and is counted in `skipped`, a tensor that
-    nobody needs to read more than once per iteration.
+    A gradient that isn't finite makes the step a no-op and is counted in `skipped`. Elsewhere than on the CPU this is
+    decided on the device, and `skipped` is a tensor that nobody needs to read more than once per iteration.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Optimizer:
         self.second_moment = [torch.zeros_like(w) for w in self._weights]
         self.steps = [torch.zeros((), device=device) for _ in self._weights]
         self.skipped = torch.zeros((), device=device)
+        self.on_device = device.type != "cpu"  # where what is computed is better not waited for
         self._one, self._inputs = torch.ones((), device=device), tuple(self.parameters)
 
     def gradient(self, loss: Tensor) -> list[Tensor]:
@@ -96,16 +98,26 @@ class Optimizer:
         """Clip, move the weights, and return the gradient's norm before clipping."""
         flat = gradient[0] if len(gradient) == 1 else torch.stack([n.float() for n in torch._foreach_norm(gradient)])
         norm = torch.linalg.vector_norm(flat)
-        bad = norm.mul(0.0).ne_(0.0)  # 1 where it isn't finite, for then 0 times it is NaN
-        self.skipped += bad
-        scale = None if self.max_grad_norm is None else (norm / self.max_grad_norm).clamp_(min=1.0)
+        bad: Tensor | None = None
+        scale: Tensor | None = None
+        if not self.on_device:  # here reading a number costs nothing, and calls that turn out unneeded do
+            length = norm.item()
+            if not math.isfinite(length):
+                self.skipped += 1.0
+                return norm
+            if self.max_grad_norm is not None and length > self.max_grad_norm:
+                scale = norm / self.max_grad_norm
+        else:
+            bad = norm.mul(0.0).ne_(0.0)  # 1 where it isn't finite, for then 0 times it is NaN
+            self.skipped += bad
+            scale = None if self.max_grad_norm is None else (norm / self.max_grad_norm).clamp_(min=1.0)
         move = self._adam if self.kind == "adam" else self._rmsprop
         for i, g in enumerate(gradient):
             move(i, g, bad, scale)
         return norm
 
-    def _adam(self, i: int, gradient: Tensor, bad: Tensor, scale: Tensor | None) -> None:
-        self.steps[i] += 1.0 - bad
+    def _adam(self, i: int, gradient: Tensor, bad: Tensor | None, scale: Tensor | None) -> None:
+        self.steps[i] += 1.0 if bad is None else 1.0 - bad
         # the one kernel that torch.optim.Adam(fused=True) ends in, without its bookkeeping per step (60 µs);
         # where `bad` is 1 it leaves weights and moments alone
         torch._fused_adam_(
@@ -126,11 +138,13 @@ class Optimizer:
             found_inf=bad,
         )
 
-    def _rmsprop(self, i: int, gradient: Tensor, bad: Tensor, scale: Tensor | None) -> None:
+    def _rmsprop(self, i: int, gradient: Tensor, bad: Tensor | None, scale: Tensor | None) -> None:
         clipped = gradient if scale is None else gradient / scale
-        clipped = torch.where(bad.bool(), 0.0, clipped)
         moment = self.second_moment[i]
-        moment.lerp_(torch.where(bad.bool(), moment, clipped.square()), 0.01)
+        square = clipped.square()
+        if bad is not None:
+            clipped, square = torch.where(bad.bool(), 0.0, clipped), torch.where(bad.bool(), moment, square)
+        moment.lerp_(square, 0.01)
         self._weights[i].addcdiv_(clipped, moment.sqrt().add_(self.epsilon), value=-self.lr)
 
     def state_dict(self) -> dict[str, Any]:

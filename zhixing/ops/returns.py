@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from zhixing.batch import Batch
+
 
 def gae(
     reward: Tensor,
@@ -28,6 +30,17 @@ def gae(
         later = torch.addcmul(d, c, later)
         backwards.append(later)
     return torch.stack(backwards[::-1])
+
+
+def td_target(steps: Batch, value: Tensor) -> Tensor:
+    """What transitions `[B]` are worth, when what they lead to is worth `value [B]` or, several each, `[B,n]`:
+    reward + γ^k (1 - terminated) value.
+    """
+    reward, discount = steps.reward, steps.discount.masked_fill(steps.terminated, 0.0)  # only death ends the future
+    if value.ndim > 1:
+        discount = discount.unsqueeze(-1)
+        reward = reward if reward.ndim > 1 else reward.unsqueeze(-1)
+    return reward + discount * value
 
 
 def next_values(value: Tensor, boundary: Tensor, boundary_value: Tensor) -> Tensor:

@@ -65,8 +65,9 @@ def by_torch(net: nn.Module, kind: str, clip: float | None, steps: int = 20) -> 
     return norms
 
 
-def by_ours(net: nn.Module, kind: str, clip: float | None, steps: int = 20) -> list[float]:
+def by_ours(net: nn.Module, kind: str, clip: float | None, steps: int = 20, on_device: bool = False) -> list[float]:
     optimizer = Optimizer(net.parameters(), 0.01, kind=kind, epsilon=1e-5, max_grad_norm=clip)
+    optimizer.on_device = on_device
     return [float(optimizer.step(optimizer.gradient(loss()))) for loss in losses(net, steps)]
 
 
@@ -82,6 +83,16 @@ def test_steps_equal_torchs(layout: str, kind: str, clip: float | None) -> None:
     assert norms == pytest.approx(expected, rel=1e-5)
     for (name, mine), other in zip(net.named_parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(mine, other, atol=1e-6), name
+
+
+@pytest.mark.parametrize("clip", [None, 0.5, 8.0])
+@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
+def test_decisions_on_the_device_give_the_same_bits(kind: str, clip: float | None) -> None:
+    nets = [plain(), plain()]
+    norms = [by_ours(net, kind, clip, on_device=on_device) for net, on_device in zip(nets, (False, True), strict=True)]
+    assert norms[0] == norms[1]
+    assert clip != 8.0 or min(norms[0]) < clip < max(norms[0])  # some are clipped and some are not
+    assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
 
 
 def test_only_safe_layouts_are_flattened() -> None:
@@ -127,11 +138,13 @@ def test_convolutions_keep_their_strides_and_train_as_with_torch() -> None:
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("kind", ["adam", "rmsprop"])
 @pytest.mark.parametrize("layout", ["plain", "tied"])
+@pytest.mark.parametrize("on_device", [False, True])
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
-    layout: str, kind: str, clip: float | None, bad: float
+    on_device: bool, layout: str, kind: str, clip: float | None, bad: float
 ) -> None:
     net = LAYOUTS[layout]()
     optimizer = Optimizer(net.parameters(), 0.01, kind=kind, max_grad_norm=clip)
+    optimizer.on_device = on_device
     first, second = losses(net, 2)
     optimizer.step(optimizer.gradient(first()))
     weights = [p.detach().clone() for p in net.parameters()]
