@@ -39,19 +39,29 @@ class Row(NamedTuple):
         return f"{self.algorithm} {self.env}"
 
 
-DISCRETE = ["a2c", "ppo", "ppg", "trpo", "dqn", "double_dqn", "dueling_dqn", "c51", "qrdqn", "rainbow", "sac", "redq"]
-CONTINUOUS = ["ppo", "trpo", "ddpg", "td3", "sac", "redq"]
+def rows(env: str, threshold: float, env_steps: int, *own: Row) -> list[Row]:
+    """`own` rows and one for every other algorithm with a preset for the task: algorithms join by their presets."""
+    others = [name for name in zx.algorithms.names() if env in zx.config.presets(name)]
+    own_names = [row.algorithm for row in own]
+    return [*own, *(Row(name, env, threshold, env_steps) for name in others if name not in own_names)]
 
+
+CARTPOLE, PENDULUM = "CartPole-v1", "Pendulum-v1"
 ROWS = [
-    *(Row(name, "CartPole-v1", 475, 500_000) for name in ("pg", "ac")),
-    Row("ppo", "CartPole-v1", 475, 100_000, need=5),
-    Row("dqn", "CartPole-v1", 475, 100_000, need=5),
-    *(Row(name, "CartPole-v1", 475, 200_000) for name in DISCRETE if name not in ("ppo", "dqn")),
-    *(Row(name, "Pendulum-v1", -200, 200_000) for name in CONTINUOUS),
-    Row("a2c", "Pendulum-v1", -250, 1_000_000),
+    *rows(
+        CARTPOLE,
+        475,
+        200_000,
+        Row("pg", CARTPOLE, 475, 500_000),
+        Row("ac", CARTPOLE, 475, 500_000),
+        Row("ppo", CARTPOLE, 475, 100_000, need=5),
+        Row("dqn", CARTPOLE, 475, 100_000, need=5),
+    ),
+    *rows(PENDULUM, -200, 200_000, Row("a2c", PENDULUM, -250, 1_000_000)),
     Row("ppo", "Acrobot-v1", -120, 100_000),
     Row("dqn", "Acrobot-v1", -120, 100_000),
-    *(Row(name, "toy/reach", -3, 100_000) for name in ("pg", "ac")),
+    Row("pg", "toy/reach", -3, 100_000),
+    Row("ac", "toy/reach", -3, 100_000),
 ]
 
 
@@ -97,17 +107,17 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="forget their earlier results")
     asked = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    rows = [row for row in ROWS if not asked.algorithms or row.algorithm in asked.algorithms]
+    wanted = [row for row in ROWS if not asked.algorithms or row.algorithm in asked.algorithms]
     if asked.again:
-        for row in rows:
+        for row in wanted:
             results.pop(row.key, None)
-    for row in rows:
+    for row in wanted:
         study(row, results)
     print(table(results))
     if PAGE.exists() and BEGIN in PAGE.read_text():
         before, rest = PAGE.read_text().split(BEGIN)
         PAGE.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{rest.split(END)[1]}")
-    short = [row.key for row in rows if sum(r["reached"] for r in results[row.key].values()) < row.need]
+    short = [row.key for row in wanted if sum(r["reached"] for r in results[row.key].values()) < row.need]
     if short:
         raise SystemExit(f"below what is asked: {', '.join(short)}")
 

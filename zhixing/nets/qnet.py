@@ -74,7 +74,7 @@ def read_next(net: QNet, batch: Batch, burn_in: int) -> Tensor:
 def learned_steps(batch: Batch, cfg: ValueConfig) -> Batch:
     """What belongs to the rows of `read`: steps of sequences after the burn-in, time first, as one dimension."""
     burn_in = cfg.replay.burn_in
-    names = [name for name in ("action", "reward", "terminated", "next_mask") if name in batch]
+    names = [name for name in ("action", "reward", "terminated", "mask", "next_mask") if name in batch]
     fields = {name: _by_time(getattr(batch, name), burn_in) for name in names}
     fields["discount"] = torch.full_like(fields["reward"], cfg.gamma)
     if "weight" in batch:  # one per sequence
