@@ -1,0 +1,66 @@
+"""Munchausen DQN (Vieillard et al., 2020).   y = r + α [τ log π(a|s)]_{l..0} + γ^k (1 - terminated) V(s')
+
+π = softmax(Q' / τ) and V(s') = τ log Σ_a exp(Q'(s', a) / τ), both by the target network: what the policy already
+prefers is paid a little more, which widens the gaps between actions; l bounds it where the policy is nearly sure of
+another.
+Differs from the paper: Huber or squared error as a setting, n-step returns (the first action's bonus only) and
+prioritized replay as settings, and targets that may follow slowly (`tau`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zhixing.algorithms import register
+from zhixing.batch import Batch
+from zhixing.config import Fraction, PositiveFloat, ValueConfig
+from zhixing.nets.body import MakeNet
+from zhixing.ops.distributions import MASKED
+from zhixing.ops.returns import td_target
+from zhixing.spaces import Spaces
+from zhixing.value_learner import Losses, ValueLearner
+
+
+class Config(ValueConfig):
+    loss: Literal["huber", "mse"] = "huber"  # of the error; huber is linear beyond 1
+    temperature: PositiveFloat = 0.03  # of the policy that the values stand for
+    bonus: Fraction = 0.9  # share of the log-policy that is added to rewards; 0 is soft DQN
+    bonus_limit: PositiveFloat = 1.0  # the log-policy, times the temperature, counts no lower than minus this
+
+
+@register("munchausen_dqn", "DQN that pays what its policy already prefers")
+class MunchausenDQN(ValueLearner):
+    settings = Config
+
+    def __init__(
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+    ) -> None:
+        super().__init__(cfg, spaces, device, net, nn.Linear)
+        self.temperature, self.bonus, self.bonus_limit = cfg.temperature, cfg.bonus, cfg.bonus_limit
+        self.error = F.huber_loss if cfg.loss == "huber" else F.mse_loss
+
+    @torch.no_grad()
+    def target_value(self, batch: Batch, steps: Batch) -> Tensor:
+        preference = _allowed(self.said(self.target, batch), steps, "mask") / self.temperature
+        logp = _of(preference.log_softmax(-1), steps.action)
+        bonus = self.bonus * (self.temperature * logp).clamp(min=-self.bonus_limit)
+        following = _allowed(self.said_next(self.target, batch), steps, "next_mask") / self.temperature
+        return bonus + td_target(steps, self.temperature * following.logsumexp(-1))
+
+    def losses(self, batch: Batch, steps: Batch) -> Losses:
+        q = _of(self.said(self.net, batch), steps.action)
+        target = self.target_value(batch, steps)
+        return Losses(self.error(q, target, reduction="none"), q, (target - q.detach()).abs())
+
+
+def _of(out: Tensor, action: Tensor) -> Tensor:
+    """`[B,n]` to that of one action per row `[B]`."""
+    return out.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def _allowed(q: Tensor, steps: Batch, mask: str) -> Tensor:
+    return q.masked_fill(~getattr(steps, mask), MASKED) if mask in steps else q
