@@ -52,7 +52,7 @@ ROWS = [
     Row("mappo", SPREAD, "mean_return"),
     Row("qmix", SPREAD, "mean_return"),
     Row("maddpg", SPREAD, "mean_return"),
-    Row("qmix", FOOD, "food", 0.5),
+    Row("ippo", FOOD, "food", 0.5),
 ]
 
 

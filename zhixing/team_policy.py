@@ -44,13 +44,16 @@ class TeamGreedyPolicy(TeamPolicy):
         self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
     ) -> Decision:
         q, memory = self.look(obs, hidden)  # [N,A,n]
-        random = self.random_action(len(q), mask, rng)
-        if phase is Phase.RANDOM:
-            return Decision(random, hidden=self.remember(memory, random))
         best = (q if mask is None else q.masked_fill(~mask, -torch.inf)).argmax(-1)
         epsilon = self.eval_epsilon if phase is Phase.EVAL else self.epsilon(env_steps)
-        explore = torch.rand(best.shape, generator=rng, device=rng.device) < epsilon
-        action = torch.where(explore, random, best)
+        if phase is Phase.RANDOM:
+            action = self.random_action(len(q), mask, rng)
+        elif epsilon == 0:
+            action = best
+        else:
+            random = self.random_action(len(q), mask, rng)
+            explore = torch.rand(best.shape, generator=rng, device=rng.device) < epsilon
+            action = torch.where(explore, random, best)
         return Decision(action, hidden=self.remember(memory, action))
 
 
@@ -58,10 +61,16 @@ class TeamSampledPolicy(TeamPolicy):
     """Each agent samples from its own distribution, made by `distribution(what the network says, mask)`."""
 
     def __init__(
-        self, spaces: Spaces, net: TeamNet, distribution: Callable[[Tensor, Tensor | None], Distribution]
+        self,
+        spaces: Spaces,
+        net: TeamNet,
+        distribution: Callable[[Tensor, Tensor | None], Distribution],
+        eval_sample: bool,
     ) -> None:
+        """`eval_sample` draws actions in evaluations too: where agents must do something at the same time, the
+        likeliest action of each may be to wait for the other for ever."""
         super().__init__(spaces, net)
-        self.distribution = distribution
+        self.distribution, self.eval_sample = distribution, eval_sample
 
     def act(
         self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
@@ -71,7 +80,8 @@ class TeamSampledPolicy(TeamPolicy):
         if phase is Phase.RANDOM:
             action = self.random_action(len(out), mask, rng)
         else:
-            action = chances.mode() if phase is Phase.EVAL else chances.sample(rng)
+            best = phase is Phase.EVAL and not self.eval_sample
+            action = chances.mode() if best else chances.sample(rng)
         return Decision(action, chances.log_prob(action), hidden=self.remember(memory, action))
 
 

@@ -50,6 +50,7 @@ class Config(OnPolicyConfig):
     share_weights: bool = True  # one network for all agents, who are told their numbers; else one each
     last_action: bool = False  # agents see what they did last
     normalise_obs: bool = False  # running mean and spread of what agents see
+    eval_sample: bool = False  # evaluations draw actions too, instead of taking the likeliest
     net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="tanh")
 
 
@@ -76,7 +77,7 @@ class COMA(Learner):
             self.critic = TeamNet(judged, critic_net, None, self._value_head, **settings)
         self.actor.to(self.device)
         self.critic.to(self.device)
-        self.policy = TeamSampledPolicy(spaces, self.actor, Categorical)
+        self.policy = TeamSampledPolicy(spaces, self.actor, Categorical, cfg.eval_sample)
         self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
         self.critic_optimizer = self.optimizer(
             self.critic.parameters(), cfg.critic_lr or cfg.lr, max_grad_norm=cfg.max_grad_norm

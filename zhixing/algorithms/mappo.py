@@ -54,6 +54,7 @@ class Config(OnPolicyConfig):
     normalise_value: bool = True  # the critic learns returns less their running mean, by their spread
     normalise_advantage: bool = True  # zero mean and unit spread per minibatch
     normalise_obs: bool = False  # running mean and spread of what agents see
+    eval_sample: bool = False  # evaluations draw actions too, instead of taking the likeliest
     net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="tanh")
 
 
@@ -87,7 +88,7 @@ class MAPPO(Learner):
             self.critic = TeamNet(judged, critic_net, None, ValueHead, **settings)
         for part in (self.chances, self.actor, self.critic):
             part.to(self.device)
-        self.policy = TeamSampledPolicy(spaces, self.actor, self.chances)
+        self.policy = TeamSampledPolicy(spaces, self.actor, self.chances, cfg.eval_sample)
         acting = [*self.actor.parameters(), *self.chances.parameters()]
         self.actor_optimizer = self.optimizer(acting, cfg.lr, epsilon=1e-5, max_grad_norm=cfg.max_grad_norm)
         self.critic_optimizer = self.optimizer(
