@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 SEED ?= 0
 
-.PHONY: help install train test lint types learn bench clean
+.PHONY: help install train test lint types datasets learn bench clean
 
 help:            ## what there is
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -32,8 +32,11 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-learn: install   ## the longer learning studies: every algorithm, memory and goals, teams
-	@failed=0; for study in learn memory_and_goals teams; do \
+datasets: install  ## data to learn from, made with our own agents
+	$(BIN)/python benchmarks/make_datasets.py
+
+learn: datasets  ## the longer learning studies: every algorithm, memory and goals, teams, data and experts
+	@failed=0; for study in learn memory_and_goals teams offline; do \
 	$(BIN)/python benchmarks/$$study.py || failed=1; done; exit $$failed
 
 bench: install   ## speed side by side with peers

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 import zhixing as zx
+from zhixing.actor import Actor
 from zhixing.checkpoint import RunFolder
 from zhixing.config import RunConfig
 from zhixing.errors import UserError
+from zhixing.policy import Phase
+from zhixing.recording import record
 
 torch.set_num_threads(1)  # small networks; several tests may share the machine
 
@@ -46,8 +49,46 @@ def takes_discrete(algorithm: str) -> bool:
     return True
 
 
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Data of random actions in a task, recorded once."""
+    known: dict[str, str] = {}
+
+    def make(env: str, **options: Any) -> str:
+        key = f"{env} {sorted(options.items())}"
+        if key not in known:
+            vector = zx.envs.make_vector(env, 2, backend="serial", options=options)
+            net = zx.algorithms.get("mappo" if vector.spaces.agents else "ppo")
+            cfg = zx.config.load(algorithm=net.name, env={"name": env, **options}, net__cnn="simple")
+            out = str(tmp_path_factory.mktemp("recorded") / "data")
+            actor = Actor(net.make(cfg, vector.spaces).policy, vector)
+            record(actor, out, 400, env=env, options=options, note="any action", phase=Phase.RANDOM)
+            vector.close()
+            known[key] = out
+        return known[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def expert(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """A run whose agent knows little, but can be asked."""
+    known: dict[str, str] = {}
+
+    def make(env: str, **options: Any) -> str:
+        key = f"{env} {sorted(options.items())}"
+        if key not in known:
+            out = known[key] = str(tmp_path_factory.mktemp("expert") / "run")
+            short = {"env_steps": 64, "steps_per_iteration": 8, "minibatch_size": 64, "eval_every_steps": 0}
+            short |= {"eval_episodes": 1, "tensorboard": False, "net__cnn": "simple", "vector__backend": "serial"}
+            zx.train("ppo", env={"name": env, **options}, out=out, quiet=True, **short)
+        return known[key]
+
+    return make
+
+
 @pytest.fixture
-def small(request: pytest.FixtureRequest) -> Callable[..., RunConfig]:
+def small(request: pytest.FixtureRequest, recorded: Callable, expert: Callable) -> Callable[..., RunConfig]:
     """A short run of an algorithm; half as long in the contracts, where every algorithm runs it."""
     scale = 1 if "contract" in request.path.parts else 2
 
@@ -58,7 +99,8 @@ def small(request: pytest.FixtureRequest) -> Callable[..., RunConfig]:
                 env = toy_task(algorithm, discrete)
             else:
                 env = "CartPole-v1" if discrete else "Pendulum-v1"
-        scheme = zx.algorithms.get(algorithm).settings.scheme
+        model = zx.algorithms.get(algorithm).settings
+        scheme = model.scheme
         short: dict[str, Any] = {
             "env_steps": 600 * scale,
             "log_every_steps": 100,
@@ -70,13 +112,30 @@ def small(request: pytest.FixtureRequest) -> Callable[..., RunConfig]:
         }
         if scheme == "off_policy":
             short |= {"warmup_steps": 100 * scale, "batch_size": 16, "steps_per_iteration": 2, "updates_per_step": 0.5}
+        elif scheme == "offline":
+            short |= {"batch_size": 16, "offline_updates": settings.get("env_steps", short["env_steps"])}
         else:
             short |= {"steps_per_iteration": 32}
-        if "minibatch_size" in zx.algorithms.get(algorithm).settings.model_fields:
+        if "minibatch_size" in model.model_fields:
             short["minibatch_size"] = 32
-        return zx.config.load(algorithm=algorithm, env=env, **(short | settings))
+        options = {name.removeprefix("env__"): value for name, value in settings.items() if name.startswith("env__")}
+        if model.needs_data:
+            short["dataset"] = recorded(env, **options)
+        if "demonstrations" in model.model_fields:
+            short["demonstrations"] = 1
+        if "expert" in model.model_fields:
+            short["expert"] = expert(env, **options)
+        merged = {name: value for name, value in (short | settings).items() if fits(model, name)}
+        return zx.config.load(algorithm=algorithm, env=env, **merged)
 
     return make
+
+
+def fits(model: type[RunConfig], name: str) -> bool:
+    """Whether these settings have such a name; tests may ask for what only some algorithms have."""
+    first, _, rest = name.partition("__")
+    group = model.model_fields.get(first)
+    return group is not None and (not rest or first == "env" or rest in group.annotation.model_fields)  # type: ignore[union-attr]
 
 
 def learned(run: str | Path) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from zhixing import algorithms, buffers, callbacks, config, envs, nets, ops
+    from zhixing import algorithms, buffers, callbacks, config, datasets, envs, nets, ops, search
     from zhixing.actor import Actor, Episode, Evaluation
     from zhixing.agent import Agent, load
     from zhixing.batch import Batch
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from zhixing.policy import Decision, Phase, Policy
     from zhixing.session import Session, evaluate, train
     from zhixing.spaces import Spaces
-    from zhixing.trainer import Loop, off_policy, on_policy
+    from zhixing.trainer import Loop, off_policy, offline, on_policy
 
-_MODULES = ("algorithms", "buffers", "callbacks", "config", "envs", "nets", "ops", "plots")
+_MODULES = ("algorithms", "buffers", "callbacks", "config", "datasets", "envs", "nets", "ops", "plots", "search")
 _NAMES = {
     "actor": ("Actor", "Episode", "Evaluation"),
     "agent": ("Agent", "load"),
@@ -36,7 +36,7 @@ _NAMES = {
     "policy": ("Decision", "Phase", "Policy"),
     "session": ("Session", "evaluate", "train"),
     "spaces": ("Spaces",),
-    "trainer": ("Loop", "off_policy", "on_policy"),
+    "trainer": ("Loop", "off_policy", "offline", "on_policy"),
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
@@ -61,13 +61,16 @@ __all__ = [
     "buffers",
     "callbacks",
     "config",
+    "datasets",
     "envs",
     "evaluate",
     "load",
     "nets",
     "off_policy",
+    "offline",
     "on_policy",
     "ops",
+    "search",
     "train",
 ]
 

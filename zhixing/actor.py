@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,9 +33,13 @@ def told_as(name: str) -> str:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Fresh episodes played as well as the policy can."""
+    """Fresh episodes played as well as the policy can.
+
+    `references` are the mean returns of a random and an expert policy, where they are known: what `score` is made of.
+    """
 
     episodes: list[Episode]
+    references: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def returns(self) -> np.ndarray[Any, Any]:
@@ -55,11 +60,19 @@ class Evaluation:
             "mean_length": float(np.mean(lengths)),
             "episodes": len(self.episodes),
         }
-        told = {key for episode in self.episodes for key in episode.info} - set(summary)
+        told = {key for episode in self.episodes for key in episode.info} - {*summary, "score"}
         means = {
             told_as(key): float(np.mean([e.info[key] for e in self.episodes if key in e.info])) for key in sorted(told)
         }
+        if self.references:
+            summary["score"] = normalised_score(self.mean_return, self.references)
         return summary | means
+
+
+def normalised_score(mean_return: float, references: Mapping[str, float]) -> float:
+    """As D4RL defines it: 0 for a random policy, 100 for an expert."""
+    random, expert = references["random"], references["expert"]
+    return 100.0 * (mean_return - random) / (expert - random)
 
 
 class Experience(NamedTuple):

@@ -36,6 +36,7 @@ class RunFolder:
         self.result_file = path / "result.json"
         self.checkpoints = path / "checkpoints"
         self.replay = path / "replay"
+        self.data_file = path / "dataset.json"
         self._kept: list[dict[str, Any]] = []  # states of the buffers in the kept checkpoints, newest first
         self.notices: list[str] = []  # what people should know of the last reading
 
@@ -77,23 +78,23 @@ class RunFolder:
 
     def save(self, loop: Loop) -> None:
         """Write all that a resume needs, then drop what is older than the kept ones."""
-        state: dict[str, Any] = {"kind": "run", "env_steps": loop.env_steps, "loop": loop.state_dict()}
+        state: dict[str, Any] = {"kind": "run", "steps": loop.steps, "loop": loop.state_dict()}
         state["policy"] = loop.learner.policy.state_dict()
         state["buffers"] = {}
         for name, buffer in loop.buffers.items():
             (self.replay / name).mkdir(parents=True, exist_ok=True)
             state["buffers"][name] = buffer.save(self.replay / name)
-        self._write(f"{loop.env_steps:012d}.pt", state)
+        self._write(f"{loop.steps:012d}.pt", state)
         # later ones belong to steps that were done again since a resume
-        later = [file for file in self._newest_first() if int(file.stem) > loop.env_steps]
+        later = [file for file in self._newest_first() if int(file.stem) > loop.steps]
         for old in (*later, *self._newest_first()[len(later) + loop.cfg.keep_checkpoints :]):
             old.unlink()
         self._kept = [state["buffers"], *self._kept][: loop.cfg.keep_checkpoints]
         for name, buffer in loop.buffers.items():
             buffer.prune(self.replay / name, [buffers[name] for buffers in self._kept])
 
-    def save_best(self, policy: Mapping[str, Any], env_steps: int, mean_return: float) -> None:
-        self._write("best.pt", {"kind": "agent", "env_steps": env_steps, "return": mean_return, "policy": policy})
+    def save_best(self, policy: Mapping[str, Any], steps: int, mean_return: float) -> None:
+        self._write("best.pt", {"kind": "agent", "steps": steps, "return": mean_return, "policy": policy})
 
     def _write(self, name: str, state: dict[str, Any]) -> None:
         self.checkpoints.mkdir(exist_ok=True)
@@ -133,6 +134,21 @@ class RunFolder:
     def write_result(self, result: Mapping[str, Any]) -> None:
         text = json.dumps(result, indent=2)
         write_aside(self.result_file, lambda file: file.write(text.encode()))
+
+    def write_data(self, summary: Mapping[str, Any]) -> None:
+        """Keep with the run what it learned from, since the data may move."""
+        write_aside(self.data_file, lambda file: file.write(json.dumps(summary, indent=2).encode()))
+
+    def read_references(self) -> dict[str, float]:
+        """The mean returns of a random and an expert policy, if the run's data told them."""
+        if not self.data_file.is_file():
+            return {}
+        try:
+            found = json.loads(self.data_file.read_text())["references"]
+            references = {name: float(found[name]) for name in ("random", "expert") if name in found}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{self.data_file} can't be read: {error}") from None
+        return references if len(set(references.values())) == 2 else {}
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -49,6 +49,9 @@ def train(
         list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings, such as lr=3e-4.")
     ] = None,
     env: Annotated[str | None, typer.Option("--env", help="The task, such as CartPole-v1.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="Learn from recorded experience, not in an environment.")
+    ] = None,
     config_files: Annotated[list[Path] | None, typer.Option("--config", help="YAML settings; later files win.")] = None,
     init: Annotated[str | None, typer.Option("--init", metavar="RUN", help="Start from this run's weights.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Fixes every random number.")] = None,
@@ -62,7 +65,7 @@ def train(
     if algorithm is not None and "=" in algorithm:  # a configuration file may name the algorithm
         words.insert(0, algorithm)
         algorithm = None
-    named = {"algorithm": algorithm, "env": env, "init": init, "seed": seed}
+    named = {"algorithm": algorithm, "env": env, "dataset": dataset, "init": init, "seed": seed}
     layers = [config.read_yaml(file) for file in config_files or []]
     layers.append({name: value for name, value in named.items() if value is not None})
     cfg = config.build(layers, config.parse_overrides(words))
@@ -82,7 +85,9 @@ def resume(
     for notice in session.folder.notices:
         print(f"note: {notice}", file=sys.stderr)
     if session.finished:
-        print(f"{run} is finished at {session.loop.env_steps:,} steps; give it a longer budget, such as env_steps=...")
+        budget = "env_steps" if session.data is None else "offline_updates"
+        reached = f"{session.loop.steps:,} {session.loop.unit}"
+        print(f"{run} is finished at {reached}; give it a longer budget, such as {budget}=...")
     _run(session)
 
 
@@ -91,11 +96,13 @@ def _run(session: Any) -> None:
     try:
         result = session.run()
     except KeyboardInterrupt:
-        print(f"stopped at {session.loop.env_steps:,} steps; go on with: zhixing resume {folder}", file=sys.stderr)
+        reached = f"{session.loop.steps:,} {session.loop.unit}"
+        print(f"stopped at {reached}; go on with: zhixing resume {folder}", file=sys.stderr)
         raise
     shown = result["final_return"]
     print(f"run     {folder}")
-    print(f"trained {result['env_steps']:,} steps in {result['seconds']:.1f} s ({result['steps_per_second']:,.0f}/s)")
+    done = f"{session.loop.steps:,} {session.loop.unit}"
+    print(f"trained {done} in {result['seconds']:.1f} s ({result['steps_per_second']:,.0f}/s)")
     if shown is not None:
         print(
             f"return  {shown:.6g}"
@@ -122,6 +129,29 @@ def evaluate(
         return
     for name, value in summary.items():
         print(f"{name.replace('_', ' '):12} {value:.6g}")
+
+
+@app.command()
+def collect(
+    run: Run,
+    out: Annotated[str, typer.Option("-o", "--out", metavar="DATASET", help="A new folder, or minari:NAME-v0.")],
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to record, over all episodes.")] = 10_000,
+    noise: Annotated[
+        float, typer.Option("--noise", min=0.0, help="Spread of noise on actions; of discrete ones the chance of any.")
+    ] = 0.0,
+    explore: Annotated[bool, typer.Option("--explore", help="Act as in training, not at its best.")] = False,
+    replay: Annotated[bool, typer.Option("--replay", help="All that the run's replay holds, not new steps.")] = False,
+    seed: Seed = 0,
+    checkpoint: Which = "last",
+) -> None:
+    """Record what a run's agent does, as data to learn from."""
+    from zhixing.recording import record_agent, record_replay
+
+    if replay:
+        data = record_replay(run, out)
+    else:
+        data = record_agent(run, out, steps, noise=noise, explore=explore, seed=seed, checkpoint=checkpoint)
+    print(f"{out}: {len(data):,} steps in {data.num_episodes:,} episodes, mean return {data.returns().mean():.6g}")
 
 
 @app.command()

@@ -109,6 +109,7 @@ class RunConfig(Strict):
     tensorboard: bool = True  # write TensorBoard events too
 
     scheme: ClassVar[str] = ""  # which trainer drives it
+    needs_data: ClassVar[bool] = False  # learns from recorded experience, whatever else it does
 
     @model_validator(mode="before")
     @classmethod
@@ -145,19 +146,31 @@ class ReplayConfig(Strict):
     frame_stack: Positive = 1  # observations are stacks of so many frames, stored once each
     on_device: bool = False  # keep the replay on the learner's device
     on_disk: bool = False  # keep the replay in memory-mapped files in the run's folder
+    start: str | None = None  # recorded experience that the replay holds from the beginning
 
 
-class OffPolicyConfig(RunConfig):
+class DataConfig(RunConfig):
+    """Settings of algorithms that can learn from recorded experience."""
+
+    batch_size: Positive = 64  # transitions per update
+    normalise_obs: bool = False  # running mean and spread of observations
+    dataset: str | None = None  # recorded experience to learn from instead of an environment
+    offline_updates: Positive = 30_000  # budget with a dataset: updates, which all intervals of steps then count
+
+    scheme: ClassVar[str] = "offline"
+    needs_data: ClassVar[bool] = True
+
+
+class OffPolicyConfig(DataConfig):
     """Settings of algorithms that learn from a replay of all that was done."""
 
     steps_per_iteration: Positive = 1  # steps of each environment between updates
     updates_per_step: PositiveFloat = 1.0  # updates per environment step, on average
     warmup_steps: Count = 1_000  # environment steps of random actions before the first update
-    batch_size: Positive = 64  # transitions per update
-    normalise_obs: bool = False  # running mean and spread of observations
     replay: ReplayConfig = ReplayConfig()
 
     scheme: ClassVar[str] = "off_policy"
+    needs_data: ClassVar[bool] = False
 
 
 class ValueConfig(OffPolicyConfig):
@@ -304,12 +317,25 @@ def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> 
     for layer in (*layers, overrides):
         values = merge(values, layer)
     algorithm, env = values.get("algorithm"), values.get("env")
+    if env is None and isinstance(values.get("dataset"), str):
+        env = values["env"] = _env_of_data(values["dataset"])
     name = env.get("name") if isinstance(env, dict) else env
     if not isinstance(algorithm, str):
         raise UserError("no algorithm is named; set `algorithm`, for example algorithm=ppo (see `zhixing list`)")
     if not isinstance(name, str):
         raise UserError("no environment is named; set `env`, for example env=CartPole-v1 (see `zhixing list envs`)")
     return validate(algorithms.get(algorithm).settings, merge(preset(algorithm, name), values))
+
+
+def _env_of_data(source: str) -> dict[str, Any]:
+    from zhixing import datasets
+
+    data = datasets.open(source)
+    if data.env is None:
+        raise UserError(
+            f"{source} doesn't name its environment; name it with --env, or learn without evaluations with --env none"
+        )
+    return {"name": data.env, **data.options}
 
 
 def validate(model: type[RunConfig], values: Mapping[str, Any]) -> RunConfig:

@@ -91,6 +91,14 @@ class Learner(ABC):
             if hasattr(part, "update_norm"):
                 part.update_norm(batch.obs)
 
+    def show(self, demonstrations: Batch) -> None:
+        """Recorded steps `[B]` of an expert, told once before learning to those who learn from one beside their own."""
+        raise UserError(f"{type(self).__name__} takes no demonstrations")
+
+    def ask(self, expert: Policy) -> None:
+        """Somebody whom the policy may ask what to do, told once before learning to those who learn from one."""
+        raise UserError(f"{type(self).__name__} asks no expert")
+
     def update(self, batch: Batch) -> Update:
         """Learn from a rollout, or a sample of the replay. Samples of further buffers come as keywords, by name."""
         return self.apply(self.gradients(batch))

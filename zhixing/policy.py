@@ -163,6 +163,32 @@ class GreedyPolicy(Policy):
         return Decision(best, hidden=hidden)
 
 
+class TaughtPolicy(Policy):
+    """A student without memory, and somebody to ask: while collecting, the decision holds what the teacher would do, as
+    `expert_action`, and with probability `share(env_steps)` that is done. Alone, and in evaluations, the student acts.
+    """
+
+    def __init__(self, student: Policy, share: Callable[[int], float]) -> None:
+        super().__init__(student.spaces)
+        self.student, self.share = student, share
+        self.teacher: list[Policy] = []  # in a list: its weights are no part of this policy's
+
+    def initial_hidden(self, num: int) -> Tree:
+        return self.teacher[0].initial_hidden(num) if self.teacher else None
+
+    def act(
+        self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
+    ) -> Decision:
+        action = self.student.act(obs, None, mask, Phase.EVAL, rng, env_steps).action
+        if phase is Phase.EVAL or not self.teacher:
+            return Decision(action, hidden=hidden)
+        asked = self.teacher[0].act(obs, hidden, mask, Phase.EVAL, rng, env_steps)
+        share = 1.0 if phase is Phase.RANDOM else self.share(env_steps)
+        led = torch.rand(len(action), generator=rng, device=rng.device) < share
+        taken = torch.where(led.view(-1, *[1] * (action.ndim - 1)), asked.action, action)
+        return Decision(taken, hidden=asked.hidden, extras={"expert_action": asked.action})
+
+
 def device_of(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
 

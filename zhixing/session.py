@@ -13,21 +13,26 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as List
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
-from zhixing import algorithms, config, envs
+from zhixing import algorithms, config, datasets, envs
 from zhixing.actor import Actor, Evaluation
 from zhixing.buffers import Buffer, Episode, Hindsight, NStep, Prioritized, Reservoir, Sequence, Uniform, View
 from zhixing.callbacks import Callback, Checkpoint, Csv, Evaluate, Progress, StopOnNonFinite, TensorBoard
 from zhixing.checkpoint import RunFolder, fitting
-from zhixing.config import OffPolicyConfig, RunConfig
+from zhixing.config import DataConfig, OffPolicyConfig, RunConfig
+from zhixing.data import NO_ENV, check_spaces, demonstrations, expert_policy, fill, open_data, storage_of, summary_of
+from zhixing.datasets import Dataset
 from zhixing.errors import UserError
 from zhixing.learner import Learner
 from zhixing.ops.seeding import stream
+from zhixing.spaces import Spaces
 from zhixing.trainer import INTERRUPTED, TRAINERS, Loop
 from zhixing.tree import tree_leaves, tree_map
 
@@ -49,15 +54,22 @@ class Session:
         if folder is None:
             self.folder.check_free()
         self.state = None if folder is None else folder.load()
-        self.env = envs.make_vector(
-            cfg.env.name,
-            cfg.vector.num,
-            backend=cfg.vector.backend,
-            workers=_number(cfg.vector.workers),
-            options=cfg.env.options,
-        )
+        self.env: envs.VectorEnv | None = None
+        self.evaluator: Actor | None = None
+        self.data = open_data(cfg)
         try:
-            self.cfg = resolve(cfg, self.env)
+            if self.data is None:
+                self.env = envs.make_vector(
+                    cfg.env.name,
+                    cfg.vector.num,
+                    backend=cfg.vector.backend,
+                    workers=_number(cfg.vector.workers),
+                    options=cfg.env.options,
+                )
+                self.spaces = self.env.spaces
+            else:
+                self.spaces = self.data.spaces
+            self.cfg = resolve(cfg, self.spaces, self.env)
             self._build(callbacks, quiet)
         except BaseException:
             self.close()
@@ -67,13 +79,23 @@ class Session:
         cfg = self.cfg
         torch.set_num_threads(int(cfg.threads))
         device = torch.device(cfg.device)
-        self.learner = algorithms.get(cfg.algorithm).make(cfg, self.env.spaces, device)
+        self.learner = algorithms.get(cfg.algorithm).make(cfg, self.spaces, device)
+        if "demonstrations" in type(cfg).model_fields:
+            self.learner.show(demonstrations(cfg, self.spaces).to(device))
+        if "expert" in type(cfg).model_fields:
+            self.learner.ask(expert_policy(cfg, self.spaces).to(device))
         if cfg.init is not None and self.state is None:
             start = RunFolder.open(cfg.init)
             with fitting(start):
                 self.learner.start_from(start.load()["loop"]["learner"])
-        self.actor = Actor(self.learner.policy, self.env, self.learner.fields, seed=cfg.seed, device=device)
-        self.evaluator = Actor(self.learner.policy, _evaluation_env(cfg), device=device)
+        policy = self.learner.policy
+        self.actor: Actor | None = None
+        if self.env is not None:
+            self.actor = Actor(policy, self.env, self.learner.fields, seed=cfg.seed, device=device)
+        if cfg.env.name != NO_ENV:
+            self.evaluator = Actor(policy, _evaluation_env(cfg), device=device)
+            if self.data is not None:
+                check_spaces(self.data, self.evaluator.spaces, cfg.env.name)
         self.evaluate = Evaluate(self.evaluator)
         told: list[Callback] = [] if quiet else [Progress()]
         boards: list[Callback] = [TensorBoard(self.folder.path)] if cfg.tensorboard else []
@@ -84,12 +106,25 @@ class Session:
         self.loop = Loop(cfg, self.actor, self.learner, buffer=replay, further=further, callbacks=ordered)
         if self.state is not None:
             self._restore(self.state)
+        elif isinstance(cfg, DataConfig):
+            self._begin(cfg)
+
+    def _begin(self, cfg: DataConfig) -> None:
+        """What recorded experience gives before the first step."""
+        if self.data is not None and cfg.normalise_obs:
+            for batch in self.data.batches(10_000):
+                self.learner.observe(batch.map(np.array).to(self.learner.device))
+        if isinstance(cfg, OffPolicyConfig) and cfg.replay.start is not None:
+            data = datasets.open(cfg.replay.start, cfg.env.name, cfg.env.options)
+            check_spaces(data, self.spaces, cfg.env.name)
+            assert self.loop.buffer is not None
+            fill(self.loop.buffer, data)
 
     def _buffers(self) -> dict[str, Buffer]:
         """The replay and what else the learner declares, by name."""
         cfg, learner = self.cfg, self.learner
         if not isinstance(cfg, OffPolicyConfig):
-            return {}
+            return {} if self.data is None else {"replay": self._data_buffer(self.data, Uniform(), NStep(1, cfg.gamma))}
         replay = cfg.replay
         updates = int(cfg.updates_per_step * cfg.env_steps)
         samplers: dict[str, Uniform | Prioritized | Reservoir] = {"replay": Uniform()}
@@ -104,9 +139,12 @@ class Session:
         }
         share, task = replay.hindsight * replay.hindsight_ratio, cfg.env.name
         relabel = Hindsight.of_task(envs.make(task, **cfg.env.options), task, share) if share else None
+        if self.data is not None:
+            return {"replay": self._data_buffer(self.data, samplers["replay"], views[learner.reads], relabel)}
+        assert self.env is not None
         return {
             name: Buffer(
-                {**self.env.spaces.fields(), **learner.fields},
+                {**self.spaces.fields(), **learner.fields},
                 replay.capacity,
                 self.env.num_envs,
                 sampler=sampler,
@@ -118,6 +156,18 @@ class Session:
             )
             for name, sampler in samplers.items()
         }
+
+    def _data_buffer(
+        self, data: Dataset, sampler: Uniform | Prioritized | Reservoir, view: View, relabel: Hindsight | None = None
+    ) -> Buffer:
+        further = [*self.learner.fields, *self.learner.further_buffers]
+        if further:
+            raise UserError(
+                f"{self.cfg.algorithm} with these settings needs what no data records ({', '.join(further)}); set "
+                f"net.recurrent=none, or learn in an environment"
+            )
+        assert not isinstance(sampler, Reservoir)
+        return Buffer.over(storage_of(data), sampler=sampler, view=view, relabel=relabel)
 
     def _restore(self, state: dict[str, Any]) -> None:
         try:
@@ -153,11 +203,13 @@ class Session:
         try:
             if self.state is None:
                 self.folder.create(self.cfg)
+                if self.data is not None:
+                    self.folder.write_data(summary_of(self.data))
             else:
                 self.folder.write_config(self.cfg)  # a resume may lengthen the budget
             with _interrupts(self.loop):
                 if not self.finished:
-                    TRAINERS[self.cfg.scheme](self.loop)
+                    TRAINERS[self.cfg.scheme if self.data is None else "offline"](self.loop)
             if self.loop.interrupted:
                 raise KeyboardInterrupt
             result = self.result()
@@ -176,7 +228,7 @@ class Session:
             "env_steps": loop.env_steps,
             "updates": loop.updates,
             "seconds": round(loop.seconds, 3),
-            "steps_per_second": round(loop.env_steps / max(loop.seconds, 1e-9), 1),
+            "steps_per_second": round(loop.steps / max(loop.seconds, 1e-9), 1),
             "final_return": _finite(evaluate.last_return),
             "best_return": _finite(evaluate.best_return),
             "stop_return": self.cfg.stop_return,
@@ -186,22 +238,26 @@ class Session:
         }
 
     def close(self) -> None:
-        self.env.close()
-        if hasattr(self, "evaluator"):  # it isn't when making the rest has failed
+        if self.env is not None:
+            self.env.close()
+        if self.evaluator is not None:  # it is when making the rest has failed
             self.evaluator.env.close()
 
 
 def train(
     algorithm: str,
-    env: str,
+    env: str | None = None,
     *,
     out: str | Path | None = None,
     callbacks: List[Callback] = (),
     quiet: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
-    """One line: `zx.train("ppo", env="CartPole-v1", seed=0)`. Returns the run's result."""
-    cfg = config.load(algorithm=algorithm, env=env, **settings)
+    """One line: `zx.train("ppo", env="CartPole-v1", seed=0)`, or `zx.train("iql", dataset="recorded")`, whose
+    environment is named in the data. Returns the run's result."""
+    if env is not None:
+        settings["env"] = env
+    cfg = config.load(algorithm=algorithm, **settings)
     return Session(cfg, out, callbacks, quiet=quiet).run()
 
 
@@ -210,14 +266,17 @@ def evaluate(run: str | Path, episodes: int = 100, seed: int = 0, checkpoint: st
     folder = RunFolder.open(run)
     cfg = resolve_device(folder.read_config())
     torch.set_num_threads(int(cfg.threads) if cfg.threads != "auto" else 1)
+    if cfg.env.name == NO_ENV:
+        raise UserError(f"{run} was trained without an environment; train with --env NAME to evaluate in it")
     env = _evaluation_env(cfg)
     try:
         learner: Learner = algorithms.get(cfg.algorithm).make(cfg, env.spaces, torch.device(cfg.device))
         with fitting(folder):
             learner.policy.load_state_dict(folder.load_policy(checkpoint))
-        return Actor(learner.policy, env, device=cfg.device).evaluate(episodes, seed)
+        evaluation = Actor(learner.policy, env, device=cfg.device).evaluate(episodes, seed)
     finally:
         env.close()
+    return replace(evaluation, references=folder.read_references())
 
 
 def _evaluation_env(cfg: RunConfig) -> envs.VectorEnv:
@@ -233,15 +292,14 @@ def default_out(cfg: RunConfig) -> Path:
     return out if not out.exists() else next(other for other in others if not other.exists())
 
 
-def resolve(cfg: RunConfig, env: envs.VectorEnv) -> RunConfig:
+def resolve(cfg: RunConfig, spaces: Spaces, env: envs.VectorEnv | None) -> RunConfig:
     """What is `auto` decided once, so that the configuration in the run is what ran."""
-    vector = cfg.vector.model_copy(update={"backend": env.backend, "workers": env.workers})
-    threads = cfg.threads
+    vector, threads = cfg.vector, cfg.threads
+    if env is not None:
+        vector = vector.model_copy(update={"backend": env.backend, "workers": env.workers})
     if threads == "auto":
         # small matrices are slower on several threads; convolutions gain from them
-        sizes = tree_leaves(
-            tree_map(lambda f: math.prod(f.shape) if len(f.shape) == 3 else 0, env.spaces.fields()["obs"])
-        )
+        sizes = tree_leaves(tree_map(lambda f: math.prod(f.shape) if len(f.shape) == 3 else 0, spaces.fields()["obs"]))
         threads = (os.cpu_count() or 1) if max(sizes) >= 32 * 32 else 1
     return resolve_device(cfg).model_copy(update={"vector": vector, "threads": threads})
 

@@ -13,9 +13,10 @@ import numpy as np
 from torch import Tensor
 
 from zhixing.actor import Actor, Episode, Evaluation
+from zhixing.batch import Batch
 from zhixing.buffers import Buffer
 from zhixing.callbacks.base import Callback
-from zhixing.config import OffPolicyConfig, OnPolicyConfig, RunConfig, seconds
+from zhixing.config import DataConfig, OffPolicyConfig, OnPolicyConfig, RunConfig, seconds
 from zhixing.learner import Learner
 from zhixing.ops.seeding import stream
 from zhixing.policy import Phase
@@ -29,14 +30,15 @@ class Loop:
     def __init__(
         self,
         cfg: RunConfig,
-        actor: Actor,
+        actor: Actor | None,
         learner: Learner,
         *,
         buffer: Buffer | None = None,
         further: Mapping[str, Buffer] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """`further` are the buffers, by name, that the learner declares besides the replay."""
+        """`further` are the buffers, by name, that the learner declares besides the replay. There is no actor where
+        all is learned from what was recorded."""
         self.cfg, self.actor, self.learner, self.buffer = cfg, actor, learner, buffer
         self.further = dict(further or {})
         self.callbacks = list(callbacks)
@@ -45,14 +47,28 @@ class Loop:
         self.seconds = 0.0  # of training; evaluations and checkpoints don't count
         self.recent: deque[Episode] = deque(maxlen=100)
         self.metrics: Mapping[str, Tensor] = {}  # of the last iteration that updated
-        self.env_steps_before = 0  # at the begin of this iteration
+        self.steps_before = 0  # at the begin of this iteration
         self.stop_reason: str | None = None
         self.out_of_budget = False
         self._since: float | None = None
 
     @property
     def env_steps(self) -> int:
-        return self.actor.env_steps
+        return 0 if self.actor is None else self.actor.env_steps
+
+    @property
+    def steps(self) -> int:
+        """What budget and intervals count: steps of the environment, or updates where there is none."""
+        return self.updates if self.actor is None else self.env_steps
+
+    @property
+    def unit(self) -> str:
+        return "updates" if self.actor is None else "steps"
+
+    @property
+    def tells(self) -> tuple[str, ...]:
+        """Numbers of the task, at the ends of its episodes, that are worth a log."""
+        return () if self.actor is None else self.actor.env.tells
 
     @property
     def updates(self) -> int:
@@ -62,7 +78,8 @@ class Loop:
     def fraction(self) -> float:
         """How much of the budget is used: the largest share of those that are set."""
         cfg = self.cfg
-        shares = [self.env_steps / cfg.env_steps]
+        budget = cfg.offline_updates if isinstance(cfg, DataConfig) and self.actor is None else cfg.env_steps
+        shares = [self.steps / budget]
         if cfg.episodes is not None:
             shares.append(self.episodes / cfg.episodes)
         if cfg.duration is not None:
@@ -116,7 +133,7 @@ class Loop:
         """One round after the other until the budget is used or somebody asks to stop."""
         self.out_of_budget = self.fraction >= 1.0
         while self.stop_reason is None and not self.out_of_budget:
-            self.env_steps_before = self.env_steps
+            self.steps_before = self.steps
             self.learner.set_progress(self.fraction)
             for callback in self.callbacks:
                 callback.iteration_begin(self)
@@ -156,7 +173,7 @@ class Loop:
         self._tick()
         return {
             "learner": self.learner.state_dict(),
-            "actor": self.actor.state_dict(),
+            "actor": None if self.actor is None else self.actor.state_dict(),
             "rng": self.rng.bit_generator.state,
             "episodes": self.episodes,
             "seconds": self.seconds,
@@ -168,7 +185,7 @@ class Loop:
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
         """Returns the environments that could not be restored in mid-episode."""
         self.learner.load_state_dict(state["learner"])
-        lost = self.actor.load_state_dict(state["actor"])
+        lost = [] if self.actor is None else self.actor.load_state_dict(state["actor"])
         self.rng.bit_generator.state = state["rng"]
         self.episodes, self.seconds = state["episodes"], state["seconds"]
         self.recent.extend(Episode(*values) for values in state["recent"])
@@ -187,6 +204,7 @@ def on_policy(loop: Loop) -> None:
     """Collect with the present policy, learn from just that, forget it."""
     cfg, actor, learner = loop.cfg, loop.actor, loop.learner
     assert isinstance(cfg, OnPolicyConfig)
+    assert actor is not None
     with loop.running():
         for _ in loop.iterations():
             experience = actor.collect(steps=cfg.steps_per_iteration)
@@ -198,6 +216,7 @@ def off_policy(loop: Loop) -> None:
     """Collect into the replay, learn from samples of it."""
     cfg, actor, learner, buffer = loop.cfg, loop.actor, loop.learner, loop.buffer
     assert isinstance(cfg, OffPolicyConfig)
+    assert actor is not None
     assert buffer is not None
     with loop.running():
         for _ in loop.iterations():
@@ -212,12 +231,32 @@ def off_policy(loop: Loop) -> None:
             if not buffer.ready and not buffer.full:  # full and yet nothing to sample is an error, which `sample` tells
                 due = 0
             for _ in range(due):
-                batch = buffer.sample(cfg.batch_size, loop.rng)
-                others = {name: other.sample(cfg.batch_size, loop.rng) for name, other in loop.further.items()}
-                update = learner.update(batch, **others)  # taken by those that declare them
-                buffer.set_priority(batch.index, update.priority)
-                metrics = update.metrics
+                metrics = _learn(loop, buffer, cfg.batch_size)
             loop.iteration_end(experience.episodes, metrics)
 
 
-TRAINERS = {"on_policy": on_policy, "off_policy": off_policy}
+def offline(loop: Loop) -> None:
+    """Learn from samples of what was recorded; no environment is stepped."""
+    cfg, buffer = loop.cfg, loop.buffer
+    assert isinstance(cfg, DataConfig)
+    assert buffer is not None
+    with loop.running():
+        for _ in loop.iterations():
+            loop.iteration_end([], _learn(loop, buffer, cfg.batch_size))
+
+
+def _learn(loop: Loop, buffer: Buffer, batch_size: int) -> Mapping[str, Tensor]:
+    """One update from a sample."""
+    learner = loop.learner
+    batch = _moved(buffer.sample(batch_size, loop.rng), learner)
+    others = {name: _moved(other.sample(batch_size, loop.rng), learner) for name, other in loop.further.items()}
+    update = learner.update(batch, **others)  # taken by those that declare them
+    buffer.set_priority(batch.index, update.priority)
+    return update.metrics
+
+
+def _moved(batch: Batch, learner: Learner) -> Batch:
+    return batch if learner.device.type == "cpu" else batch.to(learner.device)  # costs a little even if it is there
+
+
+TRAINERS = {"on_policy": on_policy, "off_policy": off_policy, "offline": offline}

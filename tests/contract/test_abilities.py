@@ -37,11 +37,11 @@ PROMISED = {
 
 
 class StopAt(zx.Callback):
-    def __init__(self, env_steps: int) -> None:
-        self.env_steps = env_steps
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
 
     def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
-        if loop.env_steps >= self.env_steps:
+        if loop.steps >= self.steps:
             loop.stop("interrupted")
 
 

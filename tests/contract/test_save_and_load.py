@@ -18,7 +18,7 @@ def test_loaded_agent_acts_as_the_trained_policy(algorithm: str, small: Callable
     session = zx.Session(small(algorithm), tmp_path / "run", quiet=True)
     session.run()
     agent = zx.load(tmp_path / "run")
-    spaces = session.env.spaces
+    spaces = session.spaces
     rows = [[spaces.obs.sample() for _ in range(spaces.num_agents)] for _ in range(32)]
     obs = np.array(rows).clip(-3, 3).reshape(32, *spaces.agents, -1)
     with torch.no_grad():
@@ -72,5 +72,5 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(small: Callable
     newest = max((tmp_path / "run" / "checkpoints").glob("0*.pt"))
     newest.write_bytes(newest.read_bytes()[:1000])
     folder = RunFolder.open(tmp_path / "run")
-    assert folder.load()["env_steps"] < 600
+    assert folder.load()["steps"] < 600
     assert newest.name in folder.notices[0]

@@ -24,7 +24,7 @@ def fields_of(model: type[config.Strict], prefix: str = "") -> set[str]:
 
 
 def test_every_setting_is_read(
-    algorithm: str, small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, small: Callable, recorded: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = zx.algorithms.get(algorithm).settings
     base = set(config.RunConfig.model_fields)
@@ -45,6 +45,7 @@ def test_every_setting_is_read(
     ways: list[dict[str, Any]] = [{}]
     if model.scheme == "off_policy":
         ways.append({"replay__prioritized": True})
+        ways.append({"dataset": recorded(small(algorithm).env.name)})
     if "noise_kind" in model.model_fields:
         ways.append({"noise_kind": "ou", "smoothing": 0.1})
     ways.append({"net__recurrent": "gru"} | ({"replay__n_step": 1} if model.scheme == "off_policy" else {}))
@@ -52,17 +53,18 @@ def test_every_setting_is_read(
         try:
             zx.Session(small(algorithm, env_steps=400, **always, **way), tmp_path / str(i), quiet=True).run()
         except zx.UserError as refused:
-            assert "recurrent" in str(refused) or "replay.prioritized" in str(refused)  # by name
-            read |= (
-                {"NetConfig.recurrent_size"}
-                if "recurrent" in str(refused)
-                else {
-                    "ReplayConfig.alpha",
-                    "ReplayConfig.beta_start",
-                }
-            )
+            beside = {
+                "recurrent": {"NetConfig.recurrent_size"},
+                "replay.prioritized": {"ReplayConfig.alpha", "ReplayConfig.beta_start"},
+                "dataset": {"offline_updates"},
+            }
+            named = [name for name in beside if name in str(refused)]
+            assert named, f"not refused by name: {refused}"
+            read |= beside[named[0]]
     if "ReplayConfig.hindsight" in read:
         read.add("ReplayConfig.hindsight_ratio")  # on tasks with goals: tests/unit/buffers/test_relabel.py
+    if model.scheme == "offline":
+        read.add("env_steps")  # the budget of those who step an environment
     missing = fields_of(model) - read
     assert not missing, f"{algorithm} never reads {sorted(missing)} (of which its own: {sorted(missing - base)})"
 

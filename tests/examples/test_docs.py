@@ -30,6 +30,7 @@ TINY = {
     "train": ["env_steps=300", "eval_episodes=1", "eval_every_steps=0", "tensorboard=false"],
     "resume": ["env_steps=600"],
     "eval": ["--episodes", "1"],
+    "collect": ["--steps", "600"],
 }
 # what is checked only by its first word; the rest of a page must be ours
 OTHERS = ("pip", "make", "git", "python", "tensorboard")
@@ -93,7 +94,8 @@ def test_commands_of_a_page_work(
             continue
         if words[1] == "train" and "--out" not in words:
             words += ["--out", f"runs/{number}"]  # names made of the time would collide within a second
-        monkeypatch.setattr("sys.argv", [*words, *TINY.get(words[1], [])])
+        offline = "--dataset" in words and words[2] != "gail"
+        monkeypatch.setattr("sys.argv", [*words, *TINY.get(words[1], []), *["offline_updates=50"] * offline])
         code: object = 0
         try:
             main()

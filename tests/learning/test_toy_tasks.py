@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import takes_discrete, toy_task
 
 import zhixing as zx
+from zhixing.recording import record_agent
 
 # toy/match pays 1 per right answer in 10: chance 2.5, perfect 10. toy/reach costs the distance in each of 20 steps.
 # Those for teams pay the same on average.
 DISCRETE, CONTINUOUS = 9.0, -3.0
+FROM_DATA = ("bc", "td3bc", "awac", "iql", "cql", "gail")  # are given an expert's steps, with noise
+
+
+@pytest.fixture(scope="module")
+def expert(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, float], Path]:
+    """A run that knows the task; beside it lies `data` of what its agent does."""
+    known: dict[str, Path] = {}
+
+    def make(task: str, threshold: float) -> Path:
+        if task not in known:
+            out = tmp_path_factory.mktemp("expert") / "run"
+            result = zx.train("ppo", env=task, stop_return=threshold, out=out, quiet=True, tensorboard=False)
+            assert result["reached"]
+            record_agent(out, str(out.parent / "data"), 3_000, noise=0.1)
+            known[task] = out
+        return known[task]
+
+    return make
 
 
 @pytest.mark.parametrize("actions", ["discrete", "continuous"])
-def test_learns_a_toy_task(algorithm: str, actions: str, tmp_path: Path) -> None:
+def test_learns_a_toy_task(algorithm: str, actions: str, expert: Callable, tmp_path: Path) -> None:
     task = toy_task(algorithm, actions == "discrete")
     threshold = DISCRETE if actions == "discrete" else CONTINUOUS
+    model = zx.algorithms.get(algorithm).settings
     if actions == "discrete" and not takes_discrete(algorithm):
         pytest.skip("continuous actions only")
     settings = {"env_steps": 30_000, "eval_every_steps": 1_000, "stop_return": threshold, "seed": 1}
-    if zx.algorithms.get(algorithm).settings.scheme == "off_policy":
-        settings |= {"steps_per_iteration": 4, "updates_per_step": 0.25, "batch_size": 64, "warmup_steps": 500}
-        settings |= {"net__hidden_sizes": [64, 64]}
-        if "actor_delay" in zx.algorithms.get(algorithm).settings.model_fields:
+    if model.scheme == "off_policy":
+        settings |= {"steps_per_iteration": 4, "updates_per_step": 0.25, "warmup_steps": 500}
+    if model.scheme in ("off_policy", "offline"):
+        settings |= {"net__hidden_sizes": [64, 64], "batch_size": 64}
+        if "actor_delay" in model.model_fields:
             settings["actor_delay"] = 1
+    if algorithm in FROM_DATA:
+        settings["dataset"] = str(expert(task, threshold).parent / "data")
+    if model.scheme in ("off_policy", "offline") and algorithm in FROM_DATA:
+        settings |= {"offline_updates": 6_000, "eval_every_steps": 500}
+    if "expert" in model.model_fields:
+        settings["expert"] = str(expert(task, threshold))
     cfg = zx.config.load(algorithm=algorithm, env=task, tensorboard=False, **settings)
     try:  # an algorithm is refused on actions that it can't take, never on both kinds
         session = zx.Session(cfg, tmp_path / "run", quiet=True)

@@ -218,16 +218,16 @@ def test_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     assert names == ["000000000384.pt", "000000000512.pt", "000000000640.pt", "best.pt"]
     best = read_checkpoint(tmp_path / "run/checkpoints/best.pt")
     step, evaluation = max(watch.evaluations, key=lambda pair: pair[1].mean_return)  # the first of equal ones
-    assert (best["env_steps"], best["return"]) == (step, evaluation.mean_return)
+    assert (best["steps"], best["return"]) == (step, evaluation.mean_return)
     last = read_checkpoint(tmp_path / "run/checkpoints/000000000640.pt")
-    assert last["env_steps"] == last["loop"]["actor"]["env_steps"] == 640
+    assert last["steps"] == last["loop"]["actor"]["env_steps"] == 640
 
 
 def test_best_checkpoint_holds_the_weights_that_were_evaluated(tmp_path: Path) -> None:
     watch = Watch()
     session(tmp_path / "run", watch, eval_every_steps=64).run()
     best = read_checkpoint(tmp_path / "run/checkpoints/best.pt")
-    evaluated = watch.weights[best["env_steps"] // 64]
+    evaluated = watch.weights[best["steps"] // 64]
     assert all(torch.equal(best["policy"][name], value) for name, value in evaluated.items())
 
 

@@ -156,7 +156,7 @@ def test_a_damaged_newer_file_never_costs_the_checkpoint_just_written(
     newest.write_bytes(b"")
     with pytest.raises(KeyboardInterrupt):
         zx.Session.resume(run, [_StopAt(900)], quiet=True, keep_checkpoints=keep).run()
-    assert RunFolder.open(run).load()["env_steps"] == 960  # 15 iterations of 64 steps, the first beyond 900
+    assert RunFolder.open(run).load()["steps"] == 960  # 15 iterations of 64 steps, the first beyond 900
 
 
 def test_a_run_with_replay_goes_past_a_damaged_checkpoint(small: Callable, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """SAC (Haarnoja et al., 2018).   y = r + γ^k (1 - terminated) (min_i Q'_i(s', a') - α log π(a'|s')),   a' ~ π(s')
 
 With discrete actions the expectations over actions are exact sums (Christodoulou, 2019). REDQ (Chen et al., 2021) is
-SAC with many critics, of which each target takes the least of a random few, and many updates per step.
+SAC with many critics, of which each target takes the least of a random few, and many updates per step. CQL is SAC with
+a penalty on what its critics say, see cql.py.
 Differs from the paper: the temperature is learned by default; gradients of actor, critic and temperature are taken at
 the same weights.
 """
@@ -10,6 +11,9 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from gymnasium.spaces import Discrete
@@ -36,6 +40,7 @@ class Config(ContinuousConfig):
     temperature: PositiveFloat | None = None  # weight of the entropy; none learns it
     target_entropy: Finite | None = None  # for a learned temperature; none is -n, or 0.5 log n if discrete
     actor_delay: Positive = 1  # critic updates per actor update
+    entropy_in_targets: bool = True  # targets count the entropy to come; without, only the actor seeks it
 
 
 class REDQConfig(Config):
@@ -44,14 +49,36 @@ class REDQConfig(Config):
     actor_delay: Positive = 20  # critic updates per actor update
 
 
+class Penalty(nn.Module, ABC):
+    """A part of variants: a term `weight · penalty(...)` of the critics' loss. Its weight may be learned."""
+
+    @property
+    @abstractmethod
+    def weight(self) -> Tensor: ...
+
+    @abstractmethod
+    def forward(self, critics: Critics, actor: StochasticActor, batch: Batch, rng: torch.Generator) -> Tensor:
+        """Of each critic `[K]`."""
+
+    @abstractmethod
+    def weight_loss(self, penalty: Tensor) -> Tensor | None:
+        """What the weight descends, when the critics' penalty was this `[K]`; None for a fixed one."""
+
+
 @register("sac", "maximum-entropy actor-critic with twin critics and a learned temperature")
 @register("redq", "SAC with an ensemble of critics and many updates per step", settings=REDQConfig)
 class SAC(Learner):
     settings = Config
-    metrics = ("critic_loss", "actor_loss", "q_mean", "temperature", "entropy", "grad_norm")
+    metrics: ClassVar[tuple[str, ...]] = ("critic_loss", "actor_loss", "q_mean", "temperature", "entropy", "grad_norm")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self,
+        cfg: Config,
+        spaces: Spaces,
+        device: torch.device | str = "cpu",
+        net: MakeNet | None = None,
+        *,
+        penalty: Callable[[Config], Penalty] | None = None,
     ) -> None:
         self.discrete = isinstance(spaces.action, Discrete)
         if not self.discrete:
@@ -72,6 +99,10 @@ class SAC(Learner):
         self.target = copy.deepcopy(self.critics)
         self.follow = Average(self.target, self.critics)
         self.policy = SampledPolicy(spaces, self.actor)
+        self.penalty = None if penalty is None else penalty(cfg).to(self.device)
+        if self.penalty is not None:
+            self.penalty_optimizer = self.optimizer(self.penalty.parameters(), cfg.lr)
+            self.metrics = (*SAC.metrics, "penalty", "penalty_weight")  # type: ignore[misc]  # variants tell more
         # told again between delayed updates
         self.last_actor_loss = self.last_entropy = torch.zeros((), device=self.device)
 
@@ -79,10 +110,15 @@ class SAC(Learner):
     def temperature(self) -> Tensor:
         return self.log_temperature[0].exp()
 
+    @property
+    def entropy_worth(self) -> Tensor:
+        """What values count the entropy with."""
+        return self.temperature if self.cfg.entropy_in_targets else torch.zeros_like(self.log_temperature[0])
+
     @torch.no_grad()
     def target_value(self, batch: Batch) -> Tensor:
         mask = batch.next_mask if "next_mask" in batch else None
-        policy, alpha = self.actor(batch.next_obs, mask), self.temperature
+        policy, alpha = self.actor(batch.next_obs, mask), self.entropy_worth
         if isinstance(policy, Categorical):
             q = self._least(self.target(batch.next_obs))  # [B,n]
             future = (policy.logp.exp() * (q - alpha * policy.logp)).sum(-1)
@@ -101,11 +137,7 @@ class SAC(Learner):
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Also returns the errors, for priorities, and the mean value."""
-        if self.discrete:
-            q = self.critics(batch.obs)  # [K,B,n]
-            q = q.gather(-1, batch.action.expand(len(q), -1).unsqueeze(-1)).squeeze(-1)
-        else:
-            q = self.critics(batch.obs, batch.action)  # [K,B]
+        q = self.critics.taken(batch.obs, batch.action)  # [K,B]
         error = q - self.target_value(batch)
         losses = 0.5 * error.square().sum(0)
         weighted = losses * batch.weight if "weight" in batch else losses
@@ -133,7 +165,15 @@ class SAC(Learner):
 
     def gradients(self, batch: Batch) -> Gradients:
         critic_loss, error, q_mean = self.critic_loss(batch)
-        found = {"critic_optimizer": self.critic_optimizer.gradient(critic_loss)}
+        found, told = {}, {}
+        if self.penalty is not None:
+            penalty, weight = self.penalty(self.critics, self.actor, batch, self.rng), self.penalty.weight.detach()
+            critic_loss = critic_loss + weight * penalty.sum()
+            weight_loss = self.penalty.weight_loss(penalty.detach())
+            if weight_loss is not None:
+                found["penalty_optimizer"] = self.penalty_optimizer.gradient(weight_loss)
+            told = {"penalty": penalty.detach().mean(), "penalty_weight": weight}
+        found["critic_optimizer"] = self.critic_optimizer.gradient(critic_loss)
         if self.updates % self.cfg.actor_delay == 0:
             actor_loss, entropy = self.actor_loss(batch)
             found["actor_optimizer"] = self.actor_optimizer.gradient(actor_loss)
@@ -142,13 +182,13 @@ class SAC(Learner):
             self.last_actor_loss, self.last_entropy = actor_loss.detach(), entropy
         metrics = {"critic_loss": critic_loss.detach(), "actor_loss": self.last_actor_loss, "q_mean": q_mean}
         metrics |= {"temperature": self.temperature.detach(), "entropy": self.last_entropy}
-        return Gradients(found, metrics, error)
+        return Gradients(found, metrics | told, error)
 
     def after_step(self) -> None:
         self.follow.move(self.cfg.tau)
 
     def value(self, obs: Tree) -> Tensor:
-        policy, alpha = self.actor(obs), self.temperature
+        policy, alpha = self.actor(obs), self.entropy_worth
         if isinstance(policy, Categorical):
             return (policy.logp.exp() * (self.critics(obs).amin(0) - alpha * policy.logp)).sum(-1)
         return self.critics(obs, policy.mode()).amin(0)

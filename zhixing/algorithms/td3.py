@@ -1,6 +1,8 @@
 """TD3 (Fujimoto et al., 2018).   y = r + γ^k (1 - terminated) · min_i Q'_i(s', π'(s') + ε),   ε ~ clip(N(0, σ), -c, c)
 
 DDPG (Lillicrap et al., 2016) is the same with one critic, no smoothing, no delay and Ornstein-Uhlenbeck noise.
+TD3+BC (Fujimoto & Gu, 2021) is TD3 for recorded experience, whose actor stays near what was done there: it descends
+(π(s) - a)² - λ Q(s, π(s)) with λ = α / mean |Q(s, π(s))|, on normalised observations.
 Differs from the papers: Adam without weight decay and equal learning rates by default; all targets move every update;
 gradients of actor and critic are taken at the same weights.
 """
@@ -8,6 +10,7 @@ gradients of actor and critic are taken at the same weights.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -44,18 +47,44 @@ class DDPGConfig(Config):
     actor_delay: Positive = 1  # critic updates per actor update
 
 
+class TD3BCConfig(Config):
+    alpha: PositiveFloat = 2.5  # how much a better value counts against being near the recorded action
+    normalise_obs: bool = True  # running mean and spread of observations
+
+
+Objective = Callable[[Config, Tensor, Tensor, Batch], Tensor]
+
+
+def climb(cfg: Config, q: Tensor, action: Tensor, batch: Batch) -> Tensor:
+    """What the actor descends, when its actions `[B,n]` are worth `q [B]`."""
+    return -q.mean()
+
+
+def climb_nearby(cfg: Config, q: Tensor, action: Tensor, batch: Batch) -> Tensor:
+    assert isinstance(cfg, TD3BCConfig)
+    scale = cfg.alpha / q.detach().abs().mean().clamp(min=1e-8)  # so that alpha fits rewards of any size
+    return (action - batch.action).square().mean() - scale * q.mean()
+
+
 @register("td3", "deterministic policy gradient with twin critics, delay and smoothed targets")
 @register("ddpg", "deterministic policy gradient with replay and target networks", settings=DDPGConfig)
+@register("td3bc", "TD3 that stays near recorded actions", settings=TD3BCConfig, objective=climb_nearby)
 class TD3(Learner):
     settings = Config
     metrics = ("critic_loss", "actor_loss", "q_mean", "grad_norm")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self,
+        cfg: Config,
+        spaces: Spaces,
+        device: torch.device | str = "cpu",
+        net: MakeNet | None = None,
+        *,
+        objective: Objective = climb,
     ) -> None:
         check_box(spaces, cfg.algorithm)
         super().__init__(cfg, spaces, device)
-        self.cfg = cfg
+        self.cfg, self.objective = cfg, objective
         with self.building():
             self.actor = DeterministicActor(spaces, cfg, net).to(self.device)
             self.critics = Critics(spaces, cfg, net, cfg.critics).to(self.device)
@@ -85,7 +114,8 @@ class TD3(Learner):
         return weighted.mean(), error.detach().abs().mean(0), q.detach().mean()
 
     def actor_loss(self, batch: Batch) -> Tensor:
-        return -self.critics(batch.obs, self.actor(batch.obs))[0].mean()
+        action = self.actor(batch.obs)
+        return self.objective(self.cfg, self.critics(batch.obs, action)[0], action, batch)
 
     def gradients(self, batch: Batch) -> Gradients:
         critic_loss, error, q_mean = self.critic_loss(batch)

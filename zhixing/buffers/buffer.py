@@ -91,6 +91,18 @@ class Buffer:
         self._segments: list[tuple[str, Array, Array]] = []
         self._next_segment = 0
 
+    @staticmethod
+    def over(ring: Ring, *, sampler: Uniform | Prioritized, view: View, relabel: Hindsight | None = None) -> Buffer:
+        """Samples of recorded experience (see `Ring.over`), which stays where it is."""
+        buffer = Buffer(ring.table.spec, view.ahead + 1, view=view, sampler=sampler, relabel=relabel)
+        if view.ahead >= ring.rows:
+            raise UserError(f"the data holds {ring.rows} steps, {view} needs {view.ahead + 1}")
+        buffer.storage, buffer.capacity = ring, ring.rows
+        if isinstance(sampler, Prioritized):
+            buffer._priorities = Priorities(sampler, ring, view.ahead)
+            buffer._priorities.fill()
+        return buffer
+
     def __len__(self) -> int:
         return len(self.storage)
 
@@ -158,6 +170,8 @@ class Buffer:
         Returns the rest: a small state of plain values and tensors that names the segments it needs.
         """
         folder = Path(folder)
+        if self._fixed:
+            return {**self._state(), "segments": [], "next_segment": 0}
         if folder != self._folder:
             self._forget_segments(folder)
         mark = self.storage.mark()
@@ -180,6 +194,10 @@ class Buffer:
     def load(self, state: Mapping[str, Any], folder: str | Path) -> None:
         """Become what `save` saw. Segments written after it are deleted: they hold steps that will be made again."""
         folder = Path(folder)
+        if self._fixed:
+            self._check_fits(state, folder)
+            self._load_priorities(state)
+            return
         needed = [(part["name"], _array(part["start"]), _array(part["end"])) for part in state["segments"]]
         self._load(state, (segments.read(folder, name) for name, _, _ in needed), folder)
         segments.drop_from(folder, state["next_segment"])
@@ -214,8 +232,15 @@ class Buffer:
         restored = sum(self.storage.restore(rows) for rows in parts)
         if restored != len(self):
             raise UserError(f"{origin} holds {restored} of the {len(self)} transitions that its state counts")
+        self._load_priorities(state)
+
+    def _load_priorities(self, state: Mapping[str, Any]) -> None:
         if self._priorities is not None:
             self._priorities.load_state({name: _array(value) for name, value in state["sampler"].items()})
+
+    @property
+    def _fixed(self) -> bool:
+        return isinstance(self.storage, Ring) and self.storage.fixed
 
     def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
         own = self._describe(self._state())

@@ -118,6 +118,13 @@ class Table:
             for name, fields in ((name, tree_leaves(tree)) for name, tree in self.spec.items())
         }
 
+    @staticmethod
+    def over(spec: Mapping[str, Tree], arrays: Mapping[str, Tree]) -> Table:
+        """A table of arrays that are there already, on the CPU and only to be read."""
+        table = Table(spec, 0)
+        table.arrays = {name: tree_leaves(arrays[name]) for name in spec}
+        return table
+
     def _allocate(self, name: str, field: Field, size: int, folder: Path | None) -> Any:
         shape = (size, *field.shape)
         if folder is not None:

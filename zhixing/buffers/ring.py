@@ -52,7 +52,27 @@ class Ring:
             name: [np.zeros((num_envs, *field.shape), field.dtype) for field in tree_leaves(spec[name])]
             for name in self._followed
         }
+        self.fixed = False  # true where rows are only read
         self._together = True  # all columns have had as many rows: then one slice holds a step of all
+
+    @staticmethod
+    def over(spec: Mapping[str, Tree], arrays: Mapping[str, Tree], lasts: Mapping[str, Tree], ends: Array) -> Ring:
+        """A full ring of one column whose rows are arrays `[S,...]` that are only read, such as mapped files.
+
+        After the rows `ends` the stream begins anew; `lasts` are the true successors of these rows. The last row must
+        be one of them, so that no row is needed behind it.
+        """
+        ring, size = Ring(spec, 1, 1), int(ends[-1]) + 1
+        ring.rows = ring.size = size
+        ring.table = Table.over(spec, arrays)
+        ring.lasts.table = Table.over({name: spec[name] for name in lasts}, lasts)
+        ring.slot = np.full(size, -1, np.int32)
+        ring.slot[ends] = np.arange(len(ends))
+        starts = np.concatenate([[0], ends[:-1] + 1])
+        ring.age = (np.arange(size) - np.repeat(starts, np.diff(np.append(starts, size)))).astype(np.int32)
+        ring.count[:] = size
+        ring.fixed = True
+        return ring
 
     def __len__(self) -> int:
         if self._together:
@@ -68,6 +88,8 @@ class Ring:
 
     def add(self, batch: Batch, ids: Array | None = None) -> Array:
         """Store a step `[M]` or steps `[T,M]`; returns the indices of those that remain, `[T,M]`."""
+        if self.fixed:
+            raise UserError("recorded experience takes no new steps; give the buffer a capacity of its own for these")
         values, lead = self.reader.read(batch)
         columns = self.num_envs if ids is None else len(ids)
         if lead[-1] != columns:

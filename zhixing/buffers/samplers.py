@@ -101,6 +101,11 @@ class Priorities:
         oldest = (ring.oldest[column] + np.arange(ring.frame_stack)[:, None]) * N + column
         self._weigh(np.concatenate([index, before, oldest]).reshape(-1))
 
+    def fill(self) -> None:
+        """All rows are there already, each as likely as any other."""
+        self.priority[:] = self.highest
+        self._weigh(self.ring.all())
+
     def _weigh(self, index: Array) -> None:
         index = index[(index >= 0) & self.ring.live(index)]
         flat = index % self.ring.size

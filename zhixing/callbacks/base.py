@@ -47,6 +47,6 @@ class Callback:
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-def is_due(env_steps: int, before: int, every: int) -> bool:
+def is_due(steps: int, before: int, every: int) -> bool:
     """Whether a multiple of `every` was passed since `before`; never where it is 0. Doesn't depend on resumes."""
-    return every > 0 and env_steps // every > before // every
+    return every > 0 and steps // every > before // every

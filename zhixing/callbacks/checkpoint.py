@@ -22,23 +22,21 @@ class Checkpoint(Callback):
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.best_return = math.nan
-        self.at_env_steps = -1
 
     def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
-        if is_due(loop.env_steps, loop.env_steps_before, loop.cfg.checkpoint_every_steps):
+        if is_due(loop.steps, loop.steps_before, loop.cfg.checkpoint_every_steps):
             self._save(loop)
 
     def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
         if not evaluation.mean_return <= self.best_return:
             self.best_return = evaluation.mean_return
             with loop.paused():
-                self.folder.save_best(loop.learner.policy.state_dict(), loop.env_steps, evaluation.mean_return)
+                self.folder.save_best(loop.learner.policy.state_dict(), loop.steps, evaluation.mean_return)
 
     def train_end(self, loop: Loop) -> None:
         self._save(loop)
 
     def _save(self, loop: Loop) -> None:
-        self.at_env_steps = loop.env_steps
         with loop.paused():
             self.folder.save(loop)
 

@@ -76,7 +76,7 @@ class Csv(Callback):
 
 def row_is_due(loop: Loop) -> bool:
     """The last iteration's row waits for the evaluation at the end."""
-    return is_due(loop.env_steps, loop.env_steps_before, loop.cfg.log_every_steps) and not loop.ending
+    return is_due(loop.steps, loop.steps_before, loop.cfg.log_every_steps) and not loop.ending
 
 
 def row_of(loop: Loop) -> dict[str, float]:
@@ -86,11 +86,11 @@ def row_of(loop: Loop) -> dict[str, float]:
         "updates": loop.updates,
         "episodes": loop.episodes,
         "seconds": loop.seconds,
-        "steps_per_second": loop.env_steps / max(loop.seconds, 1e-9),
+        "steps_per_second": loop.steps / max(loop.seconds, 1e-9),
         "return_mean": loop.recent_mean("ret"),
         "length_mean": loop.recent_mean("length"),
         "eval_return_mean": math.nan,
     }
-    told = {told_as(name): loop.recent_told(name) for name in loop.actor.env.tells}
+    told = {told_as(name): loop.recent_told(name) for name in loop.tells}
     metrics = {name: float(loop.metrics[name]) if name in loop.metrics else math.nan for name in loop.learner.metrics}
     return counts | told | metrics

@@ -25,23 +25,26 @@ class Evaluate(Callback):
     least as much, training ends and the weights stay as they are.
     """
 
-    def __init__(self, actor: Actor) -> None:
+    def __init__(self, actor: Actor | None) -> None:
+        """Without an actor there is nothing to play in, and nothing is done."""
         self.actor = actor
         self.last_return, self.best_return = math.nan, math.nan
-        self.at_env_steps = -1
+        self.at_steps = -1
         self.reached = False
 
     def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
-        if is_due(loop.env_steps, loop.env_steps_before, loop.cfg.eval_every_steps):
+        if is_due(loop.steps, loop.steps_before, loop.cfg.eval_every_steps):
             self._evaluate(loop)
 
     def train_end(self, loop: Loop) -> None:
-        if self.at_env_steps != loop.env_steps and not loop.interrupted:
+        if self.at_steps != loop.steps and not loop.interrupted:
             self._evaluate(loop)
 
     def _evaluate(self, loop: Loop) -> None:
+        if self.actor is None:
+            return
         # the same stop gives the same seed, so a resumed run evaluates as one never stopped
-        seed = stream(loop.cfg.seed, "evaluation", loop.env_steps)
+        seed = stream(loop.cfg.seed, "evaluation", loop.steps)
         target = loop.cfg.stop_return
         with loop.paused():
             evaluation = self.actor.evaluate(loop.cfg.eval_episodes, seed)
@@ -50,14 +53,14 @@ class Evaluate(Callback):
                 if evaluation.mean_return >= target:
                     self.reached = True
                     loop.stop(f"reached a mean return of {evaluation.mean_return:.6g} over {CONFIRM_EPISODES} episodes")
-        self.at_env_steps = loop.env_steps
+        self.at_steps = loop.steps
         self.last_return = evaluation.mean_return
         if not self.last_return <= self.best_return:  # also true of the first, after NaN
             self.best_return = self.last_return
         loop.evaluation_end(evaluation)
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("last_return", "best_return", "at_env_steps", "reached")}
+        return {name: getattr(self, name) for name in ("last_return", "best_return", "at_steps", "reached")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

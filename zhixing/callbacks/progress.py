@@ -44,17 +44,18 @@ class Progress(Callback):
             self._show(loop)
 
     def train_end(self, loop: Loop) -> None:
-        if self._shown_steps != loop.env_steps:
+        if self._shown_steps != loop.steps:
             self._show(loop)
 
     def _show(self, loop: Loop) -> None:
-        self._shown_at, self._shown_steps = time.monotonic(), loop.env_steps
+        self._shown_at, self._shown_steps = time.monotonic(), loop.steps
         losses = [name for name in loop.learner.metrics if "loss" in name and name in loop.metrics]
         loss = f"  {losses[0].replace('_', ' ')} {float(loop.metrics[losses[0]]):.3g}" if losses else ""
+        played = f"  return {loop.recent_mean('ret'):.4g}" if loop.actor is not None else ""
         left = loop.seconds * (1 / loop.fraction - 1) if loop.fraction > 0 else 0.0
         line = (
-            f"{loop.env_steps:>9,} steps {100 * loop.fraction:3.0f}%  {loop.env_steps / max(loop.seconds, 1e-9):,.0f}/s"
-            f"  return {loop.recent_mean('ret'):.4g}{self._eval}{loss}  {_clock(left)} left"
+            f"{loop.steps:>9,} {loop.unit} {100 * loop.fraction:3.0f}%  {loop.steps / max(loop.seconds, 1e-9):,.0f}/s"
+            f"{played}{self._eval}{loss}  {_clock(left)} left"
         )
         print(f"\r\x1b[2K{line}" if self.live else line, end="" if self.live else "\n", file=self.out, flush=True)
 

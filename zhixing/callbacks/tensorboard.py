@@ -32,7 +32,7 @@ class TensorBoard(Callback):
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
         # events after a checkpoint that a run is resumed from are hidden, so that none shows twice
-        self._writer = SummaryWriter(str(self.folder), purge_step=loop.env_steps + 1 if loop.env_steps else None)
+        self._writer = SummaryWriter(str(self.folder), purge_step=loop.steps + 1 if loop.steps else None)
 
     def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
         if row_is_due(loop):
@@ -45,8 +45,8 @@ class TensorBoard(Callback):
     def _row(self, loop: Loop) -> None:
         for name, value in row_of(loop).items():
             if name != "env_steps" and value == value:
-                self._writer.add_scalar(name, value, loop.env_steps)
+                self._writer.add_scalar(name, value, loop.steps)
 
     def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
         for name, value in evaluation.summary().items():
-            self._writer.add_scalar(f"eval/{name}", value, loop.env_steps)
+            self._writer.add_scalar(f"eval/{name}", value, loop.steps)

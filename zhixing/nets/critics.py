@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
-from zhixing.config import ContinuousConfig
+from zhixing.config import DataConfig
 from zhixing.errors import UserError
 from zhixing.nets.body import Encoder, MakeNet, is_recurrent, make_body, num_features
+from zhixing.nets.heads import Chances
 from zhixing.nets.mlp import MLP, TwinMLP
-from zhixing.ops.distributions import Categorical, Distribution, SquashedGaussian
+from zhixing.ops.distributions import Categorical, Distribution, Gaussian, SquashedGaussian
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 LOG_STD_RANGE = (-20.0, 2.0)
+LIKELY_LOG_STD_RANGE = (-5.0, 0.0)  # likelihoods of recorded actions would sharpen without end where these repeat
 
 
 def check_box(spaces: Spaces, who: str) -> None:
@@ -27,7 +34,7 @@ def check_box(spaces: Spaces, who: str) -> None:
 class Encoded(nn.Module):
     """What actors and critics begin with: the observation as a flat vector, by the user's own network or an encoder."""
 
-    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: MakeNet | None) -> None:
+    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: MakeNet | None) -> None:
         super().__init__()
         own = make_net is not None or cfg.net.kind != "auto"
         self.encoder: nn.Module
@@ -54,7 +61,7 @@ class Encoded(nn.Module):
 class Critics(Encoded):
     """K estimates of Q: `net(obs, action) -> [K,B]`, or `net(obs) -> [K,B,n]` where actions are discrete."""
 
-    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: MakeNet | None, copies: int) -> None:
+    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: MakeNet | None, copies: int) -> None:
         super().__init__(spaces, cfg, make_net)
         self.discrete = isinstance(spaces.action, Discrete)
         inputs = self.num_features + (0 if self.discrete else spaces.num_actions)
@@ -70,11 +77,35 @@ class Critics(Encoded):
             return self.towers(features)
         return self.towers(torch.cat([features, action], -1)).squeeze(-1)
 
+    def taken(self, obs: Tree, action: Tensor) -> Tensor:
+        """Of the actions taken `[K,B]`, whether numbers or choices."""
+        if not self.discrete:
+            return self(obs, action)
+        q = self(obs)  # [K,B,n]
+        return q.gather(-1, action.expand(len(q), -1).unsqueeze(-1)).squeeze(-1)
+
+    def several(self, obs: Tree, actions: Tensor) -> Tensor:
+        """Of several actions `[S,B,n]` in each state: `[K,S,B]`. Observations are encoded once."""
+        features = self.features(obs).expand(len(actions), -1, -1)
+        rows = torch.cat([features, actions], -1).flatten(0, 1)
+        return self.towers(rows).squeeze(-1).unflatten(1, actions.shape[:2])
+
+
+class StateValue(Encoded):
+    """`net(obs) -> [B]`: what a state is worth."""
+
+    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: MakeNet | None) -> None:
+        super().__init__(spaces, cfg, make_net)
+        self.layers = MLP(self.num_features, cfg.net.hidden_sizes, cfg.net.activation, outputs=1)
+
+    def forward(self, obs: Tree) -> Tensor:
+        return self.layers(self.features(obs)).squeeze(-1)
+
 
 class DeterministicActor(Encoded):
     """`net(obs) -> action` in [-1, 1]."""
 
-    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: MakeNet | None) -> None:
+    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: MakeNet | None) -> None:
         super().__init__(spaces, cfg, make_net)
         self.layers = MLP(self.num_features, cfg.net.hidden_sizes, cfg.net.activation, outputs=spaces.num_actions)
 
@@ -85,7 +116,7 @@ class DeterministicActor(Encoded):
 class StochasticActor(Encoded):
     """`net(obs, mask)` gives a squashed normal with a spread that depends on the state, or a choice of actions."""
 
-    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: MakeNet | None) -> None:
+    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: MakeNet | None) -> None:
         super().__init__(spaces, cfg, make_net)
         self.discrete = isinstance(spaces.action, Discrete)
         outputs = spaces.num_actions * (1 if self.discrete else 2)
@@ -97,3 +128,46 @@ class StochasticActor(Encoded):
             return Categorical(out, mask)
         mean, log_std = out.chunk(2, -1)
         return SquashedGaussian(mean, log_std.clamp(*LOG_STD_RANGE))
+
+
+class LikelyActor(Encoded):
+    """`net(obs, mask)` gives chances to learn by the likelihood of recorded actions: one or several choices, or
+    normals around a mean in [-1, 1], each with a spread of its own that is the same in all states."""
+
+    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: MakeNet | None) -> None:
+        super().__init__(spaces, cfg, make_net)
+        self.chances = Chances(spaces) if spaces.discrete else None
+        outputs = spaces.num_actions if self.chances is None else self.chances.outputs
+        self.layers = MLP(self.num_features, cfg.net.hidden_sizes, cfg.net.activation, outputs=outputs)
+        if self.chances is None:
+            self.spread = nn.Parameter(torch.full((outputs,), 1.5))  # 0.4 after what follows
+
+    def forward(self, obs: Tree, mask: Tensor | None = None) -> Distribution:
+        out = self.layers(self.features(obs))
+        if self.chances is not None:
+            return self.chances(out, mask)
+        low, high = LIKELY_LOG_STD_RANGE
+        return BoundedGaussian(out.tanh(), low + (high - low) * self.spread.sigmoid())  # a clamp would let none return
+
+
+class BoundedGaussian(Distribution):
+    """Normals of which what is drawn is brought within [-1, 1]. A squashed one has no finite inverse on the bounds,
+    where recorded actions often are; this one's density there is the plain normal's."""
+
+    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
+        self.normal = Gaussian(mean, log_std)
+
+    def sample(self, rng: torch.Generator) -> Tensor:
+        return self.normal.sample(rng).clamp(-1.0, 1.0)
+
+    def mode(self) -> Tensor:
+        return self.normal.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.normal.log_prob(action)
+
+    def entropy(self) -> Tensor:
+        return self.normal.entropy()
+
+    def kl(self, other: Self) -> Tensor:
+        return self.normal.kl(other.normal)

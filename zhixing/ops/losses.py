@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from zhixing.batch import Batch
+
 
 def quantile_huber(quantiles: Tensor, targets: Tensor, kappa: float) -> Tensor:
     """Σ_i E_j |τ_i - 1(u_ij < 0)| · huber_κ(u_ij),  u_ij = target_j - quantile_i  (Dabney et al., 2018, eq. 10).
@@ -18,3 +20,19 @@ def quantile_huber(quantiles: Tensor, targets: Tensor, kappa: float) -> Tensor:
     q, y = torch.broadcast_tensors(quantiles.unsqueeze(-2), targets.unsqueeze(-1))  # [B,M,N]
     slope = (tau - (y < q).to(tau.dtype)).abs()
     return (slope * F.huber_loss(q, y, reduction="none", delta=kappa)).mean(-2).sum(-1)
+
+
+def expectile(error: Tensor, tau: float) -> Tensor:
+    """|τ - 1(u < 0)| · u²  (Kostrikov et al., 2022, eq. 3) of errors u = target - estimate: with τ above a half the
+    estimate settles above the mean of its targets, near the best of them as τ nears 1."""
+    return torch.where(error < 0, 1.0 - tau, tau) * error.square()
+
+
+def advantage_weight(advantage: Tensor, sharpness: float, most: float) -> Tensor:
+    """exp(advantage · sharpness), but no more than `most`: how much an action is worth imitating."""
+    return torch.exp(advantage.detach() * sharpness).clamp(max=most)
+
+
+def batch_mean(losses: Tensor, batch: Batch) -> Tensor:
+    """Over rows `[...,B]`, each with its importance weight where the replay is prioritized."""
+    return (losses * batch.weight).mean(-1) if "weight" in batch else losses.mean(-1)

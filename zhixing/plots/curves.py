@@ -24,7 +24,7 @@ ENOUGH_EVALUATIONS = 3  # points of a curve; with fewer, training returns tell m
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's, safe for all
 STYLES = ("-", "--", ":", "-.")  # for more configurations than colours
 
-X_LABELS = {"env_steps": "environment steps", "seconds": "seconds of training"}
+X_LABELS = {"env_steps": "environment steps", "updates": "updates", "seconds": "seconds of training"}
 Y_LABELS = {
     "eval_return_mean": "evaluation return",
     "return_mean": "training return (last 100 episodes)",
@@ -67,13 +67,15 @@ def draw(configurations: Sequence[Configuration]) -> Figure:
 
 
 def _draw_task(part: SubFigure, configurations: list[Configuration], looks: dict[str, dict[str, Any]]) -> None:
-    measure = choose_measure([run for configuration in configurations for run in configuration.runs])
+    runs = [run for configuration in configurations for run in configuration.runs]
+    measure = choose_measure(runs)
+    steps = "updates" if any(run.offline for run in runs) else "env_steps"
     part.suptitle(_plain(configurations[0].task), fontweight="bold")
     left, right = part.subplots(1, 2, sharey=True)
-    for axes, x in ((left, "env_steps"), (right, "seconds")):
+    for axes, x in ((left, steps), (right, "seconds")):
         axes.set_title(f"return against {X_LABELS[x]}", fontsize="medium")
         axes.set_xlabel(X_LABELS[x])
-        axes.xaxis.set_major_formatter(EngFormatter(sep="") if x == "env_steps" else "{x:g}")
+        axes.xaxis.set_major_formatter(EngFormatter(sep="") if x == steps else "{x:g}")
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
         axes.grid(color="#e0e0e0", linewidth=0.8)
         axes.set_axisbelow(True)

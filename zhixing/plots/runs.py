@@ -26,8 +26,13 @@ class Run:
     metrics: Columns
 
     @property
-    def env_steps(self) -> float:
-        return float(self.metrics["env_steps"][-1])
+    def offline(self) -> bool:
+        """No environment was stepped: it learned from what was recorded."""
+        return not self.metrics["env_steps"].any() and "updates" in self.metrics
+
+    @property
+    def length(self) -> float:
+        return float(self.metrics["updates" if self.offline else "env_steps"][-1])
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ def _configuration(mine: list[Run], all_firsts: list[Run]) -> Configuration:
     ]
     by_seed: dict[int, Run] = {}
     # repeating a seed gives the same returns again: counted twice, they would feign certainty
-    for run in sorted(mine, key=lambda run: run.env_steps):
+    for run in sorted(mine, key=lambda run: run.length):
         by_seed[run.seed] = run
     kept = [by_seed[seed] for seed in sorted(by_seed)]
     return Configuration(" ".join([first.algorithm, *differing]), first.task, kept, len(mine) - len(kept))

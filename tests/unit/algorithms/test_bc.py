@@ -1,0 +1,212 @@
+"""Behaviour cloning's losses by hand, for all kinds of actions, recorded actions on the bounds, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from torch import Tensor
+
+import zhixing as zx
+from zhixing.algorithms.bc import BC
+from zhixing.batch import Batch
+from zhixing.errors import UserError
+from zhixing.nets.critics import BoundedGaussian
+from zhixing.policy import Phase
+from zhixing.spaces import Spaces
+
+OBS = Box(-9.0, 9.0, (2,), np.float32)
+CHOICES = Spaces(OBS, Discrete(3))
+MOVES = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32))
+HALVES = [math.log(0.5), math.log(0.25), math.log(0.25)]
+
+
+def learner(spaces: Spaces = CHOICES, **settings: Any) -> BC:
+    base = {"net__hidden_sizes": []}  # one linear layer
+    cfg = zx.config.load(algorithm="bc", env="Acrobot-v1", **(base | settings))
+    made = zx.algorithms.get("bc").make(cfg, spaces)
+    assert isinstance(made, BC)
+    return made
+
+
+def acting(made: BC, *out: float, std: float | None = None) -> None:
+    """The actor says the same of every observation."""
+    with torch.no_grad():
+        made.actor.layers.linears[0].weight.zero_()
+        made.actor.layers.linears[0].bias.copy_(torch.tensor(out))
+        if std is not None:  # between e^-5 and 1
+            made.actor.spread.fill_(math.log((5 + math.log(std)) / -math.log(std)))
+
+
+def batch(**fields: Any) -> Batch:
+    base = {
+        "obs": torch.zeros(3, 2),
+        "next_obs": torch.zeros(3, 2),
+        "action": torch.tensor([0, 1, 2]),
+        "reward": torch.tensor([1.0, 1.0, 1.0]),
+        "terminated": torch.tensor([False, True, False]),
+        "truncated": torch.tensor([False, False, True]),
+        "discount": torch.tensor([0.9, 0.9, 0.9]),
+        "index": torch.arange(3),
+    }
+    return Batch(**{**base, **fields})
+
+
+def gradient_of(loss: Tensor, parameter: Tensor) -> list[float]:
+    return torch.autograd.grad(loss, [parameter])[0].flatten().tolist()
+
+
+# --- losses ---
+
+
+def test_choices_are_cloned_by_cross_entropy() -> None:
+    made = learner()
+    acting(made, *HALVES)
+    loss = made.loss(batch())
+    # -(ln 1/2 + ln 1/4 + ln 1/4) / 3 = 5/3 ln 2; by the logits: chances minus how often each was taken
+    assert loss.item() == pytest.approx(5 / 3 * math.log(2))
+    assert gradient_of(loss, made.actor.layers.linears[0].bias) == pytest.approx([1 / 2 - 1 / 3, -1 / 12, -1 / 12])
+
+
+def test_forbidden_choices_have_no_share() -> None:
+    made = learner()
+    acting(made, *HALVES)
+    mask = torch.tensor([[True, False, True]]).expand(3, 3)
+    loss = made.loss(batch(action=torch.tensor([0, 2, 2]), mask=mask))
+    # chances 2/3 and 1/3: -(ln 2/3 + 2 ln 1/3) / 3
+    assert loss.item() == pytest.approx(math.log(3) - math.log(2) / 3)
+    assert gradient_of(loss, made.actor.layers.linears[0].bias) == pytest.approx([1 / 3, 0.0, -1 / 3])
+
+
+def test_several_choices_are_cloned_together() -> None:
+    made = learner(Spaces(OBS, MultiDiscrete([2, 3])))
+    acting(made, math.log(0.8), math.log(0.2), *HALVES)
+    loss = made.loss(batch(action=torch.tensor([[0, 0], [1, 1], [0, 2]])))
+    # -ln of 0.8 * 0.5, 0.2 * 0.25 and 0.8 * 0.25
+    assert loss.item() == pytest.approx(-(math.log(0.4) + math.log(0.05) + math.log(0.2)) / 3)
+
+
+def test_moves_are_cloned_by_squared_error() -> None:
+    made = learner(MOVES)
+    acting(made, math.atanh(0.5))
+    loss = made.loss(batch(action=torch.tensor([[0.5], [0.0], [-0.5]])))
+    # squares 0, 0.25 and 1; by what is squashed: (2 * 0.5 + 2 * 1) / 3 times 1 - 0.5²
+    assert loss.item() == pytest.approx(1.25 / 3)
+    assert gradient_of(loss, made.actor.layers.linears[0].bias) == pytest.approx([0.75])
+    both = learner(Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32)))
+    acting(both, math.atanh(0.5), 0.0)
+    # the mean over an action's numbers: (0.25 + 1 + 0 + 0 + 0.25 + 1) / 6
+    shown = batch(action=torch.tensor([[0.0, 1.0], [0.5, 0.0], [1.0, -1.0]]))
+    assert both.loss(shown).item() == pytest.approx(2.5 / 6)
+
+
+def test_moves_on_the_bounds_have_a_finite_likelihood() -> None:
+    made = learner(MOVES, likelihood=True)
+    acting(made, 0.0, std=0.5)
+    loss = made.loss(batch(action=torch.tensor([[1.0], [0.0], [-1.0]])))
+    # -ln N(a; 0, 0.5) = a² / (2 * 0.25) + ln 0.5 + 0.5 ln 2π: 2 for two of three
+    assert loss.item() == pytest.approx(4 / 3 - math.log(2) + 0.5 * math.log(2 * math.pi))
+    acting(made, 3.0, std=0.01)  # nearly at the bound, and nearly sure
+    assert made.loss(batch(action=torch.ones(3, 1))).isfinite()
+    assert all(math.isfinite(g) for g in gradient_of(made.loss(batch(action=-torch.ones(3, 1))), made.actor.spread))
+
+
+def test_likelihoods_learn_mean_and_spread() -> None:
+    made = learner(MOVES, likelihood=True, lr=3e-2)
+    actions = torch.tensor([[0.1], [0.3], [0.5]])  # mean 0.3, standard deviation sqrt(0.08 / 3) = 0.1633
+    for _ in range(800):
+        made.update(batch(action=actions))
+    policy = made.actor(torch.zeros(1, 2))
+    assert policy.mode().item() == pytest.approx(0.3, abs=0.01)
+    assert policy.normal.log_std.exp().item() == pytest.approx(0.1633, rel=0.03)
+
+
+def test_bounded_normals_draw_within_the_bounds_and_compare_as_normals() -> None:
+    normal = BoundedGaussian(torch.full((20_000, 1), 0.9), torch.tensor([math.log(0.2)]))
+    drawn = normal.sample(torch.Generator().manual_seed(0))
+    # P(0.9 + 0.2 z > 1) = P(z > 0.5) = 0.3085; three standard errors are 0.01
+    assert drawn.max().item() == 1.0
+    assert (drawn == 1.0).float().mean().item() == pytest.approx(0.3085, abs=0.01)
+    assert normal.mode()[0].item() == pytest.approx(0.9)
+    assert normal.entropy()[0].item() == pytest.approx(0.5 * math.log(2 * math.pi * math.e) + math.log(0.2))
+    other = BoundedGaussian(torch.full((20_000, 1), 0.5), torch.tensor([math.log(0.2)]))
+    assert normal.kl(other)[0].item() == pytest.approx(0.5 * (0.4 / 0.2) ** 2)  # equal spreads
+
+
+# --- learning ---
+
+
+def test_it_clones_choices() -> None:
+    made = learner(net__hidden_sizes=[32], lr=1e-2)
+    obs = torch.randn(512, 2, generator=torch.Generator().manual_seed(0))
+    best = (obs[:, 0] > 0).long() + (obs.sum(-1) > 1).long()
+    for _ in range(300):
+        made.update(batch(obs=obs, action=best))
+    acts = made.policy.act(obs, None, None, Phase.EVAL, torch.Generator(), 0).action
+    assert (acts == best).float().mean().item() > 0.95
+
+
+def test_it_clones_moves() -> None:
+    made = learner(MOVES, net__hidden_sizes=[32], lr=1e-2)
+    obs = torch.randn(512, 2, generator=torch.Generator().manual_seed(0))
+    right = (0.5 * obs[:, :1] - 0.3 * obs[:, 1:].abs()).clamp(-1.0, 1.0)  # variance 0.26
+    for _ in range(400):
+        made.update(batch(obs=obs, action=right))
+    assert made.loss(batch(obs=obs, action=right)).item() < 0.005
+
+
+# --- acting, what is refused, saved and told ---
+
+
+def test_a_policy_of_moves_is_the_same_in_all_phases_but_at_random() -> None:
+    made = learner(MOVES)
+    acting(made, math.atanh(0.5))
+    rng, obs = torch.Generator().manual_seed(0), torch.zeros(1000, 2)
+    for phase in (Phase.COLLECT, Phase.EVAL):
+        assert torch.allclose(made.policy.act(obs, None, None, phase, rng, 0).action, torch.tensor(0.5))
+    assert made.value(obs) is None
+
+
+def test_a_policy_of_choices_is_drawn_while_collecting_and_the_likeliest_in_evaluations() -> None:
+    made = learner()
+    acting(made, *HALVES)
+    rng, obs = torch.Generator().manual_seed(0), torch.zeros(20_000, 2)
+    taken = made.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action
+    # three standard errors are 0.011
+    assert (taken.bincount(minlength=3) / 20_000).tolist() == pytest.approx([0.5, 0.25, 0.25], abs=0.011)
+    assert made.policy.act(obs, None, None, Phase.EVAL, rng, 0).action.unique().tolist() == [0]
+
+
+def test_what_it_cannot_do_is_refused_by_name() -> None:
+    for space in (Box(-np.inf, np.inf, (1,), np.float32), Box(-1.0, 1.0, (2, 2), np.float32)):
+        with pytest.raises(UserError, match="bc needs continuous actions in a bounded flat Box, this task has"):
+            learner(Spaces(OBS, space))
+    with pytest.raises(UserError, match=r"bc takes no recurrent networks: set net\.recurrent=none"):
+        learner(net__recurrent="gru")
+    with pytest.raises(UserError, match="bc is for tasks of one agent"):
+        learner(Spaces(OBS, Discrete(3), num_agents=2))
+
+
+@pytest.mark.parametrize("likelihood", [False, True])
+def test_state_round_trip_gives_the_same_next_update(likelihood: bool) -> None:
+    shown = batch(action=torch.tensor([[1.0], [0.0], [-0.5]]))
+    settings = {"net__hidden_sizes": [8], "likelihood": likelihood}
+    made, other = learner(MOVES, **settings), learner(MOVES, **settings, seed=9)
+    made.update(shown)
+    other.load_state_dict(made.state_dict())
+    for _ in range(3):
+        first, second = made.update(shown), other.update(shown)
+        assert set(first.metrics) == set(BC.metrics)
+        assert all(torch.equal(first.metrics[name], second.metrics[name]) for name in first.metrics)
+
+
+def test_observations_are_normalised_where_asked() -> None:
+    made = learner(normalise_obs=True)
+    made.observe(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
+    # means 2 and 2, spreads 1 and 2
+    seen = made.actor.features(torch.tensor([[3.0, 0.0]]))
+    assert torch.allclose(seen, torch.tensor([[1.0, -1.0]]), atol=1e-5)

@@ -1,0 +1,99 @@
+"""DAgger: who acts, whom it learns from, and experts of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+import zhixing as zx
+from zhixing.algorithms.dagger import DAgger
+from zhixing.batch import Batch
+from zhixing.policy import Decision, Phase, Policy
+from zhixing.spaces import Spaces
+
+OBS = Box(-9.0, 9.0, (2,), np.float32)
+
+
+class Counting(Policy):
+    """An expert with memory: its action is how often it was asked in this episode, modulo 3."""
+
+    def initial_hidden(self, num: int) -> Any:
+        return torch.zeros(num, 1)
+
+    def act(self, obs: Any, hidden: Any, mask: Any, phase: Phase, rng: Any, env_steps: int) -> Decision:
+        return Decision(hidden[:, 0].long() % 3, hidden=hidden + 1)
+
+
+def learner(**settings: Any) -> DAgger:
+    cfg = zx.config.load(algorithm="dagger", env="Acrobot-v1", env_steps=1_000, **settings)
+    spaces = Spaces(OBS, Discrete(3))
+    made = zx.algorithms.get("dagger").make(cfg, spaces)
+    assert isinstance(made, DAgger)
+    made.ask(Counting(spaces))
+    return made
+
+
+def test_the_expert_acts_less_and_less() -> None:
+    made = learner(expert_fraction=0.5)
+    # over half of 1000 steps from 1 to 0
+    assert [made.expert_share(steps) for steps in (0, 250, 500, 900)] == [1.0, 0.5, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("env_steps", "share"), [(0, 1.0), (125, 0.5), (999, 0.0)])
+def test_who_acts_is_drawn_and_what_the_expert_says_is_always_kept(env_steps: int, share: float) -> None:
+    made = learner(expert_fraction=0.25)
+    with torch.no_grad():
+        made.actor.layers.linears[-1].weight.zero_()
+        made.actor.layers.linears[-1].bias.copy_(torch.tensor([0.0, 0.0, 9.0]))  # the student always takes 2
+    hidden = torch.ones(2_000, 1)  # the expert says 1
+    decision = made.policy.act(torch.zeros(2_000, 2), hidden, None, Phase.COLLECT, torch.Generator(), env_steps)
+    assert (decision.extras["expert_action"] == 1).all()
+    assert (decision.action == 1).float().mean().item() == pytest.approx(share, abs=0.04)
+    assert ((decision.action == 1) | (decision.action == 2)).all()
+    assert (decision.hidden == 2).all()  # its memory goes on, whoever acts
+    alone = made.policy.act(torch.zeros(5, 2), hidden[:5], None, Phase.EVAL, torch.Generator(), env_steps)
+    assert (alone.action == 2).all()
+
+
+def test_it_learns_what_the_expert_said_and_not_what_was_done() -> None:
+    made = learner()
+    steps = {
+        "obs": torch.zeros(4, 2),
+        "action": torch.tensor([2, 2, 2, 2]),
+        "expert_action": torch.tensor([0, 0, 1, 1]),
+    }
+    with torch.no_grad():
+        made.actor.layers.linears[-1].weight.zero_()
+        made.actor.layers.linears[-1].bias.copy_(torch.log(torch.tensor([0.5, 0.25, 0.25])))
+    # -(2 log 0.5 + 2 log 0.25) / 4
+    expected = -(2 * np.log(0.5) + 2 * np.log(0.25)) / 4
+    assert made.loss(Batch(**steps)).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sac", "ppo"])
+def test_any_run_can_be_the_expert(name: str, small: Callable, tmp_path: Path) -> None:
+    zx.Session(small(name, "toy/reach", env_steps=200), tmp_path / "expert", quiet=True).run()
+    expert = zx.load(tmp_path / "expert")
+    cfg = small("dagger", "toy/reach", expert=str(tmp_path / "expert"), env_steps=400)
+    session = zx.Session(cfg, tmp_path / "run", quiet=True)
+    session.run()
+    batch = session.loop.buffer.sample(20, np.random.default_rng(0))
+    said = session.spaces.from_env(expert.act(batch.obs.numpy()))
+    assert np.allclose(np.clip(batch.expert_action.numpy(), -1, 1), said, atol=1e-5)
+    # the student alone is what is saved
+    assert not any("teacher" in name for name in zx.load(tmp_path / "run").policy.state_dict())
+
+
+def test_what_is_missing_or_does_not_fit_is_told(small: Callable, tmp_path: Path) -> None:
+    with pytest.raises(zx.UserError, match="name its run with expert=RUN"):
+        zx.train("dagger", env="CartPole-v1", out=tmp_path / "run", quiet=True)
+    zx.Session(small("ppo", "toy/match", env_steps=64), tmp_path / "other", quiet=True).run()
+    with pytest.raises(zx.UserError, match="is for toy/match, whose observations or actions aren't those of CartPole"):
+        zx.train("dagger", env="CartPole-v1", expert=str(tmp_path / "other"), out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,59 @@
+"""What a dataset's name may be, and what is said of other names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dataset_streams import recorded
+
+from zhixing import datasets
+from zhixing.datasets import Dataset
+from zhixing.errors import UserError
+
+
+def test_a_folder_is_opened_by_name_or_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(tmp_path / "expert")
+    monkeypatch.chdir(tmp_path)
+    assert (
+        len(datasets.open("expert")) == len(datasets.open(tmp_path / "expert")) == len(datasets.open("./expert/")) == 60
+    )
+    assert isinstance(datasets.open("expert"), Dataset)
+
+
+def test_a_task_is_named_only_where_there_is_none(tmp_path: Path) -> None:
+    recorded(tmp_path / "unknown")
+    recorded(tmp_path / "known", env="a:A", options={"x": 1})
+    data = datasets.open(tmp_path / "unknown", env="b:B", options={"y": 2})
+    assert (data.env, data.options) == ("b:B", {"y": 2})
+    data = datasets.open(tmp_path / "known", env="b:B", options={"y": 2})
+    assert (data.env, data.options) == ("a:A", {"x": 1})
+    datasets.convert(tmp_path / "unknown", tmp_path / "copy", env="b:B")
+    assert datasets.open(tmp_path / "copy").env == "b:B"
+    datasets.convert(datasets.open(tmp_path / "unknown"), tmp_path / "another", env="b:B")
+    assert datasets.open(tmp_path / "another").env == "b:B"
+
+
+def test_other_things_are_no_datasets(tmp_path: Path) -> None:
+    allowed = "allowed are a folder that zhixing or Minari wrote, minari:NAMESPACE/NAME-v0, or a .hdf5 file"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "a.hdf5").mkdir()
+    for name, message in (
+        ("empty", f"empty is no dataset: it holds no manifest.json; {allowed}"),
+        ("notes.txt", f"notes.txt is no dataset; {allowed}"),
+        ("a.hdf5", "is no dataset: it holds no manifest.json"),
+        ("nowhere/at/all", rf"unknown dataset '.*nowhere/at/all': allowed: none \({allowed}"),
+        ("nothing.hdf5", "unknown dataset"),
+    ):
+        for call in (lambda path: datasets.open(path), lambda path: datasets.convert(path, tmp_path / "to")):
+            with pytest.raises(UserError, match=message):
+                call(tmp_path / name)
+    assert not (tmp_path / "to").exists()
+
+
+def test_near_names_are_suggested(tmp_path: Path) -> None:
+    recorded(tmp_path / "pendulum-expert")
+    (tmp_path / "pendulum-exports").mkdir()
+    with pytest.raises(UserError, match=r"did you mean '[^']*/pendulum-expert'\? \(allowed are"):
+        datasets.open(tmp_path / "pendulum-exprt")

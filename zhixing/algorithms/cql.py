@@ -1,0 +1,75 @@
+"""CQL(H) (Kumar et al., 2020).   L = w E_{s,a ~ data}[log Σ_a' exp Q(s, a') - Q(s, a)] + ½ E[(Q(s, a) - y)²]
+
+SAC for recorded experience: its critics are held down where nothing was recorded, else the actor would seek what they
+overestimate there. Of continuous actions the sum is an integral, estimated by importance: log of the mean of
+exp Q(s, a) / p(a) over actions drawn evenly, by π(s) and by π(s').
+Differs from the paper: no cloning before the actor begins to climb, discrete actions have SAC's actor too, and what is
+drawn by p counts as one sample of three kinds. The error is halved as in the paper; programs that don't halve it take
+twice the weight for the same.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from zhixing.algorithms import register
+from zhixing.algorithms.sac import SAC, Penalty
+from zhixing.algorithms.sac import Config as SACConfig
+from zhixing.batch import Batch
+from zhixing.config import Finite, Positive, PositiveFloat
+from zhixing.nets.critics import Critics, StochasticActor
+from zhixing.ops.distributions import MASKED, SquashedGaussian
+from zhixing.ops.losses import batch_mean
+
+
+class Config(SACConfig):
+    penalty: PositiveFloat = 5.0  # weight of the penalty on values beyond those of recorded actions
+    penalty_target: Finite | None = None  # learn that weight, so that the penalty stays near this (CQL-Lagrange)
+    penalty_samples: Positive = 10  # continuous actions: how many are drawn of each of three kinds
+    entropy_in_targets: bool = False  # targets count the entropy to come; without, only the actor seeks it
+
+
+class Conservative(Penalty):
+    def __init__(self, cfg: SACConfig) -> None:
+        super().__init__()
+        assert isinstance(cfg, Config)
+        self.target, self.samples = cfg.penalty_target, cfg.penalty_samples
+        self.log_weight = nn.Parameter(torch.tensor(math.log(cfg.penalty)))
+
+    @property
+    def weight(self) -> Tensor:
+        return self.log_weight.exp().clamp(max=1e6)
+
+    def forward(self, critics: Critics, actor: StochasticActor, batch: Batch, rng: torch.Generator) -> Tensor:
+        if critics.discrete:
+            q = critics(batch.obs)  # [K,B,n]
+            allowed = q.masked_fill(~batch.mask, MASKED) if "mask" in batch else q
+            taken = q.gather(-1, batch.action.expand(len(q), -1).unsqueeze(-1)).squeeze(-1)
+            return batch_mean(allowed.logsumexp(-1) - taken, batch)
+        actions, logp = self.draw(actor, batch, rng)
+        q = critics.several(batch.obs, torch.cat([actions, batch.action.unsqueeze(0)]))  # [K,S+1,B]
+        everywhere = (q[:, :-1] - logp).logsumexp(1) - math.log(len(actions))  # [K,B]
+        return batch_mean(everywhere - q[:, -1], batch)
+
+    @torch.no_grad()
+    def draw(self, actor: StochasticActor, batch: Batch, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Actions `[S,B,n]` and the logarithms of the densities they were drawn with `[S,B]`."""
+        shape = (self.samples, *batch.action.shape)
+        even = torch.rand(shape, generator=rng, device=rng.device) * 2 - 1
+        kinds = [(even, torch.full(shape[:2], -math.log(2.0) * shape[2], device=rng.device))]
+        for obs in (batch.obs, batch.next_obs):
+            policy = actor(obs)
+            assert isinstance(policy, SquashedGaussian)
+            mean, log_std = (part.expand(shape) for part in (policy.normal.mean, policy.normal.log_std))
+            kinds.append(SquashedGaussian(mean, log_std).sample_with_logp(rng))
+        actions, logps = zip(*kinds, strict=True)
+        return torch.cat(actions), torch.cat(logps)
+
+    def weight_loss(self, penalty: Tensor) -> Tensor | None:
+        return None if self.target is None else self.weight * (self.target - penalty.mean())
+
+
+register("cql", "SAC whose critics are held down where nothing was recorded", Config, penalty=Conservative)(SAC)

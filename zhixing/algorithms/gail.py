@@ -1,0 +1,159 @@
+"""GAIL (Ho & Ermon, 2016).   max_D E_expert[log D(s, a)] + E_π[log(1 - D(s, a))],   π is paid -log(1 - D(s, a))
+
+A discriminator learns to tell an expert's steps from the policy's; the policy learns by PPO to be taken for the expert.
+The task's own rewards are never looked at. The discriminator's slope between both kinds of steps is held near 1
+(Gulrajani et al., 2017), so that it stays a guide even where it could be certain.
+Differs from the paper: PPO instead of TRPO, and the gradient penalty.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zhixing.algorithms import register
+from zhixing.algorithms.ppo import PPO  # what it is handed: any learner from rollouts would do
+from zhixing.algorithms.ppo import Config as PPOConfig
+from zhixing.batch import Batch
+from zhixing.config import NonNegative, Positive, PositiveFloat
+from zhixing.learner import Gradients, Learner, Update
+from zhixing.nets.body import Encoder, MakeNet, num_features
+from zhixing.nets.mlp import MLP
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree
+
+
+class Config(PPOConfig):
+    dataset: str | None = None  # recorded experience of the expert
+    demonstrations: Positive | None = 10  # episodes of it that are shown; none is all
+    lr: PositiveFloat = 1e-3  # learning rate of the policy
+    steps_per_iteration: Positive = 32  # steps of each environment between updates
+    discriminator_lr: PositiveFloat = 1e-3  # learning rate of the discriminator
+    discriminator_size: Positive = 100  # units of each of its two layers
+    discriminator_updates: Positive = 16  # its updates per iteration
+    discriminator_batch_size: Positive = 256  # steps of each kind per update
+    gradient_penalty: NonNegative = 0.1  # weight of the distance of its slope from 1
+    imitation_reward: Literal["gail", "airl"] = "gail"  # -log(1 - D), never negative, or log D - log(1 - D)
+
+    needs_data: ClassVar[bool] = True
+
+
+class Discriminator(nn.Module):
+    """`net(obs, action) -> logits [B]` that a step is the expert's."""
+
+    def __init__(self, spaces: Spaces, cfg: Config) -> None:
+        super().__init__()
+        self.space = spaces.action
+        self.encoder = Encoder(spaces.obs, cfg.net.cnn, normalise=True)
+        sizes = self.space.nvec.reshape(-1).tolist() if isinstance(self.space, MultiDiscrete) else []
+        self.sizes = [int(self.space.n)] if isinstance(self.space, Discrete) else sizes
+        actions = sum(self.sizes) if self.sizes else spaces.num_actions
+        inputs = num_features(self.encoder, spaces.obs) + actions
+        self.layers = MLP(inputs, [cfg.discriminator_size] * 2, "tanh", outputs=1)
+
+    def features(self, obs: Tree, action: Tensor) -> Tensor:
+        if isinstance(self.space, Box):
+            shown = action.clamp(-1.0, 1.0) if self.space.is_bounded() else action
+        else:
+            choices = action.view(len(action), -1).unbind(-1)
+            shown = torch.cat([F.one_hot(c, n).float() for c, n in zip(choices, self.sizes, strict=True)], -1)
+        return torch.cat([self.encoder(obs), shown], -1)
+
+    def forward(self, obs: Tree, action: Tensor) -> Tensor:
+        return self.layers(self.features(obs, action)).squeeze(-1)
+
+
+@register("gail", "PPO paid for being taken for an expert")
+class GAIL(Learner):
+    settings = Config
+    metrics = (*PPO.metrics, "discriminator_loss", "discriminator_accuracy", "imitation_reward")
+
+    def __init__(
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+    ) -> None:
+        super().__init__(cfg, spaces, device)
+        self.cfg = cfg
+        self.learner = PPO(cfg, spaces, device, net)
+        self.policy = self.learner.policy
+        with self.building():
+            self.discriminator = Discriminator(spaces, cfg).to(self.device)
+        self.discriminator_optimizer = self.optimizer(self.discriminator.parameters(), cfg.discriminator_lr)
+        self.expert: Batch | None = None
+
+    def show(self, demonstrations: Batch) -> None:
+        self.expert = demonstrations.select(("obs", "action"))
+        # of the expert alone: the policy's own steps must not move what the discriminator sees
+        self.discriminator.encoder.update_norm(self.expert.obs)
+
+    # --- the discriminator ---
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """Of the discriminator, from as many steps of the policy `[B]` as of the expert."""
+        expert = self._drawn(self.expert)
+        real = self.discriminator.features(expert.obs, expert.action)
+        own = self.discriminator.features(batch.obs, batch.action)
+        logits = self.discriminator.layers(torch.cat([real, own])).squeeze(-1)
+        labels = torch.cat([torch.ones(len(real)), torch.zeros(len(own))]).to(self.device)
+        loss = F.binary_cross_entropy_with_logits(logits, labels) + self._penalty(real.detach(), own.detach())
+        metrics = {
+            "discriminator_loss": loss.detach(),
+            "discriminator_accuracy": ((logits > 0) == labels.bool()).float().mean(),
+        }
+        return Gradients({"discriminator_optimizer": self.discriminator_optimizer.gradient(loss)}, metrics)
+
+    def _penalty(self, real: Tensor, own: Tensor) -> Tensor:
+        if not self.cfg.gradient_penalty:
+            return torch.zeros((), device=self.device)
+        share = torch.rand(len(real), 1, generator=self.rng, device=self.device)
+        between = (share * real + (1.0 - share) * own).requires_grad_()
+        (slope,) = torch.autograd.grad(self.discriminator.layers(between).sum(), between, create_graph=True)
+        return self.cfg.gradient_penalty * (slope.norm(dim=-1) - 1.0).square().mean()
+
+    @torch.no_grad()
+    def imitation_reward(self, batch: Batch) -> Tensor:
+        """What steps `[B]` are paid for looking like the expert's."""
+        logits = self.discriminator(batch.obs, batch.action)
+        return F.softplus(logits) if self.cfg.imitation_reward == "gail" else logits
+
+    def _drawn(self, steps: Batch | None) -> Batch:
+        assert steps is not None, "an expert must be shown before learning"
+        rows = torch.randint(len(steps), (self.cfg.discriminator_batch_size,), generator=self.rng, device=self.device)
+        return steps[rows]
+
+    # --- the update ---
+
+    def update(self, batch: Batch) -> Update:
+        own = batch.select(("obs", "action")).flatten()
+        told = [self.apply(self.gradients(self._drawn(own))).metrics for _ in range(self.cfg.discriminator_updates)]
+        reward = self.imitation_reward(own).view_as(batch.reward)
+        update = self.learner.update(batch.replace(reward=reward))
+        metrics = {name: torch.stack([one[name] for one in told]).mean() for name in told[0] if name != "grad_norm"}
+        return Update({**update.metrics, **metrics, "imitation_reward": reward.mean()})
+
+    # --- what the learner inside gives ---
+
+    @property
+    def fields(self) -> dict[str, Tree]:
+        return self.learner.fields
+
+    def set_progress(self, fraction: float) -> None:
+        self.learner.set_progress(fraction)
+
+    def skipped_steps(self) -> int:
+        return super().skipped_steps() + self.learner.skipped_steps()
+
+    def start_from(self, state: dict[str, Any]) -> None:
+        """Of another run of gail, or of the policy's own algorithm."""
+        super().start_from(state)
+        self.learner.start_from(state.get("learner", state))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "learner": self.learner.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.learner.load_state_dict(state["learner"])

@@ -1,0 +1,51 @@
+"""A residual network for boards (Silver et al., 2017): which moves are worth a try, and who is likely to win."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zhixing.ops.distributions import MASKED
+
+HEAD_PLANES = 4  # what each head gets to see of a cell
+
+
+class BoardNet(nn.Module):
+    """Planes `[B,H,W,P]` to logits `[B,n]` and values `[B]` in [-1, 1] for the player to move.
+
+    Differs from the paper: no batch normalisation, so that training and play compute the same. Instead the second
+    convolution of each block starts at zero (Zhang et al., 2019): at first blocks let everything pass as it is.
+    """
+
+    def __init__(self, obs_shape: Sequence[int], num_actions: int, blocks: int = 5, channels: int = 64) -> None:
+        super().__init__()
+        height, width, planes = obs_shape
+        cells = HEAD_PLANES * height * width
+        self.stem = nn.Conv2d(planes, channels, 3, padding=1)
+        self.first = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(blocks))
+        self.second = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(blocks))
+        self.heads = nn.Conv2d(channels, 2 * HEAD_PLANES, 1)
+        self.policy = nn.Linear(cells, num_actions)
+        self.hidden = nn.Linear(cells, channels)
+        self.value = nn.Linear(channels, 1)
+        for layer in (self.stem, *self.first, self.heads, self.hidden):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+        for layer in (*self.second, self.policy, self.value):  # equal chances and no opinion at the start
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, obs: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x = F.relu_(self.stem(obs.float().movedim(-1, 1)))  # channels last in memory, as they are shown
+        for first, second in zip(self.first, self.second, strict=True):
+            x = F.relu_(x + second(F.relu_(first(x))))
+        seen, judged = F.relu_(self.heads(x)).flatten(1).chunk(2, -1)
+        logits = self.policy(seen)
+        if mask is not None:
+            logits = logits.masked_fill(~mask, MASKED)
+        value = torch.tanh(self.value(F.relu_(self.hidden(judged))))
+        return logits, value.squeeze(-1)

@@ -1,0 +1,108 @@
+"""Matches between players, and ratings from their results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from zhixing.errors import UserError, unknown
+from zhixing.search.games import Game
+from zhixing.search.players import Player
+
+
+class Tally(NamedTuple):
+    wins: int
+    draws: int
+    losses: int
+
+
+@dataclass(frozen=True)
+class MatchResult:
+    """What the player, not its opponent, achieved: in the games that it began, and in those that it didn't."""
+
+    as_first: Tally
+    as_second: Tally
+
+    @property
+    def wins(self) -> int:
+        return self.as_first.wins + self.as_second.wins
+
+    @property
+    def draws(self) -> int:
+        return self.as_first.draws + self.as_second.draws
+
+    @property
+    def losses(self) -> int:
+        return self.as_first.losses + self.as_second.losses
+
+    @property
+    def episodes(self) -> int:
+        return self.wins + self.draws + self.losses
+
+    @property
+    def score(self) -> float:
+        """Points per game: a win is one, a draw half a point."""
+        return (self.wins + 0.5 * self.draws) / self.episodes
+
+
+def play_match(game: Game, player: Player, opponent: Player, episodes: int, rng: np.random.Generator) -> MatchResult:
+    """All games at once; the player begins every other one, the first among them."""
+    if episodes < 1:
+        raise UserError(f"a match of {episodes} episodes can't be played; it needs at least 1")
+    state = game.start(episodes)
+    seat = np.arange(episodes) % 2  # the player's
+    outcome, over = np.zeros(episodes), np.zeros(episodes, bool)
+    while len(playing := np.flatnonzero(~over)):
+        mine = game.to_move(state[playing]) == seat[playing]
+        for sign, who, rows in ((1.0, player, playing[mine]), (-1.0, opponent, playing[~mine])):
+            if len(rows):
+                state[rows], reward, over[rows] = game.play(state[rows], who.choose(state[rows], rng))
+                outcome[rows] += sign * reward
+    ends = [[int((outcome[seat == begun] == sign).sum()) for sign in (1, 0, -1)] for begun in (0, 1)]
+    return MatchResult(*(Tally(*end) for end in ends))
+
+
+def elo_difference(score: float) -> float:
+    """How much higher than its opponent a player with these points per game is rated; infinite for 0 and 1."""
+    if not 0.0 <= score <= 1.0:
+        raise UserError(f"a score of {score} points per game is impossible; it lies between 0 and 1")
+    if score in (0.0, 1.0):
+        return math.copysign(math.inf, score - 0.5)
+    return 400.0 * math.log10(score / (1.0 - score))
+
+
+def elo(results: Mapping[tuple[str, str], MatchResult], anchor: str, rating: float = 0.0) -> dict[str, float]:
+    """Ratings that make all results between pairs (player, opponent) the most likely, the anchor's being given.
+
+    A player is expected to score 1 / (1 + 10^(-difference / 400)). Each pair is taken to have drawn one more game, so
+    that who has won or lost all of them has a rating, too.
+    """
+    names = sorted({name for pair in results for name in pair})
+    if anchor not in names:
+        raise unknown("player", anchor, names)
+    place = {name: i for i, name in enumerate(names)}
+    first, second = np.array([[place[a], place[b]] for a, b in results]).T
+    games = np.array([result.episodes + 1.0 for result in results.values()])
+    points = np.array([result.wins + 0.5 * (result.draws + 1) for result in results.values()])
+    strength = np.zeros(len(names))  # in units of 400 / ln 10
+    free = np.array([name != anchor for name in names])
+    for _ in range(100):
+        expected = 1.0 / (1.0 + np.exp(strength[second] - strength[first]))
+        slope, curve = np.zeros(len(names)), np.zeros((len(names), len(names)))
+        np.add.at(slope, first, points - games * expected)
+        np.add.at(slope, second, games * expected - points)
+        weight = games * expected * (1.0 - expected)
+        for a, b, sign in ((first, first, 1), (second, second, 1), (first, second, -1), (second, first, -1)):
+            np.add.at(curve, (a, b), sign * weight)
+        try:
+            step = np.linalg.solve(curve[np.ix_(free, free)], slope[free])
+        except np.linalg.LinAlgError:
+            raise UserError("these results leave some players without a chain of matches to the anchor") from None
+        strength[free] += np.clip(step, -2.0, 2.0)  # far from the answer Newton's steps are too long
+        if np.abs(step).max(initial=0.0) < 1e-10:
+            break
+    return {name: rating + 400.0 / math.log(10.0) * strength[i] for name, i in place.items()}

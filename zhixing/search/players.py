@@ -1,0 +1,70 @@
+"""Players: from the states of N games at once to a move in each."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from zhixing.envs.arrays import Array
+from zhixing.search.evaluate import Network, Playouts
+from zhixing.search.games import Game, random_action
+from zhixing.search.tree import Evaluate, Result, search
+
+
+class Player(Protocol):
+    def choose(self, state: Array, rng: np.random.Generator) -> Array:
+        """Legal actions `[N]` in states `[N,...]` at which it isn't over."""
+
+
+class RandomPlayer:
+    def __init__(self, game: Game) -> None:
+        self.game = game
+
+    def choose(self, state: Array, rng: np.random.Generator) -> Array:
+        return random_action(self.game.legal(state), rng)
+
+
+class SearchPlayer:
+    """The most visited action of a search; of equally visited ones that of the higher mean return."""
+
+    def __init__(self, game: Game, evaluate: Evaluate, simulations: int, **settings: Any) -> None:
+        """`settings` are those of `search`."""
+        self.game, self.evaluate, self.simulations, self.settings = game, evaluate, simulations, settings
+
+    def search(self, state: Array, rng: np.random.Generator) -> Result:
+        return search(self.game, state, self.simulations, self.evaluate, rng, **self.settings)
+
+    def choose(self, state: Array, rng: np.random.Generator) -> Array:
+        return most_visited(self.search(state, rng))
+
+
+def mcts_player(game: Game, simulations: int, playouts: int = 1, c: float = 1.4) -> SearchPlayer:
+    """Plain Monte-Carlo tree search: UCT with random playouts."""
+    return SearchPlayer(game, Playouts(playouts), simulations, select="uct", c=c)
+
+
+def network_player(
+    game: Game, net: nn.Module, simulations: int, c: float = 1.25, leaves: int = 1, device: torch.device | str = "cpu"
+) -> SearchPlayer:
+    """A network that looks ahead: PUCT with its priors and values, as in self-play but without noise."""
+    return SearchPlayer(game, Network(net, device), simulations, select="puct", c=c, leaves=leaves)
+
+
+class NetPlayer:
+    """A network alone: the action that it holds for the most likely."""
+
+    def __init__(self, game: Game, net: nn.Module, device: torch.device | str = "cpu") -> None:
+        self.game, self.evaluate = game, Network(net, device)
+
+    def choose(self, state: Array, rng: np.random.Generator) -> Array:
+        legal = self.game.legal(state)
+        prior, _ = self.evaluate(self.game, state, legal, rng)
+        return np.where(legal, prior, -1.0).argmax(-1)
+
+
+def most_visited(found: Result) -> Array:
+    # visits are whole numbers and returns of games in [-1, 1]: a quarter of these decides only between equals
+    return (found.visits + 0.25 * found.action_values - (found.visits == 0)).argmax(-1)

@@ -1,0 +1,160 @@
+"""Games of a network against itself, all at once: their positions, what searches made of them, and how they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from zhixing.batch import Batch
+from zhixing.envs.arrays import Array
+from zhixing.errors import UserError
+from zhixing.search.evaluate import Network
+from zhixing.search.games import Game
+from zhixing.search.players import most_visited
+from zhixing.search.tree import search
+
+
+class Played(NamedTuple):
+    """The games that ended, with the positions `[B]` of all of them in `batch`.
+
+    `obs` and `mask` are what the player to move saw, `policy` the share of visits that each action got, `value` the
+    mean return that the search found, `outcome` what that player earned in the end: 1, 0 or -1.
+    """
+
+    batch: Batch
+    lengths: Array  # [E] moves of each game
+    outcomes: Array  # [E] what the first player earned
+
+
+class SelfPlay:
+    """`num_games` games in lock step; one that ends begins anew.
+
+    In the first `explore_moves` of a game actions are drawn by their visits, later the most visited is taken. The roots
+    get `noise`, see `search`. With `fast_simulations` a move is searched with `simulations`, and kept to learn from,
+    only with the chance `full_share`; the others are searched with fewer and without noise, to end games sooner and so
+    to have more outcomes (Wu, 2019).
+    """
+
+    _saved = ("state", "moves", "states", "policies", "values", "kept")
+
+    def __init__(
+        self,
+        game: Game,
+        net: nn.Module,
+        num_games: int,
+        simulations: int,
+        *,
+        seed: int,
+        c: float = 1.25,
+        noise: float = 0.25,
+        alpha: float = 1.0,
+        explore_moves: int = 10,
+        fast_simulations: int | None = None,
+        full_share: float = 0.25,
+        memory: int = 1 << 18,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`memory` is that of `Network`: it is kept as long as one call of `play` lasts."""
+        if num_games < 1 or simulations < 1:
+            raise UserError(f"num_games {num_games} and simulations {simulations} must be at least 1")
+        self.game, self.num_games, self.simulations = game, num_games, simulations
+        self.c, self.noise, self.alpha, self.explore_moves = c, noise, alpha, explore_moves
+        self.fast_simulations, self.full_share = fast_simulations, full_share
+        self.evaluate = Network(net, device, memory)
+        self.rng = np.random.default_rng(seed)
+        self.state = game.start(num_games)
+        self.moves = np.zeros(num_games, np.int64)  # made in each game
+        # the games so far, move by move
+        lead = num_games, game.max_moves
+        self.states = np.zeros((*lead, *self.state.shape[1:]), self.state.dtype)
+        self.policies = np.zeros((*lead, game.num_actions), np.float32)
+        self.values = np.zeros(lead, np.float32)
+        self.kept = np.zeros(lead, bool)
+
+    def play(self, moves: int) -> Played:
+        """Make so many moves in each game with the network as it is now."""
+        self.evaluate.forget()
+        parts = [self._move() for _ in range(moves)]
+        return Played(
+            Batch.cat([part.batch for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([part.outcomes for part in parts]),
+        )
+
+    def _move(self) -> Played:
+        full = self.fast_simulations is None or self.rng.random() < self.full_share
+        found = search(
+            self.game,
+            self.state,
+            self.simulations if full else self.fast_simulations or 1,
+            self.evaluate,
+            self.rng,
+            c=self.c,
+            noise=self.noise if full else 0.0,
+            alpha=self.alpha,
+        )
+        policy = found.visits / found.visits.sum(-1, keepdims=True)
+        here = np.arange(self.num_games), self.moves
+        self.states[here], self.policies[here], self.values[here] = self.state, policy, found.value
+        self.kept[here] = full
+        action = np.where(self.moves < self.explore_moves, _draw(policy, self.rng), most_visited(found))
+        mover = self.game.to_move(self.state)
+        self.state, reward, ended = self.game.play(self.state, action)
+        self.moves += 1
+        return self._finish(np.flatnonzero(ended), mover, reward)
+
+    def _finish(self, games: Array, mover: Array, reward: Array) -> Played:
+        """The positions of these games, in which `mover` made the last move and earned `reward`; they begin anew."""
+        lengths = self.moves[games]
+        which, at = np.nonzero(self.kept[games] & (np.arange(self.game.max_moves) < lengths[:, None]))
+        rows = games[which]
+        states = self.states[rows, at]
+        outcome = np.where(self.game.to_move(states) == mover[rows], reward[rows], -reward[rows])
+        batch = Batch(
+            obs=self.game.observe(states),
+            mask=self.game.legal(states),
+            policy=self.policies[rows, at],
+            value=self.values[rows, at],
+            outcome=outcome.astype(np.float32),
+        )
+        self.state[games], self.moves[games] = self.game.start(len(games)), 0
+        return Played(batch, lengths, np.where(mover[games] == 0, reward[games], -reward[games]))
+
+    def state_dict(self) -> dict[str, Any]:
+        arrays = {name: getattr(self, name).copy() for name in self._saved}
+        return {**arrays, "rng": dict(self.rng.bit_generator.state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where another was: exactly so if it had just returned from `play`."""
+        for name in self._saved:
+            mine, saved = getattr(self, name), np.asarray(state[name])
+            if mine.shape != saved.shape:
+                raise UserError(f"the saved self-play has {name} of shape {saved.shape}, this one {mine.shape}")
+            mine[...] = saved
+        self.rng.bit_generator.state = state["rng"]
+
+
+def as_steps(batch: Batch) -> Batch:
+    """Positions as a `Buffer` stores steps: each ends an episode of its own, the outcome is its reward."""
+    over = np.ones(len(batch), bool)
+    return Batch(
+        obs=batch.obs,
+        mask=batch.mask,
+        policy=batch.policy,
+        value=batch.value,
+        reward=batch.outcome,
+        terminated=over,
+        truncated=~over,
+        next_obs=batch.obs,
+        next_mask=batch.mask,
+    )
+
+
+def _draw(chances: Array, rng: np.random.Generator) -> Array:
+    """One action per row, by its chance; never one without."""
+    edges = chances.cumsum(-1)
+    return (rng.random((len(chances), 1)) * edges[:, -1:] >= edges).sum(-1)
