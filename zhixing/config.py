@@ -324,7 +324,13 @@ def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> 
         raise UserError("no algorithm is named; set `algorithm`, for example algorithm=ppo (see `zhixing list`)")
     if not isinstance(name, str):
         raise UserError("no environment is named; set `env`, for example env=CartPole-v1 (see `zhixing list envs`)")
-    return validate(algorithms.get(algorithm).settings, merge(preset(algorithm, name), values))
+    settings = algorithms.get(algorithm).settings
+    if values.get("dataset") is not None and "dataset" not in settings.model_fields:
+        raise UserError(
+            f"{algorithm} takes no dataset: it learns from what it has just done itself; those with a replay take one, "
+            f"such as dqn, sac and iql"
+        )
+    return validate(settings, merge(preset(algorithm, name), values))
 
 
 def _env_of_data(source: str) -> dict[str, Any]:

@@ -24,6 +24,8 @@ def unknown(kind: str, name: str, allowed: Iterable[str], hint: str = "") -> Use
     near = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
     if near:
         advice = f"did you mean {' or '.join(repr(choice) for choice in near)}?"
+    elif not choices and hint:
+        return UserError(f"unknown {kind} {name!r} {hint}")
     elif len(choices) <= 12:
         advice = f"allowed: {', '.join(choices) or 'none'}"
     else:

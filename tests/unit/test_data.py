@@ -203,6 +203,8 @@ def test_a_data_set_is_asked_for_by_name(tmp_path: Path) -> None:
     for algorithm in ("bc", "gail"):
         with pytest.raises(zx.UserError, match=f"{algorithm} learns from recorded experience: name it with --dataset"):
             zx.train(algorithm, env="CartPole-v1", out=tmp_path / "run", quiet=True)
+    with pytest.raises(zx.UserError, match="ppo takes no dataset: it learns from what it has just done itself"):
+        zx.train("ppo", env="CartPole-v1", dataset="somewhere", out=tmp_path / "run", quiet=True)
     with pytest.raises(zx.UserError, match="--env none is for learning from recorded experience"):
         zx.train("ppo", env="none", out=tmp_path / "run", quiet=True)
 

@@ -1,11 +1,11 @@
 """CQL(H) (Kumar et al., 2020).   L = w E_{s,a ~ data}[log Σ_a' exp Q(s, a') - Q(s, a)] + ½ E[(Q(s, a) - y)²]
 
 SAC for recorded experience: its critics are held down where nothing was recorded, else the actor would seek what they
-overestimate there. Of continuous actions the sum is an integral, estimated by importance: log of the mean of
-exp Q(s, a) / p(a) over actions drawn evenly, by π(s) and by π(s').
-Differs from the paper: no cloning before the actor begins to climb, discrete actions have SAC's actor too, and what is
-drawn by p counts as one sample of three kinds. The error is halved as in the paper; programs that don't halve it take
-twice the weight for the same.
+overestimate there. y is SAC's, by default without entropy. Of continuous actions the sum is an integral, estimated by
+the mean of exp Q(s, a) / p(a) over actions drawn with density p: evenly, by π(s) and, as the authors' program does, by
+π(s'). With discrete actions it is exact.
+Differs from the paper: the actor doesn't clone before it climbs, and discrete actions have SAC's actor too. The error
+is halved as in the paper; programs that don't halve it take twice the weight for the same.
 """
 
 from __future__ import annotations

@@ -147,7 +147,8 @@ class LikelyActor(Encoded):
         if self.chances is not None:
             return self.chances(out, mask)
         low, high = LIKELY_LOG_STD_RANGE
-        return BoundedGaussian(out.tanh(), low + (high - low) * self.spread.sigmoid())  # a clamp would let none return
+        log_std = low + (high - low) * self.spread.sigmoid()  # what a clamp had stopped would never come back
+        return BoundedGaussian(out.tanh(), log_std)
 
 
 class BoundedGaussian(Distribution):
