@@ -99,6 +99,10 @@ class Session:
         self.evaluate = Evaluate(self.evaluator)
         told: list[Callback] = [] if quiet else [Progress()]
         boards: list[Callback] = [TensorBoard(self.folder.path)] if cfg.tensorboard else []
+        if hasattr(self.learner, "dream_frames"):
+            from zhixing.callbacks.imagine import Imagine  # draws, which others needn't wait for
+
+            boards.append(Imagine(self.folder.path))
         csv, saved = Csv(self.folder.metrics_file), Checkpoint(self.folder)
         ordered = [StopOnNonFinite(), self.evaluate, *callbacks, csv, *boards, *told, saved]
         further = self._buffers()

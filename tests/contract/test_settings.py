@@ -45,7 +45,7 @@ def test_every_setting_is_read(
     ways: list[dict[str, Any]] = [{}]
     if model.scheme == "off_policy":
         ways.append({"replay__prioritized": True})
-        ways.append({"dataset": recorded(small(algorithm).env.name)})
+        ways.append({"dataset": recorded(small(algorithm).env.name), "offline_updates": 20})
     if "noise_kind" in model.model_fields:
         ways.append({"noise_kind": "ou", "smoothing": 0.1})
     ways.append({"net__recurrent": "gru"} | ({"replay__n_step": 1} if model.scheme == "off_policy" else {}))
@@ -64,7 +64,7 @@ def test_every_setting_is_read(
     if "ReplayConfig.hindsight" in read:
         read.add("ReplayConfig.hindsight_ratio")  # on tasks with goals: tests/unit/buffers/test_relabel.py
     if model.scheme == "offline":
-        read.add("env_steps")  # the budget of those who step an environment
+        read |= {"env_steps", "VectorConfig.workers"}  # of those who step an environment
     missing = fields_of(model) - read
     assert not missing, f"{algorithm} never reads {sorted(missing)} (of which its own: {sorted(missing - base)})"
 

@@ -11,6 +11,7 @@ from zhixing.envs.options import check_options
 from zhixing.envs.toy.base import ToyEnv
 from zhixing.envs.toy.goals import BitFlip
 from zhixing.envs.toy.memory import CartPoleNoVelocity, Recall
+from zhixing.envs.toy.pixels import PixelCatch
 from zhixing.envs.toy.simple import Match, Reach
 from zhixing.envs.toy.team import TeamMatch, TeamReach, TwoStep
 
@@ -18,6 +19,7 @@ __all__ = [
     "BitFlip",
     "CartPoleNoVelocity",
     "Match",
+    "PixelCatch",
     "Reach",
     "Recall",
     "TeamMatch",
@@ -36,6 +38,7 @@ TASKS: dict[str, Callable[..., ToyEnv]] = {
     "toy/bit-flip-15": partial(BitFlip, 15),
     "toy/recall": Recall,
     "toy/cartpole-no-velocity": CartPoleNoVelocity,
+    "toy/pixel-catch": PixelCatch,
     "toy/two-step": TwoStep,
     "toy/team-match": TeamMatch,
     "toy/team-reach": TeamReach,

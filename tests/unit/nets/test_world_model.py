@@ -1,0 +1,314 @@
+"""The model of the world: states that start anew, gradients, pictures of any size, what it makes of observations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+
+from zhixing.config import NetConfig
+from zhixing.errors import UserError
+from zhixing.nets.rssm import RSSM, NormedMLP
+from zhixing.nets.sight import Eyes, PictureDecoder, PictureEncoder, SightDecoder, SightEncoder
+from zhixing.nets.world_model import Choices, TwoHotHead, WorldModel, encode_action
+from zhixing.ops.distributions import Categorical, Gaussian, MultiCategorical
+from zhixing.ops.symlog import symlog, two_hot, two_hot_loss
+from zhixing.spaces import Spaces
+
+NET = NetConfig(hidden_sizes=[16], activation="silu")
+VECTOR = Box(-9.0, 9.0, (3,), np.float32)
+
+
+def rssm() -> RSSM:
+    torch.manual_seed(0)
+    return RSSM(embedding=5, actions=2, size=12, variables=3, classes=4, mix=0.01, activation="silu")
+
+
+def world(obs: gym.Space = VECTOR, action: gym.Space | None = None, mask: int | None = None) -> WorldModel:
+    torch.manual_seed(0)
+    spaces = Spaces(obs, Discrete(2) if action is None else action, mask=mask)
+    return WorldModel(spaces, NET, size=12, variables=3, classes=4, mix=0.01, depth=4, bins=31)
+
+
+def inputs(length: int, num: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Embeddings, actions and luck."""
+    rng = torch.Generator().manual_seed(seed)
+    embedded = torch.randn(length, num, 5, generator=rng)
+    return embedded, torch.randn(length, num, 2, generator=rng), torch.rand(length, num, 3, generator=rng)
+
+
+# --- states
+
+
+@torch.no_grad()
+def test_an_episode_that_starts_within_a_sequence_gives_the_states_of_its_steps_alone() -> None:
+    model = rssm()
+    embedded, action, luck = inputs(7, 2)
+    is_first = torch.zeros(7, 2, dtype=torch.bool)
+    is_first[4, 0] = True  # only the first sequence has a boundary
+    whole = model.observe(embedded, action, is_first, luck)
+    alone = model.observe(embedded[4:, :1], action[4:, :1], is_first[4:, :1], luck[4:, :1])
+    for mine, theirs in zip((*whole.state, *whole[1:]), (*alone.state, *alone[1:]), strict=True):
+        assert torch.allclose(mine[4:, :1], theirs, atol=1e-6)
+    other = model.observe(embedded[4:, 1:], action[4:, 1:], is_first[4:, 1:], luck[4:, 1:])
+    assert not torch.allclose(whole.state.h[4:, 1:], other.state.h)  # the second one remembers
+
+
+@torch.no_grad()
+def test_a_sequence_begins_with_an_empty_memory() -> None:
+    model = rssm()
+    embedded, action, luck = inputs(3, 2)
+    said, unsaid = (torch.full((3, 2), first) & (torch.arange(3) == 0)[:, None] for first in (True, False))
+    first, second = (model.observe(embedded, action, flags, luck) for flags in (said, unsaid))
+    assert torch.equal(first.state.h, second.state.h)
+    assert torch.equal(first.state.h[0], model.advance(*model.start(2, torch.device("cpu"))))
+
+
+@torch.no_grad()
+def test_the_memory_after_a_step_is_that_of_the_next_state() -> None:
+    """And where an episode ends it is what would have followed, not what starts anew."""
+    model = rssm()
+    embedded, action, luck = inputs(5, 1)
+    is_first = torch.tensor([[True], [False], [False], [True], [False]])
+    seen = model.observe(embedded, action, is_first, luck)
+    assert torch.allclose(seen.after[:2], seen.state.h[1:3])
+    assert torch.allclose(seen.after[2], model.advance(seen.state.h[2], seen.state.z[2], action[2]))
+    assert not torch.allclose(seen.after[2], seen.state.h[3])
+
+
+@torch.no_grad()
+def test_acting_follows_the_states_that_learning_sees() -> None:
+    model = world()
+    obs, action = torch.randn(4, 2, 3), torch.randint(2, (4, 2))
+    embedded = model.encoder(model.eyes(obs.flatten(0, 1))).unflatten(0, (4, 2))
+    is_first = torch.zeros(4, 2, dtype=torch.bool)
+    seen = model.rssm.observe(embedded, encode_action(action, model.spaces), is_first, None)  # the likeliest symbols
+    hidden = model.rssm.start(2, torch.device("cpu"))
+    for t in range(4):
+        state = model.look(obs[t], hidden, None)
+        assert torch.allclose(state.h, seen.state.h[t], atol=1e-6)
+        assert torch.equal(state.z, seen.state.z[t])
+        hidden = (*state, encode_action(action[t], model.spaces))
+
+
+def test_symbols_are_one_hot_and_gradients_pass_through_them() -> None:
+    model = rssm()
+    embedded, action, luck = inputs(3, 2)
+    embedded.requires_grad_()
+    seen = model.observe(embedded, action, torch.zeros(3, 2, dtype=torch.bool), luck)
+    z = seen.state.z.unflatten(-1, (3, 4))
+    assert ((z == 0) | (z == 1)).all()
+    assert (z.sum(-1) == 1).all()
+    seen.after[-1].sum().backward()  # reaches every observation, by way of the symbols only
+    assert embedded.grad is not None
+    assert (embedded.grad.abs().sum((1, 2)) > 0).all()
+
+
+def test_chances_are_never_nothing() -> None:
+    model = rssm()
+    chance = model.prior(torch.full((1, 12), 1e4))
+    assert chance.sum(-1).tolist() == [pytest.approx([1.0] * 3)]
+    assert chance.min() >= 0.01 / 4 * 0.999
+
+
+@torch.no_grad()
+def test_the_memory_is_a_gated_one_by_hand() -> None:
+    """With weights of 0 the gates are their shifts: write σ(-1) of tanh(σ(0) · 0) = 0, keep the rest."""
+    model = rssm()
+    model.gates.weight.zero_()
+    h = torch.randn(2, 12)
+    after = model.advance(h, torch.zeros(2, 12), torch.zeros(2, 2))
+    assert torch.allclose(after, h * (1 - torch.sigmoid(torch.tensor(-1.0))))
+
+
+# --- imagination
+
+
+def always(model: WorldModel, action: int) -> Any:
+    """An actor that does one thing."""
+    logits = torch.full((int(model.spaces.action.n),), -1e9)  # type: ignore[attr-defined]
+    logits[action] = 0.0
+    return lambda features, mask: Categorical(logits.expand(len(features), -1))
+
+
+def test_imagination_follows_the_prior_and_tells_of_the_memory_after_each_step() -> None:
+    model = world()
+    state = model.look(torch.randn(5, 3), model.rssm.start(5, torch.device("cpu")), None)
+    imagined = model.imagine(state, always(model, 1), 3, torch.Generator().manual_seed(0))
+    assert imagined.features.shape == (4, 5, 24)
+    assert not imagined.features.requires_grad
+    assert (imagined.action == 1).all()
+    h = state.h
+    features = state.features
+    for t in range(3):
+        assert torch.allclose(imagined.features[t], features)
+        h = model.rssm.advance(h, features[:, 12:], torch.tensor([[0.0, 1.0]]).expand(5, 2))
+        assert torch.allclose(imagined.features[t + 1, :, :12], h, atol=1e-6)
+        assert torch.allclose(imagined.goes_on[t], model.goes_on(h).sigmoid(), atol=1e-6)
+        features = imagined.features[t + 1]
+    assert (imagined.reward == 0).all()  # the head has no opinion yet
+
+
+def test_what_the_model_holds_for_forbidden_is_not_done_in_imagination() -> None:
+    model = world(action=Discrete(3), mask=3)
+    assert model.allowed is not None
+    last = model.allowed.last
+    assert last is not None
+    with torch.no_grad():
+        last.weight.zero_()
+        last.bias.copy_(torch.tensor([-1.0, 1.0, -1.0]))  # only the second is allowed
+    actor = Choices(24, model.spaces, NET, 0.01)
+    state = model.look(torch.randn(50, 3), model.rssm.start(50, torch.device("cpu")), None)
+    imagined = model.imagine(state, actor, 4, torch.Generator().manual_seed(0))
+    assert (imagined.action == 1).all()
+    assert imagined.mask is not None
+    assert imagined.mask.shape == (4, 50, 3)
+
+
+# --- observations
+
+EVERYTHING = Dict(
+    {
+        "cue": Discrete(3, start=1),
+        "noise": Box(-5.0, 5.0, (2, 2), np.float32),
+        "more": Dict({"picture": Box(0, 255, (12, 13, 1), np.uint8), "bits": MultiDiscrete([2, 3])}),
+    }
+)
+
+
+def test_observations_are_numbers_on_the_symlog_scale_and_pictures_in_0_to_1() -> None:
+    obs = {
+        "cue": torch.tensor([2]),
+        "noise": torch.tensor([[[1.0, -2.0], [3.0, 0.0]]]),
+        "more": {"picture": torch.full((1, 12, 13, 1), 51, dtype=torch.uint8), "bits": torch.tensor([[1, 2]])},
+    }
+    sight = Eyes(EVERYTHING)(obs)
+    # one-hot: the second cue of three; bits 1 of 2 and 2 of 3; then the noise (a Dict sorts its keys)
+    expected = symlog(torch.tensor([0, 1, 0, 0, 1, 0, 0, 1, 1.0, -2.0, 3.0, 0.0]))
+    assert sight.numbers.tolist() == [pytest.approx(expected.tolist())]
+    assert [tuple(picture.shape) for picture in sight.pictures] == [(1, 1, 12, 13)]
+    assert torch.allclose(sight.pictures[0], torch.tensor(0.2))
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 32, 32), (3, 64, 64), (1, 12, 13), (4, 84, 84), (3, 7, 50), (1, 2, 2), (2, 5, 3)]
+)
+def test_pictures_of_any_size_come_back_in_theirs(shape: tuple[int, int, int]) -> None:
+    encoder = PictureEncoder(shape, 4, "silu")
+    features = encoder(torch.rand(2, *shape))
+    assert features.shape == (2, encoder.outputs)
+    assert PictureDecoder(10, encoder, "silu")(torch.randn(2, 10)).shape == (2, *shape)
+
+
+def test_pictures_too_small_are_told() -> None:
+    with pytest.raises(UserError, match="too small"):
+        PictureEncoder((3, 1, 8), 4, "silu")
+
+
+def test_a_pixel_becomes_two_by_two() -> None:
+    """With the matrix that only repeats, and no norm, a picture of 2 by 2 doubles as one would draw it."""
+    decoder = PictureDecoder(4, PictureEncoder((1, 4, 4), 1, "silu"), "relu")
+    decoder.norms[0] = torch.nn.Identity()
+    with torch.no_grad():
+        decoder.enter.weight.copy_(torch.eye(4))
+        decoder.doublings[0].weight.copy_(torch.ones(4, 1))  # type: ignore[operator,union-attr]
+        decoder.doublings[0].bias.copy_(torch.tensor([0.0, 0.1, 0.2, 0.3]))  # type: ignore[operator,union-attr]
+        picture = decoder(torch.tensor([[1.0, 2.0, 3.0, 4.0]]))[0, 0]
+    rows = [[1.0, 1.1, 2.0, 2.1], [1.2, 1.3, 2.2, 2.3], [3.0, 3.1, 4.0, 4.1], [3.2, 3.3, 4.2, 4.3]]
+    assert picture.tolist() == [pytest.approx(row) for row in rows]
+
+
+def test_the_loss_of_what_is_told_sums_squared_errors() -> None:
+    eyes = Eyes(Dict({"n": VECTOR, "p": Box(0, 255, (8, 8, 1), np.uint8)}))
+    encoder = SightEncoder(eyes, NET, 2)
+    decoder = SightDecoder(6, eyes, encoder, NET)
+    sight = eyes({"n": torch.randn(5, 3), "p": torch.randint(0, 256, (5, 8, 8, 1), dtype=torch.uint8)})
+    features = torch.randn(5, 6)
+    told = decoder(features)
+    expected = (told.numbers - sight.numbers).square().sum(1)
+    expected += (told.pictures[0] - sight.pictures[0]).square().sum((1, 2, 3))
+    assert torch.allclose(decoder.loss(features, sight), expected)
+    assert encoder(sight).shape == (5, encoder.outputs)
+
+
+def test_a_dream_sees_only_the_first_steps_of_each_episode() -> None:
+    model = world(Box(0, 255, (8, 8, 1), np.uint8))
+    obs = torch.randint(0, 256, (9, 2, 8, 8, 1), dtype=torch.uint8)
+    action = torch.randint(2, (9, 2))
+    is_first = torch.zeros(9, 2, dtype=torch.bool)
+    is_first[6, 1] = True
+
+    def dreamt(obs: torch.Tensor) -> torch.Tensor:
+        real, found = model.dream(obs, action, is_first, 2, torch.Generator().manual_seed(0))
+        assert torch.allclose(real[..., 0, :, :], obs[..., 0] / 255)
+        return found
+
+    before = dreamt(obs)
+    other = obs.clone()
+    other[2:6] = 255 - other[2:6]  # imagined in both
+    other[8] = 0
+    assert torch.equal(dreamt(other), before)
+    other[6] = 255 - other[6]  # imagined in the first sequence, seen in the second, where an episode starts
+    changed = dreamt(other)
+    assert torch.equal(changed[:, 0], before[:, 0])
+    assert torch.equal(changed[:6, 1], before[:6, 1])
+    assert not torch.allclose(changed[6:, 1], before[6:, 1])
+
+
+# --- actions and heads
+
+
+def test_actions_as_vectors() -> None:
+    one = Spaces(VECTOR, Discrete(3, start=5))
+    assert encode_action(torch.tensor([[0, 2]]), one).tolist() == [[[1, 0, 0], [0, 0, 1]]]
+    several = Spaces(VECTOR, MultiDiscrete([2, 3]))
+    assert encode_action(torch.tensor([[1, 0]]), several).tolist() == [[0, 1, 1, 0, 0]]
+    box = Spaces(VECTOR, Box(-2.0, 4.0, (2,)))
+    assert encode_action(torch.tensor([[0.3, -7.0]]), box).tolist() == [pytest.approx([0.3, -1.0])]
+
+
+def test_the_actor_keeps_a_uniform_share_and_to_masks() -> None:
+    spaces = Spaces(VECTOR, Discrete(4), mask=4)
+    actor = Choices(6, spaces, NET, mix=0.2)
+    assert actor.net.last is not None
+    with torch.no_grad():
+        actor.net.last.bias.copy_(torch.tensor([100.0, 0.0, 0.0, 0.0]))
+    found = actor(torch.zeros(1, 6))
+    assert isinstance(found, Categorical)
+    assert found.logp.exp().tolist() == [pytest.approx([0.85, 0.05, 0.05, 0.05])]
+    masked = actor(torch.zeros(1, 6), torch.tensor([[False, True, True, False]]))
+    assert isinstance(masked, Categorical)
+    assert masked.logp.exp().tolist() == [pytest.approx([0.0, 0.5, 0.5, 0.0])]
+
+
+def test_the_actor_of_other_actions() -> None:
+    assert isinstance(Choices(6, Spaces(VECTOR, MultiDiscrete([2, 3])), NET, 0.01)(torch.zeros(5, 6)), MultiCategorical)
+    actor = Choices(6, Spaces(VECTOR, Box(-1.0, 1.0, (2,))), NET, 0.01)
+    normal = actor(100 * torch.randn(50, 6))
+    assert isinstance(normal, Gaussian)
+    assert normal.mean.abs().max() <= 1.0
+    assert normal.log_std.exp().min() >= 0.1
+    assert normal.log_std.exp().max() <= 1.0
+    assert actor(torch.zeros(1, 6)).log_std.exp().min() > 0.85  # 0.1 + 0.9 σ(2) = 0.893 at first
+
+
+def test_a_number_is_learned_over_bins() -> None:
+    torch.manual_seed(0)
+    head = TwoHotHead(4, NET, 63)
+    x = torch.randn(64, 4)
+    y = 30.0 * x[:, 0]
+    optimizer = torch.optim.Adam(head.parameters(), 0.02)
+    assert (head.mean(head(x)) == 0).all()
+    for _ in range(200):
+        optimizer.zero_grad()
+        two_hot_loss(head(x), two_hot(y, head.bins)).mean().backward()
+        optimizer.step()
+    assert (head.mean(head(x)) - y).abs().mean() < 5.0  # of a spread of 24
+
+
+def test_first_weights_of_zero_say_nothing() -> None:
+    assert (NormedMLP(3, [8], "silu", 2, scale=0.0)(torch.randn(5, 3)) == 0).all()

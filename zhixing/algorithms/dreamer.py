@@ -1,0 +1,214 @@
+"""DreamerV3 (Hafner et al., 2023).   world: E[-log p(x, r, c | s) + β_dyn KL(sg(q), p) + β_rep KL(q, sg(p))]
+behaviour, in imagination:   ∇ = E[∇ log π(a|s) (R - V(s)) / max(1, S) + η ∇H],   R = r + γ c ((1 - λ) V(s') + λ R')
+
+A model of the world is learned from sequences of the replay; actor and critic learn from what it imagines from every
+state of these sequences on. S is a slow average of the range of imagined returns.
+Differs from the paper: reward r and continuation c of a step are told of the memory after its action, not of the state
+that is seen then, so that ends of episodes need no observation of their own (the chance to go on times the future of
+those that did is the future); every sequence begins with an empty memory; Adam with gradients clipped by their norm.
+Where a task forbids actions, the model learns which, and the actor keeps to them in imagination, too.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Literal
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+from torch.nn import functional as F
+
+from zhixing.algorithms import register
+from zhixing.batch import Batch
+from zhixing.config import Fraction, NetConfig, NonNegative, OffPolicyConfig, Positive, PositiveFloat, ReplayConfig
+from zhixing.errors import UserError
+from zhixing.learner import Gradients, Learner, Update
+from zhixing.nets.body import MakeNet
+from zhixing.nets.critics import check_box
+from zhixing.nets.rssm import State
+from zhixing.nets.world_model import Choices, Imagined, TwoHotHead, WorldModel, by_time, encode_action, flat
+from zhixing.ops.imagination import balanced_kl, imagined_returns, percentile_range, reached
+from zhixing.ops.optim import Average
+from zhixing.ops.symlog import two_hot, two_hot_loss
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree, tree_leaves
+from zhixing.world_policy import WorldModelPolicy
+
+RANGE_RATE = 0.01  # how far the scale of returns moves towards that of the newest
+SHOWN = 5  # steps of an episode that a dream is shown
+
+
+class Config(OffPolicyConfig):
+    batch_size: Positive = 16  # sequences per update
+    updates_per_step: PositiveFloat = 0.25  # updates per environment step, on average
+    lr: PositiveFloat = 3e-4  # learning rate of the world model
+    actor_lr: PositiveFloat | None = None  # the actor's own learning rate
+    critic_lr: PositiveFloat | None = None  # the critic's own learning rate
+    max_grad_norm: PositiveFloat | None = 100.0  # gradients are clipped to this norm
+    gamma: Fraction = 0.997  # discount of the future per step
+    horizon: Positive = 15  # steps imagined from each state
+    td_lambda: Fraction = 0.95  # how far imagined returns look ahead before trusting the critic
+    entropy_coef: NonNegative = 3e-4  # weight of the entropy bonus, for returns of range 1
+    tau: Fraction = 0.02  # how far the slow critic, which the critic is held near, moves towards it at each update
+    memory_size: Positive = 64  # units of the model's memory
+    variables: Positive = 8  # symbols of a state, each a choice of one class
+    classes: Positive = 8  # classes of each symbol
+    uniform_mix: Fraction = 0.01  # share of chance that is uniform, for symbols and discrete actions
+    free_nats: NonNegative = 1.0  # below this divergence, prior and posterior leave each other alone
+    dynamics_coef: NonNegative = 0.5  # weight of moving the prior to the posterior
+    representation_coef: NonNegative = 0.1  # weight of moving the posterior to the prior
+    cnn_depth: Positive = 16  # channels of the first convolution; each further one has twice as many
+    bins: Positive = 127  # that rewards and values are told by, an odd number
+    net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="silu", cnn="simple")
+    replay: ReplayConfig = ReplayConfig(sequence_length=16, burn_in=0)
+
+    @model_validator(mode="after")
+    def _bins_have_a_middle(self) -> Config:
+        if self.bins % 2 == 0 or self.bins < 3:
+            raise ValueError(f"bins={self.bins}: one is 0, the others mirror each other: use an odd number from 3 on")
+        return self
+
+
+@register("dreamer", "a world model from the replay, and an actor that learns in imagination (DreamerV3)")
+class Dreamer(Learner):
+    settings = Config
+    metrics = (
+        "reconstruction_loss",
+        "reward_loss",
+        "continue_loss",
+        "kl",
+        "actor_loss",
+        "critic_loss",
+        "imagined_return",
+        "return_range",
+        "entropy",
+        "grad_norm",
+    )
+
+    def __init__(
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+    ) -> None:
+        _check(cfg, spaces, net)
+        super().__init__(cfg, spaces, device)
+        self.cfg = cfg
+        sizes = {"size": cfg.memory_size, "variables": cfg.variables, "classes": cfg.classes}
+        with self.building():
+            self.world = WorldModel(
+                spaces, cfg.net, **sizes, mix=cfg.uniform_mix, depth=cfg.cnn_depth, bins=cfg.bins
+            ).to(self.device)
+            features = self.world.rssm.features
+            self.actor = Choices(features, spaces, cfg.net, cfg.uniform_mix).to(self.device)
+            self.critic = TwoHotHead(features, cfg.net, cfg.bins).to(self.device)
+        clip = cfg.max_grad_norm
+        self.world_optimizer = self.optimizer(self.world.parameters(), cfg.lr, max_grad_norm=clip)
+        behaviour = {"max_grad_norm": clip, "epsilon": 1e-5}
+        self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr, **behaviour)
+        self.critic_optimizer = self.optimizer(self.critic.parameters(), cfg.critic_lr or cfg.lr, **behaviour)
+        self.slow_critic = copy.deepcopy(self.critic)
+        self.follow = Average(self.slow_critic, self.critic)
+        self.return_range = torch.zeros((), device=self.device)
+        self.policy = WorldModelPolicy(spaces, self.world, self.actor)
+
+    @property
+    def reads(self) -> Literal["sequences"]:
+        return "sequences"
+
+    # --- the world ---
+
+    def world_loss(self, batch: Batch) -> tuple[Tensor, State, dict[str, Tensor]]:
+        """Of sequences `[B,T]`; also returns the states `[N]` that they passed, and what there is to tell."""
+        cfg, world = self.cfg, self.world
+        obs, action, is_first = by_time((batch.obs, batch.action, batch.is_first))
+        sight = world.eyes(flat(obs))
+        luck = world.rssm.luck(is_first.shape, self.rng)
+        embedded = world.encoder(sight).unflatten(0, is_first.shape)
+        seen = world.rssm.observe(embedded, encode_action(action, self.spaces), is_first, luck)
+        warm = cfg.replay.burn_in  # steps that only warm up the memory
+        state = State(*flat(tuple(part[warm:] for part in seen.state)))
+        after, posterior, prior = flat(tuple(part[warm:] for part in seen[1:]))
+        reward, terminated = flat(by_time((batch.reward[:, warm:], batch.terminated[:, warm:])))
+        shown = world.decoder.loss(state.features, sight.after(warm * len(batch.reward))).mean()
+        if world.allowed is not None:
+            mask = flat(by_time(batch.mask[:, warm:])).float()
+            shown += F.binary_cross_entropy_with_logits(world.allowed(state.features), mask) * mask.shape[-1]
+        dynamics, representation = balanced_kl(posterior, prior, cfg.free_nats)
+        losses = {
+            "reconstruction_loss": shown,
+            "reward_loss": two_hot_loss(world.reward(after), two_hot(reward, world.reward.bins)).mean(),
+            "continue_loss": F.binary_cross_entropy_with_logits(world.goes_on(after), (~terminated).float()),
+        }
+        kl = cfg.dynamics_coef * dynamics.mean() + cfg.representation_coef * representation.mean()
+        told = {name: loss.detach() for name, loss in losses.items()} | {"kl": dynamics.detach().mean()}
+        return sum(losses.values(), kl), state.detach(), told
+
+    # --- behaviour ---
+
+    def critic_loss(self, imagined: Imagined) -> tuple[Tensor, Tensor, Tensor]:
+        """Also returns the imagined returns and values `[H,N]`."""
+        logits = self.critic(imagined.features)
+        value = self.critic.mean(logits.detach())
+        discount = self.cfg.gamma * imagined.goes_on
+        returns = imagined_returns(imagined.reward, discount, value, self.cfg.td_lambda)
+        with torch.no_grad():  # held near where the slow critic is: both targets weigh the same
+            slow = self.slow_critic.mean(self.slow_critic(imagined.features[:-1]))
+            targets = two_hot(returns, self.critic.bins) + two_hot(slow, self.critic.bins)
+        return (two_hot_loss(logits[:-1], targets) * reached(discount)).mean(), returns, value[:-1]
+
+    def actor_loss(self, imagined: Imagined, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        """Also returns the entropy of the policy."""
+        policy = self.actor(imagined.features[:-1], imagined.mask)
+        entropy = policy.entropy()
+        gain = policy.log_prob(imagined.action) * advantage + self.cfg.entropy_coef * entropy
+        return -(gain * reached(self.cfg.gamma * imagined.goes_on)).mean(), entropy.detach().mean()
+
+    def gradients(self, batch: Batch) -> Gradients:
+        world_loss, state, told = self.world_loss(batch)
+        found = {"world_optimizer": self.world_optimizer.gradient(world_loss)}
+        imagined = self.world.imagine(state, self.actor, self.cfg.horizon, self.rng)
+        critic_loss, returns, value = self.critic_loss(imagined)
+        found["critic_optimizer"] = self.critic_optimizer.gradient(critic_loss)
+        scale = torch.lerp(self.return_range, percentile_range(returns), RANGE_RATE)
+        actor_loss, entropy = self.actor_loss(imagined, (returns - value) / scale.clamp_min(1.0))
+        found["actor_optimizer"] = self.actor_optimizer.gradient(actor_loss)
+        told |= {"actor_loss": actor_loss.detach(), "critic_loss": critic_loss.detach(), "entropy": entropy}
+        return Gradients(found, told | {"imagined_return": returns.mean(), "return_range": scale})
+
+    def apply(self, gradients: Gradients) -> Update:
+        self.return_range = gradients.metrics["return_range"]
+        return super().apply(gradients)
+
+    def after_step(self) -> None:
+        self.follow.move(self.cfg.tau)
+
+    def value(self, obs: Tree) -> Tensor:
+        """Of first observations: memory is that of an episode's start."""
+        hidden = self.policy.initial_hidden(len(tree_leaves(obs)[0]))
+        return self.critic.mean(self.critic(self.world.look(obs, hidden, None).features))
+
+    def dream_frames(self, batch: Batch) -> Tensor | None:
+        """Of sequences `[B,T]`: what was seen, what the model made of it, and their difference, as bytes
+        `[B,3,T,H,W,C]`; it saw only the first steps of each episode. None for tasks without pictures."""
+        if not self.world.eyes.shapes:
+            return None
+        rng = torch.Generator(self.device).manual_seed(0)  # a look changes nothing
+        obs, action, is_first = by_time((batch.obs, batch.action, batch.is_first))
+        seen, dreamt = self.world.dream(obs, action, is_first, SHOWN, rng)
+        dreamt = dreamt.clamp(0.0, 1.0)
+        frames = torch.stack([seen, dreamt, 0.5 + 0.5 * (dreamt - seen)])  # [3,T,B,C,H,W]
+        return (frames * 255.0).round().byte().permute(2, 0, 1, 4, 5, 3)
+
+
+def _check(cfg: Config, spaces: Spaces, net: MakeNet | None) -> None:
+    """Refuse by name what a world model can't be combined with."""
+    if not spaces.discrete:
+        check_box(spaces, cfg.algorithm)
+    if net is not None or cfg.net.kind != "auto" or cfg.net.cnn != "simple":
+        raise UserError(f"{cfg.algorithm} makes its own networks: set net.kind=auto and net.cnn=simple")
+    if cfg.net.recurrent != "none":
+        raise UserError(f"{cfg.algorithm} has a memory of its own, whatever the network: set net.recurrent=none")
+    if cfg.normalise_obs:
+        raise UserError(f"{cfg.algorithm} scales observations by symlog: set normalise_obs=false")
+    for name, only in (("prioritized", False), ("n_step", 1), ("hindsight", False)):
+        if getattr(cfg.replay, name) != only:
+            raise UserError(f"{cfg.algorithm} learns from sequences: set replay.{name}={str(only).lower()}")

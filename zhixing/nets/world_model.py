@@ -1,0 +1,191 @@
+"""A model of the world: states that follow each other, and what can be told of them. Actors learn in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zhixing.config import NetConfig
+from zhixing.nets.rssm import RSSM, NormedMLP, State
+from zhixing.nets.sight import Eyes, SightDecoder, SightEncoder
+from zhixing.ops.distributions import Categorical, Distribution, Gaussian, MultiCategorical
+from zhixing.ops.imagination import uniform_mix
+from zhixing.ops.symlog import symexp_bins, two_hot_mean
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree, tree_map
+
+STD_RANGE = (0.1, 1.0)  # of continuous actions
+
+
+class TwoHotHead(nn.Module):
+    """Features to a number, told as a distribution over bins of the symexp scale. It starts by saying 0."""
+
+    bins: Tensor
+
+    def __init__(self, features: int, net: NetConfig, bins: int) -> None:
+        super().__init__()
+        self.net = NormedMLP(features, net.hidden_sizes, net.activation, bins, scale=0.0)
+        self.register_buffer("bins", symexp_bins(bins), persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits `[..., bins]`."""
+        return self.net(features)
+
+    def mean(self, logits: Tensor) -> Tensor:
+        return two_hot_mean(logits, self.bins)
+
+
+class Choices(nn.Module):
+    """An actor: features to a distribution over actions. A share of the chances of discrete ones is uniform; continuous
+    ones are normal, with bounded mean and spread, and what lies beyond the task's bounds is cut off there."""
+
+    def __init__(self, features: int, spaces: Spaces, net: NetConfig, mix: float) -> None:
+        super().__init__()
+        self.sizes, self.mix, self.single = choice_sizes(spaces), mix, isinstance(spaces.action, Discrete)
+        outputs = sum(self.sizes) if self.sizes else 2 * spaces.num_actions
+        self.net = NormedMLP(features, net.hidden_sizes, net.activation, outputs, scale=0.1)  # nearly equal chances
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
+        out = self.net(features)
+        if not self.sizes:
+            mean, spread = out.chunk(2, -1)
+            low, high = STD_RANGE
+            return Gaussian(mean.tanh(), torch.log(low + (high - low) * torch.sigmoid(spread + 2.0)))  # wide at first
+        if self.single:
+            return Categorical(uniform_mix(out, self.mix).log(), mask)
+        logp = torch.cat([uniform_mix(part, self.mix).log() for part in out.split(self.sizes, -1)], -1)
+        return MultiCategorical(logp, self.sizes, mask)
+
+
+def choice_sizes(spaces: Spaces) -> list[int]:
+    """How many classes each choice of an action has; none where actions are continuous."""
+    space = spaces.action
+    if isinstance(space, Discrete):
+        return [int(space.n)]
+    return [int(n) for n in space.nvec.reshape(-1)] if isinstance(space, MultiDiscrete) else []
+
+
+def encode_action(action: Tensor, spaces: Spaces) -> Tensor:
+    """Actions `[...]` in the policy's scale as one vector: choices one-hot, others as the task takes them."""
+    if isinstance(spaces.action, Box):
+        return action.clamp(-1.0, 1.0)
+    parts = [action] if isinstance(spaces.action, Discrete) else action.unbind(-1)
+    one_hot = [F.one_hot(part.long(), n) for part, n in zip(parts, choice_sizes(spaces), strict=True)]
+    return (one_hot[0] if len(one_hot) == 1 else torch.cat(one_hot, -1)).float()
+
+
+def by_time(tree: Tree) -> Tree:
+    """Sequences `[B,T,...]` as `[T,B,...]`."""
+    return tree_map(lambda leaf: leaf.transpose(0, 1), tree)
+
+
+def flat(tree: Tree) -> Tree:
+    """`[T,B,...]` as `[T*B,...]`."""
+    return tree_map(lambda leaf: leaf.flatten(0, 1), tree)
+
+
+class Imagined(NamedTuple):
+    """What an actor did in the model for H steps from N states: `features [H+1,N,n]` of the states passed; of each step
+    the action, which ones the model took to be allowed, the reward, and the chance that the world went on `[H,N]`."""
+
+    features: Tensor
+    action: Tensor
+    mask: Tensor | None
+    reward: Tensor
+    goes_on: Tensor
+
+
+class WorldModel(nn.Module):
+    """Encoder, states, decoder, and heads: for which actions a state allows, for tasks that tell it; for the reward of
+    a step and whether the world goes on after it. These two are told of the memory after the step's action: they belong
+    to the step, whether or not anything was seen after it.
+    """
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        net: NetConfig,
+        *,
+        size: int,
+        variables: int,
+        classes: int,
+        mix: float,
+        depth: int,
+        bins: int,
+    ) -> None:
+        """The first four are those of `RSSM`; `depth` is the first convolution's."""
+        super().__init__()
+        self.spaces = spaces
+        self.eyes = Eyes(spaces.obs)
+        self.encoder = SightEncoder(self.eyes, net, depth)
+        actions = sum(choice_sizes(spaces)) or spaces.num_actions
+        self.rssm = RSSM(self.encoder.outputs, actions, size, variables, classes, mix, net.activation)
+        self.decoder = SightDecoder(self.rssm.features, self.eyes, self.encoder, net)
+        self.allowed: NormedMLP | None = None
+        if spaces.mask is not None:
+            self.allowed = NormedMLP(self.rssm.features, net.hidden_sizes, net.activation, spaces.mask)
+        self.reward = TwoHotHead(size, net, bins)
+        self.continuation = NormedMLP(size, net.hidden_sizes, net.activation, 1)
+
+    def goes_on(self, after: Tensor) -> Tensor:
+        """Logits `[...]` of the chance that the world goes on."""
+        return self.continuation(after).squeeze(-1)
+
+    def look(self, obs: Tree, hidden: tuple[Tensor, Tensor, Tensor], rng: torch.Generator | None) -> State:
+        """The state at observations `[N,...]`, when `hidden` is the state before and the action taken there.
+
+        Symbols are drawn, or without `rng` the likeliest.
+        """
+        h = self.rssm.advance(*hidden)
+        chance = self.rssm.posterior(h, self.rssm.see(self.encoder(self.eyes(obs))))
+        return State(h, self.rssm.draw(chance, None if rng is None else self.rssm.luck((len(h),), rng)))
+
+    @torch.no_grad()
+    def imagine(
+        self, state: State, actor: Callable[[Tensor, Tensor | None], Distribution], horizon: int, rng: torch.Generator
+    ) -> Imagined:
+        """Let an actor act in the model, from states `[N]`."""
+        features, masks, actions, afters = [state.features], [], [], []
+        for luck in self.rssm.luck((horizon, len(state.h)), rng):
+            mask = None if self.allowed is None else self.allowed(features[-1]) > 0
+            action = actor(features[-1], mask).sample(rng)
+            h = self.rssm.advance(*state, encode_action(action, self.spaces))
+            state = State(h, self.rssm.draw(self.rssm.prior(h), luck))
+            features.append(state.features)
+            actions.append(action)
+            masks.append(mask)
+            afters.append(h)
+        after = torch.stack(afters)
+        reward, goes_on = self.reward.mean(self.reward(after)), self.goes_on(after).sigmoid()
+        allowed = None if self.allowed is None else torch.stack(masks)  # type: ignore[arg-type]
+        return Imagined(torch.stack(features), torch.stack(actions), allowed, reward, goes_on)
+
+    @torch.no_grad()
+    def dream(
+        self, obs: Tree, action: Tensor, is_first: Tensor, shown: int, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """The first picture in observations `[T,B,...]`, and what the model made of it, `[T,B,C,H,W]` each.
+
+        It is shown the first `shown` steps of each episode, or of a sequence that begins within one, and imagines what
+        follows them from the actions alone.
+        """
+        lead = is_first.shape
+        sight = self.eyes(flat(obs))
+        seen = self.rssm.see(self.encoder(sight)).unflatten(0, lead)
+        taken, luck = encode_action(action, self.spaces), self.rssm.luck(lead, rng)
+        hidden = self.rssm.start(lead[1], is_first.device)
+        left = torch.full(lead[1:], shown, device=is_first.device)
+        states = []
+        for t, first in enumerate(is_first):
+            left = torch.where(first, shown, left)
+            h = self.rssm.advance(*(part * ~first.unsqueeze(-1) for part in hidden))
+            chance = torch.where((left > 0).view(-1, 1, 1), self.rssm.posterior(h, seen[t]), self.rssm.prior(h))
+            hidden, left = (h, self.rssm.draw(chance, luck[t]), taken[t]), left - 1
+            states.append(State(*hidden[:2]).features)
+        dreamt = self.decoder(torch.cat(states)).pictures
+        return sight.pictures[0].unflatten(0, lead), dreamt[0].unflatten(0, lead)
