@@ -24,6 +24,6 @@ class StopOnNonFinite(Callback):
             name = bad[0] if bad else "a gradient"
             value = f" is {float(metrics[name])}" if bad else " was not finite"
             raise NonFiniteError(
-                f"{name}{value} at environment step {loop.env_steps:,}, update {loop.updates}; the weights were not "
+                f"{name}{value} at environment step {loop.env_steps}, update {loop.updates}; the weights were not "
                 f"changed by it. Try a lower lr, a smaller max_grad_norm, or look at the rewards"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from zhixing.envs.arrays import Array
+from zhixing.search.bits import count_bits
 
 ROWS, COLUMNS = 6, 7
 CELLS = ROWS * COLUMNS
@@ -20,7 +21,7 @@ TOPS = np.array([1 << SIDE * column + ROWS - 1 for column in range(COLUMNS)])
 COLUMN = np.array([FULL_COLUMN << SIDE * column for column in range(COLUMNS)])
 STEPS = np.array([1, SIDE, SIDE + 1, SIDE - 1])  # bits between neighbours: upwards, to the right, along both diagonals
 # the bit of each cell as PettingZoo shows them: its first row is the highest
-PLACE = np.array([[SIDE * column + ROWS - 1 - row for column in range(COLUMNS)] for row in range(ROWS)])
+PLACE = np.array([[SIDE * column + ROWS - 1 - row for column in range(COLUMNS)] for row in range(ROWS)], np.int64)
 GRID = np.arange(CELLS).reshape(ROWS, COLUMNS)
 # playouts number the cells from the lowest row upwards
 RISING = PLACE[::-1]
@@ -60,7 +61,7 @@ class ConnectFour:
         return has_line(own ^ taken) | has_line(own) | (taken == BOARD)
 
     def to_move(self, state: Array) -> Array:
-        return np.bitwise_count(state[:, 1]) & 1
+        return count_bits(state[:, 1]) & 1
 
     def observe(self, state: Array) -> Array:
         stones = state[:, None, None].copy()
@@ -95,7 +96,7 @@ class ConnectFour:
         boards = np.bitwise_or.accumulate(stones.reshape(num, -1, 2), 1)  # after each move of the one and the other
         lines = has_line(boards).reshape(num, CELLS)
         first = lines.argmax(1)
-        free = CELLS - np.bitwise_count(taken)  # what comes later are the cells taken before
+        free = CELLS - count_bits(taken)  # what comes later are the cells taken before
         won = lines.any(1) & (first < free)
         return won * (1.0 - 2.0 * (first & 1))
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from zhixing.envs.arrays import Array
 from zhixing.errors import UserError
+from zhixing.policy import as_tensor
 from zhixing.search.games import Model
 
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # an odd number whose products differ in their highest bits
@@ -59,7 +60,7 @@ class Network:
         self.answered += len(states) - len(new)
         if len(new):
             _, first, which = np.unique(words[new], axis=0, return_index=True, return_inverse=True)
-            rows = new[first]  # of equal states one is asked for
+            rows, which = new[first], which.reshape(-1)  # of equal states one is asked for
             found_prior, found_value = self._ask(model, states[rows], legal[rows])
             prior[new], value[new] = found_prior[which], found_value[which]
             keys[place[new]], priors[place[new]], values[place[new]] = words[new], prior[new], value[new]
@@ -67,8 +68,7 @@ class Network:
 
     @torch.inference_mode()
     def _ask(self, model: Model, states: Array, legal: Array) -> tuple[Array, Array]:
-        obs = torch.from_numpy(model.observe(states)).to(self.device)
-        logits, value = self.net(obs, torch.from_numpy(legal).to(self.device))
+        logits, value = self.net(as_tensor(model.observe(states), self.device), as_tensor(legal, self.device))
         return logits.softmax(-1).cpu().numpy(), value.cpu().numpy()
 
 

@@ -11,6 +11,7 @@ from zhixing.envs.arrays import Array
 from zhixing.errors import unknown
 from zhixing.search.connect_four import ConnectFour
 from zhixing.search.tictactoe import TicTacToe
+from zhixing.tree import Tree
 
 
 class Model(Protocol):
@@ -35,7 +36,7 @@ class Model(Protocol):
     def to_move(self, state: Array) -> Array:
         """The number `[N]` of the player whose turn it is."""
 
-    def observe(self, state: Array) -> Array:
+    def observe(self, state: Array) -> Tree:
         """What the player to move sees."""
 
     def playout(self, state: Array, rng: np.random.Generator) -> Array:

@@ -84,6 +84,11 @@ def elo(results: Mapping[tuple[str, str], MatchResult], anchor: str, rating: flo
     names = sorted({name for pair in results for name in pair})
     if anchor not in names:
         raise unknown("player", anchor, names)
+    linked = {anchor}
+    while more := {name for pair in results if linked & set(pair) for name in pair} - linked:
+        linked |= more
+    if apart := set(names) - linked:
+        raise UserError(f"no chain of matches leads from {anchor} to {', '.join(sorted(apart))}")
     place = {name: i for i, name in enumerate(names)}
     first, second = np.array([[place[a], place[b]] for a, b in results]).T
     games = np.array([result.episodes + 1.0 for result in results.values()])
@@ -98,10 +103,7 @@ def elo(results: Mapping[tuple[str, str], MatchResult], anchor: str, rating: flo
         weight = games * expected * (1.0 - expected)
         for a, b, sign in ((first, first, 1), (second, second, 1), (first, second, -1), (second, first, -1)):
             np.add.at(curve, (a, b), sign * weight)
-        try:
-            step = np.linalg.solve(curve[np.ix_(free, free)], slope[free])
-        except np.linalg.LinAlgError:
-            raise UserError("these results leave some players without a chain of matches to the anchor") from None
+        step = np.linalg.solve(curve[np.ix_(free, free)], slope[free])
         strength[free] += np.clip(step, -2.0, 2.0)  # far from the answer Newton's steps are too long
         if np.abs(step).max(initial=0.0) < 1e-10:
             break

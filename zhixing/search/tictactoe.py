@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from zhixing.envs.arrays import Array
+from zhixing.search.bits import count_bits
 
 SIDE = 3
 CELLS = SIDE * SIDE
 BOARD = (1 << CELLS) - 1
-BITS = 1 << np.arange(CELLS)
+BITS = 1 << np.arange(CELLS, dtype=np.int64)
 GRID = np.arange(CELLS).reshape(SIDE, SIDE)
 LINES = [*GRID, *GRID.T, GRID.diagonal(), GRID[:, ::-1].diagonal()]
 # of each of the 512 sets of marks whether there is a line among them
@@ -48,7 +49,7 @@ class TicTacToe:
         return HAS_LINE.take(own ^ taken) | HAS_LINE.take(own) | (taken == BOARD)
 
     def to_move(self, state: Array) -> Array:
-        return np.bitwise_count(state[:, 1]) & 1
+        return count_bits(state[:, 1]) & 1
 
     def observe(self, state: Array) -> Array:
         marks = state[:, None].copy()
@@ -71,5 +72,5 @@ class TicTacToe:
         its[:, 0] |= own ^ taken
         mine, its = (HAS_LINE.take(np.bitwise_or.accumulate(boards, 1)) for boards in (mine, its))
         first = (mine | its).argmax(1)
-        won = (mine | its).any(1) & (first < CELLS - np.bitwise_count(taken))
+        won = (mine | its).any(1) & (first < CELLS - count_bits(taken))
         return won * (1.0 - 2.0 * (first & 1))

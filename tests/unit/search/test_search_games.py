@@ -8,6 +8,7 @@ import pytest
 
 from zhixing.batch import Batch
 from zhixing.errors import UserError
+from zhixing.search.bits import count_bits, sum_of_bits
 from zhixing.search.games import GAMES, Game, augment, make_game, random_action, seat_to_move
 
 NAMES = sorted(GAMES)
@@ -163,6 +164,13 @@ def test_seat_to_move_is_read_off_both_views(name: str) -> None:
         seats = np.stack([view, other] if moves % 2 == 0 else [other, view], 1)
         assert (seat_to_move(seats) == moves % 2).all()
         assert (game.to_move(state) == moves % 2).all()
+
+
+def test_bits_are_counted() -> None:
+    boards = np.concatenate([np.random.default_rng(0).integers(0, 1 << 49, 1000), [0, 1, (1 << 49) - 1, 1 << 48]])
+    expected = [bin(board).count("1") for board in boards.tolist()]
+    assert sum_of_bits(boards).tolist() == expected
+    assert count_bits(boards).tolist() == expected
 
 
 def test_unknown_games_are_told() -> None:

@@ -226,7 +226,7 @@ def test_elo_of_one_sided_results_is_finite() -> None:
     step = 400.0 * math.log10(100.5 / 0.5)
     assert ratings["old"] == pytest.approx(step)
     assert ratings["new"] == pytest.approx(2 * step)
-    with pytest.raises(UserError, match="without a chain of matches"):
+    with pytest.raises(UserError, match="no chain of matches leads from a to c, d"):
         elo({("a", "b"): result(1, 0, 0), ("c", "d"): result(1, 0, 0)}, anchor="a")
     with pytest.raises(UserError, match="unknown player 'x'"):
         elo({("a", "b"): result(1, 0, 0)}, anchor="x")
