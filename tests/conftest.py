@@ -12,7 +12,7 @@ import torch
 import zhixing as zx
 from zhixing.actor import Actor
 from zhixing.checkpoint import RunFolder
-from zhixing.config import RunConfig
+from zhixing.config import RunConfig, SearchConfig
 from zhixing.errors import UserError
 from zhixing.policy import Phase
 from zhixing.recording import record
@@ -27,11 +27,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def many_agents(algorithm: str) -> bool:
-    return zx.algorithms.get(algorithm).many_agents
+    return bool(zx.algorithms.get(algorithm).many_agents)
+
+
+def plays_games(algorithm: str) -> bool:
+    """Whether it takes nothing but games of two players."""
+    return zx.algorithms.get(algorithm).settings.scheme == "self_play"
 
 
 def toy_task(algorithm: str, discrete: bool = True) -> str:
     """A small task for one agent or many."""
+    if plays_games(algorithm):
+        return "pettingzoo/tictactoe"
     names = ("toy/team-match", "toy/team-reach") if many_agents(algorithm) else ("toy/match", "toy/reach")
     return names[not discrete]
 
@@ -93,7 +100,10 @@ def small(request: pytest.FixtureRequest, recorded: Callable, expert: Callable) 
     scale = 1 if "contract" in request.path.parts else 2
 
     def make(algorithm: str, env: str | None = None, **settings: Any) -> RunConfig:
-        if env is None:
+        searches = issubclass(zx.algorithms.get(algorithm).settings, SearchConfig)
+        if env is None and searches:
+            env = "pettingzoo/tictactoe"
+        elif env is None:
             discrete = takes_discrete(algorithm)
             if many_agents(algorithm):
                 env = toy_task(algorithm, discrete)
@@ -114,8 +124,13 @@ def small(request: pytest.FixtureRequest, recorded: Callable, expert: Callable) 
             short |= {"warmup_steps": 100 * scale, "batch_size": 16, "steps_per_iteration": 2, "updates_per_step": 0.5}
         elif scheme == "offline":
             short |= {"batch_size": 16, "offline_updates": settings.get("env_steps", short["env_steps"])}
+        elif searches:
+            short |= {"simulations": 4, "steps_per_iteration": 2, "updates_per_step": 0.2, "batch_size": 16}
+            short |= {"net__blocks": 1, "net__channels": 8, "vector__num": 8}
         else:
             short |= {"steps_per_iteration": 32}
+        if scheme == "off_policy" and ("horizon" in model.model_fields or many_agents(algorithm)):
+            short |= {"horizon": 5, "replay__sequence_length": 6, "updates_per_step": 0.1}  # whose updates are dear
         if "minibatch_size" in model.model_fields:
             short["minibatch_size"] = 32
         options = {name.removeprefix("env__"): value for name, value in settings.items() if name.startswith("env__")}

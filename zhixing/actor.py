@@ -96,6 +96,7 @@ class Actor:
     ) -> None:
         """`fields` are what the learner declares: kept from each decision besides what every step holds."""
         self.policy, self.env, self.spaces, self.device = policy, env, env.spaces, torch.device(device)
+        policy.watch(env)  # refuses those that it can't follow
         self.fields = fields or {}
         self.seed = seed
         self.rng = torch.Generator(self.device).manual_seed(stream(seed, "actor"))
@@ -126,6 +127,7 @@ class Actor:
             raise ValueError("collect takes either steps=... or episodes=...")
         if self._obs is None:
             self._start(stream(self.seed, "environments"))
+        self.policy.watch(self.env)  # others may have let it act elsewhere
         rollout = self._storage(steps or 256)
         rollout.clear()
         rollout.write(0, obs=self._obs, **self._beside)
@@ -196,6 +198,7 @@ class Actor:
         Each environment plays its share, since the first to end are the short ones. Leaves no trace in `collect` but
         the environments' state: give evaluations an actor of their own.
         """
+        self.policy.watch(self.env)
         self.rng.manual_seed(stream(seed, "evaluation"))
         self._start(stream(seed, "evaluation environments"))
         shares = np.full(self.env.num_envs, episodes // self.env.num_envs)
@@ -211,6 +214,14 @@ class Actor:
                         played[i].append(episode)
         self._obs = None
         return Evaluation([episode for mine in played for episode in mine])
+
+    @property
+    def tells(self) -> tuple[str, ...]:
+        """Numbers of the task, at the ends of its episodes, that are worth a log."""
+        return self.env.tells
+
+    def close(self) -> None:
+        self.env.close()
 
     def load(self, weights: dict[str, torch.Tensor]) -> None:
         """Act with these weights from now on."""

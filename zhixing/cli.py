@@ -119,11 +119,14 @@ def evaluate(
     seed: Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     checkpoint: Which = "last",
+    against: Annotated[
+        str | None, typer.Option("--against", help="Games: random, perfect, mcts, mcts:SIMULATIONS or another run.")
+    ] = None,
 ) -> None:
-    """Play fresh episodes with a run's agent."""
+    """Play fresh episodes with a run's agent; games also against an opponent, half of them as the first player."""
     from zhixing.session import evaluate
 
-    summary = evaluate(run, episodes, seed, checkpoint).summary()
+    summary = evaluate(run, episodes, seed, checkpoint, against).summary()
     if as_json:
         print(json.dumps(summary))
         return

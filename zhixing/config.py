@@ -96,7 +96,6 @@ class RunConfig(Strict):
     duration: str | PositiveFloat | None = None  # budget: training time, such as 90s, 10m, 1h30m
     stop_return: Finite | None = None  # end when 100 fresh evaluation episodes average at least this
     vector: VectorConfig = VectorConfig()
-    net: NetConfig = NetConfig()
     gamma: Fraction = 0.99  # discount of the future per step
     device: str = "auto"  # cpu, cuda, mps, or auto
     threads: Positive | Auto = "auto"  # threads that torch computes with; auto is 1 for small networks
@@ -129,8 +128,31 @@ class OnPolicyConfig(RunConfig):
     """Settings of algorithms that learn from what the current policy has just done."""
 
     steps_per_iteration: Positive = 128  # steps of each environment between updates
+    net: NetConfig = NetConfig()
 
     scheme: ClassVar[str] = "on_policy"
+
+
+class SearchConfig(RunConfig):
+    """Settings of algorithms that look ahead."""
+
+    simulations: Positive = 100  # of each search, before each move
+    c: PositiveFloat = 1.4  # how much a search explores beside what looks best
+    steps_per_iteration: Positive = 1  # steps of each environment between looks at the budget
+    opponent: str | None = None  # games: whom evaluations are against, see `zhixing eval --against`; none is random
+
+    scheme: ClassVar[str] = "play"
+
+
+class SelfPlayConfig(SearchConfig):
+    """Settings of algorithms that learn from games against themselves."""
+
+    batch_size: Positive = 256  # positions per update
+    capacity: Positive = 100_000  # newest positions that are kept to learn from
+    steps_per_iteration: Positive = 8  # moves in each game between updates
+    updates_per_step: PositiveFloat = 0.02  # updates per move, on average
+
+    scheme: ClassVar[str] = "self_play"
 
 
 class ReplayConfig(Strict):
@@ -152,6 +174,7 @@ class ReplayConfig(Strict):
 class DataConfig(RunConfig):
     """Settings of algorithms that can learn from recorded experience."""
 
+    net: NetConfig = NetConfig()
     batch_size: Positive = 64  # transitions per update
     normalise_obs: bool = False  # running mean and spread of observations
     dataset: str | None = None  # recorded experience to learn from instead of an environment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from zhixing.ops.seeding import stream
 from zhixing.policy import Policy
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree
+
+if TYPE_CHECKING:
+    from zhixing.search import SelfPlay
 
 
 class Gradients(NamedTuple):
@@ -38,12 +41,12 @@ class Learner(ABC):
 
     settings: ClassVar[type[RunConfig]]
     metrics: ClassVar[tuple[str, ...]]
-    many_agents: ClassVar[bool] = False  # for tasks of several agents, and only for these
+    many_agents: ClassVar[bool | None] = False  # for tasks of several agents, and only for these; None: for any
     further_buffers: ClassVar[dict[str, Literal["uniform", "reservoir"]]] = {}  # by name, with their samplers
     policy: Policy
 
     def __init__(self, cfg: RunConfig, spaces: Spaces, device: torch.device | str = "cpu") -> None:
-        if self.many_agents != bool(spaces.agents):
+        if self.many_agents is not None and self.many_agents != bool(spaces.agents):
             kinds = ("one agent", "ppo and dqn"), ("many agents", "mappo and qmix")
             mine, other = kinds[self.many_agents][0], kinds[not self.many_agents]
             raise UserError(f"{cfg.algorithm} is for tasks of {mine}; for {other[0]} there are {other[1]}, for example")
@@ -98,6 +101,10 @@ class Learner(ABC):
     def ask(self, expert: Policy) -> None:
         """Somebody whom the policy may ask what to do, told once before learning to those who learn from one."""
         raise UserError(f"{type(self).__name__} asks no expert")
+
+    def self_play(self) -> SelfPlay:
+        """The games against itself from which an algorithm learns that does so."""
+        raise UserError(f"{type(self).__name__} plays no games against itself")
 
     def update(self, batch: Batch) -> Update:
         """Learn from a rollout, or a sample of the replay. Samples of further buffers come as keywords, by name."""

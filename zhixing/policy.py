@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from gymnasium.spaces import Discrete, MultiDiscrete
@@ -16,6 +16,9 @@ from zhixing.nets.body import example
 from zhixing.nets.noisy import is_noisy, resample, silence
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree, tree_leaves, tree_map
+
+if TYPE_CHECKING:
+    from zhixing.envs.vector import VectorEnv
 
 
 class Phase(Enum):
@@ -48,6 +51,9 @@ class Policy(nn.Module, ABC):
     def initial_hidden(self, num: int) -> Tree:
         """The memory at the start of N episodes; None for a policy without."""
         return None
+
+    def watch(self, env: VectorEnv) -> None:
+        """Told by an actor which environments it acts in. Only those that look ahead need it."""
 
     def random_action(self, num: int, mask: Tensor | None, rng: torch.Generator) -> Tensor:
         """Uniform over what is allowed, in the policy's scale ([-1, 1] for continuous actions)."""

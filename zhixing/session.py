@@ -26,12 +26,15 @@ from zhixing.actor import Actor, Evaluation
 from zhixing.buffers import Buffer, Episode, Hindsight, NStep, Prioritized, Reservoir, Sequence, Uniform, View
 from zhixing.callbacks import Callback, Checkpoint, Csv, Evaluate, Progress, StopOnNonFinite, TensorBoard
 from zhixing.checkpoint import RunFolder, fitting
-from zhixing.config import DataConfig, OffPolicyConfig, RunConfig
+from zhixing.config import DataConfig, OffPolicyConfig, RunConfig, SearchConfig, SelfPlayConfig
 from zhixing.data import NO_ENV, check_spaces, demonstrations, expert_policy, fill, open_data, storage_of, summary_of
 from zhixing.datasets import Dataset
 from zhixing.errors import UserError
 from zhixing.learner import Learner
+from zhixing.matches import Matches, game_of
 from zhixing.ops.seeding import stream
+from zhixing.policy import Policy
+from zhixing.search import GAMES, SelfPlay
 from zhixing.spaces import Spaces
 from zhixing.trainer import INTERRUPTED, TRAINERS, Loop
 from zhixing.tree import tree_leaves, tree_map
@@ -55,14 +58,15 @@ class Session:
             self.folder.check_free()
         self.state = None if folder is None else folder.load()
         self.env: envs.VectorEnv | None = None
-        self.evaluator: Actor | None = None
+        self.evaluator: Actor | Matches | None = None
         self.data = open_data(cfg)
         try:
             if self.data is None:
+                playing = isinstance(cfg, SelfPlayConfig)  # on boards of its own: the task only tells what it is like
                 self.env = envs.make_vector(
                     cfg.env.name,
-                    cfg.vector.num,
-                    backend=cfg.vector.backend,
+                    1 if playing else cfg.vector.num,
+                    backend="serial" if playing else cfg.vector.backend,
                     workers=_number(cfg.vector.workers),
                     options=cfg.env.options,
                 )
@@ -89,12 +93,15 @@ class Session:
             with fitting(start):
                 self.learner.start_from(start.load()["loop"]["learner"])
         policy = self.learner.policy
-        self.actor: Actor | None = None
-        if self.env is not None:
+        self.actor: Actor | SelfPlay | None = None
+        if isinstance(cfg, SelfPlayConfig):
+            self.actor = self.learner.self_play()
+        elif self.env is not None:
             self.actor = Actor(policy, self.env, self.learner.fields, seed=cfg.seed, device=device)
         if cfg.env.name != NO_ENV:
-            self.evaluator = Actor(policy, _evaluation_env(cfg), device=device)
+            self.evaluator = _evaluator(cfg, policy, device)
             if self.data is not None:
+                assert isinstance(self.evaluator, Actor)
                 check_spaces(self.data, self.evaluator.spaces, cfg.env.name)
         self.evaluate = Evaluate(self.evaluator)
         told: list[Callback] = [] if quiet else [Progress()]
@@ -127,6 +134,8 @@ class Session:
     def _buffers(self) -> dict[str, Buffer]:
         """The replay and what else the learner declares, by name."""
         cfg, learner = self.cfg, self.learner
+        if isinstance(cfg, SelfPlayConfig):
+            return {"replay": Buffer(learner.fields, cfg.capacity, 1, sampler=Uniform(), view=NStep(1, cfg.gamma))}
         if not isinstance(cfg, OffPolicyConfig):
             return {} if self.data is None else {"replay": self._data_buffer(self.data, Uniform(), NStep(1, cfg.gamma))}
         replay = cfg.replay
@@ -245,7 +254,7 @@ class Session:
         if self.env is not None:
             self.env.close()
         if self.evaluator is not None:  # it is when making the rest has failed
-            self.evaluator.env.close()
+            self.evaluator.close()
 
 
 def train(
@@ -265,8 +274,11 @@ def train(
     return Session(cfg, out, callbacks, quiet=quiet).run()
 
 
-def evaluate(run: str | Path, episodes: int = 100, seed: int = 0, checkpoint: str = "last") -> Evaluation:
-    """Play fresh episodes with a run's agent."""
+def evaluate(
+    run: str | Path, episodes: int = 100, seed: int = 0, checkpoint: str = "last", against: str | None = None
+) -> Evaluation:
+    """Play fresh episodes with a run's agent; in games `against` an opponent: random, perfect, mcts,
+    mcts:SIMULATIONS or another run."""
     folder = RunFolder.open(run)
     cfg = resolve_device(folder.read_config())
     torch.set_num_threads(int(cfg.threads) if cfg.threads != "auto" else 1)
@@ -277,10 +289,23 @@ def evaluate(run: str | Path, episodes: int = 100, seed: int = 0, checkpoint: st
         learner: Learner = algorithms.get(cfg.algorithm).make(cfg, env.spaces, torch.device(cfg.device))
         with fitting(folder):
             learner.policy.load_state_dict(folder.load_policy(checkpoint))
-        evaluation = Actor(learner.policy, env, device=cfg.device).evaluate(episodes, seed)
+        if against is not None:
+            evaluator: Actor | Matches = Matches(game_of(cfg.env.name), learner.policy, against)
+        else:
+            evaluator = _evaluator(cfg, learner.policy, torch.device(cfg.device), env)
+        evaluation = evaluator.evaluate(episodes, seed)
     finally:
         env.close()
     return replace(evaluation, references=folder.read_references())
+
+
+def _evaluator(
+    cfg: RunConfig, policy: Policy, device: torch.device, env: envs.VectorEnv | None = None
+) -> Actor | Matches:
+    """Who plays fresh episodes: of those that look ahead in games, matches."""
+    if isinstance(cfg, SearchConfig) and cfg.env.name in GAMES:
+        return Matches(game_of(cfg.env.name), policy, cfg.opponent or "random")
+    return Actor(policy, env or _evaluation_env(cfg), device=device)
 
 
 def _evaluation_env(cfg: RunConfig) -> envs.VectorEnv:

@@ -16,10 +16,19 @@ from zhixing.actor import Actor, Episode, Evaluation
 from zhixing.batch import Batch
 from zhixing.buffers import Buffer
 from zhixing.callbacks.base import Callback
-from zhixing.config import DataConfig, OffPolicyConfig, OnPolicyConfig, RunConfig, seconds
+from zhixing.config import (
+    DataConfig,
+    OffPolicyConfig,
+    OnPolicyConfig,
+    RunConfig,
+    SearchConfig,
+    SelfPlayConfig,
+    seconds,
+)
 from zhixing.learner import Learner
 from zhixing.ops.seeding import stream
 from zhixing.policy import Phase
+from zhixing.search import SelfPlay
 
 INTERRUPTED = "interrupted"
 
@@ -30,7 +39,7 @@ class Loop:
     def __init__(
         self,
         cfg: RunConfig,
-        actor: Actor | None,
+        actor: Actor | SelfPlay | None,
         learner: Learner,
         *,
         buffer: Buffer | None = None,
@@ -68,7 +77,7 @@ class Loop:
     @property
     def tells(self) -> tuple[str, ...]:
         """Numbers of the task, at the ends of its episodes, that are worth a log."""
-        return () if self.actor is None else self.actor.env.tells
+        return () if self.actor is None else self.actor.tells
 
     @property
     def updates(self) -> int:
@@ -204,7 +213,7 @@ def on_policy(loop: Loop) -> None:
     """Collect with the present policy, learn from just that, forget it."""
     cfg, actor, learner = loop.cfg, loop.actor, loop.learner
     assert isinstance(cfg, OnPolicyConfig)
-    assert actor is not None
+    assert isinstance(actor, Actor)
     with loop.running():
         for _ in loop.iterations():
             experience = actor.collect(steps=cfg.steps_per_iteration)
@@ -216,7 +225,7 @@ def off_policy(loop: Loop) -> None:
     """Collect into the replay, learn from samples of it."""
     cfg, actor, learner, buffer = loop.cfg, loop.actor, loop.learner, loop.buffer
     assert isinstance(cfg, OffPolicyConfig)
-    assert actor is not None
+    assert isinstance(actor, Actor)
     assert buffer is not None
     with loop.running():
         for _ in loop.iterations():
@@ -245,6 +254,35 @@ def offline(loop: Loop) -> None:
             loop.iteration_end([], _learn(loop, buffer, cfg.batch_size))
 
 
+def self_play(loop: Loop) -> None:
+    """Play against oneself, learn from samples of the positions of games that ended."""
+    cfg, actor, buffer = loop.cfg, loop.actor, loop.buffer
+    assert isinstance(cfg, SelfPlayConfig)
+    assert isinstance(actor, SelfPlay)
+    assert buffer is not None
+    with loop.running():
+        for _ in loop.iterations():
+            experience = actor.collect(cfg.steps_per_iteration)
+            if len(experience.batch):
+                buffer.add(experience.batch)
+            metrics: Mapping[str, Tensor] = {}
+            if buffer.ready:
+                for _ in range(int(cfg.updates_per_step * loop.env_steps + 1e-9) - loop.updates):
+                    metrics = _learn(loop, buffer, cfg.batch_size)
+            loop.iteration_end(experience.episodes, metrics)
+
+
+def play(loop: Loop) -> None:
+    """Only act: for those that look ahead instead of learning."""
+    cfg, actor = loop.cfg, loop.actor
+    assert isinstance(cfg, SearchConfig)
+    assert isinstance(actor, Actor)
+    with loop.running():
+        for _ in loop.iterations():
+            experience = actor.collect(steps=cfg.steps_per_iteration)
+            loop.iteration_end(experience.episodes, {})
+
+
 def _learn(loop: Loop, buffer: Buffer, batch_size: int) -> Mapping[str, Tensor]:
     """One update from a sample."""
     learner = loop.learner
@@ -259,4 +297,4 @@ def _moved(batch: Batch, learner: Learner) -> Batch:
     return batch if learner.device.type == "cpu" else batch.to(learner.device)  # costs a little even if it is there
 
 
-TRAINERS = {"on_policy": on_policy, "off_policy": off_policy, "offline": offline}
+TRAINERS = {"on_policy": on_policy, "off_policy": off_policy, "offline": offline, "self_play": self_play, "play": play}

@@ -34,6 +34,7 @@ def record(run: str | Path, out: str | Path, episodes: int = 1, seed: int = 0, c
         env = envs.SerialVectorEnv(_Filmed(task.name, {**task.options, "render_mode": "rgb_array"}, ends), 1)
     except UserError as error:
         raise UserError(f"{task.name} can't be filmed: {error}") from error
+    agent.policy.watch(env)
     returns: list[float] = []
 
     def frames() -> Iterator[Any]:

@@ -48,10 +48,13 @@ def test_every_setting_is_read(
         ways.append({"dataset": recorded(small(algorithm).env.name), "offline_updates": 20})
     if "noise_kind" in model.model_fields:
         ways.append({"noise_kind": "ou", "smoothing": 0.1})
-    ways.append({"net__recurrent": "gru"} | ({"replay__n_step": 1} if model.scheme == "off_policy" else {}))
+    if model.scheme == "play":
+        ways.append({"env": "toy/match"})
+    if "net" in model.model_fields:
+        ways.append({"net__recurrent": "gru"} | ({"replay__n_step": 1} if model.scheme == "off_policy" else {}))
     for i, way in enumerate(ways):
         try:
-            zx.Session(small(algorithm, env_steps=400, **always, **way), tmp_path / str(i), quiet=True).run()
+            zx.Session(small(algorithm, env_steps=250, **always, **way), tmp_path / str(i), quiet=True).run()
         except zx.UserError as refused:
             beside = {
                 "recurrent": {"NetConfig.recurrent_size"},
@@ -61,6 +64,8 @@ def test_every_setting_is_read(
             named = [name for name in beside if name in str(refused)]
             assert named, f"not refused by name: {refused}"
             read |= beside[named[0]]
+    if model.scheme == "self_play":
+        read.add("full_share")  # beside fast_simulations: tests/unit/search
     if "ReplayConfig.hindsight" in read:
         read.add("ReplayConfig.hindsight_ratio")  # on tasks with goals: tests/unit/buffers/test_relabel.py
     if model.scheme == "offline":

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import takes_discrete, toy_task
+from conftest import plays_games, takes_discrete, toy_task
 
 import zhixing as zx
 from zhixing.recording import record_agent
@@ -14,6 +14,7 @@ from zhixing.recording import record_agent
 # toy/match pays 1 per right answer in 10: chance 2.5, perfect 10. toy/reach costs the distance in each of 20 steps.
 # Those for teams pay the same on average.
 DISCRETE, CONTINUOUS = 9.0, -3.0
+NO_LOSS = 0.0  # tic-tac-toe against perfect play
 FROM_DATA = ("bc", "td3bc", "awac", "iql", "cql", "gail")  # are given an expert's steps, with noise
 
 
@@ -38,7 +39,11 @@ def expert(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, float], P
 def test_learns_a_toy_task(algorithm: str, actions: str, expert: Callable, tmp_path: Path) -> None:
     task = toy_task(algorithm, actions == "discrete")
     threshold = DISCRETE if actions == "discrete" else CONTINUOUS
+    if plays_games(algorithm):
+        threshold = NO_LOSS
     model = zx.algorithms.get(algorithm).settings
+    if actions == "continuous" and plays_games(algorithm):
+        pytest.skip("games only")
     if actions == "discrete" and not takes_discrete(algorithm):
         pytest.skip("continuous actions only")
     settings = {"env_steps": 30_000, "eval_every_steps": 1_000, "stop_return": threshold, "seed": 1}
@@ -52,6 +57,13 @@ def test_learns_a_toy_task(algorithm: str, actions: str, expert: Callable, tmp_p
         settings["dataset"] = str(expert(task, threshold).parent / "data")
     if model.scheme in ("off_policy", "offline") and algorithm in FROM_DATA:
         settings |= {"offline_updates": 6_000, "eval_every_steps": 500}
+    if "horizon" in model.model_fields:
+        settings |= {"lr": 2e-3, "batch_size": 16}
+    if plays_games(algorithm):
+        settings |= {"opponent": "perfect", "simulations": 32, "net__blocks": 1, "net__channels": 24}
+        settings |= {"updates_per_step": 0.04, "batch_size": 128, "eval_every_steps": 2_000}
+    if model.scheme == "play":
+        settings |= {"simulations": 20, "playout_steps": 2, "eval_every_steps": 10}
     if "expert" in model.model_fields:
         settings["expert"] = str(expert(task, threshold))
     cfg = zx.config.load(algorithm=algorithm, env=task, tensorboard=False, **settings)

@@ -24,7 +24,7 @@ class Algorithm(NamedTuple):
     summary: str
     make: Callable[..., Learner]  # (cfg, spaces, device, net) to a learner: a class, or one with some parts exchanged
     settings: type[RunConfig]
-    many_agents: bool = False  # for tasks of several agents, and only for these
+    many_agents: bool | None = False  # for tasks of several agents, and only for these; None: for any
 
 
 _registered: dict[str, Algorithm] = {}

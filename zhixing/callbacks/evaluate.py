@@ -13,6 +13,7 @@ from zhixing.ops.seeding import stream
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from zhixing.matches import Matches
     from zhixing.trainer import Loop
 
 CONFIRM_EPISODES = 100  # what `stop_return` is judged by
@@ -25,7 +26,7 @@ class Evaluate(Callback):
     least as much, training ends and the weights stay as they are.
     """
 
-    def __init__(self, actor: Actor | None) -> None:
+    def __init__(self, actor: Actor | Matches | None) -> None:
         """Without an actor there is nothing to play in, and nothing is done."""
         self.actor = actor
         self.last_return, self.best_return = math.nan, math.nan

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from zhixing.envs.arrays import Array
 from zhixing.errors import UserError
-from zhixing.policy import as_tensor
+from zhixing.policy import as_tensor, device_of
 from zhixing.search.games import Model
 
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # an odd number whose products differ in their highest bits
@@ -34,10 +37,10 @@ class Network:
     game meet most of them again. Call `forget` when the weights have changed. States must be whole numbers then.
     """
 
-    def __init__(self, net: nn.Module, device: torch.device | str = "cpu", memory: int = 0) -> None:
+    def __init__(self, net: Callable[[Any, Tensor], tuple[Tensor, Tensor]], memory: int = 0) -> None:
         if memory & (memory - 1):
             raise UserError(f"memory {memory} must be a power of two, such as {1 << memory.bit_length()}")
-        self.net, self.device, self.memory = net, torch.device(device), memory
+        self.net, self.memory = net, memory
         self.asked = self.answered = 0  # states, and those of them that the memory knew
         self._known: tuple[Array, Array, Array] | None = None  # states [M,k], priors [M,n], values [M]
 
@@ -68,7 +71,8 @@ class Network:
 
     @torch.inference_mode()
     def _ask(self, model: Model, states: Array, legal: Array) -> tuple[Array, Array]:
-        logits, value = self.net(as_tensor(model.observe(states), self.device), as_tensor(legal, self.device))
+        device = device_of(self.net) if isinstance(self.net, nn.Module) else torch.device("cpu")
+        logits, value = self.net(as_tensor(model.observe(states), device), as_tensor(legal, device))
         return logits.softmax(-1).cpu().numpy(), value.cpu().numpy()
 
 

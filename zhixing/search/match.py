@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zhixing.envs.arrays import Array
 from zhixing.errors import UserError, unknown
 from zhixing.search.games import Game
 from zhixing.search.players import Player
@@ -20,12 +21,25 @@ class Tally(NamedTuple):
     losses: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MatchResult:
-    """What the player, not its opponent, achieved: in the games that it began, and in those that it didn't."""
+    """What the player, not its opponent, achieved in each game: `outcomes [E]` of 1, 0 or -1, its `seats [E]` (0 where
+    it began) and the `lengths [E]` of the games in moves."""
 
-    as_first: Tally
-    as_second: Tally
+    outcomes: Array
+    seats: Array
+    lengths: Array
+
+    @property
+    def as_first(self) -> Tally:
+        return self._tally(self.seats == 0)
+
+    @property
+    def as_second(self) -> Tally:
+        return self._tally(self.seats == 1)
+
+    def _tally(self, games: Array) -> Tally:
+        return Tally(*(int((self.outcomes[games] == sign).sum()) for sign in (1, 0, -1)))
 
     @property
     def wins(self) -> int:
@@ -41,7 +55,7 @@ class MatchResult:
 
     @property
     def episodes(self) -> int:
-        return self.wins + self.draws + self.losses
+        return len(self.outcomes)
 
     @property
     def score(self) -> float:
@@ -55,15 +69,15 @@ def play_match(game: Game, player: Player, opponent: Player, episodes: int, rng:
         raise UserError(f"a match of {episodes} episodes can't be played; it needs at least 1")
     state = game.start(episodes)
     seat = np.arange(episodes) % 2  # the player's
-    outcome, over = np.zeros(episodes), np.zeros(episodes, bool)
+    outcome, length, over = np.zeros(episodes), np.zeros(episodes, np.int64), np.zeros(episodes, bool)
     while len(playing := np.flatnonzero(~over)):
+        length[playing] += 1
         mine = game.to_move(state[playing]) == seat[playing]
         for sign, who, rows in ((1.0, player, playing[mine]), (-1.0, opponent, playing[~mine])):
             if len(rows):
                 state[rows], reward, over[rows] = game.play(state[rows], who.choose(state[rows], rng))
                 outcome[rows] += sign * reward
-    ends = [[int((outcome[seat == begun] == sign).sum()) for sign in (1, 0, -1)] for begun in (0, 1)]
-    return MatchResult(*(Tally(*end) for end in ends))
+    return MatchResult(outcome, seat, length)
 
 
 def elo_difference(score: float) -> float:

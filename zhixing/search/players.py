@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import nn
 
 from zhixing.envs.arrays import Array
 from zhixing.search.evaluate import Network, Playouts
-from zhixing.search.games import Game, random_action
+from zhixing.search.games import Game, Model, random_action
 from zhixing.search.tree import Evaluate, Result, search
 
 
@@ -30,7 +29,7 @@ class RandomPlayer:
 class SearchPlayer:
     """The most visited action of a search; of equally visited ones that of the higher mean return."""
 
-    def __init__(self, game: Game, evaluate: Evaluate, simulations: int, **settings: Any) -> None:
+    def __init__(self, game: Model, evaluate: Evaluate, simulations: int, **settings: Any) -> None:
         """`settings` are those of `search`."""
         self.game, self.evaluate, self.simulations, self.settings = game, evaluate, simulations, settings
 
@@ -46,23 +45,27 @@ def mcts_player(game: Game, simulations: int, playouts: int = 1, c: float = 1.4)
     return SearchPlayer(game, Playouts(playouts), simulations, select="uct", c=c)
 
 
-def network_player(
-    game: Game, net: nn.Module, simulations: int, c: float = 1.25, leaves: int = 1, device: torch.device | str = "cpu"
-) -> SearchPlayer:
+def network_player(game: Game, net: nn.Module, simulations: int, c: float = 1.25, leaves: int = 1) -> SearchPlayer:
     """A network that looks ahead: PUCT with its priors and values, as in self-play but without noise."""
-    return SearchPlayer(game, Network(net, device), simulations, select="puct", c=c, leaves=leaves)
+    return SearchPlayer(game, Network(net), simulations, select="puct", c=c, leaves=leaves)
 
 
 class NetPlayer:
     """A network alone: the action that it holds for the most likely."""
 
-    def __init__(self, game: Game, net: nn.Module, device: torch.device | str = "cpu") -> None:
-        self.game, self.evaluate = game, Network(net, device)
+    def __init__(self, game: Game, net: nn.Module) -> None:
+        self.game, self.evaluate = game, Network(net)
 
     def choose(self, state: Array, rng: np.random.Generator) -> Array:
         legal = self.game.legal(state)
         prior, _ = self.evaluate(self.game, state, legal, rng)
         return np.where(legal, prior, -1.0).argmax(-1)
+
+
+def draw(visits: Array, rng: np.random.Generator) -> Array:
+    """One action per row `[N,n]`, by its share of visits; never one without."""
+    edges = visits.cumsum(-1)
+    return (rng.random((len(visits), 1)) * edges[:, -1:] >= edges).sum(-1)
 
 
 def most_visited(found: Result) -> Array:

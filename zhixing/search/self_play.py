@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import nn
 
+from zhixing.actor import Episode, Experience
 from zhixing.batch import Batch
 from zhixing.envs.arrays import Array
 from zhixing.errors import UserError
 from zhixing.search.evaluate import Network
 from zhixing.search.games import Game
-from zhixing.search.players import most_visited
+from zhixing.search.players import draw, most_visited
 from zhixing.search.tree import search
 
 
@@ -22,7 +22,7 @@ class Played(NamedTuple):
     """The games that ended, with the positions `[B]` of all of them in `batch`.
 
     `obs` and `mask` are what the player to move saw, `policy` the share of visits that each action got, `value` the
-    mean return that the search found, `outcome` what that player earned in the end: 1, 0 or -1.
+    mean return that the search found, `outcome` what that player earned in the end: 1, 0 or -1, discounted.
     """
 
     batch: Batch
@@ -39,6 +39,7 @@ class SelfPlay:
     to have more outcomes (Wu, 2019).
     """
 
+    tells: tuple[str, ...] = ()
     _saved = ("state", "moves", "states", "policies", "values", "kept")
 
     def __init__(
@@ -56,7 +57,6 @@ class SelfPlay:
         fast_simulations: int | None = None,
         full_share: float = 0.25,
         memory: int = 1 << 18,
-        device: torch.device | str = "cpu",
     ) -> None:
         """`memory` is that of `Network`: it is kept as long as one call of `play` lasts."""
         if num_games < 1 or simulations < 1:
@@ -64,7 +64,7 @@ class SelfPlay:
         self.game, self.num_games, self.simulations = game, num_games, simulations
         self.c, self.noise, self.alpha, self.explore_moves = c, noise, alpha, explore_moves
         self.fast_simulations, self.full_share = fast_simulations, full_share
-        self.evaluate = Network(net, device, memory)
+        self.evaluate = Network(net, memory)
         self.rng = np.random.default_rng(seed)
         self.state = game.start(num_games)
         self.moves = np.zeros(num_games, np.int64)  # made in each game
@@ -74,6 +74,7 @@ class SelfPlay:
         self.policies = np.zeros((*lead, game.num_actions), np.float32)
         self.values = np.zeros(lead, np.float32)
         self.kept = np.zeros(lead, bool)
+        self.env_steps = 0  # moves, over all games
 
     def play(self, moves: int) -> Played:
         """Make so many moves in each game with the network as it is now."""
@@ -84,6 +85,16 @@ class SelfPlay:
             np.concatenate([part.lengths for part in parts]),
             np.concatenate([part.outcomes for part in parts]),
         )
+
+    def collect(self, steps: int) -> Experience:
+        """`play` in the place of an actor's: an episode's return is what the first player earned."""
+        played = self.play(steps)
+        self.env_steps += steps * self.num_games
+        episodes = [Episode(float(won), int(n), {}) for won, n in zip(played.outcomes, played.lengths, strict=True)]
+        return Experience(as_steps(played.batch).map(lambda leaf: leaf[:, None]), episodes)
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
     def _move(self) -> Played:
         full = self.fast_simulations is None or self.rng.random() < self.full_share
@@ -101,7 +112,7 @@ class SelfPlay:
         here = np.arange(self.num_games), self.moves
         self.states[here], self.policies[here], self.values[here] = self.state, policy, found.value
         self.kept[here] = full
-        action = np.where(self.moves < self.explore_moves, _draw(policy, self.rng), most_visited(found))
+        action = np.where(self.moves < self.explore_moves, draw(policy, self.rng), most_visited(found))
         mover = self.game.to_move(self.state)
         self.state, reward, ended = self.game.play(self.state, action)
         self.moves += 1
@@ -114,6 +125,7 @@ class SelfPlay:
         rows = games[which]
         states = self.states[rows, at]
         outcome = np.where(self.game.to_move(states) == mover[rows], reward[rows], -reward[rows])
+        outcome = outcome * self.game.gamma ** (lengths[which] - 1 - at)
         batch = Batch(
             obs=self.game.observe(states),
             mask=self.game.legal(states),
@@ -126,16 +138,18 @@ class SelfPlay:
 
     def state_dict(self) -> dict[str, Any]:
         arrays = {name: getattr(self, name).copy() for name in self._saved}
-        return {**arrays, "rng": dict(self.rng.bit_generator.state)}
+        return {**arrays, "rng": dict(self.rng.bit_generator.state), "env_steps": self.env_steps}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where another was: exactly so if it had just returned from `play`."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[int]:
+        """Go on from where another was: exactly so if it had just returned from `play`. Nothing is lost."""
         for name in self._saved:
             mine, saved = getattr(self, name), np.asarray(state[name])
             if mine.shape != saved.shape:
                 raise UserError(f"the saved self-play has {name} of shape {saved.shape}, this one {mine.shape}")
             mine[...] = saved
         self.rng.bit_generator.state = state["rng"]
+        self.env_steps = state["env_steps"]
+        return []
 
 
 def as_steps(batch: Batch) -> Batch:
@@ -152,9 +166,3 @@ def as_steps(batch: Batch) -> Batch:
         next_obs=batch.obs,
         next_mask=batch.mask,
     )
-
-
-def _draw(chances: Array, rng: np.random.Generator) -> Array:
-    """One action per row, by its chance; never one without."""
-    edges = chances.cumsum(-1)
-    return (rng.random((len(chances), 1)) * edges[:, -1:] >= edges).sum(-1)

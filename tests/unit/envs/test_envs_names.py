@@ -113,6 +113,7 @@ def test_auto_takes_native_where_there_is_one() -> None:
 
 def test_auto_takes_one_process_for_cheap_tasks_and_many_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(envs.choice, "cpu_count", lambda: 2)
+    monkeypatch.setattr(envs.choice, "WAKE_SECONDS", 2e-3)  # measured under coverage, on a busy machine, all is slow
     env = make_vector("toy/match", 8)
     assert (env.backend, env.workers) == ("serial", 1)
     env = make_vector("sample_tasks:Sleeper", 5, options={"always": 0.002})

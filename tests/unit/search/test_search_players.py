@@ -55,9 +55,11 @@ def test_seats_alternate_and_results_are_the_players() -> None:
     rng = np.random.default_rng(0)
     row, last = Row(), Last()
     result = play_match(TICTACTOE, row, last, 5, rng)
-    assert result == MatchResult(as_first=Tally(3, 0, 0), as_second=Tally(0, 0, 2))
+    assert (result.as_first, result.as_second) == (Tally(3, 0, 0), Tally(0, 0, 2))
+    assert (result.lengths == 5).all()
     assert (result.wins, result.draws, result.losses, result.episodes, result.score) == (3, 0, 2, 5, 0.6)
-    assert play_match(TICTACTOE, last, row, 4, rng) == MatchResult(Tally(2, 0, 0), Tally(0, 0, 2))
+    other = play_match(TICTACTOE, last, row, 4, rng)
+    assert (other.as_first, other.as_second) == (Tally(2, 0, 0), Tally(0, 0, 2))
     # each is asked only at its turn: as many marks of both when it began, one more of the other's when it didn't
     for state in row.asked[0], last.asked[0]:
         assert len(state) in (2, 3)
@@ -197,7 +199,8 @@ def test_elo_difference_of_a_score() -> None:
 
 
 def result(wins: int, draws: int, losses: int) -> MatchResult:
-    return MatchResult(Tally(wins, draws, losses), Tally(0, 0, 0))
+    outcomes = np.repeat([1, 0, -1], [wins, draws, losses])
+    return MatchResult(outcomes, np.zeros_like(outcomes), np.ones_like(outcomes))
 
 
 def test_elo_fits_all_results_together() -> None:

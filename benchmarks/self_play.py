@@ -1,0 +1,147 @@
+"""AlphaZero on tic-tac-toe and connect four: what it loses, whom it beats, and its rating as it learns.
+
+    python benchmarks/self_play.py              both; goes on where it stopped
+    python benchmarks/self_play.py connect_four
+
+Tic-tac-toe: seeds 0 to 2, 1,000 games each against random and against perfect play. Connect four: one run in
+runs/self-play, of which a copy is kept at every evaluation; at the end each copy plays the one before it and plain
+Monte-Carlo tree search, with as many simulations as its own and with more, and all results together give the ratings.
+Results are in benchmarks/results/self_play.json, the picture in docs/pictures/self-play.png.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import zhixing as zx
+from zhixing.actor import Evaluation
+from zhixing.agent import Agent
+from zhixing.matches import player_of
+from zhixing.search import MatchResult, Player, elo, make_game, mcts_player, play_match
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "self_play.json"
+RUNS = HERE.parent / "runs" / "self-play"
+PICTURE = HERE.parent / "docs" / "pictures" / "self-play.png"
+TIMES = (1, 4, 16)  # simulations of plain search, in those of the agent
+GAMES = 100  # of each pair
+
+
+class Keep(zx.Callback):
+    """A copy of the weights at every evaluation."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def evaluation_end(self, loop: zx.Loop, evaluation: Evaluation) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        torch.save(loop.learner.weights(), self.folder / f"{loop.env_steps:09}.pt")
+
+
+def tictactoe() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for seed in range(3):
+        out = RUNS / f"tictactoe-{seed}"
+        result = trained("pettingzoo/tictactoe", out, seed)
+        tallies = {}
+        for opponent in ("random", "perfect"):
+            summary = zx.evaluate(out, 1_000, against=opponent).summary()
+            tallies[opponent] = {name: summary[name] for name in ("win_rate", "drawn", "lost")}
+        found[str(seed)] = {"seconds": result["seconds"], "env_steps": result["env_steps"], **tallies}
+        print(f"tictactoe seed {seed}: {found[str(seed)]}", flush=True)
+    return found
+
+
+def trained(env: str, out: Path, seed: int = 0) -> Mapping[str, Any]:
+    keep = Keep(out / "kept")
+    if (out / "checkpoints").is_dir():
+        return zx.Session.resume(out, [keep]).run()
+    return zx.Session(zx.config.load(algorithm="alphazero", env=env, seed=seed), out, [keep]).run()
+
+
+def connect_four() -> dict[str, Any]:
+    out = RUNS / "connect_four"
+    result = trained("pettingzoo/connect_four", out)
+    game = make_game("pettingzoo/connect_four")
+    agent = zx.load(out)
+    simulations: int = agent.cfg.simulations  # type: ignore[attr-defined]
+    copies = sorted((out / "kept").glob("*.pt"))
+    plain = {f"mcts {times * simulations}": mcts_player(game, times * simulations) for times in TIMES}
+    results: dict[tuple[str, str], MatchResult] = {}
+    names = list(plain)
+    for weaker, stronger in itertools.pairwise(names):
+        results[stronger, weaker] = match(game, plain[stronger], plain[weaker])
+    before = ""
+    kept = {copy.stem: copy for copy in copies[:: max(1, len(copies) // 12)] + copies[-1:]}
+    for steps, copy in kept.items():
+        me = player(agent, copy)
+        for name, other in plain.items():
+            results[steps, name] = match(game, me, other)
+        if before:
+            results[steps, before] = match(game, me, player(zx.load(out), kept[before]))
+        before = steps
+        print(steps, {name: results[steps, name].score for name in plain}, flush=True)
+    ratings = elo(results, anchor=names[0])
+    draw({int(steps): ratings[steps] for steps in kept}, {name: ratings[name] for name in plain})
+    last = {name: tally(results[before, name]) for name in plain}
+    return {
+        "seconds": result["seconds"],
+        "env_steps": result["env_steps"],
+        "simulations": simulations,
+        "last": last,
+        "ratings": {name: round(value, 1) for name, value in ratings.items()},
+    }
+
+
+def player(agent: Agent, copy: Path) -> Player:
+    agent.policy.load_state_dict(torch.load(copy, weights_only=True))
+    return player_of(make_game("pettingzoo/connect_four"), agent.policy)
+
+
+def match(game: Any, one: Player, other: Player) -> MatchResult:
+    return play_match(game, one, other, GAMES, np.random.default_rng(0))
+
+
+def tally(result: MatchResult) -> dict[str, Any]:
+    return {
+        "score": result.score,
+        "wins draws losses": [result.wins, result.draws, result.losses],
+        "as first": list(result.as_first),
+        "as second": list(result.as_second),
+    }
+
+
+def draw(ratings: Mapping[int, float], plain: Mapping[str, float]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(list(ratings), list(ratings.values()), marker="o", label="alphazero")
+    for name, value in plain.items():
+        axes.axhline(value, linestyle="--", color="0.5", linewidth=1)
+        axes.annotate(name, (max(ratings), value), ha="right", va="bottom", color="0.3")
+    axes.set(xlabel="moves of self-play", ylabel="Elo", title="pettingzoo/connect_four")
+    axes.legend(loc="lower right")
+    PICTURE.parent.mkdir(exist_ok=True)
+    figure.savefig(PICTURE, dpi=100)
+
+
+def main() -> None:
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name, study in (("tictactoe", tictactoe), ("connect_four", connect_four)):
+        if name in sys.argv[1:] or len(sys.argv) == 1:
+            results[name] = study()
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            print(json.dumps(results[name], indent=1))
+
+
+if __name__ == "__main__":
+    main()

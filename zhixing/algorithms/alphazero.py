@@ -1,0 +1,151 @@
+"""AlphaZero (Silver et al., 2018): a network learns from searches that it guides, in games against itself.
+
+The policy learns the share of visits π of each action, the value v the outcome z of the game:
+loss = (z − v)² − π·log p + c‖θ‖². Differs from the paper: positions are turned and mirrored when sampled, as in AlphaGo
+Zero, the targets of values may hold a share of what the search found, and gradients go through Adam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from pydantic import model_validator
+from torch import Tensor, nn
+
+from zhixing.algorithms import register
+from zhixing.batch import Batch
+from zhixing.config import Count, Fraction, NonNegative, Positive, PositiveFloat, SelfPlayConfig, Strict, VectorConfig
+from zhixing.errors import UserError
+from zhixing.importing import imported
+from zhixing.learner import Gradients, Learner
+from zhixing.search import GAMES, BoardNet, Network, SelfPlay, augment, numpy_generator
+from zhixing.search_policy import SearchPolicy
+from zhixing.spaces import Spaces
+from zhixing.tree import Field, Tree
+
+MakeBoardNet = Callable[[tuple[int, ...], int], nn.Module]  # (shape of a board, number of actions)
+
+
+class BoardNetConfig(Strict):
+    kind: str = (
+        "auto"  # auto (residual), or your.module:Net, called with the shape of a board and the number of actions
+    )
+    blocks: Positive = 4  # residual blocks
+    channels: Positive = 32  # channels of each convolution
+
+
+class AlphaZeroConfig(SelfPlayConfig):
+    net: BoardNetConfig = BoardNetConfig()
+    lr: PositiveFloat = 2e-3  # learning rate
+    lr_decay: bool = True  # let it fall to zero over the budget
+    weight_decay: NonNegative = 1e-4  # weight of the squared size of all weights in the loss
+    max_grad_norm: PositiveFloat | None = 5.0  # gradients are clipped to this norm
+    noise: Fraction = 0.25  # share of noise in the chances of first actions, in self-play
+    alpha: PositiveFloat = 1.0  # how evenly that noise is spread; about 10 over the number of moves that there are
+    explore_moves: Count = 12  # moves of each game that are drawn by visits; later ones are the most visited
+    fast_simulations: Positive | None = None  # of moves that are made only to go on, and not learned from
+    full_share: Fraction = 0.25  # with fast_simulations: share of moves that are searched in full
+    search_value: Fraction = 0.5  # share of the search's value, instead of the outcome, in what values learn
+    gamma: Fraction = 1.0  # discount of the future per move
+    vector: VectorConfig = VectorConfig(num=64)
+
+    @model_validator(mode="after")
+    def _in_one_process(self) -> AlphaZeroConfig:
+        if self.vector.backend not in ("auto", "serial") or self.vector.workers not in ("auto", 1):
+            raise ValueError(
+                "alphazero plays all games at once in one process: leave vector.backend and workers on auto"
+            )
+        return self
+
+
+@register("alphazero", "AlphaZero: a network and a tree search teach each other in games against themselves")
+class AlphaZero(Learner):
+    settings = AlphaZeroConfig
+    metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
+    many_agents = True
+
+    def __init__(
+        self,
+        cfg: AlphaZeroConfig,
+        spaces: Spaces,
+        device: torch.device | str = "cpu",
+        net: MakeBoardNet | None = None,
+    ) -> None:
+        if cfg.env.name not in GAMES:
+            raise UserError(f"{cfg.algorithm} needs a game ({', '.join(GAMES)}), and {cfg.env.name} is none")
+        super().__init__(cfg, spaces, device)
+        self.cfg = cfg
+        self.game = GAMES[cfg.env.name]()
+        self.game.gamma = cfg.gamma
+        with self.building():
+            self.net = _make_net(cfg.net, net, self.game.obs_shape, self.game.num_actions).to(self.device)
+        self.net_optimizer = self.optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+        self.policy = SearchPolicy(
+            spaces, self.game, Network(self.net), cfg.simulations, self.net, select="puct", c=cfg.c
+        )
+
+    @property
+    def fields(self) -> dict[str, Tree]:
+        """Of a position, as the player to move sees it: `policy` is the share of visits, `value` the search's."""
+        flag, number = Field((), np.dtype(bool)), Field((), np.dtype(np.float32))
+        return {
+            "obs": Field(self.game.obs_shape, np.dtype(np.int8)),
+            "mask": Field((self.game.num_actions,), np.dtype(bool)),
+            "policy": Field((self.game.num_actions,), np.dtype(np.float32)),
+            "value": number,
+            "reward": number,
+            "terminated": flag,
+            "truncated": flag,
+        }
+
+    def self_play(self) -> SelfPlay:
+        """The games from which this learns."""
+        cfg = self.cfg
+        return SelfPlay(
+            self.game,
+            self.net,
+            cfg.vector.num,
+            cfg.simulations,
+            seed=cfg.seed,
+            c=cfg.c,
+            noise=cfg.noise,
+            alpha=cfg.alpha,
+            explore_moves=cfg.explore_moves,
+            fast_simulations=cfg.fast_simulations,
+            full_share=cfg.full_share,
+        )
+
+    def gradients(self, batch: Batch) -> Gradients:
+        cfg = self.cfg
+        batch = augment(self.game, batch.numpy(), numpy_generator(self.rng)).to(self.device)
+        logits, value = self.net(batch.obs, batch.mask)
+        logp = logits.log_softmax(-1)
+        target = torch.lerp(batch.reward, batch.value, cfg.search_value)
+        policy_loss, value_loss = losses(logp, value, batch.policy, target)
+        size = sum((weight.square().sum() for weight in self.net.parameters()), torch.zeros((), device=self.device))
+        gradient = self.net_optimizer.gradient(policy_loss + value_loss + cfg.weight_decay * size)
+        entropy = -(logp.exp() * logp.clamp(min=-100.0)).sum(-1).mean()
+        metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return Gradients({"net_optimizer": gradient}, {name: part.detach() for name, part in metrics.items()})
+
+    def set_progress(self, fraction: float) -> None:
+        if self.cfg.lr_decay:
+            self.net_optimizer.lr = self.cfg.lr * (1.0 - fraction)
+
+    def value(self, obs: Tree) -> Tensor | None:
+        return None  # of positions, not of what an environment shows both seats
+
+
+def losses(logp: Tensor, value: Tensor, policy: Tensor, outcome: Tensor) -> tuple[Tensor, Tensor]:
+    """Of log chances `[B,n]` against shares of visits `[B,n]`, and of values `[B]` against outcomes `[B]`."""
+    return -(policy * logp).sum(-1).mean(), (outcome - value).square().mean()
+
+
+def _make_net(cfg: BoardNetConfig, make: MakeBoardNet | None, shape: tuple[int, ...], num_actions: int) -> nn.Module:
+    if make is None and cfg.kind != "auto":
+        make = imported(cfg.kind)
+    if make is None:
+        return BoardNet(shape, num_actions, cfg.blocks, cfg.channels)
+    return make(shape, num_actions)

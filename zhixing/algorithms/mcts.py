@@ -1,0 +1,84 @@
+"""Monte-Carlo tree search (Kocsis and Szepesvári, 2006): looks ahead instead of learning.
+
+On games of two players, and on any task of one agent with discrete actions that can be copied. New nodes are worth the
+mean of random playouts; with a guide, a run's network says which actions are worth a try and what a state is worth.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gymnasium.spaces import Discrete
+
+from zhixing.agent import load
+from zhixing.algorithms import register
+from zhixing.batch import Batch
+from zhixing.config import Positive, SearchConfig, VectorConfig
+from zhixing.errors import UserError
+from zhixing.learner import Gradients, Learner
+from zhixing.policy import ActorCriticPolicy
+from zhixing.search import GAMES, Copies, Network, Playouts
+from zhixing.search_policy import SearchPolicy
+from zhixing.spaces import Spaces
+
+
+class MctsConfig(SearchConfig):
+    env_steps: Positive = 1_000  # budget: steps of the environment, over all copies
+    playouts: Positive = 1  # random playouts of each new node, on average worth what the node is
+    playout_steps: Positive = 50  # tasks that aren't games: steps after which a playout is cut
+    guide: str | None = None  # a run whose network judges new nodes instead of playouts
+    vector: VectorConfig = VectorConfig(backend="serial")
+
+
+@register("mcts", "Monte-Carlo tree search: UCT with random playouts, or PUCT with a run's network")
+class MCTS(Learner):
+    settings = MctsConfig
+    metrics = ()
+    many_agents = None
+
+    def __init__(self, cfg: MctsConfig, spaces: Spaces, device: torch.device | str = "cpu") -> None:
+        super().__init__(cfg, spaces, device)
+        name = cfg.env.name
+        if not isinstance(spaces.action, Discrete):
+            raise UserError(f"{cfg.algorithm} needs Discrete actions, this task has {spaces.action}")
+        if spaces.agents and name not in GAMES:
+            raise UserError(f"{cfg.algorithm} of several agents needs a game ({', '.join(GAMES)}), and {name} is none")
+        if not spaces.agents and cfg.opponent is not None:
+            raise UserError(f"opponent={cfg.opponent} means nothing in {name}, which is no game of two")
+        if spaces.agents:
+            self.model: Any = GAMES[name]()
+            self.model.gamma = cfg.gamma
+        else:
+            self.model = Copies(name, cfg.gamma, cfg.playout_steps, **cfg.env.options)
+        evaluate = Playouts(cfg.playouts) if cfg.guide is None else _judge(cfg.guide, spaces, name)
+        select = "uct" if cfg.guide is None else "puct"
+        self.policy = SearchPolicy(spaces, self.model, evaluate, cfg.simulations, select=select, c=cfg.c)
+
+    def gradients(self, batch: Batch) -> Gradients:
+        raise UserError("mcts doesn't learn; it looks ahead")
+
+    def start_from(self, state: dict[str, Any]) -> None:
+        raise UserError("mcts has no weights to start from; guide=RUN lets it ask a run's network")
+
+
+def _judge(run: str, spaces: Spaces, task: str) -> Network:
+    """The network of a run that says which actions are likely and what a state is worth."""
+    agent = load(run)
+    policy = agent.policy
+    if agent.spaces.fields() != spaces.fields() or agent.spaces.action != spaces.action:
+        raise UserError(f"the guide {run} is for {agent.cfg.env.name}, which isn't like {task}")
+    if isinstance(policy, SearchPolicy) and isinstance(policy.player.evaluate, Network):
+        return policy.player.evaluate
+    if not isinstance(policy, ActorCriticPolicy) or policy.net.recurrent or spaces.agents:
+        raise UserError(
+            f"the guide {run} ({agent.cfg.algorithm}) can't judge: that takes a network of actor and critic without "
+            f"memory, such as ppo's or alphazero's"
+        )
+    net = policy.net
+
+    def judge(obs: Any, mask: Any) -> tuple[Any, Any]:
+        chances, value, _ = net(obs, None, mask)
+        return chances.logp, value
+
+    return Network(judge)
