@@ -98,8 +98,8 @@ def test_commands_of_a_page_work(
         tiny = list(TINY.get(words[1], []))
         if "--dataset" in words and words[2] != "gail":
             tiny.append("offline_updates=50")
-        if words[2] == "mcts":
-            tiny.append("env_steps=10")
+        if "mcts" in words[2:3]:
+            tiny += ["env_steps=10", "simulations=2"]
         monkeypatch.setattr("sys.argv", [*words, *tiny])
         code: object = 0
         try:
