@@ -1,5 +1,7 @@
 """The same amount of work here and in another library, side by side: environment steps per second, as a ratio.
 
+Rows that learn from data (`make datasets`) count updates instead, and tell the mean return of what was learned.
+
     python benchmarks/fixed_work.py [--repeats 5] [--rows ppo-cartpole,dqn-cartpole] [--peers sb3] [--quick]
 
 A row of `ROWS` says what is done; `peers/<name>.py` says how one library does it, in a virtual environment of its own
@@ -27,6 +29,22 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- fixed work: begin -->", "<!-- fixed work: end -->"
 # libraries that bring threads of their own must not use them
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+FROM_DATA: dict[str, Any] = {
+    "env": "Pendulum-v1",
+    "data": "Pendulum-v1/medium-replay",
+    "warmup_steps": 500,
+    "measured_steps": 9_500,
+    "hidden_sizes": [128, 128],
+    "activation": "relu",
+    "lr": 1e-3,
+    "gamma": 0.98,
+    "tau": 0.005,
+    "batch_size": 256,
+    "action_low": [-2.0],
+    "action_high": [2.0],
+    "episodes": 100,  # played in the end
+}
 
 # What is done, in words that belong to no library. The first `warmup_steps` environment steps aren't timed; they and
 # `measured_steps` are multiples of what one iteration takes, so that both sides stop at the same update.
@@ -98,6 +116,24 @@ ROWS: dict[str, dict[str, Any]] = {
         # BenchMARL makes the mixer's weights in one layer and tells agents no numbers; ours needs two layers and three
         # more inputs. This width of the first brings the parameters as near as they come, 16,238 to 16,294.
         "hyper_size": 28,
+        "parameters_within": 0.01,
+    },
+    "iql-pendulum": {
+        "title": "IQL, Pendulum-v1 medium-replay: updates of 256 transitions, 128x128 relu",
+        "algorithm": "iql",
+        **FROM_DATA,
+        "expectile": 0.7,
+        "beta": 3.0,
+        "max_weight": 100.0,
+        "parameters_within": 0.01,
+    },
+    "cql-pendulum": {
+        "title": "CQL, Pendulum-v1 medium-replay: updates of 256 transitions, 128x128 relu, 3 x 4 actions",
+        "algorithm": "cql",
+        **FROM_DATA,
+        "temperature": 1.0,
+        "penalty": 1.0,
+        "penalty_samples": 4,
         "parameters_within": 0.01,
     },
 }
@@ -177,6 +213,8 @@ def _measure(name: str, row: dict[str, Any], pythons: dict[str, Path], repeats: 
     pairs: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {peer: [] for peer in pythons}
     for repeat in range(repeats):
         task = {**row, "seed": repeat}
+        if "data" in row:
+            task |= {"data": str(ROOT / "datasets" / row["data"]), "arrays": _arrays(row["data"])}
         for peer, python in pythons.items():
             order = {"ours": Path(sys.executable), peer: python}
             runs = {who: _run(who, order[who], task) for who in sorted(order, reverse=repeat % 2 == 1)}
@@ -194,6 +232,21 @@ def _measure(name: str, row: dict[str, Any], pythons: dict[str, Path], repeats: 
     }
 
 
+def _arrays(name: str) -> str:
+    """Recorded steps as plain arrays, for those that don't read ours."""
+    import numpy as np
+
+    from zhixing import datasets
+
+    file = ROOT / "datasets" / f"{name}.npz"
+    if not file.exists():
+        steps = datasets.open(str(ROOT / "datasets" / name)).arrays
+        names = {"obs": "observations", "action": "actions", "reward": "rewards"}
+        ends = {"terminated": "terminals", "truncated": "timeouts"}
+        np.savez(file, **{theirs: np.asarray(steps[ours], np.float32) for ours, theirs in (names | ends).items()})
+    return str(file)
+
+
 def _run(who: str, python: Path, task: dict[str, Any]) -> dict[str, Any]:
     command = [python, HERE / "peers" / f"{who}.py", json.dumps(task)]
     done = subprocess.run(command, env={**os.environ, **ONE_THREAD}, stdout=subprocess.PIPE, text=True, check=False)
@@ -208,6 +261,8 @@ def _check_same_work(name: str, peer: str, row: dict[str, Any], ours: dict[str, 
         same = abs(ours[what] - theirs[what]) <= allowed.get(what, 0.0) * theirs[what]
         assert same, f"{name}: {what} {ours[what]} here, {theirs[what]} in {peer}"
     assert ours["env_steps"] == row["measured_steps"], f"{name}: {ours['env_steps']} steps, not {row['measured_steps']}"
+    if "data" in row:
+        print(f"{name}: mean return {ours['mean_return']:.1f} here, {theirs['mean_return']:.1f} in {peer}", flush=True)
     torch_versions = {run["versions"]["torch"] for run in (ours, theirs)}
     assert len(torch_versions) == 1, f"{name}: two versions of torch, {torch_versions}"
 
@@ -237,6 +292,7 @@ def _summary(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, An
         "peer_parameters": last["parameters"],
         "threads": first["threads"],
         "versions": {**last["versions"], **first["versions"]},
+        **({"returns": [[run["mean_return"] for run in pair] for pair in pairs]} if "mean_return" in first else {}),
         "cpu": _cpu(),
         "date": datetime.date.today().isoformat(),
     }
@@ -257,7 +313,7 @@ def _cpu() -> str:
 def _table(rows: dict[str, dict[str, Any]], titles: dict[str, str]) -> str:
     """Markdown: one line per row and peer, in the order of `ROWS`, and under what they were measured."""
     lines = [
-        "| work | peer | ours, steps/s | peer, steps/s | ratio | of single pairs |",
+        "| work | peer | ours, steps or updates/s | peer | ratio | of single pairs |",
         "|---|---|---:|---:|---:|---:|",
     ]
     notes = {}
@@ -268,6 +324,9 @@ def _table(rows: dict[str, dict[str, Any]], titles: dict[str, str]) -> str:
             theirs = found.get("peer_parameters", mine)
             if mine != theirs:
                 work += f" ({mine:,} parameters, peer {theirs:,})"
+            if "returns" in found:
+                ends = ((f"{value:.0f}" for value in side) for side in zip(*found["returns"], strict=True))
+                work += "; mean returns {}, peer {}".format(*(", ".join(side) for side in ends))
             lines.append(
                 f"| {work} | {titles[peer]} {version} | {found['ours_steps_per_second']:,.0f} "
                 f"| {found['peer_steps_per_second']:,.0f} | **{found['ratio']:.2f}** "

@@ -24,6 +24,7 @@ app = typer.Typer(
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder.")]
 Episodes = Annotated[int, typer.Option("--episodes", min=1, help="Fresh episodes to play.")]
+Shown = Annotated[int | None, typer.Option("--episodes", min=1, help="Episodes; without, until the window is closed.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Fixes the episodes.")]
 Which = Annotated[str, typer.Option("--checkpoint", help="last: weights at the end; best: by evaluation.")]
 
@@ -170,6 +171,35 @@ def record(
 
     returns = record(run, out, episodes, seed, checkpoint)
     print(f"{out}: {len(returns)} episodes, returns {', '.join(f'{value:.6g}' for value in returns)}")
+
+
+@app.command()
+def watch(run: Run, episodes: Shown = None, seed: Seed = 0, checkpoint: Which = "last") -> None:
+    """A run's agent in a window; escape ends it."""
+    from zhixing.window import watch
+
+    watch(run, episodes, seed, checkpoint)
+
+
+@app.command()
+def play(
+    env: Annotated[str, typer.Argument(metavar="ENV", help="The task, such as CartPole-v1.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[env.NAME=VALUE]...", help="Its options, such as env.skip=1.")
+    ] = None,
+    random: Annotated[bool, typer.Option("--random", help="Let chance play.")] = False,
+    episodes: Shown = None,
+    seed: Seed = 0,
+) -> None:
+    """Play a task in a window with the keyboard, or let chance play; escape ends it."""
+    from zhixing import config
+    from zhixing.window import play
+
+    given = config.parse_overrides(settings or [])
+    options = given.pop("env", {})
+    if given or not isinstance(options, dict):
+        raise UserError("to play a task takes only options of the task, written env.NAME=VALUE")
+    play(env, options, random=random, seed=seed, episodes=episodes)
 
 
 @app.command()

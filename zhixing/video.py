@@ -25,39 +25,59 @@ def record(run: str | Path, out: str | Path, episodes: int = 1, seed: int = 0, c
     out = Path(out)
     if out.suffix.lower() != ".mp4":
         raise UserError(f"the video {out} must end in .mp4")
-    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame complains that there is no screen
-    agent = load(run, checkpoint)
-    task = agent.cfg.env
-    ends: list[Any] = []
-    try:
-        env = envs.SerialVectorEnv(_Filmed(task.name, {**task.options, "render_mode": "rgb_array"}, ends), 1)
-    except UserError as error:
-        raise UserError(f"{task.name} can't be filmed: {error}") from error
-    agent.policy.watch(env)
-    returns: list[float] = []
+    without_screen()
+    with Show(run, seed, checkpoint) as show:
+        write_video(out, show.frames(episodes), show.fps)
+    return show.returns
 
-    def frames() -> Iterator[Any]:
-        obs, info = env.reset(seed=stream(seed, "record"))
+
+def without_screen() -> None:
+    """Let pygame draw where there is no screen; else it complains."""
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+
+class Show:
+    """A run's agent in its task, picture by picture. `returns` are those of the episodes that have ended."""
+
+    def __init__(self, run: str | Path, seed: int = 0, checkpoint: str = "last") -> None:
+        self.agent, self.seed = load(run, checkpoint), seed
+        task = self.agent.cfg.env
+        self._ends: list[Any] = []
+        filmed = _Filmed(task.name, {**task.options, "render_mode": "rgb_array"}, self._ends)
+        try:
+            self.env = envs.SerialVectorEnv(filmed, 1)
+        except UserError as error:
+            raise UserError(f"{task.name} can't be filmed: {error}") from error
+        self.agent.policy.watch(self.env)
+        self.returns: list[float] = []
+
+    @property
+    def fps(self) -> float:
+        return float(self.env.metadata["render_fps"])
+
+    def frames(self, episodes: int) -> Iterator[Any]:
+        env, agent = self.env, self.agent
+        obs, info = env.reset(seed=stream(self.seed, "record"))
         yield env.render()
         total = 0.0
         while True:
             obs, reward, terminated, truncated, info = env.step(agent.act(obs, info.get("action_mask")))
             total += float(np.mean(reward[0]))
             if terminated[0] or truncated[0]:
-                yield ends.pop()
-                returns.append(total)
-                if len(returns) == episodes:
+                self.returns.append(total)
+                yield self._ends.pop()
+                if len(self.returns) == episodes:
                     return
                 total = 0.0
                 agent.reset()
             yield env.render()
 
-    try:
-        write_video(out, frames(), env.metadata["render_fps"])
-    finally:
-        env.close()
-    return returns
+    def __enter__(self) -> Show:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.env.close()
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ class Stopwatch(Callback):
         self.marks: list[tuple[float, float, int, int]] = []  # seconds, of the CPU, environment steps, optimizer steps
 
     def iteration_end(self, loop: Loop, metrics: Mapping[str, torch.Tensor]) -> None:
-        if loop.env_steps == self.warmup_steps or loop.fraction >= 1.0:
+        if loop.steps == self.warmup_steps or loop.fraction >= 1.0:
             optimizers = [part for part in vars(loop.learner).values() if isinstance(part, Optimizer)]
             steps = sum(int(part.steps[0]) for part in optimizers)
-            self.marks.append((time.perf_counter(), time.process_time(), loop.env_steps, steps))
+            self.marks.append((time.perf_counter(), time.process_time(), loop.steps, steps))
 
 
 def settings(row: dict[str, Any]) -> dict[str, Any]:
@@ -42,11 +42,10 @@ def settings(row: dict[str, Any]) -> dict[str, Any]:
         "env": row["env"],
         "seed": row["seed"],
         "env_steps": row["warmup_steps"] + row["measured_steps"],
-        "vector": {"num": row["num_envs"]},
+        "vector": {"num": row.get("num_envs", 1)},
         "net": {"hidden_sizes": row["hidden_sizes"], "activation": row["activation"]},
         "lr": row["lr"],
         "gamma": row["gamma"],
-        "max_grad_norm": row["max_grad_norm"],
         "threads": 1,
         "device": "cpu",
         "tensorboard": False,
@@ -60,11 +59,12 @@ def settings(row: dict[str, Any]) -> dict[str, Any]:
 
 def ppo(row: dict[str, Any]) -> dict[str, Any]:
     names = ("steps_per_iteration", "minibatch_size", "epochs", "gae_lambda", "clip", "value_coef", "entropy_coef")
-    return {"lr_decay": False, **{name: row[name] for name in names}}
+    return {"lr_decay": False, "max_grad_norm": row["max_grad_norm"], **{name: row[name] for name in names}}
 
 
 def dqn(row: dict[str, Any]) -> dict[str, Any]:
     return {
+        "max_grad_norm": row["max_grad_norm"],
         "steps_per_iteration": 1,
         "updates_per_step": 1.0,
         "warmup_steps": row["random_steps"],
@@ -79,7 +79,7 @@ def dqn(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def qmix(row: dict[str, Any]) -> dict[str, Any]:
-    names = ("steps_per_iteration", "mixer_size", "hyper_size", "sync_every_updates")
+    names = ("steps_per_iteration", "mixer_size", "hyper_size", "sync_every_updates", "max_grad_norm")
     return {
         "env": {"name": row["env"], "N": row["num_agents"], "max_cycles": row["episode_steps"]},
         "net": {"hidden_sizes": row["hidden_sizes"], "activation": row["activation"], "recurrent": "none"},
@@ -97,7 +97,25 @@ def qmix(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-ALGORITHMS = {"ppo": ppo, "dqn": dqn, "qmix": qmix}
+def from_data(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "dataset": row["data"],
+        "offline_updates": row["warmup_steps"] + row["measured_steps"],
+        **{name: row[name] for name in ("batch_size", "tau")},
+    }
+
+
+def iql(row: dict[str, Any]) -> dict[str, Any]:
+    own = {name: row[name] for name in ("expectile", "beta", "max_weight")}
+    return {**from_data(row), **own, "actor_lr_decay": False}
+
+
+def cql(row: dict[str, Any]) -> dict[str, Any]:
+    own = {name: row[name] for name in ("penalty", "penalty_samples")}
+    return {**from_data(row), **own, "temperature": None}
+
+
+ALGORITHMS = {"ppo": ppo, "dqn": dqn, "qmix": qmix, "iql": iql, "cql": cql}
 
 
 def main() -> None:
@@ -106,6 +124,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         session = zx.Session(zx.config.load(**settings(row)), f"{folder}/run", [stopwatch], quiet=True)
         session.run()
+        told = {}
+        if "data" in row:
+            told["mean_return"] = zx.evaluate(f"{folder}/run", row["episodes"], 10_000).mean_return
     seconds, cpu_seconds, env_steps, optimizer_steps = (
         end - begin for begin, end in zip(*stopwatch.marks, strict=True)
     )
@@ -117,6 +138,7 @@ def main() -> None:
                 "cpu_seconds": cpu_seconds,
                 "env_steps": env_steps,
                 "optimizer_steps": optimizer_steps,
+                **told,
                 "parameters": sum(p.numel() for part in optimizers for p in part.parameters),
                 "threads": torch.get_num_threads(),
                 "versions": {

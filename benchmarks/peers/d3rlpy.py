@@ -1,0 +1,141 @@
+"""A row of the benchmark done by d3rlpy: `python d3rlpy.py ROW`, the row as JSON. Prints one line of JSON.
+
+What is counted as environment steps are updates here: nothing is stepped but at the end, to see what was learned.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TITLE = "d3rlpy"
+REQUIREMENTS = ["torch==2.13.0", "d3rlpy==2.8.1", "gymnasium[classic-control]==1.4.0"]
+
+
+def iql(row: dict[str, Any]) -> Any:
+    from d3rlpy.algos import IQLConfig
+
+    return IQLConfig(
+        expectile=row["expectile"],
+        weight_temp=row["beta"],
+        max_weight=row["max_weight"],
+        value_encoder_factory=encoder(row),
+        **common(row),
+    )
+
+
+def cql(row: dict[str, Any]) -> Any:
+    from d3rlpy.algos import CQLConfig
+
+    return CQLConfig(
+        temp_learning_rate=row["lr"],
+        initial_temperature=row["temperature"],
+        alpha_learning_rate=0.0,  # a fixed weight of the penalty
+        initial_alpha=1.0,
+        alpha_threshold=0.0,
+        conservative_weight=2.0 * row["penalty"],  # its squared errors aren't halved, ours are
+        n_action_samples=row["penalty_samples"],
+        soft_q_backup=False,
+        **common(row),
+    )
+
+
+ALGORITHMS = {"iql": iql, "cql": cql}
+
+
+def common(row: dict[str, Any]) -> dict[str, Any]:
+    from d3rlpy.preprocessing import MinMaxActionScaler
+
+    return {
+        "actor_learning_rate": row["lr"],
+        "critic_learning_rate": row["lr"],
+        "actor_encoder_factory": encoder(row),
+        "critic_encoder_factory": encoder(row),
+        "batch_size": row["batch_size"],
+        "gamma": row["gamma"],
+        "tau": row["tau"],
+        "action_scaler": MinMaxActionScaler(minimum=np.array(row["action_low"]), maximum=np.array(row["action_high"])),
+    }
+
+
+def encoder(row: dict[str, Any]) -> Any:
+    from d3rlpy.models.encoders import VectorEncoderFactory
+
+    return VectorEncoderFactory(hidden_units=row["hidden_sizes"], activation=row["activation"])
+
+
+def mean_return(algorithm: Any, row: dict[str, Any]) -> float:
+    import gymnasium as gym
+
+    env, total = gym.make(row["env"]), 0.0
+    for episode in range(row["episodes"]):
+        obs, _ = env.reset(seed=10_000 + episode)
+        ended = False
+        while not ended:
+            obs, reward, terminated, truncated, _ = env.step(algorithm.predict(obs[None].astype(np.float32))[0])
+            total += float(reward)
+            ended = terminated or truncated
+    return total / row["episodes"]
+
+
+def main() -> None:
+    sys.path.remove(str(Path(__file__).resolve().parent))  # else this file is what `import d3rlpy` finds
+    os.environ["TQDM_DISABLE"] = "1"
+    import d3rlpy
+    import structlog
+    import torch
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    row = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    d3rlpy.seed(row["seed"])
+    with np.load(row["arrays"]) as arrays:
+        data = d3rlpy.dataset.MDPDataset(**arrays)
+    algorithm = ALGORITHMS[row["algorithm"]](row).create(device="cpu:0")
+    marks: list[tuple[float, float, int]] = []
+
+    def stopwatch(algo: Any, epoch: int, step: int) -> None:
+        if step in (row["warmup_steps"], row["warmup_steps"] + row["measured_steps"]):
+            marks.append((time.perf_counter(), time.process_time(), step))
+
+    algorithm.fit(
+        data,
+        n_steps=row["warmup_steps"] + row["measured_steps"],
+        n_steps_per_epoch=10**9,
+        logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
+        show_progress=False,
+        callback=stopwatch,
+    )
+    seconds, cpu_seconds, updates = (end - begin for begin, end in zip(*marks, strict=True))
+    optimizers = {name: each for name, each in vars(algorithm.impl.modules).items() if hasattr(each, "optim")}
+    result = {
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "env_steps": updates,
+        "optimizer_steps": updates * len(optimizers),
+        "parameters": sum(
+            p.numel() for each in optimizers.values() for g in each.optim.param_groups for p in g["params"]
+        ),
+        "mean_return": mean_return(algorithm, row),
+        "threads": torch.get_num_threads(),
+        "versions": {
+            TITLE: version("d3rlpy"),
+            "gymnasium": version("gymnasium"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
