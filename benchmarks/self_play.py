@@ -6,7 +6,8 @@
 Tic-tac-toe: seeds 0 to 2, 1,000 games each against random and against perfect play. Connect four: one run in
 runs/self-play, of which a copy is kept at every evaluation; at the end each copy plays the one before it and plain
 Monte-Carlo tree search, with as many simulations as its own and with more, and all results together give the ratings.
-Results are in benchmarks/results/self_play.json, the picture in docs/pictures/self-play.png.
+Results are in benchmarks/results/self_play.json, the tables in docs/search.md, the picture in
+docs/pictures/self-play.png.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "self_play.json"
 RUNS = HERE.parent / "runs" / "self-play"
 PICTURE = HERE.parent / "docs" / "pictures" / "self-play.png"
+PAGE = HERE.parent / "docs" / "search.md"
+BEGIN, END = "<!-- self-play: begin -->", "<!-- self-play: end -->"
 TIMES = (1, 4, 16)  # simulations of plain search, in those of the agent
 GAMES = 100  # of each pair
 
@@ -134,6 +137,35 @@ def draw(ratings: Mapping[int, float], plain: Mapping[str, float]) -> None:
     figure.savefig(PICTURE, dpi=100)
 
 
+def tables(results: Mapping[str, Any]) -> str:
+    lines = []
+    if "tictactoe" in results:
+        lines += ["| tic-tac-toe | moves of self-play | seconds | against random | against perfect play |"]
+        lines += ["|---|---:|---:|---|---|"]
+        for seed, run in results["tictactoe"].items():
+            ends = [
+                f"{run[who]['win_rate']:.1%} won, {run[who]['drawn']:.1%} drawn, {run[who]['lost']:.1%} lost"
+                for who in ("random", "perfect")
+            ]
+            lines.append(f"| seed {seed} | {run['env_steps']:,} | {run['seconds']:.0f} | {ends[0]} | {ends[1]} |")
+        lines.append("")
+    if "connect_four" in results:
+        run = results["connect_four"]
+        lines.append(
+            f"Connect four, one seed, {run['env_steps']:,} moves of self-play in {run['seconds'] / 60:.0f} minutes on "
+            f"one core; then {run['simulations']} simulations per move against plain Monte-Carlo tree search:"
+        )
+        lines += ["", "| opponent | points per game | won, drawn, lost | as first | as second | Elo |"]
+        lines += ["|---|---:|---|---|---|---:|"]
+        for name, found in run["last"].items():
+            told = [", ".join(map(str, found[key])) for key in ("wins draws losses", "as first", "as second")]
+            lines.append(f"| {name} | {found['score']:.2f} | {' | '.join(told)} | {run['ratings'][name]:.0f} |")
+        best = max((name for name in run["ratings"] if name.isdigit()), key=int)
+        lines.append(f"| alphazero {run['simulations']} | | | | | {run['ratings'][best]:.0f} |")
+        lines += ["", "![Elo of the network with its search as it learns](pictures/self-play.png)"]
+    return "\n".join(lines)
+
+
 def main() -> None:
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name, study in (("tictactoe", tictactoe), ("connect_four", connect_four)):
@@ -141,6 +173,8 @@ def main() -> None:
             results[name] = study()
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
             print(json.dumps(results[name], indent=1))
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{tables(results)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
 
 
 if __name__ == "__main__":
