@@ -14,21 +14,15 @@ import argparse
 import datetime
 import importlib
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
+from common import HERE, ROOT, cpu, peer_python, read_results, run_alone, write_page, write_results
+
 RESULTS = HERE / "results" / "fixed_work.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- fixed work: begin -->", "<!-- fixed work: end -->"
-# libraries that bring threads of their own must not use them
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 FROM_DATA: dict[str, Any] = {
     "env": "Pendulum-v1",
@@ -149,7 +143,9 @@ def main() -> None:
     algorithms = {row["algorithm"] for row in rows.values()}
     # nothing is installed for rows that aren't asked for
     peers = {name: peer for name, peer in peers.items() if algorithms & set(peer.ALGORITHMS)}
-    pythons = {name: _python(name, peer.REQUIREMENTS) for name, peer in peers.items()}
+    pythons = {
+        name: peer_python(name, peer.REQUIREMENTS, getattr(peer, "CONSTRAINED", True)) for name, peer in peers.items()
+    }
     measured = {}
     for name, row in rows.items():
         fitting = {peer: pythons[peer] for peer in peers if row["algorithm"] in peers[peer].ALGORITHMS}
@@ -161,14 +157,13 @@ def main() -> None:
         print("\n--quick is for trying things out: nothing was written")
         return
     # rows and peers that weren't measured now keep their last figures
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"titles": {}, "rows": {}}
+    kept = read_results(RESULTS) or {"titles": {}, "rows": {}}
     for name, row in measured.items():
         before = kept["rows"].get(name, {"peers": {}})
         kept["rows"][name] = {**row, "peers": {**before["peers"], **row["peers"]}}
     kept["titles"] |= titles
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
-    _write_page(_table(kept["rows"], kept["titles"]))
+    write_results(RESULTS, kept)
+    write_page(PAGE, "fixed work", _table(kept["rows"], kept["titles"]))
     print(f"\nwritten: {RESULTS.relative_to(ROOT)}, {PAGE.relative_to(ROOT)}")
 
 
@@ -191,21 +186,6 @@ def _options() -> argparse.Namespace:
 
 
 # --- measuring ---------------------------------------------------------------------------------------------------
-
-
-def _python(peer: str, requirements: list[str]) -> Path:
-    """The interpreter of a peer's virtual environment, made first where it is missing or half made."""
-    folder = HERE / ".venvs" / peer
-    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    installed = folder / "installed.txt"
-    if not installed.exists() or installed.read_text().split() != requirements:
-        print(f"installing {' '.join(requirements)} into {folder.relative_to(ROOT)}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        # the versions that this project is tested with, so that both sides compute with the same torch
-        constrained = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
-        subprocess.run([python, "-m", "pip", "install", *requirements], check=True, env=constrained)
-        installed.write_text("\n".join(requirements) + "\n")
-    return python
 
 
 def _measure(name: str, row: dict[str, Any], pythons: dict[str, Path], repeats: int) -> dict[str, Any]:
@@ -248,11 +228,7 @@ def _arrays(name: str) -> str:
 
 
 def _run(who: str, python: Path, task: dict[str, Any]) -> dict[str, Any]:
-    command = [python, HERE / "peers" / f"{who}.py", json.dumps(task)]
-    done = subprocess.run(command, env={**os.environ, **ONE_THREAD}, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{who} failed, see above")
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_alone(python, HERE / "peers" / f"{who}.py", json.dumps(task))
 
 
 def _check_same_work(name: str, peer: str, row: dict[str, Any], ours: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -293,18 +269,9 @@ def _summary(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, An
         "threads": first["threads"],
         "versions": {**last["versions"], **first["versions"]},
         **({"returns": [[run["mean_return"] for run in pair] for pair in pairs]} if "mean_return" in first else {}),
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "date": datetime.date.today().isoformat(),
     }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]} ({len(names)} CPUs)" if names else platform.machine()
 
 
 # --- telling -----------------------------------------------------------------------------------------------------
@@ -338,11 +305,6 @@ def _table(rows: dict[str, dict[str, Any]], titles: dict[str, str]) -> str:
             )
             notes[note] = None
     return "\n".join([*lines, "", *notes])
-
-
-def _write_page(table: str) -> None:
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,18 +12,17 @@ docs/algorithms.md is written from them.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common import HERE, read_results, write_page, write_results
+
 import zhixing as zx
 
-HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "learn.json"
 PAGE = HERE.parent / "docs" / "algorithms.md"
-BEGIN, END = "<!-- learned: begin -->", "<!-- learned: end -->"
 SEEDS = range(5)
 
 
@@ -79,8 +78,7 @@ def study(row: Row, results: dict[str, Any]) -> None:
             name: result[name] for name in ("reached", "env_steps", "seconds", "final_return", "best_return")
         }
         print(f"{row.key:28} seed {seed}  {done[str(seed)]}", flush=True)
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        write_results(RESULTS, results)
 
 
 def table(results: dict[str, Any]) -> str:
@@ -106,7 +104,7 @@ def main() -> None:
     parser.add_argument("algorithms", nargs="*", help="only these")
     parser.add_argument("--again", action="store_true", help="forget their earlier results")
     asked = parser.parse_args()
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = read_results(RESULTS)
     wanted = [row for row in ROWS if not asked.algorithms or row.algorithm in asked.algorithms]
     if asked.again:
         for row in wanted:
@@ -114,9 +112,7 @@ def main() -> None:
     for row in wanted:
         study(row, results)
     print(table(results))
-    if PAGE.exists() and BEGIN in PAGE.read_text():
-        before, rest = PAGE.read_text().split(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{rest.split(END)[1]}")
+    write_page(PAGE, "learned", table(results))
     short = [row.key for row in wanted if sum(r["reached"] for r in results[row.key].values()) < row.need]
     if short:
         raise SystemExit(f"below what is asked: {', '.join(short)}")

@@ -14,15 +14,16 @@ interrupted study goes on where it stopped.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common import HERE, read_results, write_results
+
 import zhixing as zx
 
-RESULTS = Path(__file__).parent / "results" / "memory_and_goals.json"
+RESULTS = HERE / "results" / "memory_and_goals.json"
 EPISODES = 100
 GOALS, RECALL, CARTPOLE = "toy/bit-flip-15", "toy/recall", "toy/cartpole-no-velocity"
 STOP = {GOALS: -6.9, RECALL: 0.99, CARTPOLE: 400.0}  # return over 100 episodes at which training ends
@@ -74,8 +75,7 @@ def study(row: Row, seeds: range, results: dict[str, Any]) -> None:
             **{name: result[name] for name in ("env_steps", "updates", "seconds")},
         }
         print(f"{row.key:48} seed {seed}  {done[str(seed)]}", flush=True)
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        write_results(RESULTS, results)
 
 
 def median(row: Row, results: dict[str, Any]) -> float | None:
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="how many")
     parser.add_argument("--again", action="store_true", help="forget their earlier results")
     given = parser.parse_args()
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = read_results(RESULTS)
     rows = [row for row in ROWS if not given.words or any(word in row.key for word in given.words)]
     if given.again:
         for row in rows:

@@ -4,7 +4,8 @@
     python benchmarks/offline.py iql medium-replay   rows whose name contains all of these words
     python benchmarks/offline.py --again iql         once more, from the start
 
-The data comes from `make datasets`. Each run learns to the end of its preset's budget and plays 100 fresh episodes.
+The data comes from `make datasets`. Each run learns to the end of its preset's budget (Hopper-v5: one seed, 30,000
+updates) and plays 100 fresh episodes.
 Results are kept in benchmarks/results/offline.json after every run, so an interrupted study goes on where it stopped;
 the tables in docs/offline.md and docs/imitation.md are made from them.
 """
@@ -12,15 +13,15 @@ the tables in docs/offline.md and docs/imitation.md are made from them.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common import HERE, read_results, write_page, write_results
+
 import zhixing as zx
 
-HERE = Path(__file__).parent
 DATA = HERE.parent / "datasets"
 RESULTS = HERE / "results" / "offline.json"
 DOCS = HERE.parent / "docs"
@@ -56,7 +57,9 @@ ROWS = [
 def learned(row: Row, seed: int, folder: Path) -> dict[str, Any]:
     """One run; its score and what it took."""
     data, out = DATA / row.task / row.kind, folder / "run"
-    common = {"seed": seed, "quiet": True, "tensorboard": False}
+    common: dict[str, Any] = {"seed": seed, "quiet": True, "tensorboard": False}
+    if row.task == "Hopper-v5":
+        common["offline_updates"] = 30_000
     if row.algorithm == "dagger":
         expert = DATA / "agents" / f"{row.task}-expert"
         result = zx.train("dagger", env=row.task, expert=str(expert), out=out, **common)
@@ -82,8 +85,7 @@ def study(row: Row, results: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             done[str(seed)] = learned(row, seed, Path(folder))
         print(f"{row.key:36} seed {seed}  {done[str(seed)]}", flush=True)
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        write_results(RESULTS, results)
 
 
 def table(page: str, results: dict[str, Any]) -> str:
@@ -131,7 +133,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="only rows whose name contains all of these")
     parser.add_argument("--again", action="store_true", help="forget their earlier results")
     given = parser.parse_args()
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = read_results(RESULTS)
     rows = [row for row in ROWS if all(word in row.key for word in given.words)]
     if not given.words:
         rows = [row for row in rows if (DATA / row.task).is_dir()]  # Hopper's takes hours to make
@@ -142,10 +144,7 @@ def main() -> None:
         study(row, results)
     for page in ("offline", "imitation"):
         print(table(page, results))
-        file, (begin, end) = DOCS / f"{page}.md", (f"<!-- {page}: begin -->", f"<!-- {page}: end -->")
-        if file.exists() and begin in file.read_text():
-            before, rest = file.read_text().split(begin)
-            file.write_text(f"{before}{begin}\n{table(page, results)}\n{end}{rest.split(end)[1]}")
+        write_page(DOCS / f"{page}.md", page, table(page, results))
     if missed := short(rows, results):
         raise SystemExit(f"below what is asked: {', '.join(missed)}")
 

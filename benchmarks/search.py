@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,12 +23,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
+from common import HERE, ROOT, cpu, peer_python, read_results, run_alone, write_page, write_results
+
 RESULTS = HERE / "results" / "search.json"
 PAGE = ROOT / "docs" / "search.md"
-BEGIN, END = "<!-- search: begin -->", "<!-- search: end -->"
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 ROWS: dict[str, dict[str, Any]] = {
     "one-playout": {
@@ -247,12 +244,11 @@ def main() -> None:
     if options.quick:
         print("\n--quick is for trying things out: nothing was written")
         return
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    kept = read_results(RESULTS)
     for name, row in measured.items():  # what wasn't measured now keeps its last figures
         kept[name] = {**row, "peers": {**kept.get(name, {"peers": {}})["peers"], **row["peers"]}}
-    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{_table(kept)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    write_results(RESULTS, kept)
+    write_page(PAGE, "search", _table(kept))
     print(f"\nwritten: {RESULTS.relative_to(ROOT)}, {PAGE.relative_to(ROOT)}")
 
 
@@ -280,15 +276,7 @@ def _python(peer: str) -> Path:
     _, package, module, requirements = PEERS[peer]
     if importlib.util.find_spec(module) is not None:
         return Path(sys.executable)
-    folder = HERE / ".venvs" / package
-    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    installed = folder / "installed.txt"
-    if not installed.exists() or installed.read_text().split() != requirements:
-        print(f"installing {' '.join(requirements)} into {folder.relative_to(ROOT)}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([python, "-m", "pip", "install", *requirements], check=True)
-        installed.write_text("\n".join(requirements) + "\n")
-    return python
+    return peer_python(package, requirements, constrained=False)
 
 
 def _measure(name: str, row: dict[str, Any], pythons: dict[str, Path], repeats: int) -> dict[str, Any]:
@@ -311,11 +299,7 @@ def _measure(name: str, row: dict[str, Any], pythons: dict[str, Path], repeats: 
 
 
 def _run(who: str, python: Path, row: dict[str, Any]) -> dict[str, Any]:
-    command = [python, HERE / "search.py", "--as", who, json.dumps(row)]
-    done = subprocess.run(command, env={**os.environ, **ONE_THREAD}, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{who} failed, see above")
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_alone(python, HERE / "search.py", "--as", who, json.dumps(row))
 
 
 def _summary(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
@@ -331,18 +315,9 @@ def _summary(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, An
         "cpu_ratio": round(statistics.median(cpu_ratios), 3),  # on a busy machine the one to trust
         "pairs": len(pairs),
         "versions": {**pairs[0][1]["versions"], **pairs[0][0]["versions"]},
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "date": datetime.date.today().isoformat(),
     }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]} ({len(names)} CPUs)" if names else platform.machine()
 
 
 def _table(rows: dict[str, Any]) -> str:

@@ -12,15 +12,16 @@ docs/pictures/self-play.png.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from common import HERE, read_results, write_page, write_results
 
 import zhixing as zx
 from zhixing.actor import Evaluation
@@ -28,12 +29,10 @@ from zhixing.agent import Agent
 from zhixing.matches import player_of
 from zhixing.search import MatchResult, Player, elo, make_game, mcts_player, play_match
 
-HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "self_play.json"
 RUNS = HERE.parent / "runs" / "self-play"
 PICTURE = HERE.parent / "docs" / "pictures" / "self-play.png"
 PAGE = HERE.parent / "docs" / "search.md"
-BEGIN, END = "<!-- self-play: begin -->", "<!-- self-play: end -->"
 TIMES = (1, 4, 16)  # simulations of plain search, in those of the agent
 GAMES = 100  # of each pair
 
@@ -167,14 +166,17 @@ def tables(results: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for name, study in (("tictactoe", tictactoe), ("connect_four", connect_four)):
-        if name in sys.argv[1:] or len(sys.argv) == 1:
+    studies = {"tictactoe": tictactoe, "connect_four": connect_four}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("games", nargs="*", help=f"only these of {', '.join(studies)}")
+    asked = parser.parse_args().games
+    results = read_results(RESULTS)
+    for name, study in studies.items():
+        if not asked or name in asked:
             results[name] = study()
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            write_results(RESULTS, results)
             print(json.dumps(results[name], indent=1))
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{tables(results)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    write_page(PAGE, "self-play", tables(results))
 
 
 if __name__ == "__main__":

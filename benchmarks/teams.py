@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import math
 import statistics
 import tempfile
@@ -22,15 +21,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from common import HERE, read_results, write_page, write_results
 
 import zhixing as zx
 from zhixing.envs.skirmish import Battles, attack_nearest
 
-HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "teams.json"
 PAGE = HERE.parent / "docs" / "teams.md"
 PICTURE = HERE.parent / "docs" / "pictures" / "teams.png"
-BEGIN, END = "<!-- teams: begin -->", "<!-- teams: end -->"
 SEEDS = range(3)
 SPREAD, BATTLE, FOOD = "mpe/simple_spread", "skirmish/3m", "lbf/8x8-2p-3f"
 
@@ -133,8 +131,7 @@ def study(row: Row, results: dict[str, Any]) -> None:
 
 
 def save(results: dict[str, Any]) -> None:
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results) + "\n")
+    write_results(RESULTS, results, indent=None)
 
 
 def interval(figures: list[float]) -> tuple[float, float]:
@@ -202,7 +199,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="only rows whose name contains one of these")
     parser.add_argument("--again", action="store_true", help="forget their earlier results")
     given = parser.parse_args()
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": {}}
+    results = read_results(RESULTS) or {"runs": {}}
     rows = [row for row in ROWS if not given.words or any(word in row.key for word in given.words)]
     if given.again:
         for row in rows:
@@ -214,9 +211,7 @@ def main() -> None:
         study(row, results)
     print(table(results))
     draw(results)
-    if PAGE.exists() and BEGIN in PAGE.read_text():
-        before, rest = PAGE.read_text().split(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{rest.split(END)[1]}")
+    write_page(PAGE, "teams", table(results))
     short = [row.key for row in rows if not met(row, results)]
     if short:
         raise SystemExit(f"below what is asked: {', '.join(short)}")

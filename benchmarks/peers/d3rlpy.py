@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 TITLE = "d3rlpy"
-REQUIREMENTS = ["torch==2.13.0", "d3rlpy==2.8.1", "gymnasium[classic-control]==1.4.0"]
+REQUIREMENTS = ["torch==2.13.0", "d3rlpy==2.8.1", "gymnasium[classic-control]"]
+CONSTRAINED = False  # it wants another version of gymnasium
 
 
 def iql(row: dict[str, Any]) -> Any:
