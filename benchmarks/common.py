@@ -54,7 +54,7 @@ def run_alone(python: Path, *words: str | Path) -> dict[str, Any]:
     command = [python, *words]
     done = subprocess.run(command, env={**os.environ, **ONE_THREAD}, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        sys.exit(f"{' '.join(map(str, words[:3]))} failed, see above")
+        sys.exit(f"{words[0]} failed, see above")
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -94,6 +94,7 @@ def main() -> None:
     import d3rlpy
     import structlog
     import torch
+    from d3rlpy.optimizers import OptimizerWrapper
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     row = json.loads(sys.argv[1])
@@ -105,27 +106,27 @@ def main() -> None:
     marks: list[tuple[float, float, int]] = []
 
     def stopwatch(algo: Any, epoch: int, step: int) -> None:
-        if step in (row["warmup_steps"], row["warmup_steps"] + row["measured_steps"]):
+        if step in (row["warmup_steps"], steps):
             marks.append((time.perf_counter(), time.process_time(), step))
 
+    steps = row["warmup_steps"] + row["measured_steps"]
     algorithm.fit(
         data,
-        n_steps=row["warmup_steps"] + row["measured_steps"],
-        n_steps_per_epoch=10**9,
+        n_steps=steps,
+        n_steps_per_epoch=steps,
         logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
         show_progress=False,
         callback=stopwatch,
     )
     seconds, cpu_seconds, updates = (end - begin for begin, end in zip(*marks, strict=True))
-    optimizers = {name: each for name, each in vars(algorithm.impl.modules).items() if hasattr(each, "optim")}
+    wrapped = [part for part in vars(algorithm.impl.modules).values() if isinstance(part, OptimizerWrapper)]
+    trained = {id(p): p.numel() for part in wrapped for group in part._optim.param_groups for p in group["params"]}
     result = {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
         "env_steps": updates,
-        "optimizer_steps": updates * len(optimizers),
-        "parameters": sum(
-            p.numel() for each in optimizers.values() for g in each.optim.param_groups for p in g["params"]
-        ),
+        "optimizer_steps": updates,
+        "parameters": sum(trained.values()),
         "mean_return": mean_return(algorithm, row),
         "threads": torch.get_num_threads(),
         "versions": {

@@ -126,6 +126,7 @@ def main() -> None:
         session.run()
         told = {}
         if "data" in row:
+            told["optimizer_steps"] = row["measured_steps"]
             told["mean_return"] = zx.evaluate(f"{folder}/run", row["episodes"], 10_000).mean_return
     seconds, cpu_seconds, env_steps, optimizer_steps = (
         end - begin for begin, end in zip(*stopwatch.marks, strict=True)
@@ -138,7 +139,7 @@ def main() -> None:
                 "cpu_seconds": cpu_seconds,
                 "env_steps": env_steps,
                 "optimizer_steps": optimizer_steps,
-                **told,
+                **told,  # of data: how many optimizers share an update is nobody's business
                 "parameters": sum(p.numel() for part in optimizers for p in part.parameters),
                 "threads": torch.get_num_threads(),
                 "versions": {
