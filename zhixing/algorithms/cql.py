@@ -43,16 +43,17 @@ class Conservative(Penalty):
     def weight(self) -> Tensor:
         return self.log_weight.exp().clamp(max=1e6)
 
-    def forward(self, critics: Critics, actor: StochasticActor, batch: Batch, rng: torch.Generator) -> Tensor:
+    def forward(
+        self, critics: Critics, actor: StochasticActor, batch: Batch, q: Tensor, rng: torch.Generator
+    ) -> Tensor:
         if critics.discrete:
-            q = critics(batch.obs)  # [K,B,n]
-            allowed = q.masked_fill(~batch.mask, MASKED) if "mask" in batch else q
-            taken = q.gather(-1, batch.action.expand(len(q), -1).unsqueeze(-1)).squeeze(-1)
-            return batch_mean(allowed.logsumexp(-1) - taken, batch)
+            every = critics(batch.obs)  # [K,B,n]
+            allowed = every.masked_fill(~batch.mask, MASKED) if "mask" in batch else every
+            return batch_mean(allowed.logsumexp(-1) - q, batch)
         actions, logp = self.draw(actor, batch, rng)
-        q = critics.several(batch.obs, torch.cat([actions, batch.action.unsqueeze(0)]))  # [K,S+1,B]
-        everywhere = (q[:, :-1] - logp).logsumexp(1) - math.log(len(actions))  # [K,B]
-        return batch_mean(everywhere - q[:, -1], batch)
+        drawn = critics.several(batch.obs, actions)  # [K,S,B]
+        everywhere = (drawn - logp).logsumexp(1) - math.log(len(actions))  # [K,B]
+        return batch_mean(everywhere - q, batch)
 
     @torch.no_grad()
     def draw(self, actor: StochasticActor, batch: Batch, rng: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -57,8 +57,10 @@ class Penalty(nn.Module, ABC):
     def weight(self) -> Tensor: ...
 
     @abstractmethod
-    def forward(self, critics: Critics, actor: StochasticActor, batch: Batch, rng: torch.Generator) -> Tensor:
-        """Of each critic `[K]`."""
+    def forward(
+        self, critics: Critics, actor: StochasticActor, batch: Batch, q: Tensor, rng: torch.Generator
+    ) -> Tensor:
+        """Of each critic `[K]`. `q [K,B]` is what they say of the actions taken."""
 
     @abstractmethod
     def weight_loss(self, penalty: Tensor) -> Tensor | None:
@@ -136,12 +138,12 @@ class SAC(Learner):
         return q.amin(0)
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Also returns the errors, for priorities, and the mean value."""
+        """Also returns the errors, for priorities, and the values `[K,B]`."""
         q = self.critics.taken(batch.obs, batch.action)  # [K,B]
         error = q - self.target_value(batch)
         losses = 0.5 * error.square().sum(0)
         weighted = losses * batch.weight if "weight" in batch else losses
-        return weighted.mean(), error.detach().abs().mean(0), q.detach().mean()
+        return weighted.mean(), error.detach().abs().mean(0), q
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Also returns the entropy of the policy."""
@@ -164,10 +166,10 @@ class SAC(Learner):
         return self.log_temperature[0] * (entropy - self.target_entropy)
 
     def gradients(self, batch: Batch) -> Gradients:
-        critic_loss, error, q_mean = self.critic_loss(batch)
+        critic_loss, error, q = self.critic_loss(batch)
         found, told = {}, {}
         if self.penalty is not None:
-            penalty, weight = self.penalty(self.critics, self.actor, batch, self.rng), self.penalty.weight.detach()
+            penalty, weight = self.penalty(self.critics, self.actor, batch, q, self.rng), self.penalty.weight.detach()
             critic_loss = critic_loss + weight * penalty.sum()
             weight_loss = self.penalty.weight_loss(penalty.detach())
             if weight_loss is not None:
@@ -180,7 +182,7 @@ class SAC(Learner):
             if self.cfg.temperature is None:
                 found["temperature_optimizer"] = self.temperature_optimizer.gradient(self.temperature_loss(entropy))
             self.last_actor_loss, self.last_entropy = actor_loss.detach(), entropy
-        metrics = {"critic_loss": critic_loss.detach(), "actor_loss": self.last_actor_loss, "q_mean": q_mean}
+        metrics = {"critic_loss": critic_loss.detach(), "actor_loss": self.last_actor_loss, "q_mean": q.detach().mean()}
         metrics |= {"temperature": self.temperature.detach(), "entropy": self.last_entropy}
         return Gradients(found, metrics | told, error)
 
