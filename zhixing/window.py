@@ -31,12 +31,12 @@ class Window:
         self.screen: Any = None
 
     def __enter__(self) -> Window:
-        self.pygame.init()
+        self.pygame.display.init()  # not all of it: sound would complain where there is none
         self.clock = self.pygame.time.Clock()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.pygame.quit()
+        self.pygame.display.quit()
 
     def show(self, frame: Any) -> None:
         """One picture `[H,W,3]`, and a wait for its time."""
