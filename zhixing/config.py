@@ -103,6 +103,7 @@ class RunConfig(Strict):
     log_every_steps: Positive = 1_000  # a row of metrics every so many environment steps
     eval_every_steps: Count = 5_000  # evaluate every so many environment steps; 0 is never
     eval_episodes: Positive = 10  # episodes of each evaluation
+    eval_env: dict[str, Any] = {}  # options of the task that are others in evaluations, such as levels=test
     checkpoint_every_steps: Count = 20_000  # save every so many environment steps; 0 is only at the end
     keep_checkpoints: Positive = 2  # newest checkpoints kept, besides the best
     tensorboard: bool = True  # write TensorBoard events too

@@ -69,11 +69,11 @@ class Policy(nn.Module, ABC):
 
 
 class ActorCriticPolicy(Policy):
-    """Samples from a network's distribution; the best action is its mode."""
+    """Samples from a network's distribution; the best action is its mode, or with `eval_sample` a sample too."""
 
-    def __init__(self, spaces: Spaces, net: ActorCritic) -> None:
+    def __init__(self, spaces: Spaces, net: ActorCritic, eval_sample: bool = False) -> None:
         super().__init__(spaces)
-        self.net = net
+        self.net, self.eval_sample = net, eval_sample
 
     def initial_hidden(self, num: int) -> Tree:
         if not self.net.recurrent:
@@ -87,7 +87,8 @@ class ActorCriticPolicy(Policy):
         if phase is Phase.RANDOM:
             action = self.random_action(len(value), mask, rng)
         else:
-            action = distribution.mode() if phase is Phase.EVAL else distribution.sample(rng)
+            best = phase is Phase.EVAL and not self.eval_sample
+            action = distribution.mode() if best else distribution.sample(rng)
         return Decision(action, distribution.log_prob(action), value, hidden)
 
 

@@ -310,7 +310,8 @@ def _evaluator(
 
 def _evaluation_env(cfg: RunConfig) -> envs.VectorEnv:
     num = min(cfg.eval_episodes, max(10, cfg.vector.num))
-    return envs.make_vector(cfg.env.name, num, backend=cfg.vector.backend, options=cfg.env.options)
+    options = {**cfg.env.options, **cfg.eval_env}
+    return envs.make_vector(cfg.env.name, num, backend=cfg.vector.backend, options=options)
 
 
 def default_out(cfg: RunConfig) -> Path:

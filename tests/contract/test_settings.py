@@ -65,6 +65,7 @@ def test_every_setting_is_read(
             assert named, f"not refused by name: {refused}"
             read |= beside[named[0]]
     if model.scheme == "self_play":
+        read.add("eval_env")  # of evaluations that aren't matches
         read.add("full_share")  # beside fast_simulations: tests/unit/search
     if "ReplayConfig.hindsight" in read:
         read.add("ReplayConfig.hindsight_ratio")  # on tasks with goals: tests/unit/buffers/test_relabel.py

@@ -47,6 +47,7 @@ class Config(OnPolicyConfig):
     normalise_obs: bool = False  # running mean and spread of observations
     normalise_reward: bool = False  # divide by the running spread of returns
     log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
+    eval_sample: bool = False  # evaluations draw actions too, instead of taking the likeliest
 
 
 @register("ppg", "PPO with phases that teach the value to the actor's features")
@@ -77,7 +78,7 @@ class PPG(Learner):
             self.auxiliary_head = ValueHead(num_features(self.net.actor, spaces.obs))
         self.net.to(self.device)
         self.auxiliary_head.to(self.device)
-        self.policy = ActorCriticPolicy(spaces, self.net)
+        self.policy = ActorCriticPolicy(spaces, self.net, cfg.eval_sample)
         settings = {"epsilon": 1e-5, "max_grad_norm": cfg.max_grad_norm}
         actor = [*self.net.actor_parameters(), *self.auxiliary_head.parameters()]
         self.actor_optimizer = self.optimizer(actor, cfg.lr, **settings)

@@ -47,6 +47,7 @@ class Config(OnPolicyConfig):
     normalise_reward: bool = False  # divide by the running spread of returns
     shared_network: bool = False  # one body for actor and critic
     log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
+    eval_sample: bool = False  # evaluations draw actions too, instead of taking the likeliest
 
     @property
     def own_critic(self) -> bool:
@@ -86,7 +87,7 @@ class PPO(Learner):
                 normalise=cfg.normalise_obs,
                 log_std=cfg.log_std_init,
             ).to(self.device)
-        self.policy = ActorCriticPolicy(spaces, self.net)
+        self.policy = ActorCriticPolicy(spaces, self.net, cfg.eval_sample)
         settings = {"epsilon": 1e-5, "max_grad_norm": cfg.max_grad_norm}
         if cfg.own_critic:
             self.actor_optimizer = self.optimizer(self.net.actor_parameters(), cfg.lr, **settings)

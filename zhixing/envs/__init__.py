@@ -7,7 +7,7 @@ from typing import Any
 
 from zhixing.envs.choice import default_workers, probe, worth_processes
 from zhixing.envs.families import Task, make, names
-from zhixing.envs.native import NativeVectorEnv, has_native
+from zhixing.envs.native import NativeVectorEnv, suits_auto
 from zhixing.envs.process import ProcessVectorEnv
 from zhixing.envs.serial import SerialVectorEnv
 from zhixing.envs.vector import VectorEnv
@@ -46,7 +46,7 @@ def make_vector(
     if render_mode is not None:
         given["render_mode"] = render_mode
     task = Task(name, given)
-    if backend == "native" or (backend == "auto" and num > 1 and has_native(name, given)):
+    if backend == "native" or (backend == "auto" and num > 1 and suits_auto(name, given)):
         task().close()  # the same errors for wrong names and options as everywhere
         return NativeVectorEnv(name, num, given)
     if backend == "serial":

@@ -12,13 +12,32 @@ from typing import Any
 
 import gymnasium as gym
 
-from zhixing.envs import gymnasium_tasks, lbf_tasks, pettingzoo_tasks, skirmish, smac_tasks, smax_tasks, toy, user_tasks
+from zhixing.envs import (
+    atari_tasks,
+    dmc_tasks,
+    gymnasium_tasks,
+    lbf_tasks,
+    mario,
+    pettingzoo_tasks,
+    procgen_tasks,
+    retro_tasks,
+    skirmish,
+    smac_tasks,
+    smax_tasks,
+    toy,
+    user_tasks,
+)
 from zhixing.errors import unknown
 
 PREFIXES: dict[str, ModuleType] = {
+    "ALE/": atari_tasks,
+    "dmc/": dmc_tasks,
     "lbf/": lbf_tasks,
+    "mario/": mario,
     "mpe/": pettingzoo_tasks,
     "pettingzoo/": pettingzoo_tasks,
+    "procgen/": procgen_tasks,
+    "retro/": retro_tasks,
     "skirmish/": skirmish,
     "smac/": smac_tasks,
     "smax/": smax_tasks,
@@ -30,7 +49,7 @@ def adapter(name: str) -> ModuleType:
     if ":" in name:
         return user_tasks
     for prefix, module in PREFIXES.items():
-        if name.startswith(prefix):
+        if f"{name}/".startswith(prefix):  # a family may have a task of its own name, such as `mario`
             return module
     return gymnasium_tasks
 

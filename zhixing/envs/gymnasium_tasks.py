@@ -10,21 +10,22 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id, registry
 
+from zhixing.envs import mujoco_tasks
 from zhixing.envs.options import check_options, parameters, unknown_option
 from zhixing.errors import UserError
 
 # where a task's code lives -> the extra that brings what it needs
 EXTRAS = {
-    "gymnasium.envs.mujoco": "mujoco",
+    mujoco_tasks.HOME: "mujoco",
     "gymnasium.envs.box2d": "box2d",
     "gymnasium.envs.toy_text": "toy-text",
 }
 # packages that register tasks when they are imported: their extra, and how the ids begin
 PLUGINS = {
     "gymnasium_robotics": ("robotics", ("Fetch", "Hand", "Adroit", "FrankaKitchen", "PointMaze", "AntMaze")),
-    "ale_py": ("atari", ("ALE/",)),
 }
-HIDDEN = ("phys2d/", "tabular/", "GymV")  # JAX versions of other tasks; doors to the old Gym
+# JAX versions of other tasks; doors to the old Gym; what has an adapter of its own
+HIDDEN = ("phys2d/", "tabular/", "GymV", "ALE/")
 
 
 def names() -> list[str]:
@@ -52,9 +53,12 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     if name not in registry:
         raise UserError(f"there is no {name}; the current version is {current!r}")
     spec = registry[name]
+    further = ("max_episode_steps", *(mujoco_tasks.OPTIONS if mujoco_tasks.is_mujoco(name) else ()))
     try:
         creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
-        check_options(name, creator, options, extra=("max_episode_steps",))
+        check_options(name, creator, options, extra=further)
+        if mujoco_tasks.is_mujoco(name):
+            return mujoco_tasks.make(name, options)
         return gym.make(name, disable_env_checker=True, **options)
     except gym.error.DependencyNotInstalled as error:
         raise missing_extra(name, error) from error
@@ -68,7 +72,7 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
         # constructors with open keywords tell of a wrong one only when they pass it on
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if isinstance(error, TypeError) and unexpected and unexpected[1] in options:
-            raise unknown_option(name, unexpected[1], [*parameters(creator)[0], "max_episode_steps"]) from error
+            raise unknown_option(name, unexpected[1], [*parameters(creator)[0], *further]) from error
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise UserError(f"{name} can't be made with ({given}): {type(error).__name__}: {error}") from error
 

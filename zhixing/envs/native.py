@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
-from zhixing.envs import smax_tasks
+from zhixing.envs import atari_tasks, procgen_tasks, smax_tasks
 from zhixing.envs.arrays import Array
 from zhixing.envs.mpe_spread import NativeSpread
 from zhixing.envs.skirmish.native import NATIVE as SKIRMISHES
@@ -24,7 +24,8 @@ class NativeTask(Protocol):
     """What a native task gives: `step` as `VectorEnv.step` describes it, with same-step autoreset.
 
     It is made with the number of environments and its options; `options` names those that it takes. It may have
-    `tells`, the names of numbers in `final_info` that are worth a log.
+    `tells`, the names of numbers in `final_info` that are worth a log, `inexact`, the environments that
+    `load_state_dict` could not put back into the middle of their episodes, and `exact = False` where it never can.
     """
 
     options: ClassVar[frozenset[str]]
@@ -112,12 +113,19 @@ NATIVE: dict[str, type[NativeTask]] = {
     "CartPole-v1": NativeCartPole,
     "mpe/simple_spread": NativeSpread,
     **SKIRMISHES,
+    **atari_tasks.NATIVE,
+    **procgen_tasks.NATIVE,
     **smax_tasks.NATIVE,
 }
 
 
 def has_native(name: str, options: State) -> bool:
     return name in NATIVE and NATIVE[name].options.issuperset(options)
+
+
+def suits_auto(name: str, options: State) -> bool:
+    """Only those whose episodes can be resumed in the middle are taken without being asked for."""
+    return has_native(name, options) and getattr(NATIVE[name], "exact", True)
 
 
 class NativeVectorEnv(VectorEnv):
@@ -164,7 +172,9 @@ class NativeVectorEnv(VectorEnv):
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
         self._check_state(state, "native")
-        return self.task.load_state_dict(state["task"])
+        shown = self.task.load_state_dict(state["task"])
+        self.inexact = list(getattr(self.task, "inexact", ()))
+        return shown
 
     def render(self, index: int = 0) -> Array:  # type: ignore[override]
         frame = self.task.render(index)

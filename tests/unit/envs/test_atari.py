@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from zhixing.envs import atari_tasks, make_vector
+from zhixing.envs.families import adapter
+from zhixing.errors import UserError
+
+PONG = "ALE/Pong-v5"
+STACK = 4
+
+
+def make(name: str = PONG, **options: Any) -> Any:
+    pytest.importorskip("ale_py")
+    return atari_tasks.make(name, options)
+
+
+# ------------------------------------------------------------------------------------ what needs no game
+
+
+class Counting:
+    """ALE's vector environment in small: frames are numbers that count on, episodes end after `LIMIT` steps, stacks
+    begin with black frames, and what ended begins anew in the same step."""
+
+    LIMIT = 6
+
+    def __init__(self, game: str, num: int, stack_num: int, img_height: int, img_width: int, **settings: Any) -> None:
+        self.game, self.num, self.settings = game, num, settings
+        self.single_observation_space = Box(0, 255, (stack_num, img_height, img_width), np.uint8)
+        self.single_action_space = Discrete(3)
+        self.frames = np.zeros((num, *self.single_observation_space.shape), np.uint8)
+        self.seeds: list[Any] = []
+
+    def reset(self, seed: Any) -> tuple[Any, dict[str, Any]]:
+        self.seeds.append(seed)
+        self.steps = np.arange(self.num)  # they end one after the other
+        self.frames[:] = 0
+        self.frames[:, -1] = (100 + 10 * np.arange(self.num))[:, None, None]
+        return self.frames.copy(), {}
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        self.frames[:, :-1] = self.frames[:, 1:].copy()
+        self.frames[:, -1] += 1
+        self.steps += 1
+        ended = self.steps >= self.LIMIT
+        info = {"final_obs": self.frames.copy()} if ended.any() else {}
+        self.frames[ended] = 0
+        self.frames[ended, -1] = 200
+        self.steps[ended] = 0
+        return self.frames.copy(), np.array(actions, np.int32), ended, np.zeros(self.num, bool), info
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> type[atari_tasks.NativeAtari]:
+    module = ModuleType("ale_py.vector_env")
+    module.AtariVectorEnv = Counting  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ale_py", ModuleType("ale_py"))
+    monkeypatch.setitem(sys.modules, "ale_py.vector_env", module)
+    monkeypatch.setattr(atari_tasks, "games", lambda: {PONG: "pong"})
+    return type("NativePong", (atari_tasks.NativeAtari,), {"name": PONG})
+
+
+def test_native_stacks_begin_with_the_first_picture_repeated(counting: Any) -> None:
+    task = counting(2, size=[3, 5])
+    assert task.spaces.obs.shape == (STACK, 3, 5)
+    obs, info = task.reset(1)
+    assert info == {}
+    assert obs[..., 0, 0].tolist() == [[100] * 4, [110] * 4]
+    wanted = [  # the newest frames of each environment, and how its episodes go on
+        ([100, 100, 100, 101], [110, 110, 110, 111]),
+        ([100, 100, 101, 102], [110, 110, 111, 112]),
+        ([100, 101, 102, 103], [110, 111, 112, 113]),
+        ([101, 102, 103, 104], [111, 112, 113, 114]),
+        ([102, 103, 104, 105], [200, 200, 200, 200]),  # the second one ended: it had begun a step earlier
+        ([200, 200, 200, 200], [200, 200, 200, 201]),
+        ([200, 200, 200, 201], [200, 200, 201, 202]),
+    ]
+    for step, frames in enumerate(wanted):
+        obs, reward, terminated, truncated, info = task.step(np.array([2, 0]))
+        assert tuple(obs[..., 0, 0].tolist()) == frames
+        assert (reward.tolist(), reward.dtype) == ([2.0, 0.0], np.float32)
+        assert terminated.tolist() == [step == 5, step == 4]
+        assert not truncated.any()
+        assert list(info.get("final_info", {})) == ([1] if step == 4 else [0] if step == 5 else [])
+        if step == 4:
+            assert info["final_obs"][1, :, 0, 0].tolist() == [112, 113, 114, 115]
+    task.close()
+
+
+def test_native_last_picture_of_a_short_episode_is_filled_too(counting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counting, "LIMIT", 2)
+    task = counting(1)
+    task.reset(0)
+    task.step(np.array([0]))
+    *_, info = task.step(np.array([0]))
+    assert info["final_obs"][0, :, 0, 0].tolist() == [100, 100, 101, 102]
+
+
+def test_native_games_that_are_loaded_begin_anew_and_alike(counting: Any) -> None:
+    task = counting(3)
+    task.reset(1)
+    saved = task.state_dict()
+    for _ in range(2):
+        obs, _ = task.load_state_dict(saved)
+        assert obs[:, 0, 0, 0].tolist() == [100, 110, 120]
+    assert task.inexact == [0, 1, 2]
+    first, second, third = task.env.seeds
+    assert second.tolist() == third.tolist() != first.tolist()
+
+
+def test_native_takes_the_settings_by_their_names(counting: Any) -> None:
+    task = counting(1, skip=3, pool="last", sticky=0.5, noops=7, clip_reward=True, max_episode_steps=100)
+    chosen = task.env.settings
+    assert (chosen["frameskip"], chosen["maxpool"], chosen["repeat_action_probability"]) == (3, False, 0.5)
+    assert (chosen["noop_max"], chosen["reward_clipping"], chosen["max_num_frames_per_episode"]) == (7, True, 300)
+    assert chosen["use_fire_reset"] is False
+    assert counting(1, max_episode_steps=None).env.settings["max_num_frames_per_episode"] == 2**31 - 1
+    with pytest.raises(UserError, match="native ALE/Pong-v5 needs a size"):
+        counting(1, size=None)
+
+
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    monkeypatch.setitem(sys.modules, "ale_py.vector_env", None)
+    monkeypatch.setattr(atari_tasks, "games", dict)
+    assert adapter(PONG) is atari_tasks
+    assert atari_tasks.knows(PONG)
+    assert not atari_tasks.knows("ALE/Pong-v4")
+    native = type("NativePong", (atari_tasks.NativeAtari,), {"name": PONG})
+    for create in (lambda: atari_tasks.make(PONG, {}), lambda: native(2)):
+        with pytest.raises(UserError) as caught:
+            create()
+        assert str(caught.value) == f"{PONG} needs the extra 'atari': pip install 'zhixing[atari]'"
+
+
+def test_wrong_options_are_told() -> None:
+    with pytest.raises(UserError, match=r"ALE/Pong-v5 has no option 'frameskip', allowed: full_action_space, .*'skip'"):
+        atari_tasks.make(PONG, {"frameskip": 2})
+
+
+# ------------------------------------------------------------------------------------ the games themselves
+
+
+def test_names_are_those_of_the_package() -> None:
+    ale_py = pytest.importorskip("ale_py")
+    gym.register_envs(ale_py)
+    assert set(atari_tasks.names()) == {id for id in gym.registry if id.startswith("ALE/")}
+    assert not atari_tasks.knows("ALE/Pingpong-v5")
+
+
+def test_pictures_and_rewards_are_those_of_the_usual_preparation() -> None:
+    ale_py = pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    gym.register_envs(ale_py)
+    plain = gym.make(PONG, frameskip=1, repeat_action_probability=0.0)
+    usual = gym.wrappers.AtariPreprocessing(plain, noop_max=0, frame_skip=4, screen_size=84)
+    usual = gym.wrappers.FrameStackObservation(usual, STACK)
+    ours = make(sticky=0.0, noops=0)
+    assert ours.observation_space == usual.observation_space
+    rng = np.random.default_rng(0)
+    seen, _ = ours.reset(seed=0)
+    wanted, _ = usual.reset(seed=0)
+    np.testing.assert_array_equal(seen[-1], wanted[-1])
+    total = 0.0
+    for _ in range(150):
+        action = int(rng.integers(6))
+        seen, reward, *ends, _ = ours.step(action)
+        wanted, its_reward, *its_ends, _ = usual.step(action)
+        np.testing.assert_array_equal(seen, wanted)
+        assert (reward, ends) == (its_reward, its_ends)
+        total += reward
+    assert total <= -2.0  # some points were lost
+
+
+def test_defaults_and_actions() -> None:
+    env = make()
+    assert env.observation_space == Box(0, 255, (STACK, 84, 84), np.uint8)
+    assert env.action_space.n == 6
+    assert make(full_action_space=True).action_space.n == 18
+    obs, info = env.reset(seed=0)
+    assert (obs == obs[-1]).all()
+    assert info["lives"] == 0
+    assert env.metadata["render_fps"] == 15
+    assert make(grey=False).observation_space.shape == (12, 84, 84)
+    assert make(render_mode="rgb_array").render().shape == (210, 160, 3)
+    with pytest.raises(UserError, match="ALE/Pong-v5: difficulty=7 is none of 0, 1"):
+        make(difficulty=7)
+    make(mode=0, difficulty=1)
+
+
+def test_a_seed_begins_the_very_first_game_whatever_was_before() -> None:
+    """Beam Rider begins differently after another game."""
+    env = make("ALE/BeamRider-v5", size=None, stack=1)
+
+    def play() -> list[Any]:
+        return [env.reset(seed=3)[0], *(env.step(action % 9)[0] for action in range(30))]
+
+    first = play()
+    for _ in range(20):
+        env.step(1)
+    np.testing.assert_array_equal(np.stack(first), np.stack(play()))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(PONG, {"max_episode_steps": 45}), ("ALE/Breakout-v5", {"end_on_life_loss": True, "clip_reward": True})],
+)
+def test_exact_continuation_from_a_saved_state(name: str, options: dict[str, Any]) -> None:
+    pytest.importorskip("ale_py")
+    first, second = (make_vector(name, 2, "serial", options=options) for _ in range(2))
+    rng = np.random.default_rng(0)
+    first.reset(seed=1)
+    second.reset(seed=2)
+    for _ in range(25):
+        first.step(rng.integers(0, 4, 2))
+    obs, _ = second.load_state_dict(first.state_dict())
+    assert second.inexact == []
+    np.testing.assert_array_equal(obs, first.arrays.obs)
+    ends = 0
+    for _ in range(70):
+        actions = rng.integers(0, 4, 2)
+        mine, its = first.step(actions), second.step(actions)
+        for one, other in zip(mine[:4], its[:4], strict=True):
+            assert one.tobytes() == other.tobytes()
+        ends += int((mine[2] | mine[3]).sum())
+    assert ends >= 2
+
+
+def test_native_games_are_those_of_the_other_back_ends() -> None:
+    pytest.importorskip("ale_py")
+    options = {"sticky": 0.0, "noops": 0, "max_episode_steps": 40}
+    native, serial = (make_vector(PONG, 2, backend, options=options) for backend in ("native", "serial"))
+    assert native.spaces == serial.spaces
+    rng = np.random.default_rng(0)
+    np.testing.assert_array_equal(native.reset(seed=0)[0], serial.reset(seed=0)[0])
+    ends = 0
+    for _ in range(100):
+        actions = rng.integers(0, 6, 2)
+        obs, reward, terminated, truncated, info = native.step(actions)
+        its_obs, its_reward, its_terminated, its_truncated, its_info = serial.step(actions)
+        np.testing.assert_array_equal(obs, its_obs)
+        assert (reward.tolist(), reward.dtype) == (its_reward.tolist(), np.float32)
+        assert (terminated.tolist(), truncated.tolist()) == (its_terminated.tolist(), its_truncated.tolist())
+        if truncated.any():
+            ends += 1
+            assert sorted(info["final_info"]) == sorted(its_info["final_info"]) == [0, 1]
+            different = info["final_obs"] != its_info["final_obs"]
+            assert not different[:, :-1].any()
+            assert different.mean() < 0.01  # of the very last frame ALE shows an earlier part
+            assert (obs == obs[:, -1:]).all()
+    assert ends == 2
+    state = native.state_dict()
+    native.load_state_dict(state)
+    assert native.inexact == [0, 1]
+    native.close()

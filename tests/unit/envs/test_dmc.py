@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zhixing.envs import dmc_tasks, headless, make_vector
+from zhixing.envs.families import adapter
+from zhixing.errors import UserError
+
+WALKER = "dmc/walker-walk"
+
+
+def make(name: str, **options: Any) -> Any:
+    pytest.importorskip("dm_control")
+    return dmc_tasks.make(name, options)
+
+
+def needs_pictures() -> None:
+    if not headless.has_egl():
+        pytest.skip(headless.INSTALL)
+
+
+# ------------------------------------------------------------------------------------ what needs no physics
+
+
+@pytest.fixture
+def no_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+
+
+@pytest.mark.usefixtures("no_screen")
+def test_egl_is_chosen_without_a_screen_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headless, "has_egl", lambda: False)
+    assert not headless.choose_renderer()
+    assert "MUJOCO_GL" not in os.environ
+    monkeypatch.setattr(headless, "has_egl", lambda: True)
+    assert headless.choose_renderer()
+    assert os.environ["MUJOCO_GL"] == "egl"
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    assert not headless.choose_renderer()  # a person's choice stays
+    assert os.environ["MUJOCO_GL"] == "osmesa"
+    monkeypatch.delenv("MUJOCO_GL")
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert not headless.choose_renderer()
+
+
+@pytest.mark.usefixtures("no_screen")
+def test_numbers_need_no_renderer_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headless, "has_egl", lambda: True)
+
+    def load() -> str:
+        if os.environ.get("MUJOCO_GL") == "egl":
+            raise ImportError("no device to draw with")
+        return "imported"
+
+    assert headless.imported(load) == "imported"
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    with pytest.raises(ImportError, match="no device"):
+        headless.imported(load)
+
+
+@pytest.mark.usefixtures("no_screen")
+def test_missing_library_is_told_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("gladLoadGL error")
+
+    monkeypatch.setattr(headless, "has_egl", lambda: False)
+    with pytest.raises(UserError) as caught:
+        headless.drawn(WALKER, broken)
+    wanted = "needs EGL to draw pictures without a screen: apt-get install libegl1 libgl1-mesa-dri"
+    assert str(caught.value) == f"{WALKER} {wanted}"
+    assert headless.drawn(WALKER, lambda: 3) == 3
+    monkeypatch.setattr(headless, "has_egl", lambda: True)
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    with pytest.raises(RuntimeError, match="gladLoadGL"):
+        headless.drawn(WALKER, broken)
+
+
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert adapter(WALKER) is dmc_tasks
+    for name in ("mujoco", "dm_control"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError) as caught:
+        dmc_tasks.make(WALKER, {})
+    assert str(caught.value) == f"{WALKER} needs the extra 'dmc': pip install 'zhixing[dmc]'"
+
+
+def test_wrong_options_are_told() -> None:
+    def refusal(**options: Any) -> str:
+        with pytest.raises(UserError) as caught:
+            dmc_tasks.make(WALKER, options)
+        return str(caught.value)
+
+    assert refusal(obs="picture") == f"{WALKER}: obs='picture' is none of state, pixels, both"
+    assert refusal(action_repeat=0).endswith("action_repeat=0 and size=84 must be at least 1")
+    assert refusal(stack=3) == f"{WALKER}: grey and stack go with obs=pixels, not with obs=state"
+    assert "has no option 'repeat', allowed: obs, size, camera, " in refusal(repeat=2)
+
+
+def test_names_need_no_package() -> None:
+    assert {WALKER, "dmc/cartpole-balance", "dmc/ball_in_cup-catch"} <= set(dmc_tasks.names())
+    assert not dmc_tasks.knows("dmc/walker-fly")
+
+
+# ------------------------------------------------------------------------------------ the suite itself
+
+
+def test_names_are_those_of_the_suite() -> None:
+    make("dmc/pendulum-swingup")  # chooses how to draw before the suite is imported
+    from dm_control import suite
+
+    assert sorted(dmc_tasks.names()) == sorted(f"dmc/{domain}-{task}" for domain, task in suite.ALL_TASKS)
+
+
+def test_numbers_are_those_of_the_suite_in_its_order() -> None:
+    env = make(WALKER)
+    from dm_control import suite
+
+    reference = suite.load("walker", "walk", task_kwargs={"random": 0})
+    reference.task.random.seed(7)
+    wanted = reference.reset()
+    obs, info = env.reset(seed=7)
+    rng = np.random.default_rng(0)
+    assert info == {}
+    for _ in range(20):
+        flat = np.concatenate([np.ravel(wanted.observation[key]) for key in ("orientations", "height", "velocity")])
+        np.testing.assert_array_equal(obs, flat.astype(np.float32))
+        assert obs.dtype == np.float32
+        action = rng.uniform(-1, 1, 6).astype(np.float32)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        wanted = reference.step(action)
+        assert reward == wanted.reward
+        assert (terminated, truncated) == (False, False)
+
+
+def test_time_truncates_and_a_discount_of_zero_terminates() -> None:
+    env = make("dmc/cartpole-balance", time_limit=0.05)  # steps of 10 ms
+    env.reset(seed=0)
+    ends = [env.step(np.zeros(1))[2:4] for _ in range(5)]
+    assert ends == [(False, False)] * 4 + [(False, True)]
+    env = make("dmc/lqr-lqr_2_1", time_limit=1.0)
+    env.reset(seed=0)
+    with env.env.physics.reset_context():  # at rest where it shall be: solved
+        env.env.physics.data.qpos[:], env.env.physics.data.qvel[:] = 0.0, 0.0
+    assert env.step(np.zeros(1))[2:4] == (True, False)
+
+
+def test_action_repeat_adds_rewards() -> None:
+    once, thrice = make(WALKER), make(WALKER, action_repeat=3, time_limit=0.25)  # ten steps of 25 ms
+    once.reset(seed=0)
+    thrice.reset(seed=0)
+    for steps in (3, 3, 3, 1):
+        parts = [once.step(np.ones(6)) for _ in range(steps)]
+        obs, reward, terminated, truncated, _ = thrice.step(np.ones(6))
+        assert reward == sum(part[1] for part in parts)
+        np.testing.assert_array_equal(obs, parts[-1][0])
+        assert (terminated, truncated) == (False, steps == 1)
+    assert thrice.metadata["render_fps"] == pytest.approx(40 / 3)
+
+
+# what tasks change besides positions: nothing, friction, a target's place, gains, numbers of the task itself
+@pytest.mark.parametrize(
+    ("task", "changed"),
+    [
+        ("walker-walk", set()),
+        ("cheetah-run", set()),
+        ("finger-spin", {"dof_damping", "site_rgba"}),
+        ("reacher-hard", {"geom_pos", "geom_size"}),
+        ("point_mass-hard", {"wrap_prm"}),
+        ("manipulator-bring_ball", {"body_pos", "body_quat"}),
+        ("humanoid-run", set()),
+    ],
+)
+def test_exact_continuation_from_a_saved_state(task: str, changed: set[str]) -> None:
+    pytest.importorskip("dm_control")
+    first, second = (make_vector(f"dmc/{task}", 1, "serial", options={"time_limit": 0.5}) for _ in range(2))
+    rng = np.random.default_rng(0)
+    first.reset(seed=1)
+    second.reset(seed=2)
+    space = first.single_action_space
+    for steps in (0, 7):  # from the very beginning, and from the middle
+        for _ in range(steps):
+            first.step(rng.uniform(space.low, space.high)[None])
+        state = first.state_dict()
+        assert set(state["envs"][0]["task"]["model"]) == changed
+        second.load_state_dict(state)
+        assert second.inexact == []
+        ends = 0
+        for _ in range(60):  # over an end
+            action = rng.uniform(space.low, space.high)[None]
+            mine, its = first.step(action), second.step(action)
+            for one, other in zip(mine[:4], its[:4], strict=True):
+                assert one.tobytes() == other.tobytes()
+            ends += int(mine[3].sum())
+        assert ends >= 1
+
+
+def test_copies_without_a_seed_differ() -> None:
+    first, second = make(WALKER), make(WALKER)
+    assert not np.array_equal(first.reset()[0], second.reset()[0])
+    assert first.render() is None
+
+
+def test_pixels_are_stacked_and_saved() -> None:
+    needs_pictures()
+    env, other = (make("dmc/cartpole-swingup", obs="pixels", size=32, action_repeat=4) for _ in range(2))
+    obs, _ = env.reset(seed=0)
+    assert (obs.shape, obs.dtype) == ((9, 32, 32), np.uint8)
+    assert (obs[:3] == obs[6:]).all()
+    obs = env.step(np.ones(1))[0]
+    assert (obs[3:6] != obs[6:]).any()
+    other.load_state_dict(env.state_dict())
+    for _ in range(3):
+        np.testing.assert_array_equal(env.step(-np.ones(1))[0], other.step(-np.ones(1))[0])
+    assert make("dmc/cartpole-swingup", obs="pixels", grey=True, stack=4).observation_space.shape == (4, 84, 84)
+
+
+def test_both_are_a_dict_of_numbers_and_a_picture() -> None:
+    needs_pictures()
+    env = make("dmc/cartpole-swingup", obs="both", size=24, render_mode="rgb_array")
+    obs, _ = env.reset(seed=0)
+    assert {key: value.shape for key, value in obs.items()} == {"state": (5,), "pixels": (24, 24, 3)}
+    assert env.observation_space.contains(obs)
+    assert env.render().shape == (240, 320, 3)
+    env.close()

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box
+
+from zhixing.envs import headless, make, make_vector, mujoco_tasks
+from zhixing.errors import UserError
+
+TASKS = ("HalfCheetah-v5", "Ant-v5", "Hopper-v5", "Humanoid-v5", "Pusher-v5", "InvertedDoublePendulum-v5")
+
+
+def refusal(name: str, **options: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        make(name, **options)
+    return str(caught.value)
+
+
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("gymnasium.envs.mujoco", "mujoco"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    assert refusal("Hopper-v5") == "Hopper-v5 needs the extra 'mujoco': pip install 'zhixing[mujoco]'"
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_exact_continuation_from_a_saved_state(name: str) -> None:
+    pytest.importorskip("mujoco")
+    first, second = (make_vector(name, 1, "serial", options={"max_episode_steps": 40}) for _ in range(2))
+    rng = np.random.default_rng(0)
+    space = first.single_action_space
+    first.reset(seed=1)
+    second.reset(seed=2)
+    for steps in (0, 7):
+        for _ in range(steps):
+            first.step(rng.uniform(space.low, space.high)[None])
+        second.load_state_dict(first.state_dict())
+        assert second.inexact == []
+        ends = 0
+        for _ in range(60):  # over an end
+            action = rng.uniform(space.low, space.high)[None]
+            mine, its = first.step(action), second.step(action)
+            for one, other in zip(mine[:4], its[:4], strict=True):
+                assert one.tobytes() == other.tobytes()
+            ends += int((mine[2] | mine[3]).sum())
+        assert ends >= 1
+
+
+def test_what_older_runs_saved_begins_anew() -> None:
+    """They replayed their actions and have no state of the task."""
+    pytest.importorskip("mujoco")
+    env = make_vector("Hopper-v5", 1, "serial")
+    env.reset(seed=0)
+    state = env.state_dict()
+    del state["envs"][0]["task"]
+    env.load_state_dict(state)
+    assert env.inexact == [0]
+
+
+def test_pixels_follow_the_body_and_can_be_saved() -> None:
+    pytest.importorskip("mujoco")
+    if not headless.has_egl():
+        pytest.skip(headless.INSTALL)
+    for name in ("Hopper-v5", "InvertedPendulum-v5"):  # with a camera that follows, and without
+        env, other = (make(name, obs="pixels", size=32, stack=2) for _ in range(2))
+        obs, _ = env.reset(seed=0)
+        assert (obs.shape, obs.dtype) == ((6, 32, 32), np.uint8)
+        env.step(env.action_space.high)
+        other.load_state_dict(env.state_dict())
+        for _ in range(3):
+            mine, its = env.step(env.action_space.low), other.step(env.action_space.low)
+            np.testing.assert_array_equal(mine[0], its[0])
+            assert mine[1:4] == its[1:4]
+
+
+def test_wrong_options_are_told() -> None:
+    wrong = {
+        "Hopper-v5: obs='ram' is none of state, pixels": {"obs": "ram"},
+        "Hopper-v5: size, stack go with obs=pixels, which is not set": {"size": 32, "stack": 3},
+    }
+    for message, options in wrong.items():
+        with pytest.raises(UserError) as caught:
+            mujoco_tasks.make("Hopper-v5", options)
+        assert str(caught.value) == message
+    pytest.importorskip("mujoco")
+    assert "Hopper-v5 has no option 'frames', allowed: " in refusal("Hopper-v5", frames=2)
+    assert "obs, size, grey, stack" in refusal("Hopper-v5", frames=2)
+
+
+class Drawn(gym.Env[Any, Any]):
+    """Counts, and draws its count and where its camera looks."""
+
+    render_mode = "rgb_array"
+    observation_space = Box(0.0, 9.0, (1,))
+    action_space = Box(-1.0, 1.0, (1,))
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mujoco_renderer = SimpleNamespace(viewer=None)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        return np.ones(1), 1.0, self.count == 3, False, {}
+
+    def render(self) -> Any:  # type: ignore[override]
+        if self.mujoco_renderer.viewer is None:
+            self.mujoco_renderer.viewer = SimpleNamespace(cam=SimpleNamespace(lookat=np.full(3, 10.0 * self.count)))
+        return np.full((8, 8, 3), self.count + self.mujoco_renderer.viewer.cam.lookat[0], np.uint8)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def test_pictures_take_the_place_of_numbers_and_keep_where_the_camera_looks() -> None:
+    env, other = (mujoco_tasks.Seen(Drawn(), "drawn", 8) for _ in range(2))
+    obs, _ = env.reset(seed=0)
+    assert env.observation_space.contains(obs)
+    assert [int(env.step(None)[0][0, 0, 0]) for _ in range(2)] == [1, 2]
+    other.load_state_dict(env.state_dict())  # its first picture is drawn only now, with the count at 2
+    obs, reward, terminated, _, _ = other.step(None)
+    assert (int(obs[0, 0, 0]), reward, terminated) == (3, 1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("learner", "name"),
+    [
+        *((learner, "ALE/Pong-v5") for learner in ("ppo", "dqn", "rainbow")),
+        *((learner, "procgen/bigfish") for learner in ("ppo", "ppg")),
+        ("sac", "dmc/walker-walk"),
+        *((learner, "Ant-v5") for learner in ("ppo", "sac", "td3", "ddpg")),
+    ],
+)
+def test_presets_of_these_families_are_valid(learner: str, name: str) -> None:
+    from zhixing import config
+
+    found = config.preset(learner, name)
+    cfg = config.load(algorithm=learner, env=name)
+    assert cfg.env_steps == found["env_steps"]
+    assert cfg.env.name == name
+    assert cfg.env.options == found.get("env", {})

@@ -1,0 +1,89 @@
+"""Games of stable-retro, on the free one that it carries."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zhixing.envs import make, make_vector, retro_tasks
+from zhixing.errors import UserError
+
+GAME = "retro/Airstriker-Genesis-v0"
+
+
+def test_names_need_the_package() -> None:
+    assert retro_tasks.knows("retro/Anything")
+    assert not retro_tasks.knows("retro/")
+    with pytest.raises(UserError, match="unknown environment 'retro'"):
+        make("retro")
+
+
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "stable_retro", None)
+    with pytest.raises(UserError, match=r"^retro/X needs the extra 'mario': pip install 'zhixing\[mario\]'$"):
+        make("retro/X")
+    monkeypatch.setattr(retro_tasks, "find_spec", lambda name: None)
+    assert retro_tasks.names() == []
+
+
+def test_wrong_options_are_told() -> None:
+    with pytest.raises(UserError, match=r"env.actions='some': allowed are discrete, multi_discrete"):
+        make("retro/X", actions="some")
+    with pytest.raises(UserError, match=r"retro/X has no option 'stat', allowed: state, .*did you mean 'state'"):
+        make("retro/X", stat="Level1")
+
+
+@pytest.fixture
+def retro() -> Any:
+    return pytest.importorskip("stable_retro")
+
+
+@pytest.mark.usefixtures("retro")
+def test_the_free_game_plays_and_resumes() -> None:
+    assert GAME in retro_tasks.names()
+    assert not any("Sonic" in name for name in retro_tasks.names())  # there are patches for ROMs that nobody has
+    first = make_vector(GAME, 1, "serial", options={"render_mode": "rgb_array", "noops": 8})
+    obs, _ = first.reset(seed=0)
+    assert obs.shape == (1, 4, 84, 84)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        first.step(rng.integers(0, first.single_action_space.n, 1))
+    state, picture = first.state_dict(), first.render()
+    rest = rng.integers(0, first.single_action_space.n, (150, 1))
+    wanted = [[part.copy() for part in first.step(actions)[:4]] for actions in rest]
+    assert sum(reward[0] for _, reward, _, _ in wanted) > 0
+    first.close()
+    second = make_vector(GAME, 1, "serial", options={"render_mode": "rgb_array", "noops": 8})
+    second.reset(seed=9)
+    second.load_state_dict(state)
+    assert second.inexact == []
+    np.testing.assert_array_equal(second.render(), picture)
+    for actions, expected in zip(rest, wanted, strict=True):
+        for a, b in zip(second.step(actions)[:4], expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+    second.close()
+
+
+@pytest.mark.usefixtures("retro")
+def test_a_second_game_in_one_process_is_refused() -> None:
+    env = make(GAME)
+    with pytest.raises(UserError, match=r"one game per process.*vector.backend=process"):
+        make(GAME)
+    env.close()
+    env = make(GAME, actions="multi_discrete", size=None, grey=False, stack=1)
+    env.reset(seed=0)
+    assert env.step(env.action_space.sample())[0].shape == env.observation_space.shape
+    env.close()
+
+
+@pytest.mark.usefixtures("retro")
+def test_unknown_games_states_and_missing_roms_are_told() -> None:
+    with pytest.raises(UserError, match="unknown game 'retro/Airstrik-Genesis-v0': did you mean 'retro/Airstriker"):
+        make("retro/Airstrik-Genesis-v0")
+    with pytest.raises(UserError, match=r"unknown state 'Level9'.*Level1"):
+        make(GAME, state="Level9")
+    with pytest.raises(UserError, match=r"needs its ROM.*python -m stable_retro.import DIR"):
+        make("retro/SuperMarioBros-Nes-v0")
