@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -164,6 +165,14 @@ class Raises(Known):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         if self.t == 2:
             raise ZeroDivisionError("the third step is broken")
+        return super().step(action)
+
+
+class Slow(Dies):
+    """A step takes two milliseconds, whatever the machine."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
+        time.sleep(0.002)
         return super().step(action)
 
 

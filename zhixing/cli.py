@@ -22,6 +22,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+Algorithm = Annotated[str | None, typer.Argument(metavar="ALGO", help="What learns, such as ppo.")]
+Words = Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings, such as lr=3e-4.")]
+Env = Annotated[str | None, typer.Option("--env", help="The task, such as CartPole-v1.")]
+Data = Annotated[str | None, typer.Option("--dataset", help="Learn from recorded experience, not in an environment.")]
+Files = Annotated[list[Path] | None, typer.Option("--config", help="YAML settings; later files win.")]
+Folder = Annotated[Path, typer.Option("--out", help="The folder of the runs; what has ended in it isn't done again.")]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Runs at once; without, half the CPUs.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder.")]
 Episodes = Annotated[int, typer.Option("--episodes", min=1, help="Fresh episodes to play.")]
 Shown = Annotated[int | None, typer.Option("--episodes", min=1, help="Episodes; without, until the window is closed.")]
@@ -45,15 +52,11 @@ def _options(
 
 @app.command()
 def train(
-    algorithm: Annotated[str | None, typer.Argument(metavar="ALGO", help="What learns, such as ppo.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings, such as lr=3e-4.")
-    ] = None,
-    env: Annotated[str | None, typer.Option("--env", help="The task, such as CartPole-v1.")] = None,
-    dataset: Annotated[
-        str | None, typer.Option("--dataset", help="Learn from recorded experience, not in an environment.")
-    ] = None,
-    config_files: Annotated[list[Path] | None, typer.Option("--config", help="YAML settings; later files win.")] = None,
+    algorithm: Algorithm = None,
+    settings: Words = None,
+    env: Env = None,
+    dataset: Data = None,
+    config_files: Files = None,
     init: Annotated[str | None, typer.Option("--init", metavar="RUN", help="Start from this run's weights.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Fixes every random number.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder.")] = None,
@@ -62,15 +65,23 @@ def train(
     from zhixing import config
     from zhixing.session import Session
 
+    layers, words = _asked(algorithm, settings, config_files, env=env, dataset=dataset, init=init, seed=seed)
+    _run(Session(config.build(layers, config.parse_overrides(words)), out))
+
+
+def _asked(
+    algorithm: str | None, settings: list[str] | None, config_files: list[Path] | None, **named: Any
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Layers of settings, and the words that go on top of them."""
+    from zhixing import config
+
     words = list(settings or [])
     if algorithm is not None and "=" in algorithm:  # a configuration file may name the algorithm
         words.insert(0, algorithm)
         algorithm = None
-    named = {"algorithm": algorithm, "env": env, "dataset": dataset, "init": init, "seed": seed}
+    named = {"algorithm": algorithm, **named}
     layers = [config.read_yaml(file) for file in config_files or []]
-    layers.append({name: value for name, value in named.items() if value is not None})
-    cfg = config.build(layers, config.parse_overrides(words))
-    _run(Session(cfg, out))
+    return [*layers, {name: value for name, value in named.items() if value is not None}], words
 
 
 @app.command()
@@ -212,6 +223,109 @@ def plot(
 
     plot(runs, out)
     print(out)
+
+
+@app.command()
+def sweep(
+    out: Folder,
+    algorithm: Algorithm = None,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE,...]...", help="Settings; commas part several values.")
+    ] = None,
+    env: Env = None,
+    dataset: Data = None,
+    config_files: Files = None,
+    grid: Annotated[Path | None, typer.Option("--grid", help="YAML in which each setting is a list of values.")] = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="Such as 0-4 or 0,3,7.")] = "0-2",
+    workers: Workers = None,
+) -> None:
+    """Train with every combination of values and every seed: lr=1e-3,3e-4 gamma=0.98,0.99. Stopped, it goes on."""
+    from zhixing import sweeps, tables
+
+    layers, words = _asked(algorithm, settings, config_files, env=env, dataset=dataset)
+    values = {**(sweeps.read_grid(grid) if grid else {}), **sweeps.parse_values(words)}
+    try:
+        found, failed = sweeps.sweep(layers, values, sweeps.parse_seeds(seeds), out, workers)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        raise
+    if any(setting.results for setting in found):
+        rows = sweeps.table(found)
+        tables.write_table(rows, out / "sweep.csv")
+        tables.print_table(rows)
+        print(out / "sweep.csv")
+        try:
+            sweeps.picture(found, out / "sweep.png")
+            print(out / "sweep.png")
+        except UserError as error:  # nothing to draw, as where nothing is evaluated
+            print(f"no picture: {error}", file=sys.stderr)
+    for name, reason in failed.items():
+        print(f"failed: {name}: {reason} (see {out / 'output' / name}.txt)", file=sys.stderr)
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def tune(
+    out: Folder,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Trials in all, with those that are there.")],
+    algorithm: Algorithm = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=RANGE]...", help="Settings, ranges (1e-4..1e-2:log) and values (4,8,16)."),
+    ] = None,
+    env: Env = None,
+    dataset: Data = None,
+    config_files: Files = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Fixes what is tried; each trial adds its number.")] = None,
+    workers: Workers = None,
+) -> None:
+    """Search for the settings that learn best: lr=1e-4..1e-2:log gamma=0.9..0.999 vector.num=4,8. Needs Optuna."""
+    from zhixing import tables, tuning
+
+    layers, words = _asked(algorithm, settings, config_files, env=env, dataset=dataset, seed=seed)
+    try:
+        outcomes, spaces = tuning.tune(layers, words, trials, out, workers)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        raise
+    rows = tuning.table(outcomes)
+    tables.write_table(rows, out / "trials.csv")
+    tables.print_table(rows[:20])
+    print(out / "trials.csv")
+    if tuning.best_of(outcomes) is None:
+        raise UserError(f"no trial came to its end; see {out / 'trials.csv'} and what they printed in {out / 'output'}")
+    tuning.picture(outcomes, spaces, out / "trials.png")
+    print(out / "trials.png")
+    print(f"{out / 'best.yaml'}: train with it by --config")
+
+
+@app.command()
+def profile(
+    algorithm: Algorithm = None,
+    settings: Words = None,
+    env: Env = None,
+    dataset: Data = None,
+    config_files: Files = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="To measure in; a try takes 0.4 of it.")] = 5.0,
+) -> None:
+    """Where the time of training goes, and which settings would be faster. Writes nothing."""
+    from zhixing import config, profiling, tables
+
+    layers, words = _asked(algorithm, settings, config_files, env=env, dataset=dataset)
+    cfg = config.build(layers, config.parse_overrides(words))
+    found = profiling.profile(cfg, seconds)
+    title = f"{cfg.algorithm} on {cfg.env.name}: {found.speed:,.0f} {found.unit} per second"
+    tables.print_table(profiling.rows_of_parts(found), title)
+    groups = ", ".join(f"{name} {100 * share:.0f} %" for name, share in found.groups.items())
+    print(f"bound by {found.bound_by} ({groups})\n")
+    tries = profiling.try_alternatives(cfg, found, seconds, lambda one: print(f"trying {one}", file=sys.stderr))
+    tables.print_table(profiling.rows_of_tries(tries, found.unit))
+    better = profiling.advice(tries)
+    told = ", ".join(f"{one.setting} ({one.times:.2f} times)" for one in better)
+    print(f"faster: {told}" if better else "nothing that was tried is clearly faster")
+    if any(one.setting.startswith("vector.num") for one in better):
+        print("another vector.num also changes what is learned: compare both with `zhixing sweep`")
 
 
 @app.command("list")

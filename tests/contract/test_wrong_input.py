@@ -79,6 +79,17 @@ WRONG = {
     "own task that isn't there": (["train", "ppo", "--env", "no_such_module:Env"], "no_such_module"),
     "own task without that name": (["train", "ppo", "--env", "tasks:Forevr"], "did you mean 'Forever'"),
     "own learner that isn't there": (["train", "no_such_module:It", "--env", "CartPole-v1"], "no_such_module"),
+    "one of several values": (
+        ["sweep", "ppo", "--env", "CartPole-v1", "lr=1e-3,-1", "--out", "all"],
+        "lr=-1: lr=-1: should be greater than 0",
+    ),
+    "seeds": (["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "4-0", "--out", "all"], "--seeds '4-0'"),
+    "no folder for a sweep": (["sweep", "ppo", "--env", "CartPole-v1"], "--out"),
+    "missing grid": (
+        ["sweep", "ppo", "--env", "toy/match", "--grid", "a.yaml", "--out", "all"],
+        "no configuration file",
+    ),
+    "no algorithm to profile": (["profile", "--env", "CartPole-v1"], "no algorithm is named"),
     "what to list": (["list", "algos"], "did you mean 'algorithms'"),
     "unknown algorithm to show": (["show", "dqnn"], "did you mean 'dqn'"),
 }

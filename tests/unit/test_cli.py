@@ -62,7 +62,7 @@ def test_help_imports_neither_torch_nor_gymnasium() -> None:
 def test_help_names_every_command(zhixing: Command) -> None:
     code, out, _ = zhixing("--help")
     assert code == 0
-    for command in ("train", "resume", "eval", "record", "plot", "list", "show"):
+    for command in ("train", "resume", "eval", "record", "plot", "sweep", "tune", "profile", "list", "show"):
         assert command in out
 
 

@@ -36,11 +36,19 @@ def plot(runs: Iterable[str | Path], out: str | Path) -> None:
 
     A row of panels per task. Several seeds: their mean, its 95 % interval, and each seed as a thin line.
     """
-    out = Path(out)
+    kind_of(Path(out))  # before the runs are read
+    save(draw(group([read_run(path) for path in find_runs(runs)])), Path(out))
+
+
+def kind_of(out: Path) -> str:
     kind = out.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         raise UserError(f"the picture {out} must end in {', '.join('.' + name for name in FORMATS)}")
-    figure = draw(group([read_run(path) for path in find_runs(runs)]))
+    return kind
+
+
+def save(figure: Figure, out: Path) -> None:
+    kind = kind_of(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_aside(out, lambda file: figure.savefig(file, format=kind, dpi=150))

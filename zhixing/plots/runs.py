@@ -66,7 +66,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 def read_run(path: Path) -> Run:
     folder = RunFolder.open(path)
-    settings = _flat(read_yaml(folder.config_file))
+    settings = flat_settings(read_yaml(folder.config_file))
     for name in ("algorithm", "env.name", "seed"):
         if name not in settings:
             raise UserError(f"{folder.config_file} is no configuration of a run: it lacks {name}")
@@ -92,7 +92,7 @@ def _configuration(mine: list[Run], all_firsts: list[Run]) -> Configuration:
     first = mine[0]
     rivals = [run for run in all_firsts if (run.algorithm, run.task) == (first.algorithm, first.task)]
     differing = [
-        f"{name}={_shown(value)}"
+        f"{name}={shown(value)}"
         for name, value in first.settings.items()
         if any(name not in rival.settings or rival.settings[name] != value for rival in rivals)
     ]
@@ -104,14 +104,16 @@ def _configuration(mine: list[Run], all_firsts: list[Run]) -> Configuration:
     return Configuration(" ".join([first.algorithm, *differing]), first.task, kept, len(mine) - len(kept))
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Groups of settings by dotted names."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        flat |= flat_settings(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return flat
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A setting's value as people write it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return str(value)

@@ -1,0 +1,267 @@
+"""Where the time of a run goes, and which settings would make it faster.
+
+The parts of a session are timed by wrapping their methods from outside, so that a run that isn't profiled pays nothing.
+Evaluations, checkpoints and logs are left out: they cost what their intervals say.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zhixing import config
+from zhixing.callbacks import Callback, StopOnNonFinite
+from zhixing.config import RunConfig
+from zhixing.envs.choice import cpu_count
+from zhixing.envs.native import has_native
+from zhixing.errors import UserError
+from zhixing.learner import Learner
+from zhixing.ops.optim import Optimizer
+from zhixing.session import Session
+from zhixing.trainer import TRAINERS, Loop
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PARTS = {
+    "environment": "steps of the task",
+    "policy": "choosing actions",
+    "actor": "storing steps; in self-play games and searches",
+    "replay": "adding and sampling",
+    "loss": "losses, advantages, minibatches",
+    "gradient": "backward",
+    "optimizer": "clipping, moving weights, targets",
+    "the rest": "the loop itself",
+}
+GROUPS = {
+    "environments": ("environment",),
+    "acting": ("policy", "actor"),
+    "learning": ("replay", "loss", "gradient", "optimizer"),
+}
+WARM_SECONDS = 0.3  # at most, after the first update, since first calls are slow
+TRY_SHARE = 0.2  # of the time of the profile, for each round of each setting that is tried
+ROUNDS = 2
+WORTH = 1.15  # times as fast: less may be chance
+AS_IT_IS = "as it is"
+
+
+class Clock:
+    """Seconds by part. What a part inside another takes isn't counted for the outer one, so that they add up."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.inside = [0.0]  # of each call under way: what calls inside it took
+        self.waits = device.type == "cuda"  # where a call returns before its work is done
+
+    def now(self) -> float:
+        if self.waits:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def time(self, owner: Any, method: str, part: str) -> None:
+        call = getattr(owner, method)
+
+        def timed(*args: Any, **settings: Any) -> Any:
+            begin = self.now()
+            self.inside.append(0.0)
+            try:
+                return call(*args, **settings)
+            finally:
+                took = self.now() - begin
+                self.seconds[part] += took - self.inside.pop()
+                self.inside[-1] += took
+
+        setattr(owner, method, timed)
+
+    def watch(self, session: Session) -> None:
+        """All parts of a session."""
+        if session.env is not None:
+            self.time(session.env, "step", "environment")
+            self.time(session.env, "reset", "environment")
+        if session.actor is not None:
+            self.time(session.actor, "collect", "actor")
+        self.time(session.learner.policy, "act", "policy")
+        for buffer in session.loop.buffers.values():
+            for method in ("add", "sample", "set_priority"):
+                self.time(buffer, method, "replay")
+        for learner in _learners(session.learner):
+            for method, part in {"update": "loss", "gradients": "loss", "observe": "loss"}.items():
+                self.time(learner, method, part)
+            self.time(learner, "after_step", "optimizer")
+            for each in vars(learner).values():
+                if isinstance(each, Optimizer):
+                    self.time(each, "gradient", "gradient")
+                    self.time(each, "step", "optimizer")
+
+
+def _learners(learner: Learner) -> Iterator[Learner]:
+    """It and those that it is made of."""
+    yield learner
+    for part in vars(learner).values():
+        if isinstance(part, Learner):
+            yield from _learners(part)
+
+
+class Stopwatch(Callback):
+    """Ends training so many seconds after it has warmed up; what was before isn't counted."""
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self.seconds, self.clock = seconds, clock
+        self.warm_at: float | None = None  # when it will be
+        self.begin: float | None = None
+        self.steps_before, self.steps, self.took = 0, 0, 0.0
+
+    def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
+        now = self.clock.now()
+        if self.begin is not None:
+            self.steps, self.took = loop.steps - self.steps_before, now - self.begin
+            if self.took >= self.seconds:
+                loop.stop("measured")
+        elif self.warm_at is None and (loop.updates or loop.cfg.scheme == "play"):
+            self.warm_at = now + min(WARM_SECONDS, self.seconds)
+        elif self.warm_at is not None and now >= self.warm_at:
+            self.begin, self.steps_before = now, loop.steps
+            self.clock.seconds = dict.fromkeys(PARTS, 0.0)
+
+
+@dataclass(frozen=True)
+class Profile:
+    cfg: RunConfig  # with what was decided for auto
+    unit: str  # of steps: those of the environment, or updates from a dataset
+    steps: int
+    seconds: float
+    parts: dict[str, float]  # seconds of each
+
+    @property
+    def speed(self) -> float:
+        return self.steps / self.seconds
+
+    @property
+    def shares(self) -> dict[str, float]:
+        return {part: seconds / self.seconds for part, seconds in self.parts.items()}
+
+    @property
+    def groups(self) -> dict[str, float]:
+        """Shares of environments, acting and learning."""
+        return {name: sum(self.shares[part] for part in parts) for name, parts in GROUPS.items()}
+
+    @property
+    def bound_by(self) -> str:
+        return max(self.groups, key=lambda name: self.groups[name])
+
+
+def profile(cfg: RunConfig, seconds: float, detail: bool = True) -> Profile:
+    """Train for so long, writing nothing. Without `detail` only the speed is measured, free of the clocks' cost."""
+    threads = torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as aside:
+        session = Session(_steady(cfg), aside, quiet=True)
+        try:
+            clock = Clock(session.learner.device)
+            if detail:
+                clock.watch(session)
+            stopwatch = Stopwatch(seconds, clock)
+            session.loop.callbacks = [StopOnNonFinite(), stopwatch]
+            TRAINERS[session.cfg.scheme if session.data is None else "offline"](session.loop)
+        finally:
+            session.close()
+            torch.set_num_threads(threads)
+    parts = dict(clock.seconds)
+    parts["the rest"] = stopwatch.took - sum(parts.values())
+    return Profile(session.cfg, session.loop.unit, stopwatch.steps, stopwatch.took, parts)
+
+
+def _steady(cfg: RunConfig) -> RunConfig:
+    """As it is for most of a run: beyond the warm-up, with little exploration, far from its end."""
+    changes: dict[str, Any] = {"env_steps": 10**9, "episodes": None, "duration": None, "stop_return": None}
+    fields = type(cfg).model_fields
+    if "offline_updates" in fields:
+        changes["offline_updates"] = 10**9
+    if "warmup_steps" in fields:
+        changes["warmup_steps"] = min(getattr(cfg, "warmup_steps"), 4 * getattr(cfg, "batch_size"))  # noqa: B009
+    if "epsilon_start" in fields:
+        changes["epsilon_start"] = getattr(cfg, "epsilon_end")  # noqa: B009
+    return cfg.model_copy(update=changes)
+
+
+# --- what would be faster ---
+
+
+@dataclass(frozen=True)
+class Try:
+    setting: str  # as one writes it
+    speed: float  # steps per second, in the better of its rounds
+    times: float  # as fast as it is now
+    refused: str = ""  # why it can't be
+
+
+def alternatives(found: Profile) -> dict[str, dict[str, Any]]:
+    """Settings to try beside those of a profile, by how one writes them."""
+    cfg = found.cfg
+    changes: dict[str, Any] = {}
+    for threads in sorted({1, cpu_count()} - {cfg.threads}):
+        changes[f"threads={threads}"] = {"threads": threads}
+    if found.unit == "updates":
+        return changes
+    num = cfg.vector.num
+    for other in (num // 2, 2 * num, 4 * num):
+        if other:  # with whatever back end suits so many
+            changes[f"vector.num={other}"] = {"vector": {"num": other, "backend": "auto", "workers": "auto"}}
+    if cfg.scheme == "self_play":  # games of its own, in this process
+        return changes
+    native = ["native"] if has_native(cfg.env.name, cfg.env.options) else []
+    for backend in ("serial", *(["process"] if num > 1 else []), *native):
+        if backend != cfg.vector.backend:
+            changes[f"vector.backend={backend}"] = {"vector": {"backend": backend, "workers": "auto"}}
+    return changes
+
+
+def try_alternatives(
+    asked: RunConfig, found: Profile, seconds: float, tell: Callable[[str], None] = lambda setting: None
+) -> list[Try]:
+    """Each for a short time, in turn, so that a machine that is busy for a while is so for all. The settings as they
+    are come first."""
+    plain = asked.model_dump(mode="json")
+    changes: dict[str, dict[str, Any]] = {AS_IT_IS: {}, **alternatives(found)}
+    speeds: dict[str, list[float]] = {setting: [] for setting in changes}
+    refused: dict[str, str] = {}
+    for _ in range(ROUNDS):
+        for setting in [one for one in changes if one not in refused]:
+            tell(setting)
+            try:
+                cfg = config.build([plain], changes[setting])
+                speeds[setting].append(profile(cfg, TRY_SHARE * seconds, detail=False).speed)
+            except UserError as error:
+                refused[setting] = str(error).split("\n")[0]
+    now = max(speeds[AS_IT_IS])
+    tries = []
+    for setting, mine in speeds.items():
+        best = max(mine, default=0.0)
+        tries.append(Try(setting, best, best / now, refused.get(setting, "")))
+    return tries
+
+
+def advice(tries: list[Try]) -> list[Try]:
+    """What is clearly faster, the fastest first."""
+    return sorted((one for one in tries if one.times >= WORTH), key=lambda one: -one.times)
+
+
+def rows_of_parts(found: Profile) -> list[dict[str, Any]]:
+    return [
+        {"part": part, "share": f"{100 * share:5.1f} %", "seconds": found.parts[part], "what": PARTS[part]}
+        for part, share in found.shares.items()
+        if share > 0
+    ]
+
+
+def rows_of_tries(tries: list[Try], unit: str) -> list[dict[str, Any]]:
+    return [
+        {"setting": one.setting, f"{unit}/s": f"{one.speed:,.0f}", "times": f"{one.times:.2f}", "": ""}
+        if not one.refused
+        else {"setting": one.setting, f"{unit}/s": "", "times": "", "": f"refused: {one.refused}"}
+        for one in tries
+    ]
