@@ -11,6 +11,7 @@ import torch
 
 from zhixing.batch import Batch
 from zhixing.buffers.rollout import Rollout
+from zhixing.envs.faults import INTERRUPTED
 from zhixing.envs.layout import BESIDE
 from zhixing.envs.vector import VectorEnv
 from zhixing.ops.seeding import stream
@@ -137,12 +138,12 @@ class Actor:
             while t < steps if steps is not None else len(done) < episodes:  # type: ignore[operator]
                 if t == rollout.num_steps:
                     rollout = self._storage(2 * t, rollout)
-                done += self._step(phase, rollout, t)
+                done += self._step(phase, rollout, t).values()
                 t += 1
         return Experience(rollout.batch(t), done)
 
-    def _step(self, phase: Phase, rollout: Rollout | None, t: int) -> list[Episode]:
-        """One step of every environment, written to row t."""
+    def _step(self, phase: Phase, rollout: Rollout | None, t: int) -> dict[int, Episode]:
+        """One step of every environment, written to row t; gives the episodes that ended, by environment."""
         hidden = self._hidden
         mask = as_tensor(self._beside["mask"], self.device) if "mask" in self._beside else None
         decision = self.policy.act(as_tensor(self._obs, self.device), hidden, mask, phase, self.rng, self.env_steps)
@@ -163,18 +164,20 @@ class Actor:
             rollout.write(t + 1, obs=obs, **self._beside)
         self._returns += reward
         self._lengths += 1
-        return self._finish(ended, info, rollout, t) if b"\1" in ended.tobytes() else []  # a third of any()'s cost
+        return self._finish(ended, info, rollout, t) if b"\1" in ended.tobytes() else {}  # a third of any()'s cost
 
-    def _finish(self, ended: Any, info: dict[str, Any], rollout: Rollout | None, t: int) -> list[Episode]:
+    def _finish(self, ended: Any, info: dict[str, Any], rollout: Rollout | None, t: int) -> dict[int, Episode]:
         envs = np.flatnonzero(ended)
         if rollout is not None:
             rollout.write_last(t, envs, "obs", info["final_obs"])
             for name in self._beside:
                 rollout.write_last(t, envs, name, info[f"final_{name}"])
         final_info = info.get("final_info", {})
-        episodes = [
-            Episode(float(np.mean(self._returns[i])), int(self._lengths[i]), final_info.get(int(i), {})) for i in envs
-        ]
+        episodes = {
+            i: Episode(float(np.mean(self._returns[i])), int(self._lengths[i]), final_info.get(i, {}))
+            for i in envs.tolist()
+            if INTERRUPTED not in final_info.get(i, {})  # its return says nothing of the policy
+        }
         self._returns[envs] = 0.0
         self._lengths[envs] = 0
         if self._hidden is not None:
@@ -205,13 +208,9 @@ class Actor:
         shares[: episodes % self.env.num_envs] += 1
         played: list[list[Episode]] = [[] for _ in shares]
         while any(len(mine) < share for mine, share in zip(played, shares, strict=True)):
-            before = self._lengths.copy()
-            ended = self._step(Phase.EVAL, None, 0)
-            if ended:
-                envs = np.flatnonzero(self._lengths <= before)  # those that start anew
-                for i, episode in zip(envs, ended, strict=True):
-                    if len(played[i]) < shares[i]:
-                        played[i].append(episode)
+            for i, episode in self._step(Phase.EVAL, None, 0).items():
+                if len(played[i]) < shares[i]:
+                    played[i].append(episode)
         self._obs = None
         return Evaluation([episode for mine in played for episode in mine])
 
@@ -219,6 +218,11 @@ class Actor:
     def tells(self) -> tuple[str, ...]:
         """Numbers of the task, at the ends of its episodes, that are worth a log."""
         return self.env.tells
+
+    @property
+    def replaced(self) -> int:
+        """How often an environment failed and another took its place."""
+        return self.env.replaced
 
     def close(self) -> None:
         self.env.close()

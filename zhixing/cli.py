@@ -203,14 +203,60 @@ def play(
     seed: Seed = 0,
 ) -> None:
     """Play a task in a window with the keyboard, or let chance play; escape ends it."""
-    from zhixing import config
     from zhixing.window import play
+
+    play(env, _task_options("play", settings), random=random, seed=seed, episodes=episodes)
+
+
+@app.command()
+def check(
+    env: Annotated[str, typer.Argument(metavar="ENV", help="The task, such as my.module:MyEnv.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[env.NAME=VALUE]...", help="Its options; env.render_mode=rgb_array also looks at it."),
+    ] = None,
+) -> None:
+    """Tell what is wrong with a task, before anything is trained in it."""
+    from zhixing import envs
+
+    findings = envs.check(env, **_task_options("check", settings))
+    for finding in findings:
+        first, *rest = finding.words.rstrip().splitlines()
+        print(f"{finding.mark:6} {finding.check:13} {first}")
+        for line in rest:
+            print(f"{'':20} {line}")
+    wrong = sum(finding.mark == "wrong" for finding in findings)
+    print(f"{env}: {f'{wrong} wrong' if wrong else 'nothing wrong'}")
+    if wrong:
+        raise typer.Exit(2)
+
+
+@app.command()
+def replay(
+    capsule: Annotated[Path, typer.Argument(metavar="CAPSULE", help="A file of a run's folder crash/.")],
+    env: Annotated[
+        str | None, typer.Option("--env", help="Your own task, which a capsule may name but not start by itself.")
+    ] = None,
+) -> None:
+    """Repeat a crash of an environment: its episode with the same chance and the same actions."""
+    from zhixing.envs.capsule import replay
+
+    replayed = replay(capsule, env)
+    if replayed.traceback:
+        print(replayed.traceback.rstrip())
+    print(replayed.words)
+    if not replayed.same:
+        raise typer.Exit(1)
+
+
+def _task_options(command: str, settings: list[str] | None) -> dict[str, Any]:
+    from zhixing import config
 
     given = config.parse_overrides(settings or [])
     options = given.pop("env", {})
     if given or not isinstance(options, dict):
-        raise UserError("to play a task takes only options of the task, written env.NAME=VALUE")
-    play(env, options, random=random, seed=seed, episodes=episodes)
+        raise UserError(f"to {command} a task takes only options of the task, written env.NAME=VALUE")
+    return options
 
 
 @app.command()

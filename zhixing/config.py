@@ -74,6 +74,8 @@ class VectorConfig(Strict):
     backend: Literal["auto", "serial", "process", "native"] = "auto"  # what runs the copies; auto measures and chooses
     num: Positive = 1  # copies of the task
     workers: Positive | Auto = "auto"  # processes that share the copies, with backend=process
+    on_crash: Literal["stop", "replace"] = "stop"  # a copy that fails ends the run, or a new one takes its place
+    step_seconds: PositiveFloat | None = None  # how long a step of a copy may take, with backend=process
 
 
 class NetConfig(Strict):

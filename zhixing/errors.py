@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(Exception):
@@ -15,7 +16,9 @@ class NonFiniteError(UserError):
 
 
 class EnvCrashError(RuntimeError):
-    """An environment raised or its process died: names it, its index and step, with its own traceback."""
+    """An environment raised, misbehaved, hung or died: names it, its index and step, with its own traceback."""
+
+    capsule: dict[str, Any] | None = None  # what repeats it, until it is written to a file
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str], hint: str = "") -> UserError:

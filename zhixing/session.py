@@ -69,6 +69,7 @@ class Session:
                     backend="serial" if playing else cfg.vector.backend,
                     workers=_number(cfg.vector.workers),
                     options=cfg.env.options,
+                    faults=_faults(cfg, self.folder, guarded=not playing),
                 )
                 self.spaces = self.env.spaces
             else:
@@ -99,7 +100,7 @@ class Session:
         elif self.env is not None:
             self.actor = Actor(policy, self.env, self.learner.fields, seed=cfg.seed, device=device)
         if cfg.env.name != NO_ENV:
-            self.evaluator = _evaluator(cfg, policy, device)
+            self.evaluator = _evaluator(cfg, policy, device, self.folder)
             if self.data is not None:
                 assert isinstance(self.evaluator, Actor)
                 check_spaces(self.data, self.evaluator.spaces, cfg.env.name)
@@ -284,7 +285,7 @@ def evaluate(
     torch.set_num_threads(int(cfg.threads) if cfg.threads != "auto" else 1)
     if cfg.env.name == NO_ENV:
         raise UserError(f"{run} was trained without an environment; train with --env NAME to evaluate in it")
-    env = _evaluation_env(cfg)
+    env = _evaluation_env(cfg, folder)
     try:
         learner: Learner = algorithms.get(cfg.algorithm).make(cfg, env.spaces, torch.device(cfg.device))
         with fitting(folder):
@@ -292,7 +293,7 @@ def evaluate(
         if against is not None:
             evaluator: Actor | Matches = Matches(game_of(cfg.env.name), learner.policy, against)
         else:
-            evaluator = _evaluator(cfg, learner.policy, torch.device(cfg.device), env)
+            evaluator = _evaluator(cfg, learner.policy, torch.device(cfg.device), folder, env)
         evaluation = evaluator.evaluate(episodes, seed)
     finally:
         env.close()
@@ -300,18 +301,25 @@ def evaluate(
 
 
 def _evaluator(
-    cfg: RunConfig, policy: Policy, device: torch.device, env: envs.VectorEnv | None = None
+    cfg: RunConfig, policy: Policy, device: torch.device, folder: RunFolder, env: envs.VectorEnv | None = None
 ) -> Actor | Matches:
     """Who plays fresh episodes: of those that look ahead in games, matches."""
     if isinstance(cfg, SearchConfig) and cfg.env.name in GAMES:
         return Matches(game_of(cfg.env.name), policy, cfg.opponent or "random")
-    return Actor(policy, env or _evaluation_env(cfg), device=device)
+    return Actor(policy, env or _evaluation_env(cfg, folder), device=device)
 
 
-def _evaluation_env(cfg: RunConfig) -> envs.VectorEnv:
+def _evaluation_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
     num = min(cfg.eval_episodes, max(10, cfg.vector.num))
     options = {**cfg.env.options, **cfg.eval_env}
-    return envs.make_vector(cfg.env.name, num, backend=cfg.vector.backend, options=options)
+    faults = _faults(cfg, folder)
+    return envs.make_vector(cfg.env.name, num, backend=cfg.vector.backend, options=options, faults=faults)
+
+
+def _faults(cfg: RunConfig, folder: RunFolder, guarded: bool = True) -> envs.Faults:
+    """What is done about environments that fail. Those that nobody steps need no guard."""
+    asked = envs.Faults(cfg.vector.on_crash, cfg.vector.step_seconds, folder.path / "crash")
+    return asked if guarded else envs.Faults(folder=asked.folder)
 
 
 def default_out(cfg: RunConfig) -> Path:

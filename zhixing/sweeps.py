@@ -23,6 +23,7 @@ import numpy as np
 from zhixing import config
 from zhixing.checkpoint import RunFolder
 from zhixing.config import RunConfig
+from zhixing.envs.capsule import ADVICE
 from zhixing.errors import UserError
 from zhixing.executors import Board, LocalProcesses, claimed, default_workers, drive
 from zhixing.jobs import Job, News
@@ -209,7 +210,7 @@ def sweep(
                 owner[news.job].results[news.job] = news.told
                 ending = result_line(news.told)
             elif news.kind == "failed":
-                failed[news.job] = ending = news.told["error"].strip().split("\n")[-1]
+                failed[news.job] = ending = _reason(news.told["error"])
             board.hear(news, ending)
 
         jobs = iter(todo)
@@ -289,3 +290,9 @@ def picture(settings: Sequence[Setting], path: Path) -> None:
         label = " ".join([runs[0].algorithm, setting.label]).strip()
         configurations.append(Configuration(label, runs[0].task, runs, repeats=0))
     save(draw(configurations), path)
+
+
+def _reason(error: str) -> str:
+    """The last line of a traceback, before the advice how to repeat it."""
+    lines = [line for line in error.strip().split("\n") if not line.startswith(ADVICE)]
+    return lines[-1] if lines else error

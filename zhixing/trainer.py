@@ -80,6 +80,11 @@ class Loop:
         return () if self.actor is None else self.actor.tells
 
     @property
+    def replaced(self) -> int:
+        """How often an environment failed and another took its place."""
+        return self.actor.replaced if isinstance(self.actor, Actor) else 0
+
+    @property
     def updates(self) -> int:
         return self.learner.updates
 

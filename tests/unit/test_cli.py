@@ -62,7 +62,21 @@ def test_help_imports_neither_torch_nor_gymnasium() -> None:
 def test_help_names_every_command(zhixing: Command) -> None:
     code, out, _ = zhixing("--help")
     assert code == 0
-    for command in ("train", "resume", "eval", "record", "plot", "sweep", "tune", "profile", "list", "show"):
+    commands = (
+        "train",
+        "resume",
+        "eval",
+        "record",
+        "plot",
+        "sweep",
+        "tune",
+        "profile",
+        "list",
+        "show",
+        "check",
+        "replay",
+    )
+    for command in (*commands, "play", "watch", "collect"):
         assert command in out
 
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zhixing.envs.checks import Finding, check
 from zhixing.envs.choice import default_workers, probe, worth_processes
 from zhixing.envs.families import Task, make, names
+from zhixing.envs.faults import ON_CRASH, Faults, keep_capsule
 from zhixing.envs.native import NativeVectorEnv, suits_auto
 from zhixing.envs.process import ProcessVectorEnv
-from zhixing.envs.serial import SerialVectorEnv
+from zhixing.envs.serial import SerialVectorEnv, layout_of
 from zhixing.envs.vector import VectorEnv
-from zhixing.errors import UserError, unknown
+from zhixing.errors import EnvCrashError, UserError, unknown
 
 __all__ = [
+    "Faults",
+    "Finding",
     "NativeVectorEnv",
     "ProcessVectorEnv",
     "SerialVectorEnv",
     "Task",
     "VectorEnv",
+    "check",
     "make",
     "make_vector",
     "names",
@@ -34,25 +39,39 @@ def make_vector(
     workers: int | None = None,
     options: Mapping[str, Any] | None = None,
     render_mode: str | None = None,
+    faults: Faults | None = None,
 ) -> VectorEnv:
     """`num` copies of an environment. What was chosen for `auto` is in `.backend` and `.workers`."""
+    faults = faults or Faults()
     if backend not in BACKENDS:
         raise unknown("backend", backend, BACKENDS)
+    if faults.on_crash not in ON_CRASH:
+        raise unknown("on_crash", faults.on_crash, ON_CRASH)
     if num < 1:
         raise UserError(f"the number of environments is {num}; it must be at least 1")
     if workers is not None and not 1 <= workers <= num:
         raise UserError(f"the number of workers is {workers}; it must be from 1 to the {num} environments")
+    guarded = faults.replace or faults.step_seconds is not None
+    if guarded and backend == "native":
+        raise UserError("native environments step together: on_crash=replace and step_seconds take backend process")
     given = dict(options or {})
     if render_mode is not None:
         given["render_mode"] = render_mode
     task = Task(name, given)
-    if backend == "native" or (backend == "auto" and num > 1 and suits_auto(name, given)):
+    if backend == "native" or (backend == "auto" and not guarded and num > 1 and suits_auto(name, given)):
         task().close()  # the same errors for wrong names and options as everywhere
         return NativeVectorEnv(name, num, given)
     if backend == "serial":
-        return SerialVectorEnv(task, num)
-    found = probe(task)
+        return SerialVectorEnv(task, num, faults=faults)
+    # only a process can be ended, and a trial in this one, where it decides nothing, could be its end
+    if guarded or (backend == "process" and workers is not None):
+        return ProcessVectorEnv(task, num, workers or default_workers(num, waits=False), layout_of(task), faults)
+    try:
+        found = probe(task)
+    except EnvCrashError as crash:
+        keep_capsule(crash, faults, env={"name": name, "options": given}, backend="serial")
+        raise
     workers = workers or default_workers(num, found.waits)
     if backend == "process" or worth_processes(num, found.step_seconds, found.waits, workers):
-        return ProcessVectorEnv(task, num, workers, found.layout)
-    return SerialVectorEnv(task, num, found.layout)
+        return ProcessVectorEnv(task, num, workers, found.layout, faults)
+    return SerialVectorEnv(task, num, found.layout, faults)

@@ -37,6 +37,27 @@ class Arrays:
         return Arrays(**chosen)
 
 
+class Twin:
+    """What environments showed before a step, in case that one of them doesn't survive it."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = arrays
+        self.shown = [*tree_leaves(arrays.obs), *arrays.beside.values()]
+        self.final = [*tree_leaves(arrays.final_obs), *arrays.final_beside.values()]
+        self.copies = [leaf.copy() for leaf in self.shown]
+
+    def take(self, rows: Any = ...) -> None:
+        for copy, leaf in zip(self.copies, self.shown, strict=True):
+            copy[rows] = leaf[rows]
+
+    def end(self, rows: Any) -> None:
+        """End these episodes there, as if cut by a clock, with nothing paid."""
+        for copy, leaf in zip(self.copies, self.final, strict=True):
+            leaf[rows] = copy[rows]
+        self.arrays.reward[rows] = 0.0
+        self.arrays.terminated[rows], self.arrays.truncated[rows] = False, True
+
+
 def allocate(spaces: Spaces, num: int, memory: mmap.mmap | None = None) -> Arrays:
     """Arrays for `num` environments; in `memory` at places that depend on nothing but the arguments."""
     offset = 0

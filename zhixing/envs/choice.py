@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Discrete, MultiDiscrete
 
 from zhixing.envs.arrays import Array, allocate
 from zhixing.envs.layout import Layout, describe
@@ -42,7 +42,7 @@ def probe(factory: Factory) -> Probe:
         action.seed(0)
         wall, cpu = [time.perf_counter()], [time.process_time()]
         while len(wall) < 4 or wall[-1] - wall[0] < PROBE_SECONDS:
-            arrays.action[0] = _random(action, arrays.beside.get("mask"), layout.spaces.num_agents)
+            arrays.action[0] = random_action(action, arrays.beside.get("mask"), layout.spaces.num_agents)
             slots.step()
             wall.append(time.perf_counter())
             cpu.append(time.process_time())
@@ -53,12 +53,14 @@ def probe(factory: Factory) -> Probe:
         env.close()
 
 
-def _random(space: gym.Space[Any], mask: Array | None, num_agents: int) -> Any:
+def random_action(space: gym.Space[Any], mask: Array | None, num_agents: int) -> Any:
     """Any allowed action; of many agents one each."""
-    if mask is None or not isinstance(space, Discrete):
+    if mask is None or not isinstance(space, (Discrete, MultiDiscrete)):
         actions = [space.sample() for _ in range(num_agents)]
     else:
-        rows = mask.reshape(num_agents, -1).astype(np.int8)
+        rows: list[Any] = list(mask.reshape(num_agents, -1).astype(np.int8))
+        if isinstance(space, MultiDiscrete):
+            rows = [tuple(np.split(row, np.cumsum(space.nvec)[:-1])) for row in rows]
         actions = [space.sample(row) for row in rows]
     return actions[0] if num_agents == 1 else np.array(actions)
 

@@ -9,66 +9,74 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-import pickle
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
-from zhixing.envs.arrays import Array, allocate, shared_bytes
+from zhixing.envs.arrays import Array, Twin, allocate, shared_bytes
+from zhixing.envs.faults import IN_A_ROW, INTERRUPTED, Faults
 from zhixing.envs.layout import Layout
 from zhixing.envs.serial import Factory, layout_of, name_of
 from zhixing.envs.slots import Numbers, State
+from zhixing.envs.tapes import Tapes, tape_bytes
 from zhixing.envs.vector import Info, Result, VectorEnv, as_ids, partial_result, result, shown
-from zhixing.envs.worker import CALL, DONE, ENDED, ERROR, STEP, VALUE, Setup
+from zhixing.envs.worker import Setup
+from zhixing.envs.worker_process import CLOSE_SECONDS, WorkerProcess
 from zhixing.errors import EnvCrashError, UserError
 from zhixing.tree import Tree
 
-CLOSE_SECONDS = 5.0  # how long close() waits for a step under way
-# SIGINT is ignored before the slow imports, or Ctrl-C during the start would print a traceback per worker
-PROGRAM = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-from zhixing.envs.worker import main
-main(int(sys.argv[1]), int(sys.argv[2]))
-"""
-
 
 class ProcessVectorEnv(VectorEnv):
-    def __init__(self, factory: Factory, num: int, workers: int, layout: Layout | None = None) -> None:
+    def __init__(
+        self, factory: Factory, num: int, workers: int, layout: Layout | None = None, faults: Faults | None = None
+    ) -> None:
         if not 1 <= workers <= num:
             raise UserError(f"the number of workers is {workers}; it must be from 1 to the {num} environments")
+        self.factory, self.faults = factory, faults or Faults()
         name = name_of(factory)
-        layout = layout or layout_of(factory)
+        self.layout = layout = layout or layout_of(factory)
         self.tells = layout.tells
         super().__init__(name, layout.spaces, num, "process", workers)
-        size = shared_bytes(layout.spaces, num)
+        self._tapes_at = shared_bytes(layout.spaces, num)
+        self._size = self._tapes_at + tape_bytes(layout.spaces, num)
         bounds = np.linspace(0, num, workers + 1).astype(int).tolist()
-        self._workers: list[_Worker] = []
+        self._workers: list[WorkerProcess] = []
+        self._memory_fd = _unnamed_file(self._size)
         self.closed = False
-        memory_fd = _unnamed_file(size)
         try:
-            self.arrays = allocate(layout.spaces, num, mmap.mmap(memory_fd, size))
+            memory = mmap.mmap(self._memory_fd, self._size)
+            self.arrays = allocate(layout.spaces, num, memory)
+            self._tapes = Tapes(layout.spaces, num, memory, self._tapes_at)
+            self._twin = Twin(self.arrays) if self.faults.replace else None
             for first, last in itertools.pairwise(bounds):
-                # the kernel's signal follows the thread that made the worker, and only the main one lasts
-                lasting = threading.current_thread() is threading.main_thread()
-                setup = Setup(factory, name, layout, num, first, last, size, lasting)
-                self._workers.append(_Worker(setup, memory_fd))
+                self._workers.append(self._worker(first, last))
             for worker in self._workers:
                 worker.answer()
         except BaseException:
             self.close()
             raise
-        finally:
-            os.close(memory_fd)
+
+    def _worker(self, first: int, last: int) -> WorkerProcess:
+        # the kernel's signal follows the thread that made the worker, and only the main one lasts
+        lasting = threading.current_thread() is threading.main_thread()
+        setup = Setup(
+            self.factory,
+            self.name,
+            self.layout,
+            self.num_envs,
+            first,
+            last,
+            self._size,
+            self._tapes_at,
+            self.faults.replace,
+            lasting,
+        )
+        return WorkerProcess(setup, self._memory_fd, self._tapes, self.faults.step_seconds)
 
     def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
         seeds = self._seeds(seed)
@@ -78,10 +86,12 @@ class ProcessVectorEnv(VectorEnv):
     def step(self, actions: Array) -> Result:
         self._refuse_busy(self._workers)
         self.arrays.action[...] = actions
+        if self._twin is not None:
+            self._twin.take()
         for worker in self._workers:
             worker.start_step()
         ended: dict[int, Numbers] = {}
-        for worker in self._workers:
+        for worker in list(self._workers):
             ended.update(self._ended(worker))
         return result(self.arrays, ended)
 
@@ -92,6 +102,8 @@ class ProcessVectorEnv(VectorEnv):
             raise ValueError(f"send ids as recv gave them: {sorted(wanted)} are not the environments of whole workers")
         self._refuse_busy(workers)
         self.arrays.action[ids] = actions
+        if self._twin is not None:
+            self._twin.take(as_ids(ids))  # others may be at a step and write
         for worker in workers:
             worker.start_step()
 
@@ -103,9 +115,11 @@ class ProcessVectorEnv(VectorEnv):
         ids: list[int] = []
         ended: dict[int, Numbers] = {}
         while len(ids) < min_ready:
-            ready = wait([worker.connection for worker in busy if worker.busy])
-            for worker in busy:
-                if worker.connection in ready:
+            waiting = [worker for worker in busy if worker.busy]
+            seconds = [worker.seconds_left for worker in waiting if worker.seconds_left is not None]
+            ready = wait([worker.connection for worker in waiting], min(seconds, default=None))
+            for worker in waiting:
+                if worker.connection in ready or worker.seconds_left == 0.0:
                     ended.update(self._ended(worker))
                     ids += range(worker.first, worker.last)
         return partial_result(self.arrays, ended, as_ids(ids))
@@ -118,6 +132,7 @@ class ProcessVectorEnv(VectorEnv):
         self._check_state(state, "slots")
         inexact = self._call("load", [(state["envs"][worker.first : worker.last],) for worker in self._workers])
         self.inexact = list(itertools.chain(*inexact))
+        self.replaced = sum(slot.get("replaced", 0) for slot in state["envs"])
         return shown(self.arrays)
 
     def render(self, index: int = 0) -> np.ndarray[Any, Any]:  # type: ignore[override]
@@ -132,100 +147,65 @@ class ProcessVectorEnv(VectorEnv):
         deadline = time.monotonic() + CLOSE_SECONDS
         for worker in self._workers:
             worker.exit_code(max(0.0, deadline - time.monotonic()))
+        os.close(self._memory_fd)
+
+    def rehearse(self, seed: int | None, origin: State) -> None:
+        """Begin the episode of the only environment as one began that is to be repeated."""
+        self._call("rehearse", [(seed, origin)])
 
     def _call(self, method: str, arguments: list[Any]) -> list[Any]:
         """Let all workers do it at the same time."""
-        for worker in self._workers:
-            worker.settle()
-        for worker, own in zip(self._workers, arguments, strict=True):
-            worker.start_call(method, own)
-        return [worker.answer() for worker in self._workers]
+        try:
+            for worker in self._workers:
+                worker.settle()
+            for worker, own in zip(self._workers, arguments, strict=True):
+                worker.start_call(method, own)
+            return [worker.answer() for worker in self._workers]
+        except EnvCrashError as crash:
+            self._keep(crash, self.factory)
+            raise
 
-    def _ended(self, worker: _Worker) -> dict[int, Numbers]:
-        numbers: dict[int, Numbers] | None = worker.answer()
-        if numbers is not None:
-            return numbers
-        own = slice(worker.first, worker.last)
-        ended = self.arrays.terminated[own] | self.arrays.truncated[own]
-        return {worker.first + row: {} for row in ended.nonzero()[0].tolist()}
+    def _ended(self, worker: WorkerProcess) -> dict[int, Numbers]:
+        try:
+            told = worker.answer()
+        except EnvCrashError as crash:
+            self._keep(crash, self.factory)
+            if self._twin is None or not worker.lost or worker.strikes >= IN_A_ROW:
+                raise
+            return self._replace(worker, self._twin)
+        if told is not None:
+            ended, crashes = told
+            for survived in crashes:
+                self._keep(survived, self.factory)
+                self.replaced += 1
+        else:
+            own = slice(worker.first, worker.last)
+            rows = (self.arrays.terminated[own] | self.arrays.truncated[own]).nonzero()[0]
+            ended = {worker.first + row: {} for row in rows.tolist()}
+        if any(INTERRUPTED not in numbers for numbers in ended.values()):
+            worker.strikes = 0
+        return ended
 
-    def _refuse_busy(self, workers: list[_Worker]) -> None:
+    def _replace(self, worker: WorkerProcess, twin: Twin) -> dict[int, Numbers]:
+        """A new process for one that is gone: the episodes of all its environments are over."""
+        indices = range(worker.first, worker.last)
+        tapes = [self._tapes.read(index) or {"seed": None, "replaced": 0} for index in indices]
+        worker.connection.close()
+        worker.busy = False
+        new = self._worker(worker.first, worker.last)
+        new.strikes = worker.strikes + 1
+        self._workers[self._workers.index(worker)] = new
+        new.answer()
+        new.start_call("revive", ([(tape["seed"], tape["replaced"] + 1) for tape in tapes],))
+        new.answer()
+        twin.end(slice(worker.first, worker.last))
+        self.replaced += len(indices)
+        return {index: {INTERRUPTED: True} for index in indices}
+
+    def _refuse_busy(self, workers: list[WorkerProcess]) -> None:
         for worker in workers:
             if worker.busy:
                 raise RuntimeError(f"environments {worker.range} are still at a step: recv first")
-
-
-class _Worker:
-    """The parent's end of one worker process."""
-
-    def __init__(self, setup: Setup, memory_fd: int) -> None:
-        self.name, self.first, self.last = setup.name, setup.first, setup.last
-        ours, theirs = socket.socketpair()
-        search = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(theirs.fileno()), str(memory_fd)],
-                pass_fds=(theirs.fileno(), memory_fd),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": search},  # what can be imported here can be imported there
-            )
-        self.connection = Connection(ours.detach())
-        self.fd = self.connection.fileno()
-        self.busy = True
-        self._tell(lambda: self.connection.send_bytes(cloudpickle.dumps(setup)))  # takes what __main__ defines, too
-
-    def start_step(self) -> None:
-        self.busy = True
-        try:
-            os.write(self.fd, STEP)
-        except OSError:
-            raise self._death() from None
-
-    def start_call(self, method: str, arguments: Any) -> None:
-        self.busy = True
-        self._tell(lambda: os.write(self.fd, CALL))
-        self._tell(lambda: self.connection.send_bytes(pickle.dumps((method, arguments))))
-
-    def answer(self) -> Any:
-        """Wait for it. None for a step in which no episode ended with numbers to tell."""
-        try:
-            kind = os.read(self.fd, 1)
-            value: Any = None if kind == DONE else pickle.loads(self.connection.recv_bytes())
-        except (OSError, EOFError):
-            raise self._death() from None
-        self.busy = False
-        if kind == ERROR:
-            raise value
-        assert kind in (DONE, ENDED, VALUE)
-        return value
-
-    def settle(self) -> None:
-        """Take an answer that nobody waited for, as after an interrupted step."""
-        if self.busy:
-            self.answer()
-
-    @property
-    def range(self) -> str:
-        return str(self.first) if self.last == self.first + 1 else f"{self.first} to {self.last - 1}"
-
-    def exit_code(self, seconds: float) -> int:
-        """Of a worker that is going; one that isn't gone after `seconds` is killed."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
-
-    def _tell(self, write: Any) -> None:
-        try:
-            write()
-        except OSError:
-            raise self._death() from None
-
-    def _death(self) -> EnvCrashError:
-        code = self.exit_code(CLOSE_SECONDS)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return EnvCrashError(f"the worker process of {self.name} (index {self.range}) {how}")
 
 
 def _unnamed_file(size: int) -> int:

@@ -9,40 +9,61 @@ import gymnasium as gym
 import numpy as np
 
 from zhixing.envs.arrays import Array, allocate
+from zhixing.envs.faults import Faults
 from zhixing.envs.layout import Layout, describe
 from zhixing.envs.slots import Numbers, Slots, State
 from zhixing.envs.vector import Info, Result, VectorEnv, as_ids, partial_result, result, shown
+from zhixing.errors import EnvCrashError, UserError
 from zhixing.tree import Tree
 
 Factory = Callable[[], gym.Env[Any, Any]]
 
 
 class SerialVectorEnv(VectorEnv):
-    def __init__(self, factory: Factory, num: int, layout: Layout | None = None) -> None:
+    def __init__(self, factory: Factory, num: int, layout: Layout | None = None, faults: Faults | None = None) -> None:
+        self.factory, self.faults = factory, faults or Faults()
+        if self.faults.step_seconds is not None:
+            raise UserError("a limit per step (vector.step_seconds) takes worker processes; use backend process")
         name = name_of(factory)
         layout = layout or layout_of(factory)
         self.tells = layout.tells
         super().__init__(name, layout.spaces, num, "serial", 1)
         self.arrays = allocate(layout.spaces, num)
-        self.slots = Slots([factory] * num, layout, self.arrays, 0, name)
+        self.slots = Slots([factory] * num, layout, self.arrays, 0, name, replace=self.faults.replace)
         self.metadata["render_fps"] = float(self.slots.slots[0].env.metadata.get("render_fps") or 30)
         self.closed = False
         self._sent: list[int] = []
         self._ended: dict[int, Numbers] = {}
 
     def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
-        self.slots.reset(self._seeds(seed), options)
+        try:
+            self.slots.reset(self._seeds(seed), options)
+        except EnvCrashError as crash:
+            self._keep(crash, self.factory)
+            raise
         self._sent, self._ended = [], {}
         return shown(self.arrays)
 
     def step(self, actions: Array) -> Result:
         self.arrays.action[...] = actions
-        return result(self.arrays, self.slots.step())
+        return result(self.arrays, self._step())
+
+    def _step(self, rows: list[int] | None = None) -> dict[int, Numbers]:
+        try:
+            ended = self.slots.step(rows)
+        except EnvCrashError as crash:
+            self._keep(crash, self.factory)
+            raise
+        for survived in self.slots.crashes:
+            self._keep(survived, self.factory)
+            self.replaced += 1
+        self.slots.crashes.clear()
+        return ended
 
     def send(self, actions: Array, ids: Array) -> None:
         self.arrays.action[ids] = actions
         rows = as_ids(ids).tolist()
-        self._ended.update(self.slots.step(rows))
+        self._ended.update(self._step(rows))
         self._sent += rows
 
     def recv(self, min_ready: int = 1) -> tuple[Array, Tree, Array, Array, Array, Info]:
@@ -58,6 +79,7 @@ class SerialVectorEnv(VectorEnv):
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
         self._check_state(state, "slots")
         self.inexact = self.slots.load(state["envs"])
+        self.replaced = sum(slot.replaced for slot in self.slots.slots)
         return shown(self.arrays)
 
     def render(self, index: int = 0) -> np.ndarray[Any, Any]:  # type: ignore[override]

@@ -11,9 +11,10 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from zhixing.envs.arrays import Array, Arrays
+from zhixing.envs.faults import Faults, keep_capsule
 from zhixing.envs.layout import BESIDE
 from zhixing.envs.slots import Numbers, State, task_seed
-from zhixing.errors import UserError
+from zhixing.errors import EnvCrashError, UserError
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree
 
@@ -31,9 +32,14 @@ class VectorEnv(gym.vector.VectorEnv[Any, Any, Any], ABC):
 
     Of many agents, observations are [N, A, ...], actions [N, A] or [N, A, k], rewards [N, A], masks [N, A, n].
     `tells` names the numbers in `final_info` that are worth a log.
+
+    `faults` says what is done when an environment fails. One that is replaced shows its episode as truncated, with the
+    last observation that was right, no reward, and `INTERRUPTED` in its `final_info`; `replaced` counts them.
     """
 
     tells: tuple[str, ...] = ()
+    faults = Faults()
+    replaced = 0
 
     closed = True  # until there is something to close: a constructor may fail half way
 
@@ -72,6 +78,11 @@ class VectorEnv(gym.vector.VectorEnv[Any, Any, Any], ABC):
     @abstractmethod
     def render(self, index: int = 0) -> Array:  # type: ignore[override]
         """The picture of one environment."""
+
+    def _keep(self, crash: EnvCrashError, factory: Any) -> None:
+        """Write the capsule of a crash, where it goes anywhere."""
+        task = {"name": self.name, "options": dict(getattr(factory, "options", {}))}
+        keep_capsule(crash, self.faults, env=task, backend=self.backend)
 
     def __del__(self) -> None:
         if not self.closed:

@@ -1,7 +1,8 @@
 """The process at the other end of a ProcessVectorEnv: some environments, their rows in shared memory, one socket.
 
 Each command and each answer is one byte. `CALL`, `VALUE`, `ENDED` and `ERROR` are followed by a pickle; steps are not,
-unless an episode ended with numbers in its last info. The end of the file means that the parent is gone.
+unless an episode ended with numbers in its last info or an environment was replaced. The end of the file means that the
+parent is gone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from zhixing.envs.arrays import allocate
 from zhixing.envs.layout import Layout
 from zhixing.envs.slots import Slots
+from zhixing.envs.tapes import Tapes
 from zhixing.errors import EnvCrashError, UserError
 
 STEP, CALL = b"s", b"c"  # commands
@@ -37,6 +39,8 @@ class Setup:
     first: int
     last: int  # one past this worker's last environment
     memory_bytes: int
+    tapes_at: int  # where in the memory
+    replace: bool  # environments that fail
     die_with_parent: bool
 
 
@@ -53,7 +57,8 @@ def main(socket_fd: int, memory_fd: int) -> None:
         memory = mmap.mmap(memory_fd, setup.memory_bytes)
         os.close(memory_fd)
         arrays = allocate(setup.layout.spaces, setup.num, memory).rows(slice(setup.first, setup.last))
-        slots = _attempt(parent, lambda: _make(setup, arrays))
+        tapes = Tapes(setup.layout.spaces, setup.num, memory, setup.tapes_at)
+        slots = _attempt(parent, lambda: _make(setup, arrays, tapes))
         if slots is not None:
             try:
                 _serve(parent, slots)
@@ -63,9 +68,10 @@ def main(socket_fd: int, memory_fd: int) -> None:
         pass
 
 
-def _make(setup: Setup, arrays: Any) -> tuple[bytes, Any]:
+def _make(setup: Setup, arrays: Any, tapes: Tapes) -> tuple[bytes, Any]:
     makers = [setup.factory] * (setup.last - setup.first)
-    return DONE, Slots(makers, setup.layout, arrays, setup.first, setup.name)
+    slots = Slots(makers, setup.layout, arrays, setup.first, setup.name, replace=setup.replace, tapes=tapes)
+    return DONE, slots
 
 
 def _serve(parent: Connection, slots: Slots) -> None:
@@ -80,7 +86,8 @@ def _serve(parent: Connection, slots: Slots) -> None:
 
 def _step(slots: Slots) -> tuple[bytes, Any]:
     ended = slots.step()
-    return (ENDED if any(ended.values()) else DONE), ended
+    crashes, slots.crashes = slots.crashes, []
+    return (ENDED if crashes or any(ended.values()) else DONE), (ended, crashes)
 
 
 def _attempt(parent: Connection, work: Any) -> Any:

@@ -1,0 +1,111 @@
+"""`zhixing check` and `zx.envs.check`: each broken task is told by the check that it breaks, and by no other."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import broken_tasks as broken
+import pytest
+
+import zhixing as zx
+from zhixing.cli import main
+from zhixing.envs.checks import CHECKS, Finding
+
+WRONG: dict[type, tuple[str, str]] = {
+    broken.Strange: ("spaces", "can't be stored as arrays; allowed are Box"),
+    broken.NoSpace: ("spaces", "there is no action_space"),
+    broken.WrongShape: ("observations", r"has shape \(1,\); its space says \(2,\) \(after 3 steps\)"),
+    broken.WrongKind: ("observations", "is of float32; its space says uint8"),
+    broken.TooLarge: ("observations", "holds 300"),
+    broken.NoSuchChoice: ("observations", r"holds 3; Discrete\(3\) takes 0 to 2"),
+    broken.Outside: ("observations", "after 3 steps is outside Box"),
+    broken.NanObs: ("observations", "not finite after 3 steps"),
+    broken.NanLast: ("observations", "not finite after 20 steps"),
+    broken.NanReward: ("rewards", "nan after 3 steps; they must be finite"),
+    broken.WordReward: ("rewards", "'much' after 1 steps is no number"),
+    broken.Unseeded: ("seeding", r"the observation differs after 0 steps; begin reset with super\(\).reset"),
+    broken.Remembers: ("determinism", "differs after 0 steps; reset must forget"),
+    broken.Shares: ("copies", "differs after 1 steps; what a copy changes must belong to it alone"),
+    broken.EndsByWord: ("ends", "terminated is 'no' after 20 steps; give True or False"),
+    broken.NoDict: ("info", "it is of NoneType after 1 steps; it must be a dict"),
+    broken.MaskForbidsAll: ("masks", "after 3 steps forbids every action"),
+    broken.MaskOfWrongShape: ("masks", r"of shape \(1,\) after 3 steps"),
+    broken.MaskForbidsAGroup: ("masks", "after 3 steps forbids every action"),
+    broken.BadPicture: ("render", r"float32 of shape \(8, 8\); an array of uint8"),
+    broken.ForgetsToRestore: ("restore", "goes on otherwise at step"),
+    broken.Fails: ("steps", "ZeroDivisionError: threw"),
+}
+
+
+def by_mark(findings: list[Finding], mark: str) -> dict[str, str]:
+    return {finding.check: finding.words for finding in findings if finding.mark == mark}
+
+
+@pytest.mark.parametrize("task", WRONG, ids=lambda task: task.__name__)
+def test_a_broken_task_is_told_by_the_check_that_it_breaks(task: type) -> None:
+    check, words = WRONG[task]
+    options = {"render_mode": "rgb_array"} if task is broken.BadPicture else {}
+    wrong = by_mark(zx.envs.check(task, **options), "wrong")
+    assert list(wrong) == [check]
+    assert re.search(words, wrong[check]), wrong
+
+
+@pytest.mark.parametrize(
+    ("task", "check", "words"),
+    [
+        (broken.NeverEnds, "ends", "no episode ended within 1000 steps"),
+        (broken.GoesOn, "ends", "a step after the end of an episode goes on"),
+        (broken.OwnChance, "restore", "can't be put back into the middle of an episode"),
+    ],
+)
+def test_what_can_be_lived_with_is_a_note(task: Any, check: str, words: str) -> None:
+    findings = zx.envs.check(task)
+    assert by_mark(findings, "wrong") == {}
+    assert list(by_mark(findings, "note")) == [check]
+    assert words in by_mark(findings, "note")[check]
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", *(name for name in zx.envs.names() if name.startswith("toy/"))])
+def test_our_own_tasks_pass(name: str) -> None:
+    findings = zx.envs.check(name)
+    assert by_mark(findings, "wrong") == {}
+    told = by_mark(findings, "ok") | by_mark(findings, "note")
+    assert {*CHECKS, "speed"} - set(told) <= {"masks", "render"}
+    backend = "native" if name == "CartPole-v1" else ("serial", "process")
+    assert any(word in told["speed"] for word in backend), told["speed"]
+
+
+def test_a_sound_task_passes_with_pictures_and_masks() -> None:
+    assert set(by_mark(zx.envs.check(broken.Sound, render_mode="rgb_array"), "ok")) == {*CHECKS, "speed"} - {"masks"}
+    assert set(by_mark(zx.envs.check(broken.Masks), "ok")) == {*CHECKS, "speed"} - {"render"}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr("sys.argv", ["zhixing", *words])
+    try:
+        main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_the_command_reports_line_by_line_and_exits_with_2_if_anything_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    assert run(monkeypatch, "check", "broken_tasks:GoesOn") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:-1]].count("note") == 1
+    assert lines[-1] == "broken_tasks:GoesOn: nothing wrong"
+    assert run(monkeypatch, "check", "broken_tasks:Fails", "env.how=nan", "env.chance=1.0") == 2
+    out = capsys.readouterr().out
+    assert "wrong  rewards       nan after" in out
+    assert "Fails: 1 wrong" in out
+    assert run(monkeypatch, "check", "CartPoel-v1") == 2
+    assert "did you mean 'CartPole-v1'" in capsys.readouterr().err
+    assert run(monkeypatch, "check", "CartPole-v1", "lr=3") == 2
+    assert "to check a task takes only options of the task" in capsys.readouterr().err
+    assert "broken_tasks" in sys.modules
