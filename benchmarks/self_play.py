@@ -35,6 +35,7 @@ PICTURE = HERE.parent / "docs" / "pictures" / "self-play.png"
 PAGE = HERE.parent / "docs" / "search.md"
 TIMES = (1, 4, 16)  # simulations of plain search, in those of the agent
 GAMES = 100  # of each pair
+COPIES = 6  # that are rated, besides the last
 
 
 class Keep(zx.Callback):
@@ -82,15 +83,16 @@ def connect_four() -> dict[str, Any]:
     for weaker, stronger in itertools.pairwise(names):
         results[stronger, weaker] = match(game, plain[stronger], plain[weaker])
     before = ""
-    kept = {copy.stem: copy for copy in copies[:: max(1, len(copies) // 12)] + copies[-1:]}
+    kept = {copy.stem: copy for copy in copies[:: max(1, len(copies) // COPIES)] + copies[-1:]}
     for steps, copy in kept.items():
         me = player(agent, copy)
-        for name, other in plain.items():
+        met = plain if copy == copies[-1] else dict(list(plain.items())[:-1])  # the dearest meets only the last
+        for name, other in met.items():
             results[steps, name] = match(game, me, other)
         if before:
             results[steps, before] = match(game, me, player(zx.load(out), kept[before]))
         before = steps
-        print(steps, {name: results[steps, name].score for name in plain}, flush=True)
+        print(steps, {name: results[steps, name].score for name in met}, flush=True)
     ratings = elo(results, anchor=names[0])
     draw({int(steps): ratings[steps] for steps in kept}, {name: ratings[name] for name in plain})
     last = {name: tally(results[before, name]) for name in plain}
