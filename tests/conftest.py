@@ -26,6 +26,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("algorithm", zx.algorithms.names())
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long trainings run without coverage, which slows them down and sees nothing new in them."""
+    for item in items:
+        if "learning" in item.path.parts or item.path.name in ("test_endings.py", "test_same_seed.py"):
+            item.add_marker("no_cover")
+
+
 def many_agents(algorithm: str) -> bool:
     return bool(zx.algorithms.get(algorithm).many_agents)
 
