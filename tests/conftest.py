@@ -12,10 +12,13 @@ import torch
 import zhixing as zx
 from zhixing.actor import Actor
 from zhixing.checkpoint import RunFolder
+from zhixing.cli import main
 from zhixing.config import RunConfig, SearchConfig
 from zhixing.errors import UserError
 from zhixing.policy import Phase
 from zhixing.recording import record
+
+Command = Callable[..., tuple[int, str, str]]
 
 torch.set_num_threads(1)  # small networks; several tests may share the machine
 
@@ -61,6 +64,24 @@ def takes_discrete(algorithm: str) -> bool:
     finally:
         env.close()
     return True
+
+
+@pytest.fixture
+def zhixing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Run the command line in an empty folder: exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["zhixing", *words])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
 
 
 @pytest.fixture(scope="session")

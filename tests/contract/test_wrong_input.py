@@ -6,30 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Command
 
 import zhixing as zx
-from zhixing.cli import main
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def zhixing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """Run the command line in an empty folder: exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["zhixing", *words])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
 
 WRONG = {
     "unknown algorithm": (["train", "pppo", "--env", "CartPole-v1"], "unknown algorithm 'pppo': did you mean 'ppo'"),

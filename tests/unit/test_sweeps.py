@@ -10,40 +10,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import differing
+from conftest import Command, differing
 
 import zhixing as zx
-from zhixing.cli import main
 from zhixing.errors import UserError
 from zhixing.jobs import Job
 from zhixing.sweeps import Setting, parse_seeds, parse_values, plan, ranked, read_grid, split_values, table
 from zhixing.tables import cell
 
-Command = Callable[..., tuple[int, str, str]]
 PPO = [{"algorithm": "ppo", "env": "toy/match"}]
-
-
-@pytest.fixture
-def zhixing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """Run the command line in an empty folder: exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["zhixing", *words])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 # --- words ---
