@@ -135,8 +135,9 @@ def main() -> None:
     given = parser.parse_args()
     results = read_results(RESULTS)
     rows = [row for row in ROWS if all(word in row.key for word in given.words)]
-    if not given.words:
-        rows = [row for row in rows if (DATA / row.task).is_dir()]  # Hopper's takes hours to make
+    for task in {row.task for row in rows if not (DATA / row.task).is_dir()}:
+        print(f"no data for {task}: python benchmarks/make_datasets.py {task}", flush=True)
+    rows = [row for row in rows if (DATA / row.task).is_dir()]
     if given.again:
         for row in rows:
             results.pop(row.key, None)

@@ -35,6 +35,7 @@ PICTURE = HERE.parent / "docs" / "pictures" / "self-play.png"
 PAGE = HERE.parent / "docs" / "search.md"
 TIMES = (1, 4, 16)  # simulations of plain search, in those of the agent
 GAMES = 100  # of each pair
+OPENING = 2  # random moves, without which two copies would play the same two games over and over
 COPIES = 6  # that are rated, besides the last
 
 
@@ -111,7 +112,7 @@ def player(agent: Agent, copy: Path) -> Player:
 
 
 def match(game: Any, one: Player, other: Player) -> MatchResult:
-    return play_match(game, one, other, GAMES, np.random.default_rng(0))
+    return play_match(game, one, other, GAMES, np.random.default_rng(0), opening=OPENING)
 
 
 def tally(result: MatchResult) -> dict[str, Any]:

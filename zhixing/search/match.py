@@ -11,7 +11,7 @@ import numpy as np
 
 from zhixing.envs.arrays import Array
 from zhixing.errors import UserError, unknown
-from zhixing.search.games import Game
+from zhixing.search.games import Game, random_action
 from zhixing.search.players import Player
 
 
@@ -63,13 +63,24 @@ class MatchResult:
         return (self.wins + 0.5 * self.draws) / self.episodes
 
 
-def play_match(game: Game, player: Player, opponent: Player, episodes: int, rng: np.random.Generator) -> MatchResult:
-    """All games at once; the player begins every other one, the first among them."""
+def play_match(
+    game: Game, player: Player, opponent: Player, episodes: int, rng: np.random.Generator, opening: int = 0
+) -> MatchResult:
+    """All games at once; the player begins every other one, the first among them.
+
+    Two players without chance play the same two games over and over, unless these start with an `opening` of so many
+    random moves: another one for each pair of games, in which both sit on either side.
+    """
     if episodes < 1:
         raise UserError(f"a match of {episodes} episodes can't be played; it needs at least 1")
-    state = game.start(episodes)
+    state = game.start((episodes + 1) // 2)
+    for _ in range(opening):
+        state, _, over = game.play(state, random_action(game.legal(state), rng))
+        if over.any():
+            raise UserError(f"an opening of {opening} random moves can end {game.name}; take fewer")
+    state = state.repeat(2, axis=0)[:episodes]
     seat = np.arange(episodes) % 2  # the player's
-    outcome, length, over = np.zeros(episodes), np.zeros(episodes, np.int64), np.zeros(episodes, bool)
+    outcome, length, over = np.zeros(episodes), np.full(episodes, opening), np.zeros(episodes, bool)
     while len(playing := np.flatnonzero(~over)):
         length[playing] += 1
         mine = game.to_move(state[playing]) == seat[playing]

@@ -67,6 +67,25 @@ def test_seats_alternate_and_results_are_the_players() -> None:
     assert play_match(TICTACTOE, row, row, 2, rng).score == 0.5
 
 
+def test_openings_differ_by_pairs_of_games_with_both_seats_each() -> None:
+    class Left(First):
+        def choose(self, state: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+            self.asked.append(state)
+            return CONNECT_FOUR.legal(state).argmax(-1)
+
+    left = Left()
+    result = play_match(CONNECT_FOUR, left, Left(), 9, np.random.default_rng(0), opening=3)
+    # with three moves made, the second player moves next: the player in every other game
+    shown = np.asarray(CONNECT_FOUR.observe(left.asked[0])).reshape(4, -1)
+    assert (shown.sum(-1) == 3).all()
+    assert len(np.unique(shown, axis=0)) > 1
+    assert (result.lengths > 3).all()
+    # whoever they are, two alike win and lose the two games of a pair
+    assert (result.outcomes[:8:2] == -result.outcomes[1:8:2]).all()
+    with pytest.raises(UserError, match="6 random moves can end pettingzoo/tictactoe"):
+        play_match(TICTACTOE, First(), First(), 200, np.random.default_rng(0), opening=6)
+
+
 def test_mcts_plays_perfectly_on_tictactoe() -> None:
     result = play_match(TICTACTOE, mcts_player(TICTACTOE, 2000), PerfectPlayer(TICTACTOE), 40, np.random.default_rng(0))
     assert result.losses == 0
