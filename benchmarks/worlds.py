@@ -1,0 +1,172 @@
+"""Learning in worlds that take hours: Super Mario, Atari, Procgen, MuJoCo, DM Control, from their presets.
+
+    python benchmarks/worlds.py                    all rows, one after the other; goes on where it stopped
+    python benchmarks/worlds.py sac Hopper         rows whose name contains all of these words
+    python benchmarks/worlds.py --reference sac    the same tasks and steps by Stable-Baselines3, one seed
+    python benchmarks/worlds.py --draw             only tables and pictures, of what there is
+
+Runs are kept in runs/worlds, so that an interrupted one goes on; every evaluation is noted in RUN/curve.jsonl. Results
+are in benchmarks/results/worlds.json, the table in docs/worlds.md, the curves in docs/pictures/worlds.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common import HERE, ROOT, peer_python, read_results, run_alone, write_page, write_results
+
+import zhixing as zx
+from zhixing.actor import Evaluation
+
+RESULTS = HERE / "results" / "worlds.json"
+RUNS = ROOT / "runs" / "worlds"
+PAGE = ROOT / "docs" / "worlds.md"
+PICTURE = ROOT / "docs" / "pictures" / "worlds.png"
+TOLD = {"x_pos": "distance", "mean_return": "return"}  # what counts: the first that an evaluation tells
+
+
+class Row(NamedTuple):
+    algorithm: str
+    env: str
+    marks: dict[int, float]  # what must be reached by which step
+    seeds: int = 1
+    need: int = 1  # seeds that must
+    settings: dict[str, Any] | None = None
+    reference: bool = False  # whether Stable-Baselines3 does it, too
+
+    @property
+    def key(self) -> str:
+        return f"{self.algorithm} {self.env}"
+
+
+MARIO = {"eval_env__noops": 30, "eval_episodes": 20, "eval_every_steps": 50_000}
+ROWS = [
+    Row("ppo", "mario/1-1", {300_000: 1_000, 1_000_000: 1_500}, settings=MARIO),
+    Row("ppo", "procgen/bigfish", {2_000_000: 1.5}),
+    Row("ppo", "ALE/Pong-v5", {1_000_000: -18}),
+    Row("sac", "HalfCheetah-v5", {200_000: 4_000}, seeds=3, need=2, reference=True),
+    Row("ppo", "HalfCheetah-v5", {1_000_000: 1_500}, reference=True),
+    Row("sac", "Hopper-v5", {200_000: 2_000}, seeds=3, need=2, reference=True),
+    Row("sac", "dmc/cartpole-balance", {200_000: 900}, reference=True),
+    Row("sac", "dmc/walker-walk", {200_000: 800}, reference=True),
+]
+
+
+class Note(zx.Callback):
+    """Every evaluation in a file beside the run. Where a run goes on, some are made again: the later one counts."""
+
+    def __init__(self, run: Path) -> None:
+        self.file = run / "curve.jsonl"
+
+    def evaluation_end(self, loop: zx.Loop, evaluation: Evaluation) -> None:
+        with self.file.open("a") as file:
+            file.write(json.dumps({"env_steps": loop.env_steps, **evaluation.summary()}) + "\n")
+
+
+def curve(run: Path) -> list[list[float]]:
+    """Steps and what was reached there."""
+    lines = (run / "curve.jsonl").read_text().splitlines() if (run / "curve.jsonl").is_file() else []
+    found = {line["env_steps"]: line for line in map(json.loads, lines)}
+    return [
+        [steps, round(next(found[steps][name] for name in TOLD if name in found[steps]), 2)] for steps in sorted(found)
+    ]
+
+
+def study(row: Row, results: dict[str, Any]) -> None:
+    for seed in range(row.seeds):
+        run = RUNS / f"{row.key.replace('/', '-').replace(' ', '-')}-{seed}"
+        steps = max(row.marks)
+        if (run / "checkpoints").is_dir():
+            session = zx.Session.resume(run, [Note(run)])
+        else:
+            cfg = zx.config.load(
+                algorithm=row.algorithm, env=row.env, seed=seed, **({"env_steps": steps} | (row.settings or {}))
+            )
+            session = zx.Session(cfg, run, [Note(run)])
+        result = session.run()
+        results.setdefault(row.key, {})[str(seed)] = {
+            "env_steps": result["env_steps"],
+            "seconds": result["seconds"],
+            "final": zx.evaluate(run, 20, seed + 1_000).summary(),
+            "curve": curve(run),
+        }
+        write_results(RESULTS, results)
+
+
+def refer(row: Row, results: dict[str, Any]) -> None:
+    """Stable-Baselines3 with the settings that its authors tuned for the task."""
+    requirements = ["stable-baselines3==2.9.2", "mujoco==3.17.0", "dm-control", "shimmy[dm-control]"]
+    work = {"algorithm": row.algorithm, "env": row.env, "env_steps": max(row.marks), "seed": 0}
+    python = peer_python("sb3-worlds", requirements, constrained=False)
+    found = run_alone(python, HERE / "peers" / "sb3_worlds.py", json.dumps(work))
+    results.setdefault(row.key, {})["Stable-Baselines3"] = found
+    write_results(RESULTS, results)
+
+
+def reached(row: Row, run: dict[str, Any]) -> dict[int, float]:
+    """What the evaluation at each mark said, or the one before it."""
+    return {
+        mark: next((value for steps, value in reversed(run["curve"]) if steps <= mark), math.nan) for mark in row.marks
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    lines = ["| algorithm | task | by step | asked | reached, by seed | Stable-Baselines3 | minutes |"]
+    lines += ["|---|---|---:|---:|---|---|---|"]
+    for row in ROWS:
+        found = results.get(row.key, {})
+        own = [run for who, run in found.items() if who.isdigit()]
+        peer = found.get("Stable-Baselines3")
+        for mark, asked in row.marks.items() if own else ():
+            values = ", ".join(f"{reached(row, run)[mark]:,.0f}" for run in own)
+            other = "-" if peer is None else f"{peer['final']:,.0f}"
+            minutes = ", ".join(f"{run['seconds'] / 60:.0f}" for run in own)
+            name = f"| `{row.algorithm}` | {row.env} | {mark:,} | {asked:,} "
+            lines.append(f"{name}| {values} | {other} | {minutes} |")
+    return "\n".join(lines)
+
+
+def draw(results: dict[str, Any]) -> None:
+    from matplotlib.figure import Figure
+
+    rows = [row for row in ROWS if row.key in results]
+    if not rows:
+        return
+    figure = Figure(figsize=(9, 2.6 * math.ceil(len(rows) / 3)), layout="constrained")
+    for place, row in enumerate(rows):
+        axes = figure.add_subplot(math.ceil(len(rows) / 3), 3, place + 1)
+        for who, run in results[row.key].items():
+            axes.plot(*zip(*run["curve"], strict=True), label=f"seed {who}" if who.isdigit() else who)
+        for mark, asked in row.marks.items():
+            axes.plot([mark], [asked], marker="_", color="0.3", markersize=14)
+        axes.set_title(row.key, fontsize=9)
+        axes.tick_params(labelsize=7)
+        axes.legend(fontsize=6)
+    PICTURE.parent.mkdir(exist_ok=True)
+    figure.savefig(PICTURE, dpi=90)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="only rows whose name contains all of these")
+    parser.add_argument("--reference", action="store_true", help="Stable-Baselines3 instead of our runs")
+    parser.add_argument("--draw", action="store_true", help="run nothing")
+    given = parser.parse_args()
+    results = read_results(RESULTS)
+    rows = [row for row in ROWS if all(word in row.key for word in given.words)]
+    for row in () if given.draw else rows:
+        if given.reference and row.reference:
+            refer(row, results)
+        elif not given.reference:
+            study(row, results)
+    print(table(results))
+    write_page(PAGE, "learned", table(results))
+    draw(results)
+
+
+if __name__ == "__main__":
+    main()
