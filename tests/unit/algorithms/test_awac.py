@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import CHOICES, HALVES, MOVES, OBS, batch, coming_noise, judging, saying
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
@@ -18,11 +19,6 @@ from zhixing.errors import UserError
 from zhixing.policy import Phase
 from zhixing.spaces import Spaces
 
-OBS = Box(-9.0, 9.0, (2,), np.float32)
-CHOICES = Spaces(OBS, Discrete(3))
-MOVES = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32))
-HALVES = [math.log(0.5), math.log(0.25), math.log(0.25)]
-
 
 def learner(spaces: Spaces = CHOICES, **settings: Any) -> AWAC:
     base = {"net__hidden_sizes": []}  # one linear layer each
@@ -32,51 +28,8 @@ def learner(spaces: Spaces = CHOICES, **settings: Any) -> AWAC:
     return made
 
 
-def judging(critics: Any, *worth: list[float]) -> None:
-    """Each critic says the same of every observation: the worth of each choice, or `[slope, constant]` of a move."""
-    with torch.no_grad():
-        weight, bias = critics.towers.weights[0], critics.towers.biases[0]
-        weight.zero_()
-        if critics.discrete:
-            bias.copy_(torch.tensor(worth)[:, None])
-            return
-        weight[:, -1, 0] = torch.tensor(worth)[:, 0]  # of [obs, obs, action]
-        bias[:, 0, 0] = torch.tensor(worth)[:, 1]
-
-
-def acting(made: AWAC, *out: float, std: float | None = None) -> None:
-    """The actor says the same of every observation: logits, or a mean before tanh."""
-    with torch.no_grad():
-        made.actor.layers.linears[0].weight.zero_()
-        made.actor.layers.linears[0].bias.copy_(torch.tensor(out))
-        if std is not None:  # between e^-5 and 1
-            made.actor.spread.fill_(math.log((5 + math.log(std)) / -math.log(std)))
-
-
-def batch(**fields: Any) -> Batch:
-    """Three equal steps: one that goes on, one that terminates, one that is truncated."""
-    base = {
-        "obs": torch.zeros(3, 2),
-        "next_obs": torch.zeros(3, 2),
-        "action": torch.tensor([0, 1, 2]),
-        "reward": torch.tensor([1.0, 1.0, 1.0]),
-        "terminated": torch.tensor([False, True, False]),
-        "truncated": torch.tensor([False, False, True]),
-        "discount": torch.tensor([0.9, 0.9, 0.9]),
-        "index": torch.arange(3),
-    }
-    return Batch(**{**base, **fields})
-
-
 def moves(**fields: Any) -> Batch:
     return batch(**({"action": torch.tensor([[1.0], [0.0], [-1.0]])} | fields))
-
-
-def coming_noise(made: AWAC, rows: int = 3) -> Tensor:
-    """The noise of the next draw `[rows]`, without drawing it."""
-    rng = torch.Generator()
-    rng.set_state(made.rng.get_state())
-    return torch.empty(rows, 1).normal_(generator=rng)[:, 0]
 
 
 def actor_loss(made: AWAC, shown: Batch) -> tuple[Tensor, Tensor]:
@@ -102,7 +55,7 @@ def test_discrete_targets_are_what_the_policy_is_worth_on_average_without_entrop
     made = learner()
     judging(made.target, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
     judging(made.critics, [99.0] * 3, [99.0] * 3)  # not asked
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     # the least are 4, 2, 6: 2 + 0.5 + 1.5 = 4 on average. Death: 1; truncation bootstraps
     assert made.target_value(batch()).tolist() == pytest.approx([4.6, 1.0, 4.6])
     # 3 + 0.9³ * 4
@@ -113,7 +66,7 @@ def test_discrete_targets_are_what_the_policy_is_worth_on_average_without_entrop
 def test_targets_never_come_from_a_forbidden_action() -> None:
     made = learner()
     judging(made.target, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     mask = torch.tensor([[True, False, True], [False, False, False], [True, False, False]])
     # chances 2/3 and 1/3: 2 + 2 = 4; death, where nothing is allowed: 1; one choice: 3 alone
     assert made.target_value(batch(next_mask=mask)).tolist() == pytest.approx([4.6, 1.0, 3.7])
@@ -122,9 +75,9 @@ def test_targets_never_come_from_a_forbidden_action() -> None:
 def test_continuous_targets_are_the_least_at_a_drawn_action_within_bounds() -> None:
     made = learner(MOVES)
     judging(made.target, [2.0, 1.0], [-4.0, 1.0])  # 1 + 2 a and 1 - 4 a
-    acting(made, math.atanh(0.6), std=0.9)
+    saying(made.actor, math.atanh(0.6), std=0.9)
     made.rng.manual_seed(0)
-    action = (0.6 + 0.9 * coming_noise(made)).clamp(-1.0, 1.0)
+    action = (0.6 + 0.9 * coming_noise(made)[:, 0]).clamp(-1.0, 1.0)
     assert (action == 1.0).any()  # one is drawn beyond
     least = torch.where(action < 0, 1 + 2 * action, 1 - 4 * action)
     expected = 1 + 0.9 * least * torch.tensor([1.0, 0.0, 1.0])
@@ -151,7 +104,7 @@ def test_critic_loss_by_hand() -> None:
 def test_discrete_actor_loss_by_hand() -> None:
     made = learner(advantage_lambda=2.0)
     judging(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])  # the least are 4, 2, 6, on average 4
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     loss, weight = actor_loss(made, batch())
     # advantages 0, -2, 2 over 2
     expected = [1.0, math.exp(-1), math.e]
@@ -166,7 +119,7 @@ def test_discrete_actor_loss_by_hand() -> None:
 def test_weights_have_a_limit() -> None:
     made = learner(advantage_lambda=1e-3, max_weight=5.0)
     judging(made.critics, [4.0, 2.0, 6.0], [4.0, 2.0, 6.0])
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     loss, weight = actor_loss(made, batch())
     assert weight.tolist() == pytest.approx([1.0, 0.0, 5.0])  # exp(2000) is infinite
     assert loss.isfinite()
@@ -175,7 +128,7 @@ def test_weights_have_a_limit() -> None:
 def test_a_forbidden_action_has_no_part_in_what_the_policy_is_worth() -> None:
     made = learner()
     judging(made.critics, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     mask = torch.tensor([[True, False, True]]).expand(3, 3)
     loss, weight = actor_loss(made, batch(action=torch.tensor([0, 2, 2]), mask=mask))
     # chances 2/3 and 1/3, worth 4 on average: advantages -1, 2, 2
@@ -189,8 +142,8 @@ def test_a_forbidden_action_has_no_part_in_what_the_policy_is_worth() -> None:
 def test_continuous_actor_loss_by_hand_also_on_the_bounds() -> None:
     made = learner(MOVES)
     judging(made.critics, [2.0, 1.0], [2.0, 1.0])
-    acting(made, 0.0, std=0.5)
-    own = (0.5 * coming_noise(made)).clamp(-1.0, 1.0)
+    saying(made.actor, 0.0, std=0.5)
+    own = (0.5 * coming_noise(made)[:, 0]).clamp(-1.0, 1.0)
     loss, weight = actor_loss(made, moves())
     # 2 a - 2 a'
     expected = torch.exp(2 * torch.tensor([1.0, 0.0, -1.0]) - 2 * own)
@@ -204,7 +157,7 @@ def test_importance_weights_weigh_both_losses_and_not_the_priority() -> None:
     made = learner()
     judging(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
     judging(made.target, [0.0] * 3, [0.0] * 3)
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     found = made.gradients(batch(weight=torch.tensor([1.0, 0.5, 0.1])))
     # 2 + 0.5 * 0.125 + 0.1 * 5
     assert found.metrics["critic_loss"].item() == pytest.approx(2.5625 / 3)
@@ -274,17 +227,17 @@ def test_it_prefers_the_better_of_what_was_recorded(spaces: Spaces) -> None:
 def test_value_is_that_of_acting_as_the_policy() -> None:
     made = learner()
     judging(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     assert made.value(torch.zeros(2, 2)).tolist() == pytest.approx([4.0] * 2)
     moving = learner(MOVES)
     judging(moving.critics, [2.0, 1.0], [-4.0, 1.0])
-    acting(moving, math.atanh(0.5))
+    saying(moving.actor, math.atanh(0.5))
     assert moving.value(torch.zeros(2, 2)).tolist() == pytest.approx([-1.0] * 2)  # the least of 2 and -1
 
 
 def test_what_it_collects_stays_within_bounds() -> None:
     made = learner(MOVES)
-    acting(made, math.atanh(0.9), std=0.5)
+    saying(made.actor, math.atanh(0.9), std=0.5)
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(1000, 2)
     taken = made.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action
     assert taken.max().item() == 1.0

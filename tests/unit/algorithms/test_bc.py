@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import CHOICES, HALVES, MOVES, OBS, batch, saying
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
@@ -19,11 +20,6 @@ from zhixing.nets.critics import BoundedGaussian
 from zhixing.policy import Phase
 from zhixing.spaces import Spaces
 
-OBS = Box(-9.0, 9.0, (2,), np.float32)
-CHOICES = Spaces(OBS, Discrete(3))
-MOVES = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32))
-HALVES = [math.log(0.5), math.log(0.25), math.log(0.25)]
-
 
 def learner(spaces: Spaces = CHOICES, **settings: Any) -> BC:
     base = {"net__hidden_sizes": []}  # one linear layer
@@ -31,29 +27,6 @@ def learner(spaces: Spaces = CHOICES, **settings: Any) -> BC:
     made = zx.algorithms.get("bc").make(cfg, spaces)
     assert isinstance(made, BC)
     return made
-
-
-def acting(made: BC, *out: float, std: float | None = None) -> None:
-    """The actor says the same of every observation."""
-    with torch.no_grad():
-        made.actor.layers.linears[0].weight.zero_()
-        made.actor.layers.linears[0].bias.copy_(torch.tensor(out))
-        if std is not None:  # between e^-5 and 1
-            made.actor.spread.fill_(math.log((5 + math.log(std)) / -math.log(std)))
-
-
-def batch(**fields: Any) -> Batch:
-    base = {
-        "obs": torch.zeros(3, 2),
-        "next_obs": torch.zeros(3, 2),
-        "action": torch.tensor([0, 1, 2]),
-        "reward": torch.tensor([1.0, 1.0, 1.0]),
-        "terminated": torch.tensor([False, True, False]),
-        "truncated": torch.tensor([False, False, True]),
-        "discount": torch.tensor([0.9, 0.9, 0.9]),
-        "index": torch.arange(3),
-    }
-    return Batch(**{**base, **fields})
 
 
 def gradient_of(loss: Tensor, parameter: Tensor) -> list[float]:
@@ -65,7 +38,7 @@ def gradient_of(loss: Tensor, parameter: Tensor) -> list[float]:
 
 def test_choices_are_cloned_by_cross_entropy() -> None:
     made = learner()
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     loss = made.loss(batch())
     # -(ln 1/2 + ln 1/4 + ln 1/4) / 3 = 5/3 ln 2; by the logits: chances minus how often each was taken
     assert loss.item() == pytest.approx(5 / 3 * math.log(2))
@@ -74,7 +47,7 @@ def test_choices_are_cloned_by_cross_entropy() -> None:
 
 def test_forbidden_choices_have_no_share() -> None:
     made = learner()
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     mask = torch.tensor([[True, False, True]]).expand(3, 3)
     loss = made.loss(batch(action=torch.tensor([0, 2, 2]), mask=mask))
     # chances 2/3 and 1/3: -(ln 2/3 + 2 ln 1/3) / 3
@@ -84,7 +57,7 @@ def test_forbidden_choices_have_no_share() -> None:
 
 def test_several_choices_are_cloned_together() -> None:
     made = learner(Spaces(OBS, MultiDiscrete([2, 3])))
-    acting(made, math.log(0.8), math.log(0.2), *HALVES)
+    saying(made.actor, math.log(0.8), math.log(0.2), *HALVES)
     loss = made.loss(batch(action=torch.tensor([[0, 0], [1, 1], [0, 2]])))
     # -ln of 0.8 * 0.5, 0.2 * 0.25 and 0.8 * 0.25
     assert loss.item() == pytest.approx(-(math.log(0.4) + math.log(0.05) + math.log(0.2)) / 3)
@@ -92,13 +65,13 @@ def test_several_choices_are_cloned_together() -> None:
 
 def test_moves_are_cloned_by_squared_error() -> None:
     made = learner(MOVES)
-    acting(made, math.atanh(0.5))
+    saying(made.actor, math.atanh(0.5))
     loss = made.loss(batch(action=torch.tensor([[0.5], [0.0], [-0.5]])))
     # squares 0, 0.25 and 1; by what is squashed: (2 * 0.5 + 2 * 1) / 3 times 1 - 0.5²
     assert loss.item() == pytest.approx(1.25 / 3)
     assert gradient_of(loss, made.actor.layers.linears[0].bias) == pytest.approx([0.75])
     both = learner(Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32)))
-    acting(both, math.atanh(0.5), 0.0)
+    saying(both.actor, math.atanh(0.5), 0.0)
     # the mean over an action's numbers: (0.25 + 1 + 0 + 0 + 0.25 + 1) / 6
     shown = batch(action=torch.tensor([[0.0, 1.0], [0.5, 0.0], [1.0, -1.0]]))
     assert both.loss(shown).item() == pytest.approx(2.5 / 6)
@@ -106,11 +79,11 @@ def test_moves_are_cloned_by_squared_error() -> None:
 
 def test_moves_on_the_bounds_have_a_finite_likelihood() -> None:
     made = learner(MOVES, likelihood=True)
-    acting(made, 0.0, std=0.5)
+    saying(made.actor, 0.0, std=0.5)
     loss = made.loss(batch(action=torch.tensor([[1.0], [0.0], [-1.0]])))
     # -ln N(a; 0, 0.5) = a² / (2 * 0.25) + ln 0.5 + 0.5 ln 2π: 2 for two of three
     assert loss.item() == pytest.approx(4 / 3 - math.log(2) + 0.5 * math.log(2 * math.pi))
-    acting(made, 3.0, std=0.01)  # nearly at the bound, and nearly sure
+    saying(made.actor, 3.0, std=0.01)  # nearly at the bound, and nearly sure
     assert made.loss(batch(action=torch.ones(3, 1))).isfinite()
     assert all(math.isfinite(g) for g in gradient_of(made.loss(batch(action=-torch.ones(3, 1))), made.actor.spread))
 
@@ -164,7 +137,7 @@ def test_it_clones_moves() -> None:
 
 def test_a_policy_of_moves_is_the_same_in_all_phases_but_at_random() -> None:
     made = learner(MOVES)
-    acting(made, math.atanh(0.5))
+    saying(made.actor, math.atanh(0.5))
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(1000, 2)
     for phase in (Phase.COLLECT, Phase.EVAL):
         assert torch.allclose(made.policy.act(obs, None, None, phase, rng, 0).action, torch.tensor(0.5))
@@ -173,7 +146,7 @@ def test_a_policy_of_moves_is_the_same_in_all_phases_but_at_random() -> None:
 
 def test_a_policy_of_choices_is_drawn_while_collecting_and_the_likeliest_in_evaluations() -> None:
     made = learner()
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(20_000, 2)
     taken = made.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action
     # three standard errors are 0.011

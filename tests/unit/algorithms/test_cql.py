@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import CHOICES, ENTROPY, HALVES, MOVES, OBS, batch, judging, saying
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
@@ -17,12 +18,6 @@ from zhixing.batch import Batch
 from zhixing.errors import UserError
 from zhixing.spaces import Spaces
 
-OBS = Box(-9.0, 9.0, (2,), np.float32)
-CHOICES = Spaces(OBS, Discrete(3))
-MOVES = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32))
-HALVES = [math.log(0.5), math.log(0.25), math.log(0.25)]
-ENTROPY = 1.5 * math.log(2)
-
 
 def learner(spaces: Spaces = CHOICES, **settings: Any) -> SAC:
     base = {"net__hidden_sizes": [], "temperature": 0.5}  # one linear layer each
@@ -30,40 +25,6 @@ def learner(spaces: Spaces = CHOICES, **settings: Any) -> SAC:
     made = zx.algorithms.get("cql").make(cfg, spaces)
     assert isinstance(made, SAC)
     return made
-
-
-def judging(critics: Any, *worth: list[float]) -> None:
-    """Each critic says the same of every observation: the worth of each choice, or `[slope, constant]` of a move."""
-    with torch.no_grad():
-        weight, bias = critics.towers.weights[0], critics.towers.biases[0]
-        weight.zero_()
-        if critics.discrete:
-            bias.copy_(torch.tensor(worth)[:, None])
-            return
-        weight[:, -1, 0] = torch.tensor(worth)[:, 0]  # of [obs, obs, action]
-        bias[:, 0, 0] = torch.tensor(worth)[:, 1]
-
-
-def acting(made: SAC, *out: float) -> None:
-    """The actor says the same of every observation: logits, or mean and logarithm of the spread."""
-    with torch.no_grad():
-        made.actor.layers.linears[0].weight.zero_()
-        made.actor.layers.linears[0].bias.copy_(torch.tensor(out))
-
-
-def batch(**fields: Any) -> Batch:
-    """Three equal steps: one that goes on, one that terminates, one that is truncated."""
-    base = {
-        "obs": torch.zeros(3, 2),
-        "next_obs": torch.zeros(3, 2),
-        "action": torch.tensor([0, 1, 2]),
-        "reward": torch.tensor([1.0, 1.0, 1.0]),
-        "terminated": torch.tensor([False, True, False]),
-        "truncated": torch.tensor([False, False, True]),
-        "discount": torch.tensor([0.9, 0.9, 0.9]),
-        "index": torch.arange(3),
-    }
-    return Batch(**{**base, **fields})
 
 
 def moves(**fields: Any) -> Batch:
@@ -124,7 +85,7 @@ def test_importance_weights_weigh_the_penalty() -> None:
 def test_penalty_on_moves_is_the_integral_over_all_of_them(mean: float, std: float) -> None:
     made = learner(MOVES, penalty_samples=20_000)
     judging(made.critics, [3.0, 1.0], [0.0, -2.0])  # 1 + 3 a, and -2 everywhere
-    acting(made, mean, math.log(std))
+    saying(made.actor, mean, math.log(std))
     # ∫ exp(1 + 3 a) da = e (e³ - e⁻³) / 3 and 2 e⁻²; the recorded moves are worth 1 and -2 on average
     exact = [math.log((math.exp(3) - math.exp(-3)) / 3), math.log(2)]
     assert penalty(made, moves()).tolist() == pytest.approx(exact, abs=0.03)
@@ -133,7 +94,7 @@ def test_penalty_on_moves_is_the_integral_over_all_of_them(mean: float, std: flo
 def test_penalty_on_moves_by_the_very_moves_drawn() -> None:
     made = learner(MOVES, penalty_samples=2)
     judging(made.critics, [2.0, 1.0], [-1.0, 0.0])
-    acting(made, 0.3, math.log(0.5))
+    saying(made.actor, 0.3, math.log(0.5))
     state = made.rng.get_state()
     assert made.penalty is not None
     actions, logp = made.penalty.draw(made.actor, moves(), made.rng)
@@ -226,7 +187,7 @@ def test_targets_count_entropy_only_where_asked() -> None:
         made = learner(entropy_in_targets=entropy)
         judging(made.target, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])  # the least are 4, 2, 6: 4 on average
         judging(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
-        acting(made, *HALVES)
+        saying(made.actor, *HALVES)
         alive = 1 + 0.9 * worth
         assert made.target_value(batch()).tolist() == pytest.approx([alive, 1.0, alive])
         assert made.value(torch.zeros(1, 2)).tolist() == pytest.approx([worth])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import CHOICES, HALVES, MOVES, OBS, batch, judging, saying
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
@@ -19,11 +20,6 @@ from zhixing.ops.losses import advantage_weight, expectile
 from zhixing.policy import Phase
 from zhixing.spaces import Spaces
 
-OBS = Box(-9.0, 9.0, (2,), np.float32)
-CHOICES = Spaces(OBS, Discrete(3))
-MOVES = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32))
-HALVES = [math.log(0.5), math.log(0.25), math.log(0.25)]
-
 
 def learner(spaces: Spaces = CHOICES, **settings: Any) -> IQL:
     base = {"net__hidden_sizes": []}  # one linear layer each
@@ -31,42 +27,6 @@ def learner(spaces: Spaces = CHOICES, **settings: Any) -> IQL:
     made = zx.algorithms.get("iql").make(cfg, spaces)
     assert isinstance(made, IQL)
     return made
-
-
-def judging(critics: Any, *worth: list[float]) -> None:
-    """Each critic says the same of every observation: the worth of each choice, or `[slope, constant]` of a move."""
-    with torch.no_grad():
-        weight, bias = critics.towers.weights[0], critics.towers.biases[0]
-        weight.zero_()
-        if critics.discrete:
-            bias.copy_(torch.tensor(worth)[:, None])
-            return
-        weight[:, -1, 0] = torch.tensor(worth)[:, 0]  # of [obs, obs, action]
-        bias[:, 0, 0] = torch.tensor(worth)[:, 1]
-
-
-def saying(net: Any, *out: float, std: float | None = None) -> None:
-    """Actor or value say the same of every observation."""
-    with torch.no_grad():
-        net.layers.linears[0].weight.zero_()
-        net.layers.linears[0].bias.copy_(torch.tensor(out))
-        if std is not None:  # between e^-5 and 1
-            net.spread.fill_(math.log((5 + math.log(std)) / -math.log(std)))
-
-
-def batch(**fields: Any) -> Batch:
-    """Three equal steps: one that goes on, one that terminates, one that is truncated."""
-    base = {
-        "obs": torch.zeros(3, 2),
-        "next_obs": torch.zeros(3, 2),
-        "action": torch.tensor([0, 1, 2]),
-        "reward": torch.tensor([1.0, 1.0, 1.0]),
-        "terminated": torch.tensor([False, True, False]),
-        "truncated": torch.tensor([False, False, True]),
-        "discount": torch.tensor([0.9, 0.9, 0.9]),
-        "index": torch.arange(3),
-    }
-    return Batch(**{**base, **fields})
 
 
 def moves(**fields: Any) -> Batch:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import CHOICES, ENTROPY, HALVES, MOVES, OBS, batch, coming_noise, judging, saying
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
@@ -18,12 +19,6 @@ from zhixing.errors import UserError
 from zhixing.policy import Phase
 from zhixing.spaces import Spaces
 
-OBS = Box(-9.0, 9.0, (2,), np.float32)
-CHOICES = Spaces(OBS, Discrete(3))
-MOVES = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32))
-HALVES = [math.log(0.5), math.log(0.25), math.log(0.25)]  # logits of a policy with entropy 1.5 ln 2
-ENTROPY = 1.5 * math.log(2)
-
 
 def learner(spaces: Spaces = CHOICES, name: str = "sac", **settings: Any) -> SAC:
     base = {"net__hidden_sizes": [], "temperature": 0.5}  # one linear layer each
@@ -33,49 +28,8 @@ def learner(spaces: Spaces = CHOICES, name: str = "sac", **settings: Any) -> SAC
     return made
 
 
-def judging(critics: Any, *worth: list[float]) -> None:
-    """Each critic says the same of every observation: the worth of each choice, or `[slope, constant]` of a move."""
-    with torch.no_grad():
-        weight, bias = critics.towers.weights[0], critics.towers.biases[0]
-        weight.zero_()
-        if critics.discrete:
-            bias.copy_(torch.tensor(worth)[:, None])
-            return
-        weight[:, -1, 0] = torch.tensor(worth)[:, 0]  # of [obs, obs, action]
-        bias[:, 0, 0] = torch.tensor(worth)[:, 1]
-
-
-def acting(made: SAC, *out: float) -> None:
-    """The actor says the same of every observation: logits, or mean and logarithm of the spread."""
-    with torch.no_grad():
-        made.actor.layers.linears[0].weight.zero_()
-        made.actor.layers.linears[0].bias.copy_(torch.tensor(out))
-
-
-def batch(**fields: Any) -> Batch:
-    """Three equal steps: one that goes on, one that terminates, one that is truncated."""
-    base = {
-        "obs": torch.zeros(3, 2),
-        "next_obs": torch.zeros(3, 2),
-        "action": torch.tensor([0, 1, 2]),
-        "reward": torch.tensor([1.0, 1.0, 1.0]),
-        "terminated": torch.tensor([False, True, False]),
-        "truncated": torch.tensor([False, False, True]),
-        "discount": torch.tensor([0.9, 0.9, 0.9]),
-        "index": torch.arange(3),
-    }
-    return Batch(**{**base, **fields})
-
-
 def moves(**fields: Any) -> Batch:
     return batch(**({"action": torch.tensor([[0.5], [0.0], [-0.5]])} | fields))
-
-
-def coming_noise(made: SAC, rows: int = 3) -> Tensor:
-    """The noise of the next sample `[rows, 1]`, without drawing it."""
-    rng = torch.Generator()
-    rng.set_state(made.rng.get_state())
-    return torch.empty(rows, 1).normal_(generator=rng)
 
 
 def gradient_of(loss: Tensor, parameter: Tensor) -> list[float]:
@@ -97,7 +51,7 @@ def test_discrete_targets_are_exact_expectations_of_the_least_with_entropy() -> 
     made = learner()
     judging(made.target, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
     judging(made.critics, [99.0] * 3, [99.0] * 3)  # not asked
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     # the least are 4, 2, 6: 2 + 0.5 + 1.5 = 4 on average; 1 + 0.9 (4 + 0.5 H). Death: 1; truncation bootstraps
     alive = 1 + 0.9 * (4 + 0.5 * ENTROPY)
     assert made.target_value(batch()).tolist() == pytest.approx([alive, 1.0, alive])
@@ -106,7 +60,7 @@ def test_discrete_targets_are_exact_expectations_of_the_least_with_entropy() -> 
 def test_n_step_targets_use_their_own_discount() -> None:
     made = learner()
     judging(made.target, [10.0 - 0.5 * ENTROPY] * 3, [50.0] * 3)
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     # worth 10 with its entropy: 1 + 0.9 * 10; 2 (died); 3 + 0.9³ * 10 = 3 + 7.29
     shown = batch(reward=torch.tensor([1.0, 2.0, 3.0]), discount=torch.tensor([0.9, 0.81, 0.729]))
     assert made.target_value(shown).tolist() == pytest.approx([10.0, 2.0, 10.29])
@@ -115,7 +69,7 @@ def test_n_step_targets_use_their_own_discount() -> None:
 def test_targets_never_come_from_a_forbidden_action() -> None:
     made = learner()
     judging(made.target, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     mask = torch.tensor([[True, False, True], [False, False, False], [True, False, False]])
     # chances 2/3 and 1/3: 2 + 2 = 4, entropy ln 3 - 2/3 ln 2; death, where nothing is allowed: 1; one choice: 3 alone
     first = 1 + 0.9 * (4 + 0.5 * (math.log(3) - 2 / 3 * math.log(2)))
@@ -126,7 +80,7 @@ def test_continuous_targets_are_the_least_at_a_drawn_action_with_its_entropy() -
     made = learner(MOVES)
     judging(made.target, [2.0, 1.0], [-4.0, 1.0])  # 1 + 2 a and 1 - 4 a
     judging(made.critics, [0.0, 99.0], [0.0, 99.0])  # not asked
-    acting(made, 0.3, math.log(0.5))
+    saying(made.actor, 0.3, math.log(0.5))
     z = coming_noise(made)[:, 0]
     action = torch.tanh(0.3 + 0.5 * z)
     # log N(z) - ln 0.5 - ln(1 - a²)
@@ -216,7 +170,7 @@ def test_the_critics_gradient_doesnt_pass_through_the_target() -> None:
 def test_discrete_actor_loss_by_hand() -> None:
     made = learner()
     judging(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])  # the least are 4, 2, 6
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     loss, entropy = made.actor_loss(batch())
     assert loss.item() == pytest.approx(-0.5 * ENTROPY - 4.0)
     assert entropy.item() == pytest.approx(ENTROPY)
@@ -230,7 +184,7 @@ def test_discrete_actor_loss_by_hand() -> None:
 def test_a_forbidden_action_has_no_part_in_the_actors_loss() -> None:
     made = learner()
     judging(made.critics, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     mask = torch.tensor([[True, False, True]]).expand(3, 3)
     loss, entropy = made.actor_loss(batch(mask=mask))
     # chances 2/3 and 1/3
@@ -246,7 +200,7 @@ def test_continuous_actor_loss_by_hand(name: str, slope: float) -> None:
     made = learner(MOVES, name=name, **settings)
     # for actions above zero the least is -4 a; the mean of an ensemble is (6 a - 4 a) / 2 = a
     judging(made.critics, [6.0, 0.0], [-4.0, 0.0])
-    acting(made, 0.3, math.log(0.01))
+    saying(made.actor, 0.3, math.log(0.01))
     z = coming_noise(made)[:, 0]
     a = torch.tanh(0.3 + 0.01 * z)
     logp = -0.5 * z**2 - 0.5 * math.log(2 * math.pi) - math.log(0.01) - torch.log(1 - a**2)
@@ -266,7 +220,7 @@ def test_continuous_actor_loss_by_hand(name: str, slope: float) -> None:
 def test_temperature_falls_where_entropy_is_above_its_target_and_rises_below() -> None:
     for target, sign in ((0.5, -1), (2.0, 1)):
         made = learner(temperature=None, target_entropy=target, lr=1e-2)
-        acting(made, *HALVES)  # entropy 1.04
+        saying(made.actor, *HALVES)  # entropy 1.04
         loss = made.temperature_loss(torch.tensor(ENTROPY))
         assert gradient_of(loss, made.log_temperature[0]) == pytest.approx([ENTROPY - target])
         assert made.temperature.item() == 1.0
@@ -366,7 +320,7 @@ def test_normalised_observations_reach_actor_critics_and_targets() -> None:
 
 def test_actions_are_drawn_while_collecting_and_the_likeliest_in_evaluations() -> None:
     made = learner()
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(20_000, 2)
     taken = made.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action
     # three standard errors are 0.011
@@ -376,7 +330,7 @@ def test_actions_are_drawn_while_collecting_and_the_likeliest_in_evaluations() -
     for phase in Phase:
         assert 0 not in made.policy.act(obs, None, mask, phase, rng, 0).action
     moving = learner(MOVES)
-    acting(moving, 0.3, math.log(0.5))
+    saying(moving.actor, 0.3, math.log(0.5))
     drawn = moving.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action.atanh()
     assert drawn.mean().item() == pytest.approx(0.3, abs=0.011)
     assert drawn.std().item() == pytest.approx(0.5, rel=0.03)
@@ -385,20 +339,20 @@ def test_actions_are_drawn_while_collecting_and_the_likeliest_in_evaluations() -
 
 def test_spreads_stay_within_bounds() -> None:
     made = learner(MOVES)
-    acting(made, 0.0, 50.0)
+    saying(made.actor, 0.0, 50.0)
     assert made.actor(torch.zeros(1, 2)).normal.log_std.item() == 2.0
-    acting(made, 0.0, -50.0)
+    saying(made.actor, 0.0, -50.0)
     assert made.actor(torch.zeros(1, 2)).normal.log_std.item() == -20.0
 
 
 def test_value_is_that_of_acting_as_usual() -> None:
     made = learner()
     judging(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
-    acting(made, *HALVES)
+    saying(made.actor, *HALVES)
     assert made.value(torch.zeros(2, 2)).tolist() == pytest.approx([4 + 0.5 * ENTROPY] * 2)
     moving = learner(MOVES)
     judging(moving.critics, [2.0, 1.0], [-4.0, 1.0])
-    acting(moving, float(np.arctanh(0.5)), 0.0)
+    saying(moving.actor, float(np.arctanh(0.5)), 0.0)
     assert moving.value(torch.zeros(2, 2)).tolist() == pytest.approx([-1.0] * 2)  # the least of 2 and -1
 
 
