@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -195,8 +195,9 @@ class Actor:
         return self._rollout
 
     @torch.no_grad()
-    def evaluate(self, episodes: int, seed: int) -> Evaluation:
-        """Play fresh episodes as well as the policy can. The same seed gives the same episodes.
+    def evaluate(self, episodes: int, seed: int, look: Callable[[], None] = lambda: None) -> Evaluation:
+        """Play fresh episodes as well as the policy can. The same seed gives the same episodes. `look` is called at
+        the start and after each step, such as to film.
 
         Each environment plays its share, since the first to end are the short ones. Leaves no trace in `collect` but
         the environments' state: give evaluations an actor of their own.
@@ -207,10 +208,12 @@ class Actor:
         shares = np.full(self.env.num_envs, episodes // self.env.num_envs)
         shares[: episodes % self.env.num_envs] += 1
         played: list[list[Episode]] = [[] for _ in shares]
+        look()
         while any(len(mine) < share for mine, share in zip(played, shares, strict=True)):
             for i, episode in self._step(Phase.EVAL, None, 0).items():
                 if len(played[i]) < shares[i]:
                     played[i].append(episode)
+            look()
         self._obs = None
         return Evaluation([episode for mine in played for episode in mine])
 

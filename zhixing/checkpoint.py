@@ -37,6 +37,8 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.replay = path / "replay"
         self.data_file = path / "dataset.json"
+        self.agent_file = path / "agent.pt"  # the weights of an exported agent, which has no checkpoints
+        self.card_file = path / "agent.json"  # and what it was measured at
         self._kept: list[dict[str, Any]] = []  # states of the buffers in the kept checkpoints, newest first
         self.notices: list[str] = []  # what people should know of the last reading
 
@@ -98,7 +100,7 @@ class RunFolder:
 
     def _write(self, name: str, state: dict[str, Any]) -> None:
         self.checkpoints.mkdir(exist_ok=True)
-        write_aside(self.checkpoints / name, lambda file: torch.save({"format": FORMAT, **encode(state)}, file))
+        write_checkpoint(self.checkpoints / name, state)
 
     def _newest_first(self) -> list[Path]:
         return sorted(self.checkpoints.glob("[0-9]" * 12 + ".pt"), reverse=True)
@@ -106,6 +108,8 @@ class RunFolder:
     def load(self) -> dict[str, Any]:
         """The newest checkpoint that can be read; a damaged one is passed over and told in `notices`."""
         files = self._newest_first()
+        if not files and self.agent_file.is_file():
+            raise UserError(f"{self.path} is an exported agent: it can act, but holds nothing to go on training from")
         if not files:
             raise UserError(f"{self.path} has no checkpoint to go on from")
         problems: list[str] = []
@@ -123,13 +127,39 @@ class RunFolder:
 
     def load_policy(self, which: str = "last") -> dict[str, Any]:
         """Weights to act with: those at the end of the run, or the best by evaluation."""
-        if which == "last":
-            return self.load()["policy"]
-        if which != "best":
+        return self.load_agent(which)["policy"]
+
+    def load_agent(self, which: str = "last") -> dict[str, Any]:
+        """These weights as `policy`, and the `steps` after which they were. An exported agent has one set of them."""
+        if which not in ("last", "best"):
             raise UserError(f"unknown checkpoint {which!r}: allowed are last and best")
+        if self.agent_file.is_file():
+            return read_checkpoint(self.agent_file)
+        if which == "last":
+            return self.load()
         if not (self.checkpoints / "best.pt").is_file():
             raise UserError(f"{self.path} has no best checkpoint: it was never evaluated")
-        return read_checkpoint(self.checkpoints / "best.pt")["policy"]
+        return read_checkpoint(self.checkpoints / "best.pt")
+
+    def write_agent(self, cfg: config.RunConfig, agent: Mapping[str, Any], card: Mapping[str, Any]) -> None:
+        """Make this the folder of an exported agent."""
+        state = {"kind": "agent", "steps": agent["steps"], "policy": agent["policy"]}
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(self.agent_file, state)
+            write_aside(self.card_file, lambda file: file.write((json.dumps(card, indent=2) + "\n").encode()))
+            self.write_config(cfg)
+        except OSError as error:
+            raise UserError(f"the folder {self.path} can't be written: {error.strerror or error}") from None
+
+    def read_card(self) -> dict[str, Any]:
+        try:
+            card = json.loads(self.card_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.card_file} can't be read: {error}") from None
+        if not isinstance(card, dict):
+            raise UserError(f"{self.card_file} can't be read: it holds no names and values")
+        return card
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         text = json.dumps(result, indent=2)
@@ -149,6 +179,10 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{self.data_file} can't be read: {error}") from None
         return references if len(set(references.values())) == 2 else {}
+
+
+def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+    write_aside(path, lambda file: torch.save({"format": FORMAT, **encode(state)}, file))
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -185,6 +185,42 @@ def record(
 
 
 @app.command()
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Option("-o", "--out", help="A new folder, such as zoo/NAME.")],
+    episodes: Episodes = 100,
+    seed: Seed = 0,
+    checkpoint: Which = "last",
+) -> None:
+    """Keep only what a run's agent needs to act, with its measured return; other commands take it as a run."""
+    from zhixing.zoo import export
+
+    card = export(run, out, episodes, seed, checkpoint)
+    size = sum(file.stat().st_size for file in out.iterdir())
+    print(f"{out}: {size / 1e3:,.0f} kB, mean return {card['mean_return']:.6g} of {episodes} episodes")
+
+
+@app.command()
+def zoo(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where the agents are.")] = Path("zoo"),
+) -> None:
+    """The agents that come along, their measured returns and the commands that trained them."""
+    from zhixing import tables
+    from zhixing.zoo import agents
+
+    found = agents(folder)
+    columns = {"env": "task", "algorithm": "algorithm", "steps": "steps", "mean_return": "return", "episodes": "over"}
+    tables.print_table(
+        [
+            {"agent": name, **{title: card.get(key, "") for key, title in columns.items()}}
+            for name, card in found.items()
+        ]
+    )
+    for name, card in found.items():
+        print(f"{name}: {card.get('trained_by', '')}")
+
+
+@app.command()
 def watch(run: Run, episodes: Shown = None, seed: Seed = 0, checkpoint: Which = "last") -> None:
     """A run's agent in a window; escape ends it."""
     from zhixing.window import watch
@@ -194,7 +230,7 @@ def watch(run: Run, episodes: Shown = None, seed: Seed = 0, checkpoint: Which = 
 
 @app.command()
 def play(
-    env: Annotated[str, typer.Argument(metavar="ENV", help="The task, such as CartPole-v1.")],
+    env: Annotated[str, typer.Argument(metavar="ENV", help="The task, such as CartPole-v1, or a run: its task.")],
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[env.NAME=VALUE]...", help="Its options, such as env.skip=1.")
     ] = None,
@@ -205,7 +241,13 @@ def play(
     """Play a task in a window with the keyboard, or let chance play; escape ends it."""
     from zhixing.window import play
 
-    play(env, _task_options("play", settings), random=random, seed=seed, episodes=episodes)
+    options = _task_options("play", settings)
+    if Path(env, "config.yaml").is_file():
+        from zhixing.checkpoint import RunFolder
+
+        task = RunFolder.open(env).read_config().env
+        env, options = task.name, {**task.options, **options}
+    play(env, options, random=random, seed=seed, episodes=episodes)
 
 
 @app.command()
@@ -263,11 +305,12 @@ def _task_options(command: str, settings: list[str] | None) -> dict[str, Any]:
 def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs, or folders of runs.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="The picture: .png, .svg or .pdf.")],
+    y: Annotated[str, typer.Option("--y", help="return, or a column of metrics.csv, such as x_pos.")] = "return",
 ) -> None:
     """Draw return against steps and seconds; runs that differ only in their seed are one curve."""
     from zhixing.plots import plot
 
-    plot(runs, out)
+    plot(runs, out, y)
     print(out)
 
 
@@ -363,8 +406,11 @@ def profile(
     found = profiling.profile(cfg, seconds)
     title = f"{cfg.algorithm} on {cfg.env.name}: {found.speed:,.0f} {found.unit} per second"
     tables.print_table(profiling.rows_of_parts(found), title)
+    if found.rollout is not None:
+        print(f"iterations were cut to {getattr(found.cfg, 'steps_per_iteration')} steps of each environment")  # noqa: B009
     groups = ", ".join(f"{name} {100 * share:.0f} %" for name, share in found.groups.items())
     print(f"bound by {found.bound_by} ({groups})\n")
+    print(f"trying other settings, {profiling.tries_seconds(found, seconds):.0f} seconds at most", file=sys.stderr)
     tries = profiling.try_alternatives(cfg, found, seconds, lambda one: print(f"trying {one}", file=sys.stderr))
     tables.print_table(profiling.rows_of_tries(tries, found.unit))
     better = profiling.advice(tries)

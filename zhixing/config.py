@@ -106,6 +106,8 @@ class RunConfig(Strict):
     eval_every_steps: Count = 5_000  # evaluate every so many environment steps; 0 is never
     eval_episodes: Positive = 10  # episodes of each evaluation
     eval_env: dict[str, Any] = {}  # options of the task that are others in evaluations, such as levels=test
+    eval_video: bool = False  # film an episode at each evaluation, as videos/STEPS.mp4 in the run
+    plot: str | None = None  # draw this column of metrics.csv at each evaluation, as plot.png in the run
     checkpoint_every_steps: Count = 20_000  # save every so many environment steps; 0 is only at the end
     keep_checkpoints: Positive = 2  # newest checkpoints kept, besides the best
     tensorboard: bool = True  # write TensorBoard events too

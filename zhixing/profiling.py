@@ -9,14 +9,14 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from zhixing import config
 from zhixing.callbacks import Callback, StopOnNonFinite
-from zhixing.config import RunConfig
+from zhixing.config import OnPolicyConfig, RunConfig
 from zhixing.envs.choice import cpu_count
 from zhixing.envs.native import has_native
 from zhixing.errors import UserError
@@ -46,6 +46,7 @@ GROUPS = {
 WARM_SECONDS = 0.3  # at most, after the first update, since first calls are slow
 TRY_SHARE = 0.2  # of the time of the profile, for each round of each setting that is tried
 ROUNDS = 2
+TRIES_SECONDS = 30.0  # for all settings that are tried, at least; else twice the time of the profile for each
 WORTH = 1.15  # times as fast: less may be chance
 AS_IT_IS = "as it is"
 
@@ -136,6 +137,7 @@ class Profile:
     steps: int
     seconds: float
     parts: dict[str, float]  # seconds of each
+    rollout: int | None = None  # steps of an iteration, where it was cut since a whole one takes too long
 
     @property
     def speed(self) -> float:
@@ -155,8 +157,29 @@ class Profile:
         return max(self.groups, key=lambda name: self.groups[name])
 
 
-def profile(cfg: RunConfig, seconds: float, detail: bool = True) -> Profile:
-    """Train for so long, writing nothing. Without `detail` only the speed is measured, free of the clocks' cost."""
+def profile(cfg: RunConfig, seconds: float) -> Profile:
+    """Train for so long, writing nothing. Iterations that would take longer than half of it are cut shorter, with as
+    many updates per step."""
+    rollout = None
+    if cfg.scheme == "on_policy" and shorter(cfg, 1) != cfg:
+        speed = _measure(shorter(cfg, 1), 0.0, detail=False).speed  # of the shortest iterations there can be
+        rollout = int(speed * seconds / 2)
+    short = shorter(cfg, rollout)
+    return replace(_measure(short, seconds), rollout=rollout if short != cfg else None)
+
+
+def shorter(cfg: RunConfig, rollout: int | None) -> RunConfig:
+    """With iterations halved until they have at most so many steps, if minibatches allow."""
+    if rollout is None or not isinstance(cfg, OnPolicyConfig):
+        return cfg
+    num, steps, minibatch = cfg.vector.num, cfg.steps_per_iteration, getattr(cfg, "minibatch_size", cfg.vector.num)
+    while num * steps > rollout and steps % 2 == 0 and num * steps // 2 % minibatch == 0:
+        steps //= 2
+    return cfg.model_copy(update={"steps_per_iteration": steps})
+
+
+def _measure(cfg: RunConfig, seconds: float, detail: bool = True) -> Profile:
+    """Without `detail` only the speed is measured, free of the clocks' cost."""
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as aside:
         session = Session(_steady(cfg), aside, quiet=True)
@@ -178,6 +201,7 @@ def profile(cfg: RunConfig, seconds: float, detail: bool = True) -> Profile:
 def _steady(cfg: RunConfig) -> RunConfig:
     """As it is for most of a run: beyond the warm-up, with little exploration, far from its end."""
     changes: dict[str, Any] = {"env_steps": 10**9, "episodes": None, "duration": None, "stop_return": None}
+    changes |= {"eval_video": False, "plot": None}  # whose parts needn't be made
     fields = type(cfg).model_fields
     if "offline_updates" in fields:
         changes["offline_updates"] = 10**9
@@ -196,7 +220,7 @@ class Try:
     setting: str  # as one writes it
     speed: float  # steps per second, in the better of its rounds
     times: float  # as fast as it is now
-    refused: str = ""  # why it can't be
+    untold: str = ""  # why there is no speed
 
 
 def alternatives(found: Profile) -> dict[str, dict[str, Any]]:
@@ -224,25 +248,34 @@ def try_alternatives(
     asked: RunConfig, found: Profile, seconds: float, tell: Callable[[str], None] = lambda setting: None
 ) -> list[Try]:
     """Each for a short time, in turn, so that a machine that is busy for a while is so for all. The settings as they
-    are come first."""
+    are come first. When they take too long together, what is left isn't tried."""
     plain = asked.model_dump(mode="json")
     changes: dict[str, dict[str, Any]] = {AS_IT_IS: {}, **alternatives(found)}
+    until = time.monotonic() + tries_seconds(found, seconds)
     speeds: dict[str, list[float]] = {setting: [] for setting in changes}
     refused: dict[str, str] = {}
     for _ in range(ROUNDS):
         for setting in [one for one in changes if one not in refused]:
+            if time.monotonic() > until and speeds[AS_IT_IS]:
+                continue
             tell(setting)
             try:
-                cfg = config.build([plain], changes[setting])
-                speeds[setting].append(profile(cfg, TRY_SHARE * seconds, detail=False).speed)
+                cfg = shorter(config.build([plain], changes[setting]), found.rollout)
+                speeds[setting].append(_measure(cfg, TRY_SHARE * seconds, detail=False).speed)
             except UserError as error:
                 refused[setting] = str(error).split("\n")[0]
     now = max(speeds[AS_IT_IS])
     tries = []
     for setting, mine in speeds.items():
         best = max(mine, default=0.0)
-        tries.append(Try(setting, best, best / now, refused.get(setting, "")))
+        why = f"refused: {refused[setting]}" if setting in refused else "" if mine else "not tried: no time was left"
+        tries.append(Try(setting, best, best / now, why))
     return tries
+
+
+def tries_seconds(found: Profile, seconds: float) -> float:
+    """How long all tries may take, but for the one that is under way then."""
+    return max(TRIES_SECONDS, 2 * seconds * (1 + len(alternatives(found))))
 
 
 def advice(tries: list[Try]) -> list[Try]:
@@ -261,7 +294,7 @@ def rows_of_parts(found: Profile) -> list[dict[str, Any]]:
 def rows_of_tries(tries: list[Try], unit: str) -> list[dict[str, Any]]:
     return [
         {"setting": one.setting, f"{unit}/s": f"{one.speed:,.0f}", "times": f"{one.times:.2f}", "": ""}
-        if not one.refused
-        else {"setting": one.setting, f"{unit}/s": "", "times": "", "": f"refused: {one.refused}"}
+        if not one.untold
+        else {"setting": one.setting, f"{unit}/s": "", "times": "", "": one.untold}
         for one in tries
     ]

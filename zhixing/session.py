@@ -24,7 +24,7 @@ import torch
 from zhixing import algorithms, config, datasets, envs
 from zhixing.actor import Actor, Evaluation
 from zhixing.buffers import Buffer, Episode, Hindsight, NStep, Prioritized, Reservoir, Sequence, Uniform, View
-from zhixing.callbacks import Callback, Checkpoint, Csv, Evaluate, Progress, StopOnNonFinite, TensorBoard
+from zhixing.callbacks import Callback, Checkpoint, Csv, Draw, Evaluate, Film, Progress, StopOnNonFinite, TensorBoard
 from zhixing.checkpoint import RunFolder, fitting
 from zhixing.config import DataConfig, OffPolicyConfig, RunConfig, SearchConfig, SelfPlayConfig
 from zhixing.data import NO_ENV, check_spaces, demonstrations, expert_policy, fill, open_data, storage_of, summary_of
@@ -59,6 +59,7 @@ class Session:
         self.state = None if folder is None else folder.load()
         self.env: envs.VectorEnv | None = None
         self.evaluator: Actor | Matches | None = None
+        self.film: Film | None = None
         self.data = open_data(cfg)
         try:
             if self.data is None:
@@ -111,11 +112,18 @@ class Session:
             from zhixing.callbacks.imagine import Imagine  # draws, which others needn't wait for
 
             boards.append(Imagine(self.folder.path))
+        if cfg.eval_video and self.evaluator is not None:
+            options = {**cfg.env.options, **cfg.eval_env}
+            self.film = Film(self.folder.path, policy, cfg.env.name, options, device)
+            boards.append(self.film)
+        drawn = [Draw(self.folder.path, cfg.plot)] if cfg.plot is not None else []
         csv, saved = Csv(self.folder.metrics_file), Checkpoint(self.folder)
-        ordered = [StopOnNonFinite(), self.evaluate, *callbacks, csv, *boards, *told, saved]
+        ordered = [StopOnNonFinite(), self.evaluate, *callbacks, csv, *boards, *drawn, *told, saved]
         further = self._buffers()
         replay = further.pop("replay", None)
         self.loop = Loop(cfg, self.actor, self.learner, buffer=replay, further=further, callbacks=ordered)
+        for each in drawn:
+            each.check(self.loop)
         if self.state is not None:
             self._restore(self.state)
         elif isinstance(cfg, DataConfig):
@@ -256,6 +264,8 @@ class Session:
             self.env.close()
         if self.evaluator is not None:  # it is when making the rest has failed
             self.evaluator.close()
+        if self.film is not None:
+            self.film.close()
 
 
 def train(

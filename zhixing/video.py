@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import gymnasium as gym
@@ -44,11 +43,7 @@ class Show:
         self.agent, self.seed = load(run, checkpoint), seed
         task = self.agent.cfg.env
         self._ends: list[Any] = []
-        filmed = _Filmed(task.name, {**task.options, "render_mode": "rgb_array"}, self._ends)
-        try:
-            self.env = envs.SerialVectorEnv(filmed, 1)
-        except UserError as error:
-            raise UserError(f"{task.name} can't be filmed: {error}") from error
+        self.env = filmed(task.name, task.options, self._ends)
         self.agent.policy.watch(self.env)
         self.returns: list[float] = []
 
@@ -80,6 +75,15 @@ class Show:
         self.env.close()
 
 
+def filmed(name: str, options: dict[str, Any], ends: list[Any]) -> envs.SerialVectorEnv:
+    """One copy of a task that draws itself. `ends` gets a picture of each end of an episode, which the vector
+    environment leaves at once."""
+    try:
+        return envs.SerialVectorEnv(_Filmed(name, {**options, "render_mode": "rgb_array"}, ends), 1)
+    except UserError as error:
+        raise UserError(f"{name} can't be filmed: {error}") from error
+
+
 @dataclass(frozen=True)
 class _Filmed(envs.Task):
     """A task that keeps a picture of each end of an episode, which the vector environment leaves at once."""
@@ -94,6 +98,8 @@ class _EndPictures(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], ends: list[Any]) -> None:
         super().__init__(env)
         self.ends = ends
+        if hasattr(env, "state_dict") and hasattr(env, "load_state_dict"):  # for those who look ahead from its states
+            self.state_dict, self.load_state_dict = env.state_dict, env.load_state_dict
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -103,32 +109,61 @@ class _EndPictures(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def write_video(path: Path, frames: Iterable[Any], fps: float) -> None:
-    """H.264 that every player shows. Written aside and renamed."""
-    frames = iter(frames)
-    first = next(frames)
-    if not isinstance(first, np.ndarray) or first.shape[2:] != (3,) or first.dtype != np.uint8:
-        raise UserError("this task gives no pictures: render() must return an RGB array of uint8 (height, width, 3)")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.stem}.tmp.mp4")
+    with Video(path, fps) as video:
+        for frame in frames:
+            video.add(frame)
+
+
+class Video:
+    """H.264 that every player shows, picture by picture. Written aside and renamed at its end."""
+
+    def __init__(self, path: Path, fps: float) -> None:
+        self.path, self.fps = path, fps
+        self.aside = path.with_name(f".{path.stem}.tmp.mp4")
+        self._writer: Any = None
+        self._even = (0, 0)  # players want even sizes: a black line pads where needed
+
+    def __enter__(self) -> Video:
+        return self
+
+    def add(self, frame: Any) -> None:
+        if not isinstance(frame, np.ndarray) or frame.shape[2:] != (3,) or frame.dtype != np.uint8:
+            raise UserError(
+                "this task gives no pictures: render() must return an RGB array of uint8 (height, width, 3)"
+            )
+        height, width = frame.shape[:2]
         try:
-            _encode(aside, first, frames, fps)
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"the video {path} can't be written: {error.strerror or error}") from None
-
-
-def _encode(path: Path, first: Any, rest: Iterator[Any], fps: float) -> None:
-    import imageio_ffmpeg
-
-    height, width = first.shape[:2]
-    even = (height + height % 2, width + width % 2)  # players want even sizes: pad by a black line where needed
-    writer = imageio_ffmpeg.write_frames(str(path), even[::-1], fps=fps, macro_block_size=1, ffmpeg_log_level="error")
-    with closing(writer):  # also when a frame fails: it holds a process
-        writer.send(None)
-        for frame in chain([first], rest):
-            padded = np.zeros((*even, 3), np.uint8)
+            if self._writer is None:
+                self._open(height, width)
+            padded = np.zeros((*self._even, 3), np.uint8)
             padded[:height, :width] = frame
-            writer.send(padded)
+            self._writer.send(padded)
+        except OSError as error:
+            raise self._refused(error) from None
+
+    def _open(self, height: int, width: int) -> None:
+        import imageio_ffmpeg
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._even = (height + height % 2, width + width % 2)
+        self._writer = imageio_ffmpeg.write_frames(
+            str(self.aside), self._even[::-1], fps=self.fps, macro_block_size=1, ffmpeg_log_level="error"
+        )
+        self._writer.send(None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is None:
+            return
+        self._writer.close()  # also when a frame failed: it holds a process
+        try:
+            if kind is None:
+                self.aside.replace(self.path)
+        except OSError as failed:
+            raise self._refused(failed) from None
+        finally:
+            self.aside.unlink(missing_ok=True)
+
+    def _refused(self, error: OSError) -> UserError:
+        return UserError(f"the video {self.path} can't be written: {error.strerror or error}")

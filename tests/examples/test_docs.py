@@ -6,7 +6,9 @@ Blocks marked `py` show other libraries and aren't run.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import json
 import re
 import shlex
 import shutil
@@ -37,9 +39,12 @@ TINY = {
     "resume": ["env_steps=600"],
     "eval": ["--episodes", "1"],
     "collect": ["--steps", "600"],
+    "export": ["--episodes", "1"],
 }
 # what is checked only by its first word; the rest of a page must be ours
-OTHERS = ("pip", "make", "git", "python", "tensorboard")
+OTHERS = ("pip", "make", "git", "python", "tensorboard", "docker")
+# pages whose Python is that of an example
+EXPLAINED = {"own-algorithm.md": "own_algorithm.py", "tutorial.md": "ppo_in_100_lines.py"}
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -47,8 +52,8 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def pages_with(language: str) -> list[Path]:
-    """The Chinese README isn't run: another test finds its code equal to the English one's."""
-    return [page for page in PAGES if page.name != "README.zh-CN.md" and blocks(page, language)]
+    """Chinese pages aren't run: another test finds their code equal to the English ones'."""
+    return [page for page in PAGES if not page.name.endswith(".zh-CN.md") and blocks(page, language)]
 
 
 def name(page: Path) -> str:
@@ -58,6 +63,7 @@ def name(page: Path) -> str:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(EXAMPLES, tmp_path / "examples")
+    shutil.copytree(ROOT / "zoo", tmp_path / "zoo")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(EXAMPLES))  # the same files: another test may have imported them from there
     return tmp_path
@@ -65,10 +71,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("page", pages_with("python"), ids=name)
 def test_python_of_a_page_runs_from_top_to_bottom(page: Path, folder: Path) -> None:
-    if page.name == "own-algorithm.md":
-        example = (EXAMPLES / "own_algorithm.py").read_text(encoding="utf-8")
+    if page.name in EXPLAINED:
+        example = (EXAMPLES / EXPLAINED[page.name]).read_text(encoding="utf-8")
         for block in blocks(page, "python"):
-            assert block in example, f"not as in examples/own_algorithm.py:\n{block}"
+            assert block in example, f"not as in examples/{EXPLAINED[page.name]}:\n{block}"
         return
     space: dict[str, object] = {"__name__": page.stem}
     for block in blocks(page, "python"):
@@ -151,9 +157,42 @@ def test_extras_that_pages_name_exist() -> None:
     assert {one for extras in named for one in extras.split(",")} <= known
 
 
-def test_both_readmes_show_the_same_code() -> None:
-    for language in ("sh", "python"):
-        assert blocks(PAGES[0], language) == blocks(PAGES[1], language)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name.endswith(".zh-CN.md")], ids=name)
+def test_chinese_pages_show_the_same_code(page: Path) -> None:
+    english = page.with_name(page.name.replace(".zh-CN.md", ".md"))
+    for language in ("sh", "bash", "python", "py", "yaml"):
+        assert blocks(page, language) == blocks(english, language)
+    pictures = [re.findall(r"!\[.*?\]\((.*?)\)", one.read_text(encoding="utf-8")) for one in (page, english)]
+    assert pictures[0] == pictures[1]
+
+
+def test_the_tutorial_shows_all_of_its_example() -> None:
+    """Its hundred lines, but for the first, which says what the file is, and the last two, which start it."""
+    lines = (EXAMPLES / "ppo_in_100_lines.py").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 100
+    shown = "".join(blocks(ROOT / "docs" / "tutorial.md", "python")).splitlines()
+    assert [line for line in shown if line] == [line for line in lines[1:-2] if line]
+
+
+def test_the_notebook_is_the_tutorial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "notebooks"))
+    make = importlib.import_module("make")
+    text = make.NOTEBOOK.read_text(encoding="utf-8")
+    assert text == make.notebook(), "run: python notebooks/make.py"
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    for kind, source in cells:
+        if kind == "code":  # commands are no Python
+            compile(re.sub(r"^( *)!.*$", r"\1pass", source, flags=re.MULTILINE), "cell", "exec")
+            assert "mario" not in source or source.startswith("if MARIO")
+        for target in re.findall(r"\]\(([^)#:]+)", source) if kind == "markdown" else []:
+            assert (ROOT / "notebooks" / target).exists(), target
+
+
+def test_pictures_are_small_and_shown() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for picture in (ROOT / "docs" / "pictures").iterdir():
+        assert picture.stat().st_size < 150_000, picture.name
+        assert f"pictures/{picture.name}" in text
 
 
 def test_every_page_and_example_is_in_the_index() -> None:

@@ -130,7 +130,7 @@ def test_tries_are_measured_and_refusals_told(small: Small, monkeypatch: pytest.
     assert [one.setting for one in tries] == ["as it is", "vector.num=1", "vector.num=4"]
     assert tries[0].times == 1.0
     assert tries[1].speed > 0
-    assert "minibatch_size 96 must divide" in tries[2].refused
+    assert "minibatch_size 96 must divide" in tries[2].untold
     assert told == ["as it is", "vector.num=1", "vector.num=4", "as it is", "vector.num=1"]
 
 
@@ -155,3 +155,34 @@ def test_the_command_tells_all_of_it(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "ppo on toy/match: " in out
     for word in ("environment", "gradient", "bound by ", "as it is", "faster: ", "compare both with `zhixing sweep`"):
         assert word in out
+
+
+def test_iterations_are_halved_as_far_as_minibatches_allow() -> None:
+    """8 environments x 256 steps are 2048: half is 1024, then 512, 256; a minibatch of 256 allows no less."""
+    task = {"env": "CartPole-v1", "vector": {"num": 8}, "steps_per_iteration": 256}
+    cfg = zx.config.load(algorithm="ppo", minibatch_size=256, **task)
+    steps = {room: profiling.shorter(cfg, room).steps_per_iteration for room in (5000, 2047, 600, 1)}
+    assert steps == {5000: 256, 2047: 128, 600: 64, 1: 32}
+    assert profiling.shorter(cfg, None) is cfg
+    dqn = zx.config.load(algorithm="dqn", env="CartPole-v1")
+    assert profiling.shorter(dqn, 1) is dqn
+
+
+def test_a_slow_task_is_measured_in_short_iterations(small: Small) -> None:
+    """Two environments of 2 ms in turn: an iteration of 256 steps would take a second, so that three take more."""
+    cfg = small("ppo", env="tasks:Slow", vector__backend="serial", steps_per_iteration=256, minibatch_size=32, epochs=1)
+    begin = time.monotonic()
+    found = profile(cfg, 0.3)
+    assert time.monotonic() - begin < 3 * 256 * 0.004
+    assert found.rollout is not None
+    assert found.cfg.steps_per_iteration < 256
+    assert found.speed < 500
+
+
+def test_tries_end_when_their_time_is_over(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "alternatives", lambda found: NUMS)
+    monkeypatch.setattr(profiling, "TRIES_SECONDS", 0.0)
+    cfg = small("ppo", env="toy/match", vector__backend="serial", threads=1)
+    tries = try_alternatives(cfg, made_up(cfg), 0.0)
+    assert [one.untold for one in tries] == ["", *["not tried: no time was left"] * 2]
+    assert tries[0].speed > 0

@@ -3,9 +3,11 @@
 from zhixing.callbacks.base import Callback
 from zhixing.callbacks.checkpoint import Checkpoint
 from zhixing.callbacks.csv import Csv
+from zhixing.callbacks.draw import Draw
 from zhixing.callbacks.evaluate import Evaluate
+from zhixing.callbacks.film import Film
 from zhixing.callbacks.nonfinite import StopOnNonFinite
 from zhixing.callbacks.progress import Progress
 from zhixing.callbacks.tensorboard import TensorBoard
 
-__all__ = ["Callback", "Checkpoint", "Csv", "Evaluate", "Progress", "StopOnNonFinite", "TensorBoard"]
+__all__ = ["Callback", "Checkpoint", "Csv", "Draw", "Evaluate", "Film", "Progress", "StopOnNonFinite", "TensorBoard"]

@@ -25,6 +25,8 @@ class Csv(Callback):
         self.path = path
         self.offset = 0  # bytes written; what stands behind belongs to steps that a resume does again
         self.eval_return = math.nan  # of an evaluation that has no row yet
+        self.eval_told: dict[str, float] = {}  # and numbers of the task at its ends, by column
+        self.columns: list[str] = []
         self._file: io.FileIO | None = None
 
     def __enter__(self) -> Csv:
@@ -40,10 +42,16 @@ class Csv(Callback):
 
     def train_begin(self, loop: Loop) -> None:
         if self.offset == 0:
-            self._write([*row_of(loop)])
+            self.columns = [*row_of(loop)]
+            self._write(self.columns)
+        else:  # those of the file, which an older version may have begun
+            with open(self.path, encoding="utf-8") as file:
+                self.columns = file.readline().rstrip("\n").split(",")
 
     def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
         self.eval_return = evaluation.mean_return
+        summary = evaluation.summary()
+        self.eval_told = {f"eval_{name}": summary[name] for name in map(told_as, loop.tells) if name in summary}
 
     def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
         evaluated = not math.isnan(self.eval_return)
@@ -55,10 +63,10 @@ class Csv(Callback):
             self._row(loop)
 
     def _row(self, loop: Loop) -> None:
-        row = row_of(loop)
-        row["eval_return_mean"] = self.eval_return
-        self._write(["" if value != value else f"{value:.7g}" for value in row.values()])
-        self.eval_return = math.nan
+        row = row_of(loop) | {"eval_return_mean": self.eval_return, **self.eval_told}
+        values = [row.get(name, math.nan) for name in self.columns]
+        self._write(["" if value != value else f"{value:.7g}" for value in values])
+        self.eval_return, self.eval_told = math.nan, {}
 
     def _write(self, cells: list[str]) -> None:
         text = io.StringIO()
@@ -68,7 +76,7 @@ class Csv(Callback):
         self.offset = self._file.tell()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"offset": self.offset, "eval_return": self.eval_return}
+        return {"offset": self.offset, "eval_return": self.eval_return, "eval_told": self.eval_told}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -92,5 +100,6 @@ def row_of(loop: Loop) -> dict[str, float]:
         "eval_return_mean": math.nan,
     }
     told = {told_as(name): loop.recent_told(name) for name in loop.tells}
+    told |= dict.fromkeys([f"eval_{name}" for name in told], math.nan)
     metrics = {name: float(loop.metrics[name]) if name in loop.metrics else math.nan for name in loop.learner.metrics}
     return counts | told | metrics

@@ -1,4 +1,4 @@
-"""Learning curves: return against environment steps and against seconds of training."""
+"""Learning curves: return, or what else was logged, against environment steps and against seconds of training."""
 
 from __future__ import annotations
 
@@ -28,16 +28,24 @@ X_LABELS = {"env_steps": "environment steps", "updates": "updates", "seconds": "
 Y_LABELS = {
     "eval_return_mean": "evaluation return",
     "return_mean": "training return (last 100 episodes)",
+    "x_pos": "distance in pixels (x_pos)",
+    "flag_get": "share of episodes that reach the flag",
+    "win_rate": "share of games won",
 }
+POINTS: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 5, "markeredgecolor": "white"}
+RETURNS = ("eval_return_mean", "return_mean")
+WINDOWS = 50  # of what isn't a return each point is the mean of a fiftieth of the rows: losses are rough
 
 
-def plot(runs: Iterable[str | Path], out: str | Path) -> None:
+def plot(runs: Iterable[str | Path], out: str | Path, y: str = "return") -> None:
     """Draw runs, or folders of runs, to a .png, .svg or .pdf file. Runs that differ only in their seed are one colour.
 
-    A row of panels per task. Several seeds: their mean, its 95 % interval, and each seed as a thin line.
+    A row of panels per task. Several seeds: their mean, its 95 % interval, and each seed as a thin line. `y` may be any
+    column of metrics.csv, such as `entropy` or `x_pos`; it is smoothed, and where evaluations have it, too, these are
+    marked by points.
     """
     kind_of(Path(out))  # before the runs are read
-    save(draw(group([read_run(path) for path in find_runs(runs)])), Path(out))
+    save(draw(group([read_run(path) for path in find_runs(runs)]), y), Path(out))
 
 
 def kind_of(out: Path) -> str:
@@ -56,7 +64,7 @@ def save(figure: Figure, out: Path) -> None:
         raise UserError(f"the picture {out} can't be written: {error.strerror or error}") from None
 
 
-def draw(configurations: Sequence[Configuration]) -> Figure:
+def draw(configurations: Sequence[Configuration], y: str = "return") -> Figure:
     tasks = list(dict.fromkeys(configuration.task for configuration in configurations))
     labels = list(dict.fromkeys(configuration.label for configuration in configurations))
     # one look per label, so that an algorithm keeps its colour in all rows
@@ -70,18 +78,19 @@ def draw(configurations: Sequence[Configuration]) -> Figure:
     FigureCanvasAgg(figure)
     parts = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=heights)[:, 0]
     for part, row in zip(parts, rows, strict=True):
-        _draw_task(part, row, looks)
+        _draw_task(part, row, looks, y)
     return figure
 
 
-def _draw_task(part: SubFigure, configurations: list[Configuration], looks: dict[str, dict[str, Any]]) -> None:
+def _draw_task(part: SubFigure, configurations: list[Configuration], looks: dict[str, dict[str, Any]], y: str) -> None:
     runs = [run for configuration in configurations for run in configuration.runs]
-    measure = choose_measure(runs)
+    measure = choose_measure(runs) if y == "return" else known(runs, y)
+    evaluated = _evaluations(runs, measure)
     steps = "updates" if any(run.offline for run in runs) else "env_steps"
     part.suptitle(_plain(configurations[0].task), fontweight="bold")
     left, right = part.subplots(1, 2, sharey=True)
     for axes, x in ((left, steps), (right, "seconds")):
-        axes.set_title(f"return against {X_LABELS[x]}", fontsize="medium")
+        axes.set_title(f"{_plain(y)} against {X_LABELS[x]}", fontsize="medium")
         axes.set_xlabel(X_LABELS[x])
         axes.xaxis.set_major_formatter(EngFormatter(sep="") if x == steps else "{x:g}")
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
@@ -89,18 +98,29 @@ def _draw_task(part: SubFigure, configurations: list[Configuration], looks: dict
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         for configuration in configurations:
-            _draw_configuration(
-                axes, [curve(run, x, measure) for run in configuration.runs], looks[configuration.label]
-            )
+            curves = [curve(run, x, measure) for run in configuration.runs]
+            look = looks[configuration.label]
+            if measure not in RETURNS:
+                for rough in curves if len(curves) == 1 else []:
+                    axes.plot(*rough, linewidth=0.8, alpha=0.35, **look)
+                curves = [smoothed(one) for one in curves]
+            _draw_configuration(axes, curves, look)
+            if evaluated:
+                for run in configuration.runs:
+                    axes.plot(*curve(run, x, evaluated), color=look["color"], **POINTS)
         axes.set_xlim(left=0)
-    left.set_ylabel(Y_LABELS[measure])
+    left.set_ylabel(Y_LABELS.get(measure, _plain(measure)))
     right.tick_params(labelleft=True)
-    _fit_height(left, configurations, measure)
+    _fit_height(left, runs, [measure, *([evaluated] if evaluated else [])])
     handles = [Line2D([], [], linewidth=2, **looks[configuration.label]) for configuration in configurations]
+    labels = [fill(_plain(configuration.legend), 110) for configuration in configurations]
+    if evaluated:
+        handles.append(Line2D([], [], color="#606060", **POINTS))
+        labels.append("evaluations; lines: training")
     several = any(len(configuration.runs) > 1 for configuration in configurations)
     part.legend(
         handles,
-        [fill(_plain(configuration.legend), 110) for configuration in configurations],
+        labels,
         loc="outside lower center",
         ncols=2 if max(len(configuration.legend) for configuration in configurations) < 60 else 1,
         frameon=False,
@@ -120,9 +140,9 @@ def _draw_configuration(axes: Axes, curves: list[Curve], look: dict[str, Any]) -
     axes.plot(x, mean, linewidth=2, **look)
 
 
-def _fit_height(axes: Axes, configurations: list[Configuration], measure: str) -> None:
+def _fit_height(axes: Axes, runs: list[Run], measures: list[str]) -> None:
     """To the curves: the interval of two seeds may be many times as high and would flatten them."""
-    ys = np.concatenate([curve(run, "env_steps", measure).y for one in configurations for run in one.runs])
+    ys = np.concatenate([curve(run, "env_steps", measure).y for run in runs for measure in measures])
     low, high = ys.min(), ys.max()
     margin = 0.06 * (high - low) or 1.0
     axes.set_ylim(low - margin, high + margin)
@@ -130,7 +150,7 @@ def _fit_height(axes: Axes, configurations: list[Configuration], measure: str) -
 
 def choose_measure(runs: Sequence[Run]) -> str:
     """One for all runs of a task, so that like is compared with like: evaluation returns where all have enough."""
-    points = {name: min(len(curve(run, "env_steps", name).x) for run in runs) for name in Y_LABELS}
+    points = {name: min(len(curve(run, "env_steps", name).x) for run in runs) for name in RETURNS}
     if points["eval_return_mean"] >= ENOUGH_EVALUATIONS:
         return "eval_return_mean"
     if points["return_mean"]:
@@ -141,9 +161,35 @@ def choose_measure(runs: Sequence[Run]) -> str:
     raise UserError(f"the run {empty.path} has no return yet: none of its episodes has ended")
 
 
+def known(runs: Sequence[Run], y: str) -> str:
+    """A column that all runs have, with something in it."""
+    for run in runs:
+        if y not in run.metrics:
+            raise UserError(f"the run {run.path} logs no {y!r}; it logs {', '.join(run.metrics)}")
+        if not len(curve(run, "env_steps", y).x):
+            raise UserError(f"the run {run.path} has no {y} yet")
+    return y
+
+
+def _evaluations(runs: Sequence[Run], measure: str) -> str | None:
+    """The column of evaluations beside that of training, where any run has some."""
+    name = f"eval_{measure}"
+    there = measure not in RETURNS and any(len(curve(run, "env_steps", name).x) for run in runs)
+    return name if there else None
+
+
+def smoothed(rough: Curve) -> Curve:
+    """Each point the mean of its neighbours, as many on both sides as there are."""
+    reach = len(rough.y) // WINDOWS // 2
+    sums = np.concatenate([[0.0], np.cumsum(rough.y)])
+    at = np.arange(len(rough.y))
+    half = np.minimum(reach, np.minimum(at, at[::-1]))
+    return Curve(rough.x, (sums[at + half + 1] - sums[at - half]) / (2 * half + 1))
+
+
 def curve(run: Run, x: str, y: str) -> Curve:
     """The rows that have both."""
-    xs, ys = run.metrics[x], run.metrics[y]
+    xs, ys = run.metrics[x], run.metrics.get(y, np.full(len(run.metrics[x]), np.nan))
     there = np.isfinite(xs) & np.isfinite(ys)
     return Curve(xs[there], ys[there])
 

@@ -13,7 +13,8 @@ from zhixing.errors import UserError
 from zhixing.plots.metrics import Columns, read_metrics
 
 # what changes no return; runs that differ only in these are one configuration
-_IRRELEVANT = {"seed", "log_every_steps", "checkpoint_every_steps", "keep_checkpoints", "tensorboard"}
+IRRELEVANT = {"seed", "log_every_steps", "checkpoint_every_steps", "keep_checkpoints", "tensorboard"}
+IRRELEVANT |= {"eval_video", "plot"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def read_run(path: Path) -> Run:
     for name in ("env_steps", "seconds", "return_mean", "eval_return_mean"):
         if name not in metrics:
             raise UserError(f"{folder.metrics_file} has no column {name}")
-    relevant = {name: value for name, value in settings.items() if name not in _IRRELEVANT}
+    relevant = {name: value for name, value in settings.items() if name not in IRRELEVANT}
     return Run(path, settings["algorithm"], settings["env.name"], settings["seed"], relevant, metrics)
 
 

@@ -137,3 +137,49 @@ def test_real_runs_of_two_settings(tmp_path: Path) -> None:
     means = [line for line in steps.lines if line.get_linewidth() == 2]
     assert [list(line.get_xdata()) for line in means] == [[256, 512, 768, 1024]] * 2
     assert means[0].get_ydata()[-1] > means[1].get_ydata()[-1] + 2
+
+
+def with_distances(run: Path, training: list[float], evaluations: list[float | str]) -> Path:
+    """The same run with what its task told."""
+    lines = (run / "metrics.csv").read_text().splitlines()
+    told = [["x_pos", "eval_x_pos"], *([str(a), str(b)] for a, b in zip(training, evaluations, strict=True))]
+    (run / "metrics.csv").write_text(
+        "".join(f"{line},{','.join(two)}\n" for line, two in zip(lines, told, strict=True))
+    )
+    return run
+
+
+def test_other_columns_are_drawn_with_points_for_evaluations(tmp_path: Path) -> None:
+    run = with_distances(write_run(tmp_path / "a", [1, 2, 3], evals=["", 4, 5]), [300, 400, 500], ["", 450, 900])
+    figure = draw(group([read_run(run)]), "x_pos")
+    steps, _ = figure.subfigs[0].axes
+    rough, line, points = steps.lines
+    assert list(rough.get_ydata()) == list(line.get_ydata()) == [300, 400, 500]  # too few rows to smooth
+    assert (list(points.get_xdata()), list(points.get_ydata())) == ([200, 300], [450, 900])
+    assert points.get_linestyle() == "None"
+    assert steps.get_ylabel() == "distance in pixels (x_pos)"
+    assert steps.get_ylim()[1] > 900
+    assert [text.get_text() for text in figure.subfigs[0].legends[0].texts] == [
+        "ppo (seed 0)",
+        "evaluations; lines: training",
+    ]
+
+
+def test_long_columns_are_smoothed_but_returns_are_not(tmp_path: Path) -> None:
+    rows = [float(i % 2) for i in range(100)]
+    run = with_distances(write_run(tmp_path / "a", rows), rows, [""] * 100)
+    steps, _ = draw(group([read_run(run)]), "x_pos").subfigs[0].axes
+    _, smooth = steps.lines
+    # a fiftieth of 100 rows reaches one row to each side: 0 1 0 and 1 0 1 average to 1/3 and 2/3; ends stay
+    np.testing.assert_allclose(smooth.get_ydata()[:5], [0, 1 / 3, 2 / 3, 1 / 3, 2 / 3])
+    assert smooth.get_ydata()[-1] == 1.0
+    ((steps, _),) = drawn(run)
+    assert list(steps.lines[0].get_ydata()) == rows
+
+
+def test_a_column_that_is_not_there_is_told(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    with pytest.raises(UserError, match="logs no 'x_pos'; it logs env_steps, "):
+        plot([run], tmp_path / "a.png", y="x_pos")
+    with pytest.raises(UserError, match="has no loss yet"):
+        plot([run], tmp_path / "a.png", y="loss")

@@ -1,0 +1,24 @@
+# Trains an agent on Super Mario's level 1-1 and films it:
+#   docker build -t zhixing-mario .
+#   docker run --rm -v "$PWD/runs:/work/runs" zhixing-mario
+# The run is in runs/mario then; the same command again goes on with one that was stopped. Anything else:
+#   docker run --rm -v "$PWD/runs:/work/runs" zhixing-mario zhixing train ppo --env mario/1-2 --out runs/1-2
+# It has not been built yet.
+FROM python:3.11-slim-bookworm
+WORKDIR /work
+
+RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/cpu
+
+# nes-py is compiled while it is installed; the compiler isn't kept
+COPY pyproject.toml README.md LICENSE ./
+COPY zhixing zhixing
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends g++ \
+    && pip install --no-cache-dir '.[mario]' \
+    && apt-get purge -y --auto-remove g++ \
+    && rm -rf /var/lib/apt/lists/*
+COPY zoo zoo
+
+CMD ["sh", "-c", "if [ -f runs/mario/config.yaml ]; then zhixing resume runs/mario; \
+     else zhixing train ppo --env mario/1-1 env.noops=30 --out runs/mario; fi \
+     && zhixing record runs/mario -o runs/mario/agent.mp4"]
