@@ -102,7 +102,7 @@ class Actor:
         self.seed = seed
         self.rng = torch.Generator(self.device).manual_seed(stream(seed, "actor"))
         self.env_steps = 0
-        self._rollout: Rollout | None = None
+        self.rollout: Rollout | None = None  # the steps of the last `collect`
         self._obs: Tree = None  # what the environments show now; None before the first step
         self._beside: dict[str, Any] = {}  # and what they show beside it: mask, state, alive
         self._names = [(name, BESIDE[name]) for name in self.spaces.beside()]
@@ -187,12 +187,12 @@ class Actor:
 
     def _storage(self, steps: int, old: Rollout | None = None) -> Rollout:
         """Room for so many steps, with the rows of `old` in front."""
-        if self._rollout is None or self._rollout.num_steps != steps:
+        if self.rollout is None or self.rollout.num_steps != steps:
             new = Rollout({**self.spaces.fields(), **self.fields}, steps, self.env.num_envs)
             if old is not None:
                 new.take(old)
-            self._rollout = new
-        return self._rollout
+            self.rollout = new
+        return self.rollout
 
     @torch.no_grad()
     def evaluate(self, episodes: int, seed: int, look: Callable[[], None] = lambda: None) -> Evaluation:

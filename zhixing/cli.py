@@ -29,6 +29,7 @@ Data = Annotated[str | None, typer.Option("--dataset", help="Learn from recorded
 Files = Annotated[list[Path] | None, typer.Option("--config", help="YAML settings; later files win.")]
 Folder = Annotated[Path, typer.Option("--out", help="The folder of the runs; what has ended in it isn't done again.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Runs at once; without, half the CPUs.")]
+On = Annotated[str, typer.Option("--on", help="local: processes here; ray; or a Ray cluster's address.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder.")]
 Episodes = Annotated[int, typer.Option("--episodes", min=1, help="Fresh episodes to play.")]
 Shown = Annotated[int | None, typer.Option("--episodes", min=1, help="Episodes; without, until the window is closed.")]
@@ -327,6 +328,7 @@ def sweep(
     grid: Annotated[Path | None, typer.Option("--grid", help="YAML in which each setting is a list of values.")] = None,
     seeds: Annotated[str, typer.Option("--seeds", help="Such as 0-4 or 0,3,7.")] = "0-2",
     workers: Workers = None,
+    on: On = "local",
 ) -> None:
     """Train with every combination of values and every seed: lr=1e-3,3e-4 gamma=0.98,0.99. Stopped, it goes on."""
     from zhixing import sweeps, tables
@@ -334,7 +336,7 @@ def sweep(
     layers, words = _asked(algorithm, settings, config_files, env=env, dataset=dataset)
     values = {**(sweeps.read_grid(grid) if grid else {}), **sweeps.parse_values(words)}
     try:
-        found, failed = sweeps.sweep(layers, values, sweeps.parse_seeds(seeds), out, workers)
+        found, failed = sweeps.sweep(layers, values, sweeps.parse_seeds(seeds), out, workers, on)
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
         raise
@@ -368,13 +370,14 @@ def tune(
     config_files: Files = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Fixes what is tried; each trial adds its number.")] = None,
     workers: Workers = None,
+    on: On = "local",
 ) -> None:
     """Search for the settings that learn best: lr=1e-4..1e-2:log gamma=0.9..0.999 vector.num=4,8. Needs Optuna."""
     from zhixing import tables, tuning
 
     layers, words = _asked(algorithm, settings, config_files, env=env, dataset=dataset, seed=seed)
     try:
-        outcomes, spaces = tuning.tune(layers, words, trials, out, workers)
+        outcomes, spaces = tuning.tune(layers, words, trials, out, workers, on)
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
         raise

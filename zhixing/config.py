@@ -71,11 +71,16 @@ class EnvConfig(Strict):
 
 
 class VectorConfig(Strict):
-    backend: Literal["auto", "serial", "process", "native"] = "auto"  # what runs the copies; auto measures and chooses
+    backend: Literal["auto", "serial", "process", "native", "ray"] = "auto"  # what runs the copies; auto measures
     num: Positive = 1  # copies of the task
-    workers: Positive | Auto = "auto"  # processes that share the copies, with backend=process
+    workers: Positive | Auto = "auto"  # processes that share the copies, with backend=process or ray
     on_crash: Literal["stop", "replace"] = "stop"  # a copy that fails ends the run, or a new one takes its place
     step_seconds: PositiveFloat | None = None  # how long a step of a copy may take, with backend=process
+
+
+class DistributedConfig(Strict):
+    workers: Count = 0  # Ray workers that act, each with its share of the copies; 0: this process acts itself
+    address: str | None = None  # a Ray cluster to join, such as 10.0.0.1:6379 or auto; none starts one on this machine
 
 
 class NetConfig(Strict):
@@ -98,6 +103,7 @@ class RunConfig(Strict):
     duration: str | PositiveFloat | None = None  # budget: training time, such as 90s, 10m, 1h30m
     stop_return: Finite | None = None  # end when 100 fresh evaluation episodes average at least this
     vector: VectorConfig = VectorConfig()
+    distributed: DistributedConfig = DistributedConfig()
     gamma: Fraction = 0.99  # discount of the future per step
     device: str = "auto"  # cpu, cuda, mps, or auto
     threads: Positive | Auto = "auto"  # threads that torch computes with; auto is 1 for small networks
@@ -136,6 +142,14 @@ class OnPolicyConfig(RunConfig):
     net: NetConfig = NetConfig()
 
     scheme: ClassVar[str] = "on_policy"
+
+
+class AsynchronousConfig(OnPolicyConfig):
+    """Settings of algorithms that learn from whoever is ready: actors with weights that are some updates old."""
+
+    actors: Positive = 2  # who take turns in this process, unless there are distributed.workers
+
+    scheme: ClassVar[str] = "asynchronous"
 
 
 class SearchConfig(RunConfig):

@@ -1,7 +1,7 @@
 """Many runs at once: each is a job in a process of its own.
 
-`LocalProcesses` is the one place where jobs are started; another `Executor` may start them elsewhere. `drive` keeps an
-executor busy.
+`LocalProcesses` starts them on this machine, `RayJobs` (distributed/jobs.py) on a Ray cluster. `drive` keeps either
+busy.
 """
 
 from __future__ import annotations
@@ -183,6 +183,15 @@ def claimed(folder: Path, seconds: float = 5.0) -> Iterator[int]:
         yield lock
     finally:
         os.close(lock)
+
+
+def executor_on(where: str, workers: int | None, lock: int) -> Executor:
+    """`local`: processes of this machine; `ray`: a Ray that is started here; else the address of a Ray cluster."""
+    if where == "local":
+        return LocalProcesses(workers or default_workers(), lock)
+    from zhixing.distributed.jobs import RayJobs  # only now: others needn't have it
+
+    return RayJobs(workers or default_workers(), None if where == "ray" else where)
 
 
 def default_workers() -> int:

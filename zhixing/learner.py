@@ -30,6 +30,10 @@ class Gradients(NamedTuple):
     metrics: dict[str, Tensor]
     priority: Tensor | None = None
 
+    def to(self, device: torch.device) -> Gradients:
+        found = {name: [part.to(device) for part in parts] for name, parts in self.by_optimizer.items()}
+        return Gradients(found, {name: value.to(device) for name, value in self.metrics.items()}, self.priority)
+
 
 class Update(NamedTuple):
     metrics: dict[str, Tensor]
@@ -42,6 +46,7 @@ class Learner(ABC):
     settings: ClassVar[type[RunConfig]]
     metrics: ClassVar[tuple[str, ...]]
     many_agents: ClassVar[bool | None] = False  # for tasks of several agents, and only for these; None: for any
+    learns_apart = False  # workers take the gradients of their own rollouts: `rollout_gradients`
     further_buffers: ClassVar[dict[str, Literal["uniform", "reservoir"]]] = {}  # by name, with their samplers
     policy: Policy
 
@@ -109,6 +114,18 @@ class Learner(ABC):
     def update(self, batch: Batch) -> Update:
         """Learn from a rollout, or a sample of the replay. Samples of further buffers come as keywords, by name."""
         return self.apply(self.gradients(batch))
+
+    def rollout_gradients(self, batch: Batch) -> Gradients:
+        """Of a whole rollout `[T,N]`, to be applied elsewhere, for those that `learns_apart`."""
+        raise UserError(f"{type(self).__name__} learns in one place")
+
+    def priority(self, batch: Batch) -> Tensor | None:
+        """How wrong it is about transitions `[B]`, before it learns from them; None for those that can't tell."""
+        return None
+
+    def networks(self) -> dict[str, nn.Module]:
+        """All of them by name; the policy is made of these."""
+        return {name: part for name, part in vars(self).items() if isinstance(part, nn.Module) and name != "policy"}
 
     def set_progress(self, fraction: float) -> None:  # noqa: B027  # only for algorithms with schedules
         """Told before each iteration how much of the budget is used, for schedules."""

@@ -29,6 +29,7 @@ from zhixing.checkpoint import RunFolder, fitting
 from zhixing.config import DataConfig, OffPolicyConfig, RunConfig, SearchConfig, SelfPlayConfig
 from zhixing.data import NO_ENV, check_spaces, demonstrations, expert_policy, fill, open_data, storage_of, summary_of
 from zhixing.datasets import Dataset
+from zhixing.distributed.actor import SpreadActor, is_spread, spread
 from zhixing.errors import UserError
 from zhixing.learner import Learner
 from zhixing.matches import Matches, game_of
@@ -60,10 +61,15 @@ class Session:
         self.env: envs.VectorEnv | None = None
         self.evaluator: Actor | Matches | None = None
         self.film: Film | None = None
+        self.actor: Actor | SpreadActor | SelfPlay | None = None
         self.data = open_data(cfg)
+        self.spread = is_spread(cfg)
+        if self.spread and self.data is not None:
+            raise UserError("nobody acts where all is learned from a dataset: leave distributed.workers out")
         try:
             if self.data is None:
-                playing = isinstance(cfg, SelfPlayConfig)  # on boards of its own: the task only tells what it is like
+                # boards of its own, or workers that have the environments: here the task only tells what it is like
+                playing = isinstance(cfg, SelfPlayConfig) or self.spread
                 self.env = envs.make_vector(
                     cfg.env.name,
                     1 if playing else cfg.vector.num,
@@ -71,11 +77,12 @@ class Session:
                     workers=_number(cfg.vector.workers),
                     options=cfg.env.options,
                     faults=_faults(cfg, self.folder, guarded=not playing),
+                    address=cfg.distributed.address,
                 )
                 self.spaces = self.env.spaces
             else:
                 self.spaces = self.data.spaces
-            self.cfg = resolve(cfg, self.spaces, self.env)
+            self.cfg = resolve(cfg, self.spaces, None if self.spread else self.env)
             self._build(callbacks, quiet)
         except BaseException:
             self.close()
@@ -95,9 +102,10 @@ class Session:
             with fitting(start):
                 self.learner.start_from(start.load()["loop"]["learner"])
         policy = self.learner.policy
-        self.actor: Actor | SelfPlay | None = None
         if isinstance(cfg, SelfPlayConfig):
             self.actor = self.learner.self_play()
+        elif self.spread and self.env is not None:
+            self.actor = spread(cfg, self.learner, self.spaces, self.env.tells, self.folder.path)
         elif self.env is not None:
             self.actor = Actor(policy, self.env, self.learner.fields, seed=cfg.seed, device=device)
         if cfg.env.name != NO_ENV:
@@ -128,6 +136,8 @@ class Session:
             self._restore(self.state)
         elif isinstance(cfg, DataConfig):
             self._begin(cfg)
+        if isinstance(self.actor, SpreadActor):
+            self.actor.ready()
 
     def _begin(self, cfg: DataConfig) -> None:
         """What recorded experience gives before the first step."""
@@ -168,7 +178,7 @@ class Session:
             name: Buffer(
                 {**self.spaces.fields(), **learner.fields},
                 replay.capacity,
-                self.env.num_envs,
+                cfg.vector.num,
                 sampler=sampler,
                 view=views[learner.reads] if name == "replay" else NStep(1, cfg.gamma),
                 relabel=relabel if name == "replay" else None,
@@ -231,7 +241,7 @@ class Session:
                 self.folder.write_config(self.cfg)  # a resume may lengthen the budget
             with _interrupts(self.loop):
                 if not self.finished:
-                    TRAINERS[self.cfg.scheme if self.data is None else "offline"](self.loop)
+                    TRAINERS[self.scheme](self.loop)
             if self.loop.interrupted:
                 raise KeyboardInterrupt
             result = self.result()
@@ -239,6 +249,13 @@ class Session:
             return result
         finally:
             self.close()
+
+    @property
+    def scheme(self) -> str:
+        """Which trainer drives it."""
+        if self.data is not None:
+            return "offline"
+        return "off_policy_apart" if self.spread and self.cfg.scheme == "off_policy" else self.cfg.scheme
 
     def result(self) -> dict[str, Any]:
         loop, evaluate = self.loop, self.evaluate
@@ -260,6 +277,8 @@ class Session:
         }
 
     def close(self) -> None:
+        if isinstance(self.actor, SpreadActor):
+            self.actor.close()
         if self.env is not None:
             self.env.close()
         if self.evaluator is not None:  # it is when making the rest has failed
@@ -323,7 +342,8 @@ def _evaluation_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
     num = min(cfg.eval_episodes, max(10, cfg.vector.num))
     options = {**cfg.env.options, **cfg.eval_env}
     faults = _faults(cfg, folder)
-    return envs.make_vector(cfg.env.name, num, backend=cfg.vector.backend, options=options, faults=faults)
+    backend = "serial" if cfg.vector.backend == "ray" else cfg.vector.backend  # few episodes aren't worth the way
+    return envs.make_vector(cfg.env.name, num, backend=backend, options=options, faults=faults)
 
 
 def _faults(cfg: RunConfig, folder: RunFolder, guarded: bool = True) -> envs.Faults:
@@ -345,6 +365,8 @@ def resolve(cfg: RunConfig, spaces: Spaces, env: envs.VectorEnv | None) -> RunCo
     vector, threads = cfg.vector, cfg.threads
     if env is not None:
         vector = vector.model_copy(update={"backend": env.backend, "workers": env.workers})
+    elif vector.backend == "auto" and is_spread(cfg):
+        vector = vector.model_copy(update={"backend": "serial"})  # workers step theirs at the same time already
     if threads == "auto":
         # small matrices are slower on several threads; convolutions gain from them
         sizes = tree_leaves(tree_map(lambda f: math.prod(f.shape) if len(f.shape) == 3 else 0, spaces.fields()["obs"]))

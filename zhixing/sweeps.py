@@ -22,10 +22,11 @@ import numpy as np
 
 from zhixing import config
 from zhixing.checkpoint import RunFolder
-from zhixing.config import RunConfig
+from zhixing.config import DistributedConfig, RunConfig
+from zhixing.distributed.actor import is_spread
 from zhixing.envs.capsule import ADVICE
 from zhixing.errors import UserError
-from zhixing.executors import Board, LocalProcesses, claimed, default_workers, drive
+from zhixing.executors import Board, claimed, drive, executor_on
 from zhixing.jobs import Job, News
 from zhixing.plots.interval import student_t
 from zhixing.plots.runs import Configuration, flat_settings, read_run, shown
@@ -157,8 +158,11 @@ def single_threaded(cfg: RunConfig) -> RunConfig:
 
 def try_to_build(cfg: RunConfig) -> None:
     """Tells what is wrong with a configuration beyond its words: the task, its options, what suits the algorithm."""
-    if cfg.vector.backend in ("auto", "process"):  # nobody is to wait for processes that do nothing
+    is_spread(cfg)
+    # nobody is to wait for processes that do nothing
+    if cfg.vector.backend in ("auto", "process", "ray"):
         cfg = cfg.model_copy(update={"vector": cfg.vector.model_copy(update={"backend": "serial"})})
+    cfg = cfg.model_copy(update={"distributed": DistributedConfig()})
     with tempfile.TemporaryDirectory() as aside:
         Session(cfg, aside, quiet=True).close()
 
@@ -185,8 +189,10 @@ def sweep(
     seeds: Sequence[int],
     out: Path,
     workers: int | None = None,
+    on: str = "local",
 ) -> tuple[list[Setting], dict[str, str]]:
-    """Run all that hasn't ended yet. Returns the settings, the best first, and what went wrong by the run's name."""
+    """Run all that hasn't ended yet, `on` what `executor_on` knows. Returns the settings, the best first, and what went
+    wrong by the run's name."""
     settings = plan(layers, values, seeds, out)
     owner = {job.name: setting for setting in settings for job in setting.jobs}
     todo = []
@@ -199,9 +205,9 @@ def sweep(
                     todo.append(job)
                 else:
                     setting.results[job.name] = result
-        workers = workers or default_workers()
+        executor = executor_on(on, workers, lock)
         before = len(owner) - len(todo)
-        print(f"{len(owner)} runs in {out}, {before} of them done before; {workers} at once", file=sys.stderr)
+        print(f"{len(owner)} runs in {out}, {before} of them done before; {executor.workers} at once", file=sys.stderr)
         board = Board(len(owner), before)
 
         def hear(news: News) -> None:
@@ -214,7 +220,7 @@ def sweep(
             board.hear(news, ending)
 
         jobs = iter(todo)
-        drive(LocalProcesses(workers, lock), lambda: next(jobs, None), hear)
+        drive(executor, lambda: next(jobs, None), hear)
     return ranked(settings), failed
 
 

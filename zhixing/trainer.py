@@ -15,8 +15,10 @@ from torch import Tensor
 from zhixing.actor import Actor, Episode, Evaluation
 from zhixing.batch import Batch
 from zhixing.buffers import Buffer
+from zhixing.buffers.rollout import Rollout
 from zhixing.callbacks.base import Callback
 from zhixing.config import (
+    AsynchronousConfig,
     DataConfig,
     OffPolicyConfig,
     OnPolicyConfig,
@@ -25,6 +27,7 @@ from zhixing.config import (
     SelfPlayConfig,
     seconds,
 )
+from zhixing.distributed.actor import SpreadActor
 from zhixing.learner import Learner
 from zhixing.ops.seeding import stream
 from zhixing.policy import Phase
@@ -39,7 +42,7 @@ class Loop:
     def __init__(
         self,
         cfg: RunConfig,
-        actor: Actor | SelfPlay | None,
+        actor: Actor | SpreadActor | SelfPlay | None,
         learner: Learner,
         *,
         buffer: Buffer | None = None,
@@ -82,7 +85,12 @@ class Loop:
     @property
     def replaced(self) -> int:
         """How often an environment failed and another took its place."""
-        return self.actor.replaced if isinstance(self.actor, Actor) else 0
+        return self.actor.replaced if isinstance(self.actor, (Actor, SpreadActor)) else 0
+
+    @property
+    def lost(self) -> int:
+        """How often a worker died and another took its place."""
+        return self.actor.lost if isinstance(self.actor, SpreadActor) else 0
 
     @property
     def updates(self) -> int:
@@ -218,12 +226,28 @@ def on_policy(loop: Loop) -> None:
     """Collect with the present policy, learn from just that, forget it."""
     cfg, actor, learner = loop.cfg, loop.actor, loop.learner
     assert isinstance(cfg, OnPolicyConfig)
-    assert isinstance(actor, Actor)
+    assert isinstance(actor, (Actor, SpreadActor))
     with loop.running():
         for _ in loop.iterations():
             experience = actor.collect(steps=cfg.steps_per_iteration)
             update = learner.update(experience.batch.to(learner.device))
             loop.iteration_end(experience.episodes, update.metrics)
+
+
+def asynchronous(loop: Loop) -> None:
+    """Learn from whoever is ready: its rollout, or the gradients that it took of it, by weights some updates old."""
+    cfg, actor, learner = loop.cfg, loop.actor, loop.learner
+    assert isinstance(cfg, AsynchronousConfig)
+    assert isinstance(actor, SpreadActor)
+    with loop.running():
+        for _ in loop.iterations():
+            turn, _ = actor.turn(cfg.steps_per_iteration, gradients=learner.learns_apart)
+            if turn.gradients is not None:
+                update = learner.apply(turn.gradients.to(learner.device))
+            else:
+                assert turn.part is not None
+                update = learner.update(Rollout.joined([turn.part]).to(learner.device))
+            loop.iteration_end(turn.episodes, update.metrics)
 
 
 def off_policy(loop: Loop) -> None:
@@ -240,13 +264,28 @@ def off_policy(loop: Loop) -> None:
                 each.add(experience.batch)
             if cfg.normalise_obs:
                 learner.observe(experience.batch.to(learner.device))
-            metrics: Mapping[str, Tensor] = {}
-            due = int(cfg.updates_per_step * max(0, loop.env_steps - cfg.warmup_steps) + 1e-9) - loop.updates
-            if not buffer.ready and not buffer.full:  # full and yet nothing to sample is an error, which `sample` tells
-                due = 0
-            for _ in range(due):
-                metrics = _learn(loop, buffer, cfg.batch_size)
-            loop.iteration_end(experience.episodes, metrics)
+            loop.iteration_end(experience.episodes, _learn_due(loop, cfg, buffer))
+
+
+def off_policy_apart(loop: Loop) -> None:
+    """Workers fill the replay, each at its own pace, and say how much there is to learn of what they did; this process
+    only learns (Ape-X; Horgan et al., 2018). Unlike there it waits for them: updates per step are as set."""
+    cfg, actor, learner, buffer = loop.cfg, loop.actor, loop.learner, loop.buffer
+    assert isinstance(cfg, OffPolicyConfig)
+    assert isinstance(actor, SpreadActor)
+    assert buffer is not None
+    with loop.running():
+        for _ in loop.iterations():
+            phase = Phase.RANDOM if loop.env_steps < cfg.warmup_steps else Phase.COLLECT
+            turn, envs = actor.turn(cfg.steps_per_iteration, phase, rate=cfg.replay.prioritized)
+            assert turn.part is not None
+            batch = Rollout.joined([turn.part])
+            buffer.add(batch, envs, turn.priority)
+            for other in loop.further.values():
+                other.add(batch, envs)
+            if cfg.normalise_obs:
+                learner.observe(batch.to(learner.device))
+            loop.iteration_end(turn.episodes, _learn_due(loop, cfg, buffer))
 
 
 def offline(loop: Loop) -> None:
@@ -288,6 +327,17 @@ def play(loop: Loop) -> None:
             loop.iteration_end(experience.episodes, {})
 
 
+def _learn_due(loop: Loop, cfg: OffPolicyConfig, buffer: Buffer) -> Mapping[str, Tensor]:
+    """As many updates as the steps so far ask for."""
+    metrics: Mapping[str, Tensor] = {}
+    due = int(cfg.updates_per_step * max(0, loop.env_steps - cfg.warmup_steps) + 1e-9) - loop.updates
+    if not buffer.ready and not buffer.full:  # full and yet nothing to sample is an error, which `sample` tells
+        due = 0
+    for _ in range(due):
+        metrics = _learn(loop, buffer, cfg.batch_size)
+    return metrics
+
+
 def _learn(loop: Loop, buffer: Buffer, batch_size: int) -> Mapping[str, Tensor]:
     """One update from a sample."""
     learner = loop.learner
@@ -302,4 +352,12 @@ def _moved(batch: Batch, learner: Learner) -> Batch:
     return batch if learner.device.type == "cpu" else batch.to(learner.device)  # costs a little even if it is there
 
 
-TRAINERS = {"on_policy": on_policy, "off_policy": off_policy, "offline": offline, "self_play": self_play, "play": play}
+TRAINERS = {
+    "on_policy": on_policy,
+    "asynchronous": asynchronous,
+    "off_policy": off_policy,
+    "off_policy_apart": off_policy_apart,
+    "offline": offline,
+    "self_play": self_play,
+    "play": play,
+}

@@ -22,7 +22,7 @@ from zhixing import algorithms, config
 from zhixing.checkpoint import write_aside
 from zhixing.data import NO_ENV
 from zhixing.errors import UserError
-from zhixing.executors import Board, LocalProcesses, claimed, default_workers, drive
+from zhixing.executors import Board, claimed, drive, executor_on
 from zhixing.jobs import News
 from zhixing.sweeps import result_line, single_threaded, split_values, try_to_build
 
@@ -191,6 +191,7 @@ def tune(
     trials: int,
     out: Path,
     workers: int | None = None,
+    on: str = "local",
 ) -> tuple[list[Outcome], dict[str, Space]]:
     """Go on until there are so many trials. The best settings so far are in `best.yaml` at any time."""
     from zhixing.optuna_study import Study
@@ -204,7 +205,7 @@ def tune(
     with claimed(out) as lock:
         study = Study(layers, spaces, out, trials)
         board = Board(trials, sum(one.state != "running" for one in study.outcomes()))
-        executor = LocalProcesses(workers or default_workers(), lock)
+        executor = executor_on(on, workers, lock)
 
         def hear(news: News) -> None:
             ending = ""

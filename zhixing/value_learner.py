@@ -95,6 +95,13 @@ class ValueLearner(Learner):
         metrics = {"loss": loss.detach(), "q_mean": q.detach().mean()}
         return Gradients({"q_optimizer": gradient}, metrics, None if error is None else priorities(error, batch))
 
+    @torch.no_grad()
+    def priority(self, batch: Batch) -> Tensor | None:
+        if self.net.recurrent:  # whose errors depend on what went before
+            return None
+        weighed = Batch(**{name: getattr(batch, name) for name in batch.fields}, weight=torch.ones_like(batch.reward))
+        return self.losses(weighed, weighed).error
+
     def after_step(self) -> None:
         if self.updates % self.cfg.sync_every_updates == 0:
             self.follow.move(self.cfg.tau)

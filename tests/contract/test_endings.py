@@ -41,7 +41,7 @@ def test_value_estimates_meet_the_exact_values(algorithm: str, task: str, small:
     fields = zx.algorithms.get(algorithm).settings.model_fields
     if "horizon" in fields:
         settings["updates_per_step"] = 0.4
-    if scheme == "on_policy" and "epochs" not in fields:
+    if scheme in ("on_policy", "asynchronous") and "epochs" not in fields:
         settings["env_steps"] = 6000  # they learn once from each step
     if "tau" in fields and fields["tau"].default < 0.1:
         settings["tau"] = 0.05  # slow targets need longer than this test has

@@ -1,19 +1,33 @@
 """A2C, the synchronous form of A3C (Mnih et al., 2016).   ∇ = E[∇ log π(a|s) A] - c_v ∇(R - V)² + c_e ∇H
 
 A is the n-step advantage over the rollout (`gae_lambda` below 1 weighs shorter ones more). The one-step actor-critic
-`ac` (Sutton et al., 1999) is the same with A = r + γ V(s') - V(s) and an update after every step.
-Differs from the paper: RMSProp's statistics aren't shared between threads, for there are none.
+`ac` (Sutton et al., 1999) is the same with A = r + γ V(s') - V(s) and an update after every step. In `a3c` itself
+workers take the gradients of their own rollouts, by weights that are some updates old when these are applied.
+Differs from the paper: in a2c there is one RMSProp, for there is one learner. In a3c it is shared, as in the paper, and
+gradients are applied one after the other, not over each other.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
+from pydantic import model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
 from zhixing.algorithms import register
 from zhixing.batch import Batch
-from zhixing.config import Finite, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.config import (
+    AsynchronousConfig,
+    Finite,
+    Fraction,
+    NonNegative,
+    OnPolicyConfig,
+    Positive,
+    PositiveFloat,
+    VectorConfig,
+)
 from zhixing.learner import Gradients, Learner, Update
 from zhixing.nets.actor_critic import ActorCritic, evaluate, rollout_fields
 from zhixing.nets.body import MakeNet
@@ -48,6 +62,17 @@ class ACConfig(Config):
     optimizer: OptimizerKind = "adam"  # what moves the weights
 
 
+class A3CConfig(Config, AsynchronousConfig):
+    scheme: ClassVar[str] = "asynchronous"
+
+    @model_validator(mode="after")
+    def _no_statistics(self) -> A3CConfig:
+        if self.normalise_obs or self.normalise_reward:
+            raise ValueError("a3c takes no normalise_obs or normalise_reward: its workers would have statistics each")
+        return self
+
+
+@register("a3c", "a2c whose workers take gradients by themselves, asynchronously", settings=A3CConfig, apart=True)
 @register("a2c", "advantage actor-critic over short rollouts of many environments")
 @register("ac", "one-step actor-critic", settings=ACConfig)
 class A2C(Learner):
@@ -55,10 +80,17 @@ class A2C(Learner):
     metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self,
+        cfg: Config,
+        spaces: Spaces,
+        device: torch.device | str = "cpu",
+        net: MakeNet | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
+        self.learns_apart = apart
         with self.building():
             self.net = ActorCritic(
                 spaces,
@@ -101,11 +133,13 @@ class A2C(Learner):
         }
         return Gradients({"both_optimizer": self.both_optimizer.gradient(loss)}, metrics)
 
-    def update(self, batch: Batch) -> Update:
+    def rollout_gradients(self, batch: Batch) -> Gradients:
         reward = batch.reward
         if self.reward_scale is not None:
             reward = self.reward_scale(reward, batch.terminated | batch.truncated)
-        data = prepare(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
-        update = self.apply(self.gradients(data))
+        return self.gradients(prepare(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda))
+
+    def update(self, batch: Batch) -> Update:
+        update = self.apply(self.rollout_gradients(batch))
         self.net.update_norm(batch.obs)
         return update

@@ -186,6 +186,10 @@ class SAC(Learner):
         metrics |= {"temperature": self.temperature.detach(), "entropy": self.last_entropy}
         return Gradients(found, metrics | told, error)
 
+    @torch.no_grad()
+    def priority(self, batch: Batch) -> Tensor:
+        return self.critic_loss(batch)[1]
+
     def after_step(self) -> None:
         self.follow.move(self.cfg.tau)
 

@@ -110,13 +110,17 @@ class Buffer:
     def full(self) -> bool:
         return len(self) == self.capacity
 
-    def add(self, batch: Batch, ids: Array | None = None) -> None:
-        """Store a step `[N]` or steps `[T,N]`, with successors (`next_obs`, ...); `ids` are the columns' numbers."""
+    def add(self, batch: Batch, ids: Array | None = None, priority: Array | None = None) -> None:
+        """Store a step `[N]` or steps `[T,N]`, with successors (`next_obs`, ...); `ids` are the columns' numbers.
+
+        `priority [T,N]` is what the sampler starts from, where somebody knows; else new steps count as the highest."""
         if ids is not None:
             ids = self._columns(ids)
         index = self.storage.add(batch, ids)
         if self._priorities is not None:
             self._priorities.added(index)
+            if priority is not None:
+                self._priorities.set(index.reshape(-1), priority[-len(index) :].reshape(-1))
 
     def _columns(self, ids: Array) -> Array:
         columns = np.asarray(ids, np.int64)

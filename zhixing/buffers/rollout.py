@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zhixing.batch import Batch
 from zhixing.buffers.fields import SUCCESSORS
 from zhixing.tree import Field, Tree, tree_map
+
+Lasts = dict[str, list[tuple[int, np.ndarray[Any, Any], Tree]]]  # by name: at which step, of which environments, what
+
+
+class Part(NamedTuple):
+    """A rollout on its way from one process to another."""
+
+    num_steps: int
+    arrays: dict[str, Tree]  # fields with successors have a row more
+    lasts: Lasts
 
 
 class Rollout:
@@ -26,7 +36,7 @@ class Rollout:
                 return np.zeros((rows, num_envs, *field.shape), field.dtype)
 
             self.arrays[name] = tree_map(allocate, tree)
-        self._lasts: dict[str, list[tuple[int, np.ndarray[Any, Any], Tree]]] = {}
+        self._lasts: Lasts = {}
         self._views: tuple[int, dict[str, Tree]] = (-1, {})  # the rows that `batch` gave last
         self.clear()
 
@@ -46,6 +56,31 @@ class Rollout:
         for name, tree in other.arrays.items():
             tree_map(lambda mine, theirs: mine[: len(theirs)].__setitem__(..., theirs), self.arrays[name], tree)
         self._lasts = other._lasts
+
+    def part(self, num_steps: int) -> Part:
+        """The first `num_steps` rows to send away: successors once, not as a copy of their own."""
+        arrays = {
+            name: tree_map(lambda leaf, more=name in SUCCESSORS: leaf[: num_steps + more], tree)
+            for name, tree in self.arrays.items()
+        }
+        return Part(num_steps, arrays, self._lasts)
+
+    @staticmethod
+    def joined(parts: Sequence[Part]) -> Batch:
+        """Parts of equal length as one batch `[T,N]`, their environments side by side."""
+        rollout = Rollout.__new__(Rollout)
+        rollout.num_steps = parts[0].num_steps
+        rollout.arrays = {  # copies even of a single one: what comes from elsewhere may only be read
+            name: tree_map(lambda *leaves: np.concatenate(leaves, 1), *(part.arrays[name] for part in parts))
+            for name in parts[0].arrays
+        }
+        rollout._lasts, first = {name: [] for name in parts[0].lasts}, 0
+        for part in parts:
+            for name, lasts in part.lasts.items():
+                rollout._lasts[name] += [(t, first + envs, tree) for t, envs, tree in lasts]
+            first += part.arrays["terminated"].shape[1]
+        rollout.num_envs, rollout._views = first, (-1, {})
+        return rollout.batch()
 
     def batch(self, num_steps: int | None = None) -> Batch:
         """The first `num_steps` rows, as views that the next `collect` overwrites."""

@@ -53,10 +53,11 @@ class Progress(Callback):
         loss = f"  {losses[0].replace('_', ' ')} {float(loop.metrics[losses[0]]):.3g}" if losses else ""
         played = f"  return {loop.recent_mean('ret'):.4g}" if loop.actor is not None else ""
         crashed = f"  {loop.replaced} environments replaced" if loop.replaced else ""
+        lost = f"  {loop.lost} workers replaced" if loop.lost else ""
         left = loop.seconds * (1 / loop.fraction - 1) if loop.fraction > 0 else 0.0
         line = (
             f"{loop.steps:>9,} {loop.unit} {100 * loop.fraction:3.0f}%  {loop.steps / max(loop.seconds, 1e-9):,.0f}/s"
-            f"{played}{self._eval}{loss}{crashed}  {_clock(left)} left"
+            f"{played}{self._eval}{loss}{crashed}{lost}  {_clock(left)} left"
         )
         print(f"\r\x1b[2K{line}" if self.live else line, end="" if self.live else "\n", file=self.out, flush=True)
 

@@ -29,7 +29,7 @@ __all__ = [
     "names",
 ]
 
-BACKENDS = ("auto", "serial", "process", "native")
+BACKENDS = ("auto", "serial", "process", "native", "ray")
 
 
 def make_vector(
@@ -40,8 +40,10 @@ def make_vector(
     options: Mapping[str, Any] | None = None,
     render_mode: str | None = None,
     faults: Faults | None = None,
+    address: str | None = None,
 ) -> VectorEnv:
-    """`num` copies of an environment. What was chosen for `auto` is in `.backend` and `.workers`."""
+    """`num` copies of an environment. What was chosen for `auto` is in `.backend` and `.workers`. With backend ray
+    `address` is that of a cluster."""
     faults = faults or Faults()
     if backend not in BACKENDS:
         raise unknown("backend", backend, BACKENDS)
@@ -63,6 +65,12 @@ def make_vector(
         return NativeVectorEnv(name, num, given)
     if backend == "serial":
         return SerialVectorEnv(task, num, faults=faults)
+    if backend == "ray":
+        from zhixing.distributed.vector import RayVectorEnv  # only now: others needn't have it
+
+        if faults.step_seconds is not None:
+            raise UserError("a limit per step (vector.step_seconds) takes worker processes; use backend process")
+        return RayVectorEnv(task, num, workers or num, layout_of(task), faults, address)
     # only a process can be ended, and a trial in this one, where it decides nothing, could be its end
     if guarded or (backend == "process" and workers is not None):
         return ProcessVectorEnv(task, num, workers or default_workers(num, waits=False), layout_of(task), faults)

@@ -1,0 +1,55 @@
+"""IMPALA: its gradient at equal policies, its correction at others, and that it learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import zhixing as zx
+from zhixing.batch import Batch
+
+
+def learners(*names: str, **settings: float) -> tuple[list[zx.Learner], Batch]:
+    """Learners with equal networks, and a rollout of the first one's policy."""
+    env = zx.envs.make_vector("CartPole-v1", 2, backend="serial")
+    made = []
+    for name in names:
+        cfg = zx.config.load(algorithm=name, env="CartPole-v1", max_grad_norm=None, **settings)
+        made.append(zx.algorithms.get(name).make(cfg, env.spaces))
+    actor = zx.Actor(made[0].policy, env, {**made[0].fields, **made[-1].fields})
+    batch = actor.collect(steps=30).batch.map(np.array).to("cpu")
+    env.close()
+    return made, batch
+
+
+def test_of_its_own_steps_it_learns_what_a2c_learns() -> None:
+    """π = μ: targets are n-step returns, advantages r + γ v' - V are these minus V."""
+    (impala, a2c), batch = learners("impala", "a2c")
+    mine = impala.gradients(batch).by_optimizer["both_optimizer"]
+    theirs = a2c.rollout_gradients(batch).by_optimizer["both_optimizer"]
+    for one, other in zip(mine, theirs, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_steps_that_the_policy_would_hardly_take_hardly_count() -> None:
+    """μ took actions with a chance e^5 times as high as π's: rho = e^-5, and the policy's gradient is as small."""
+    (impala,), batch = learners("impala", value_coef=0.0, trace_lambda=0.0)
+    usual = torch.cat([g.flatten() for g in impala.gradients(batch).by_optimizer["both_optimizer"]]).clone()
+    other = batch.replace(logp=batch.logp + 5.0)
+    found = impala.gradients(other)
+    assert found.metrics["ratio"].item() == pytest.approx(np.exp(-5.0), rel=1e-4)
+    rare = torch.cat([g.flatten() for g in found.by_optimizer["both_optimizer"]])
+    # the next state's target, V + rho delta, is another too: so not exactly, but in size
+    assert rare.norm().item() < 3 * np.exp(-5.0) * usual.norm().item()
+
+
+def test_learns_cartpole_with_weights_that_are_old(tmp_path: Path) -> None:
+    """Four actors with two environments each, so that rollouts are four updates old. Chance gives about 22."""
+    result = zx.train(
+        "impala", env="CartPole-v1", seed=1, actors=4, env_steps=16_000, eval_every_steps=0, eval_episodes=5,
+        threads=1, vector__backend="serial", out=tmp_path / "run", quiet=True, tensorboard=False,
+    )  # fmt: skip
+    assert result["final_return"] > 200

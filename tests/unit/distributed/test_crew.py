@@ -1,0 +1,191 @@
+"""Workers in this process: shares, seeds, turns, and what is refused. Needs no Ray."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import differing, metrics_rows
+
+import zhixing as zx
+from zhixing.buffers.rollout import Rollout
+from zhixing.config import RunConfig
+from zhixing.distributed.actor import SpreadActor, spread
+from zhixing.distributed.cluster import Cluster
+from zhixing.distributed.crew import LocalCrew
+from zhixing.distributed.worker import SPREAD, packed
+
+Small = Callable[..., RunConfig]
+
+
+def make(cfg: RunConfig, folder: Path) -> tuple[SpreadActor, zx.Learner]:
+    env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
+    learner = zx.algorithms.get(cfg.algorithm).make(cfg, env.spaces)
+    actor = spread(cfg.model_copy(update={"threads": 1}), learner, env.spaces, env.tells, folder)
+    env.close()
+    return actor, learner
+
+
+def serial(cfg: RunConfig) -> RunConfig:
+    return cfg.model_copy(update={"vector": cfg.vector.model_copy(update={"backend": "serial"})})
+
+
+def test_shares_are_as_equal_as_can_be_and_seeds_differ(small: Small, tmp_path: Path) -> None:
+    actor, _ = make(serial(small("impala", vector__num=7, actors=3, seed=11)), tmp_path)
+    setups = actor.crew.setups
+    assert [(setup.first, setup.last) for setup in setups] == [(0, 2), (2, 4), (4, 7)]
+    assert setups[0].seed == 11  # alone it would be the run without workers
+    seeds = [replace(setup, life=life).seed for setup in setups for life in range(3)]
+    assert len(set(seeds)) == 9
+    actor.close()
+
+
+def test_a_turn_is_taken_with_the_weights_of_its_start(small: Small, tmp_path: Path) -> None:
+    """Two actors, started again when their rollout is taken, before it is learned from: from the third on, rollouts
+    are by weights of two updates ago. The first weight of the network tells which update it is from."""
+    cfg = serial(small("impala", vector__num=2, actors=2, steps_per_iteration=4))
+    actor, learner = make(cfg, tmp_path)
+    assert isinstance(actor.crew, LocalCrew)
+    workers = actor.crew.workers
+    mark = next(learner.policy.parameters()).detach().view(-1)
+    found = []
+    for update in range(6):
+        mark[0], learner.updates = update, update
+        held = [next(worker.begin()[1].policy.parameters()).view(-1)[0].item() for worker in workers]
+        _, envs = actor.turn(4)
+        found.append((int(envs[0]), held[int(envs[0])]))
+    # the first was started, with the present weights, only by the turn itself
+    assert found[1:] == [(1, 0.0), (0, 0.0), (1, 1.0), (0, 2.0), (1, 3.0)]
+    assert found[0][0] == 0
+    assert actor.env_steps == 6 * 4
+    actor.close()
+
+
+def test_a3c_with_one_actor_is_a2c(small: Small, tmp_path: Path) -> None:
+    """Nothing is old then: the same gradients at the same weights, bit for bit."""
+    for name, further in (("a2c", {}), ("a3c", {"actors": 1})):
+        zx.Session(small(name, vector__backend="serial", seed=2, **further), tmp_path / name, quiet=True).run()
+    assert differing(tmp_path / "a2c", tmp_path / "a3c") == []
+    assert metrics_rows(tmp_path / "a2c") == metrics_rows(tmp_path / "a3c")
+
+
+def test_parts_side_by_side_are_one_rollout(small: Small, tmp_path: Path) -> None:
+    """With the true last observations of each, at their columns."""
+    actor, _ = make(serial(small("impala", "CartPole-v1", vector__num=5, actors=2)), tmp_path)
+    assert isinstance(actor.crew, LocalCrew)
+    alone = [worker.collect(40, "random", 0) for worker in actor.crew.workers]
+    parts = [turn.part for turn in alone]
+    joined = Rollout.joined([part for part in parts if part is not None])
+    assert joined.obs.shape == (40, 5, 4)
+    first = 0
+    for part in parts:
+        assert part is not None
+        one = Rollout.joined([part])
+        columns = slice(first, first + one.terminated.shape[1])
+        for name in ("obs", "action", "reward", "terminated", "next_obs", "logp"):
+            assert np.array_equal(getattr(joined, name)[:, columns], getattr(one, name)), name
+        first = columns.stop
+    ended = joined.terminated[:-1]
+    assert ended.any()
+    assert not np.array_equal(joined.next_obs[:-1][ended], joined.obs[1:][ended])  # the last one, not the next first
+    assert np.array_equal(joined.next_obs[:-1][~ended], joined.obs[1:][~ended])
+    actor.close()
+
+
+def test_later_workers_explore_less(small: Small, tmp_path: Path) -> None:
+    """Of three: epsilon to the powers 1, 1 + 7/2 and 1 + 7."""
+    cfg = serial(small("dqn", vector__num=3, epsilon_start=0.5, epsilon_end=0.5))
+    env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
+    learner = zx.algorithms.get("dqn").make(cfg, env.spaces)
+    setups = spread(cfg.model_copy(update={"threads": 1}), learner, env.spaces, (), tmp_path).crew.setups
+    env.close()
+    assert len(setups) == 1
+    crew = LocalCrew([replace(setups[0], number=k, workers=3, first=k, last=k + 1) for k in range(3)])
+    chances = [worker.begin()[1].policy.epsilon(0) for worker in crew.workers]
+    assert chances == pytest.approx([0.5, 0.5 ** (1 + SPREAD / 2), 0.5 ** (1 + SPREAD)])
+    crew.close()
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac", "qrdqn"])
+def test_a_worker_rates_its_steps_as_the_learner_would(name: str, small: Small, tmp_path: Path) -> None:
+    cfg = serial(small(name, vector__num=2, replay__prioritized=True, gamma=0.9))
+    actor, learner = make(cfg, tmp_path)
+    assert isinstance(actor.crew, LocalCrew)
+    (worker,) = actor.crew.workers
+    worker.load(packed(learner, whole=True))
+    turn = worker.collect(6, "random", 0, True)
+    assert turn.part is not None
+    assert turn.priority is not None
+    assert turn.priority.shape == (6, 2)
+    batch = Rollout.joined([turn.part]).to("cpu").flatten()
+    steps = {name: getattr(batch, name) for name in ("obs", "action", "reward", "terminated", "next_obs")}
+    full = zx.Batch(**steps, discount=torch.full((12,), 0.9), weight=torch.ones(12), index=torch.arange(12))
+    learner.rng = torch.Generator().manual_seed(0)
+    worker.begin()[1].rng.manual_seed(0)
+    told = worker.begin()[1].priority(full.select([*steps, "discount"]))
+    expected = learner.gradients(full).priority
+    assert told is not None
+    assert expected is not None
+    assert torch.allclose(told, expected, atol=1e-6)
+    actor.close()
+
+
+REFUSED = {
+    "more workers than environments": ({"vector__num": 2, "distributed__workers": 3}, "at most the 2 environments"),
+    "an address for nobody": ({"distributed__address": "auto"}, "distributed.address is for distributed.workers"),
+    "ray on ray": ({"distributed__workers": 2, "vector__backend": "ray"}, "vector.backend=ray goes without"),
+}
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_makes_no_sense_is_refused(settings: dict, message: str, small: Small, tmp_path: Path) -> None:
+    with pytest.raises(zx.UserError, match=message):
+        zx.Session(small("ppo", **settings), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_those_that_act_by_themselves_take_no_workers(small: Small, recorded: Callable, tmp_path: Path) -> None:
+    with pytest.raises(zx.UserError, match="alphazero acts in one process"):
+        zx.Session(small("alphazero", distributed__workers=2), tmp_path / "run", quiet=True)
+    cfg = small("dqn", distributed__workers=1).model_copy(update={"dataset": recorded("CartPole-v1")})
+    with pytest.raises(zx.UserError, match="nobody acts"):
+        zx.Session(cfg, tmp_path / "run", quiet=True)
+    with pytest.raises(zx.UserError, match="normalise_obs"):
+        small("a3c", normalise_obs=True)
+
+
+@pytest.mark.parametrize("settings", [{"distributed__workers": 1}, {"vector__backend": "ray"}])
+def test_a_missing_ray_is_named_with_its_command(
+    settings: dict, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as where it isn't installed
+    with pytest.raises(zx.UserError, match=r"pip install 'zhixing\[ray\]'"):
+        zx.Session(small("ppo", **settings), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "elsewhere", "ray://127.0.0.1:1"])
+def test_an_address_where_no_ray_is_is_told_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    not_begun = SimpleNamespace(is_initialized=lambda: False)  # it comes to no more than this question
+    monkeypatch.setitem(sys.modules, "ray", not_begun)
+    with pytest.raises(zx.UserError, match=r"no Ray cluster answers at distributed\.address"):
+        Cluster(address)
+
+
+def test_another_number_of_workers_goes_on_with_new_episodes(small: Small, tmp_path: Path) -> None:
+    cfg = serial(small("impala", vector__num=4, actors=2))
+    actor, _ = make(cfg, tmp_path)
+    actor.turn(8)
+    state = actor.state_dict()
+    actor.close()
+    more, _ = make(serial(small("impala", vector__num=4, actors=4)), tmp_path)
+    assert more.load_state_dict(state) == [0, 1, 2, 3]
+    assert more.env_steps == 16  # 8 steps of 2 environments
+    assert more.crew.lives == [1] * 4
+    more.close()

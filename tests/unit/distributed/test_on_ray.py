@@ -1,0 +1,192 @@
+"""Workers on Ray: the same numbers, deaths that cost only what the dead held, and all schemes that take workers."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import differing, metrics_rows
+
+import zhixing as zx
+from zhixing.callbacks import Progress
+from zhixing.config import RunConfig
+from zhixing.distributed.actor import SpreadActor
+from zhixing.distributed.cluster import LOOPBACK, Cluster
+from zhixing.distributed.jobs import RayJobs
+from zhixing.executors import drive
+from zhixing.jobs import Job, News
+
+Small = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One Ray for all tests: starting it takes seconds."""
+    pytest.importorskip("ray", reason="needs the extra 'ray': pip install 'zhixing[ray]'")
+    cluster = Cluster()
+    yield cluster
+    cluster.close()
+
+
+class At(zx.Callback):
+    """Does something once, after so many steps."""
+
+    def __init__(self, steps: int, what: Callable[[zx.Loop], None]) -> None:
+        self.steps, self.what, self.done = steps, what, False
+
+    def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+        if loop.steps >= self.steps and not self.done:
+            self.done = True
+            self.what(loop)
+
+
+def power_cut(loop: zx.Loop) -> None:
+    raise RuntimeError("power cut")
+
+
+def test_one_worker_does_what_none_does_and_goes_on_after_a_lost_driver(
+    cluster: Cluster, small: Small, tmp_path: Path
+) -> None:
+    """Bit for bit: PPO in this process, and with a worker, whose driver is lost at 500 steps and comes back."""
+    settings: dict[str, Any] = {"seed": 3, "checkpoint_every_steps": 200, "vector__backend": "serial"}
+    zx.Session(small("ppo", **settings), tmp_path / "serial", quiet=True).run()
+    cfg = small("ppo", distributed__workers=1, **settings)
+    with pytest.raises(RuntimeError, match="power cut"):
+        zx.Session(cfg, tmp_path / "worker", [At(500, power_cut)], quiet=True).run()
+    zx.Session.resume(tmp_path / "worker", quiet=True).run()
+    assert differing(tmp_path / "serial", tmp_path / "worker") == []
+    assert metrics_rows(tmp_path / "serial") == metrics_rows(tmp_path / "worker")
+
+
+def test_half_of_the_workers_killed_cost_only_the_steps_they_held(
+    cluster: Cluster, small: Small, tmp_path: Path
+) -> None:
+    """4 workers with 2 environments each, 16 steps each: 128 steps per iteration, 8 iterations, whoever dies."""
+    killed: list[int] = []
+
+    def kill(loop: zx.Loop) -> None:
+        assert isinstance(loop.actor, SpreadActor)
+        crew = loop.actor.crew
+        for worker in (1, 3):
+            crew.start(worker, None, "process_id")
+        for _ in range(2):
+            _, process = crew.wait()
+            os.kill(process, signal.SIGKILL)
+            killed.append(process)
+
+    told = io.StringIO()
+    cfg = small("ppo", env_steps=1024, vector__num=8, steps_per_iteration=16, distributed__workers=4)
+    seen: list[tuple[int, int]] = []
+    lengths: list[int] = []
+
+    class Count(zx.Callback):
+        def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+            seen.append((loop.env_steps, loop.lost))
+
+        def episode_end(self, loop: zx.Loop, episode: zx.Episode) -> None:
+            lengths.append(episode.length)
+
+    result = zx.Session(cfg, tmp_path / "run", [At(512, kill), Count(), Progress(told)], quiet=True).run()
+    assert len(killed) == 2
+    assert [steps for steps, _ in seen] == [128 * (i + 1) for i in range(8)]
+    assert [lost for _, lost in seen] == [0] * 4 + [2] * 4
+    assert result["env_steps"] == 1024
+    # each env's unfinished steps are in no episode, and of the 4 environments that died those before it neither
+    assert sum(lengths) <= 1024
+    assert "2 workers replaced" in told.getvalue()
+
+
+def test_rollouts_and_gradients_of_whoever_is_ready(cluster: Cluster, small: Small, tmp_path: Path) -> None:
+    """A resumed run goes on counting where the checkpoint was; what workers held then is done again."""
+    short = {"checkpoint_every_steps": 200, "eval_every_steps": 0}
+    cfg = small("impala", distributed__workers=2, **short)
+    with pytest.raises(RuntimeError, match="power cut"):
+        zx.Session(cfg, tmp_path / "impala", [At(500, power_cut)], quiet=True).run()
+    session = zx.Session.resume(tmp_path / "impala", quiet=True)
+    assert session.loop.env_steps == 416  # the first multiple of 32 beyond 400
+    result = session.run()
+    assert (result["env_steps"], result["updates"]) == (1216, 38)  # 1200 steps by 32 from one environment: 37.5
+
+    for name, workers in (("here", 0), ("there", 1)):  # alone, a worker on Ray does what an actor here does
+        alone = small("a3c", distributed__workers=workers, actors=1, vector__num=1, **short)
+        zx.Session(alone, tmp_path / name, quiet=True).run()
+    assert differing(tmp_path / "here", tmp_path / "there") == []
+
+
+def test_replay_is_filled_by_workers_that_rate_what_they_did(cluster: Cluster, small: Small, tmp_path: Path) -> None:
+    settings = {"distributed__workers": 2, "steps_per_iteration": 10, "replay__prioritized": True}
+    session = zx.Session(small("dqn", **settings, vector__num=4, eval_every_steps=0), tmp_path / "dqn", quiet=True)
+    rated: list[bool] = []
+
+    def look(loop: zx.Loop) -> None:
+        # new steps would all have the highest priority, if nobody had told how wrong the network was about them
+        assert loop.buffer is not None
+        priorities = loop.buffer._priorities
+        assert priorities is not None
+        index = loop.buffer.storage.all()  # type: ignore[union-attr]
+        rated.append(len(np.unique(priorities.priority[index % len(priorities.priority)])) > len(index) // 2)
+
+    session.loop.callbacks.insert(0, At(100, look))
+    result = session.run()
+    assert rated == [True]
+    assert result["env_steps"] == 1200
+    assert result["updates"] == 500  # (1200 - 200 of warm-up) * 0.5
+
+
+def test_environments_on_ray_show_the_same_numbers(cluster: Cluster) -> None:
+    ray = zx.envs.make_vector("CartPole-v1", 3, backend="ray", workers=2)
+    serial = zx.envs.make_vector("CartPole-v1", 3, backend="serial")
+    rng = np.random.default_rng(0)
+    assert np.array_equal(ray.reset(seed=5)[0], serial.reset(seed=5)[0])
+    for _ in range(40):
+        actions = rng.integers(0, 2, 3)
+        mine, theirs = ray.step(actions), serial.step(actions)
+        for one, other in zip(mine[:4], theirs[:4], strict=True):
+            assert np.array_equal(one, other)
+        ended = theirs[2] | theirs[3]
+        if ended.any():
+            assert np.array_equal(mine[4]["final_obs"][ended], theirs[4]["final_obs"][ended])
+    state = ray.state_dict()
+    ray.send(np.zeros(2, int), np.array([1, 2]))
+    ids, obs, *_ = ray.recv(2)
+    assert ids.tolist() == [1, 2]
+    serial.load_state_dict(state)
+    assert np.array_equal(obs, serial.step(np.zeros(3, int))[0][1:])
+    ray.close()
+    serial.close()
+
+
+def test_a_sweep_on_ray_whose_runs_have_workers(cluster: Cluster, small: Small, tmp_path: Path) -> None:
+    def job(name: str, **settings: Any) -> Job:
+        cfg = small("a2c", env_steps=320, steps_per_iteration=5, threads=1, **settings)
+        return Job(name, tmp_path / name, cfg.model_dump(mode="json"), asks=True)
+
+    todo = iter([job("good", distributed__workers=1), job("bad", env="tasks:Raises")])
+    executor = RayJobs(2)
+    last: dict[str, News] = {}
+
+    def hear(news: News) -> None:
+        if news.kind == "evaluation":
+            executor.answer(news.job, True)
+        last[news.job] = news
+
+    drive(executor, lambda: next(todo, None), hear)
+    assert last["good"].kind == "done"
+    assert last["good"].told["env_steps"] == 320
+    assert (last["bad"].kind, "the third step is broken" in last["bad"].told["error"]) == ("failed", True)
+    assert "ZeroDivisionError" in (tmp_path / "output" / "bad.txt").read_text()
+
+
+def test_ray_listens_on_this_machine_only(cluster: Cluster) -> None:
+    assert cluster.ray.util.get_node_ip_address() == LOOPBACK
+    import psutil  # comes with ray
+
+    ours = psutil.Process().children(recursive=True)
+    heard = {c.laddr.ip for process in ours for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    assert heard <= {LOOPBACK, "::1", "::ffff:127.0.0.1"}

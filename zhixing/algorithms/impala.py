@@ -1,0 +1,121 @@
+"""IMPALA (Espeholt et al., 2018).   ∇ = E[ρ ∇ log π(a|s) (r + γ v' - V)] - c_v ∇(v - V)² + c_e ∇H
+
+Actors with weights of some updates ago play, one learner learns: v is the V-trace target, ρ = min(ρ̄, π(a|s) / μ(a|s))
+corrects for what they, μ, did otherwise than the present policy π would. In one process actors take turns.
+Differs from the paper: an update takes the rollout of one worker, with all its environments; rewards aren't clipped;
+losses are means, not sums; Adam by default.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from zhixing.algorithms import register
+from zhixing.batch import Batch
+from zhixing.config import AsynchronousConfig, Finite, Fraction, NonNegative, Positive, PositiveFloat, VectorConfig
+from zhixing.learner import Gradients, Learner, Update
+from zhixing.nets.actor_critic import ActorCritic, episode_starts, evaluate, rollout_fields, value_after
+from zhixing.nets.body import MakeNet
+from zhixing.ops.normalise import normalised
+from zhixing.ops.optim import OptimizerKind
+from zhixing.ops.returns import next_values, vtrace
+from zhixing.policy import ActorCriticPolicy
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree
+
+
+class Config(AsynchronousConfig):
+    vector: VectorConfig = VectorConfig(num=8)
+    steps_per_iteration: Positive = 20  # steps of each environment of a worker between updates
+    lr: PositiveFloat = 1e-3  # learning rate
+    lr_decay: bool = False  # let the learning rate fall to zero over the budget of steps
+    optimizer: OptimizerKind = "adam"  # what moves the weights
+    rho_bar: PositiveFloat = 1.0  # where ratios of probabilities are clipped: decides whose values are found
+    c_bar: PositiveFloat = 1.0  # the same within traces: decides how fast
+    trace_lambda: Fraction = 1.0  # how far traces look ahead before trusting the critic
+    value_coef: NonNegative = 0.5  # weight of the value loss
+    entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
+    max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
+    normalise_advantage: bool = False  # zero mean and unit spread per rollout
+    normalise_obs: bool = False  # running mean and spread of observations
+    shared_network: bool = False  # one body for actor and critic
+    log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
+
+
+@register("impala", "actors with old weights, one learner that corrects for it by V-trace")
+class Impala(Learner):
+    settings = Config
+    metrics = ("policy_loss", "value_loss", "entropy", "ratio", "grad_norm")
+
+    def __init__(
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+    ) -> None:
+        super().__init__(cfg, spaces, device)
+        self.cfg = cfg
+        with self.building():
+            self.net = ActorCritic(
+                spaces,
+                cfg.net,
+                net,
+                shared=cfg.shared_network,
+                normalise=cfg.normalise_obs,
+                log_std=cfg.log_std_init,
+            ).to(self.device)
+        self.policy = ActorCriticPolicy(spaces, self.net)
+        self.both_optimizer = self.optimizer(
+            self.net.parameters(), cfg.lr, kind=cfg.optimizer, epsilon=1e-5, max_grad_norm=cfg.max_grad_norm
+        )
+
+    @property
+    def fields(self) -> dict[str, Tree]:
+        fields = rollout_fields(self.policy)
+        del fields["value"]  # only what the present critic says counts
+        return fields
+
+    def set_progress(self, fraction: float) -> None:
+        if self.cfg.lr_decay:
+            self.both_optimizer.lr = self.cfg.lr * (1.0 - fraction)
+
+    def value(self, obs: Tree) -> Tensor:
+        return self.net(obs).value
+
+    def targets(self, batch: Batch, log_ratio: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """V-trace's targets and advantages of a rollout `[T,N]` that the present policy and critic look back on."""
+        cfg, boundary = self.cfg, batch.terminated | batch.truncated
+        boundary[-1] = True
+        next_value = next_values(value, boundary, value_after(self.net, batch, boundary))
+        ends = batch.terminated, batch.truncated
+        return vtrace(
+            log_ratio, batch.reward, value, next_value, *ends, cfg.gamma, cfg.trace_lambda, cfg.rho_bar, cfg.c_bar
+        )
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """`batch` is a rollout `[T,N]`."""
+        steps, envs = batch.reward.shape
+        kept = {name: getattr(batch, name) for name in ("obs", "action", "mask") if name in batch}
+        if self.net.recurrent:
+            kept |= {"hidden": batch.hidden, "is_first": episode_starts(batch)}
+        rows = Batch(**kept) if self.net.recurrent else Batch(**kept).flatten()
+        logp, value, entropies = (found.view(steps, envs) for found in evaluate(self.net, rows))
+        log_ratio = (logp - batch.logp).detach()
+        target, advantage = self.targets(batch, log_ratio, value.detach())
+        if self.cfg.normalise_advantage:
+            advantage = normalised(advantage)
+        policy_loss = -(logp * advantage).mean()
+        value_loss = F.mse_loss(value, target)
+        entropy = entropies.mean()
+        loss = policy_loss + self.cfg.value_coef * value_loss - self.cfg.entropy_coef * entropy
+        metrics = {
+            "policy_loss": policy_loss.detach(),
+            "value_loss": value_loss.detach(),
+            "entropy": entropy.detach(),
+            "ratio": log_ratio.exp().mean(),
+        }
+        return Gradients({"both_optimizer": self.both_optimizer.gradient(loss)}, metrics)
+
+    def update(self, batch: Batch) -> Update:
+        update = self.apply(self.gradients(batch))
+        self.net.update_norm(batch.obs)
+        return update

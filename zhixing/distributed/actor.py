@@ -1,0 +1,148 @@
+"""The actor whose environments are shared among workers. To a trainer it is an actor like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zhixing.actor import Experience
+from zhixing.buffers.rollout import Rollout
+from zhixing.config import AsynchronousConfig, OffPolicyConfig, OnPolicyConfig, RunConfig
+from zhixing.distributed.crew import Crew, LocalCrew, RayCrew
+from zhixing.distributed.worker import Setup, Turn, packed
+from zhixing.errors import UserError
+from zhixing.learner import Learner
+from zhixing.policy import Phase
+from zhixing.spaces import Spaces
+
+
+class SpreadActor:
+    """`collect` waits for all workers, which all act with the learner's present weights. `turn` takes whoever is ready
+    first: the others act on, with weights as old as their start."""
+
+    def __init__(self, crew: Crew, learner: Learner, spaces: Spaces, tells: tuple[str, ...] = ()) -> None:
+        self.crew, self.learner, self.spaces, self.tells = crew, learner, spaces, tells
+        self.num_envs = crew.setups[-1].last
+        self.env_steps = 0
+        self.lost_before = 0  # workers, in the run that is resumed
+        self._replaced = [0] * len(crew)
+        self._idle = list(range(len(crew)))
+        self._shared: tuple[int, Any] = (-1, None)  # at which update, and the weights of then
+
+    def ready(self) -> None:
+        """Ends when all workers are: what is wrong is told now, and their start is nobody's training time."""
+        if not self.crew.pending:
+            self.crew.call(None, "ready", [()] * len(self.crew))
+
+    def collect(self, steps: int, phase: Phase = Phase.COLLECT) -> Experience:
+        """Steps `[T,N]` of all environments, those of each worker side by side."""
+        weights = self.crew.share(packed(self.learner))
+        turns: list[Turn] = self.crew.call(weights, "collect", [(steps, phase.value, self.env_steps)] * len(self.crew))
+        self.env_steps += steps * self.num_envs
+        self._replaced = [turn.replaced for turn in turns]
+        batch = Rollout.joined([turn.part for turn in turns if turn.part is not None])
+        return Experience(batch, [episode for turn in turns for episode in turn.episodes])
+
+    def turn(
+        self, steps: int, phase: Phase = Phase.COLLECT, *, gradients: bool = False, rate: bool = False
+    ) -> tuple[Turn, np.ndarray[Any, Any]]:
+        """What the first worker to end has done, and the numbers of its environments. With `gradients` it has learned
+        from its steps itself, and waits for the weights that come of it; else it goes on at once. With `rate` it
+        tells how wrong the learner was about each step."""
+        task = ("gradients", steps, phase.value) if gradients else ("collect", steps, phase.value)
+        for worker in self._idle:
+            self._start(worker, task, rate)
+        self._idle = []
+        worker, turn = self.crew.wait()
+        if gradients:
+            self._idle = [worker]
+        else:
+            self._start(worker, task, rate)
+        setup = self.crew.setups[worker]
+        self.env_steps += steps * setup.num_envs
+        self._replaced[worker] = turn.replaced
+        return turn, np.arange(setup.first, setup.last)
+
+    def _start(self, worker: int, task: tuple[Any, ...], rate: bool) -> None:
+        if self._shared[0] != self.learner.updates:
+            self._shared = self.learner.updates, self.crew.share(packed(self.learner, whole=rate))
+        further = (rate,) if rate else ()
+        self.crew.start(worker, self._shared[1], *task, self.env_steps, *further)
+
+    @property
+    def replaced(self) -> int:
+        """How often an environment failed and another took its place."""
+        return sum(self._replaced)
+
+    @property
+    def lost(self) -> int:
+        """How often a worker died and another took its place."""
+        return self.lost_before + self.crew.lost
+
+    def close(self) -> None:
+        self.crew.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Workers on Ray that are at work are not waited for: what they hold is lost with them, and not counted."""
+        state: dict[str, Any] = {"env_steps": self.env_steps, "lost": self.lost, "lives": self.crew.lives}
+        pending = self.crew.pending
+        if self.crew.here or not pending:
+            states = self._states(bool(pending))
+            state |= {"workers": states, "pending": [list(task) for task in pending], "idle": list(self._idle)}
+        return state
+
+    def _states(self, weights: bool) -> list[Any]:
+        if isinstance(self.crew, LocalCrew):
+            return [worker.state(weights) for worker in self.crew.workers]
+        return self.crew.call(None, "state", [(weights,)] * len(self.crew))
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Returns the environments that begin a new episode: with another number of workers all of them."""
+        self.env_steps, self.lost_before = state["env_steps"], state.get("lost", 0)
+        states = state.get("workers")
+        if states is None or len(states) != len(self.crew):
+            later = max(state.get("lives", [0])) + 1
+            self.crew.begin_anew([later] * len(self.crew))
+            return list(range(self.num_envs))
+        if any(state["lives"]):
+            self.crew.begin_anew(state["lives"])
+        lost: list[list[int]] = self.crew.call(None, "restore", [(one,) for one in states])
+        for worker, *task in state["pending"]:
+            self.crew.start(worker, None, *task)
+        self._idle = list(state["idle"])
+        return [index for one in lost for index in one]
+
+
+def spread(cfg: RunConfig, learner: Learner, spaces: Spaces, tells: Sequence[str], folder: Path) -> SpreadActor:
+    """Workers with equal shares of the run's environments, as far as these can be shared equally."""
+    asked = cfg.distributed.workers
+    workers = asked or (cfg.actors if isinstance(cfg, AsynchronousConfig) else 1)
+    bounds = np.linspace(0, cfg.vector.num, workers + 1).astype(int).tolist()
+    threads = int(cfg.threads) if asked else None
+    setups = [
+        Setup(cfg.model_dump(mode="json"), k, workers, bounds[k], bounds[k + 1], folder.resolve() / "crash", threads)
+        for k in range(workers)
+    ]
+    crew = RayCrew(setups, cfg.distributed.address) if asked else LocalCrew(setups)
+    return SpreadActor(crew, learner, spaces, tuple(tells))
+
+
+def is_spread(cfg: RunConfig) -> bool:
+    """Whether a run acts through workers; refuses what can't be shared among them."""
+    asked = cfg.distributed.workers
+    where = "actors" if isinstance(cfg, AsynchronousConfig) and not asked else "distributed.workers"
+    workers = asked or (cfg.actors if isinstance(cfg, AsynchronousConfig) else 0)
+    if asked and not isinstance(cfg, (OnPolicyConfig, OffPolicyConfig)):
+        raise UserError(f"{cfg.algorithm} acts in one process; distributed.workers is for those that learn from steps")
+    if workers > cfg.vector.num:
+        raise UserError(
+            f"{where}={workers} must be at most the {cfg.vector.num} environments that they share (vector.num)"
+        )
+    if asked and cfg.vector.backend == "ray":
+        raise UserError("vector.backend=ray goes without distributed.workers, which are on Ray themselves")
+    if cfg.distributed.address is not None and not asked and cfg.vector.backend != "ray":
+        raise UserError("distributed.address is for distributed.workers or vector.backend=ray; set one of them")
+    return workers > 0

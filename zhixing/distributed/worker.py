@@ -1,0 +1,165 @@
+"""One worker: an actor with its share of the environments and a learner of its own. In this process or on Ray."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from zhixing import algorithms, config, envs
+from zhixing.actor import Actor, Episode
+from zhixing.batch import Batch
+from zhixing.buffers.rollout import Part, Rollout
+from zhixing.data import expert_policy
+from zhixing.learner import Gradients, Learner
+from zhixing.ops.seeding import stream
+from zhixing.policy import GreedyPolicy, Phase
+
+SPREAD = 7.0  # how much less the last worker explores than the first, as a power of epsilon (Horgan et al., 2018)
+
+Weights = Mapping[str, Mapping[str, np.ndarray[Any, Any]]]  # of a learner's networks, by their names
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker must know to begin. `life` counts those that did its work before and died."""
+
+    settings: dict[str, Any]  # the run's whole configuration, plain
+    number: int
+    workers: int  # in all
+    first: int  # of the run's environments
+    last: int  # one past its last
+    crashes: Path  # where capsules go
+    threads: int | None  # that torch computes with, in a process of its own
+    life: int = 0
+    search: list[str] = field(default_factory=lambda: [entry for entry in sys.path if entry])
+
+    @property
+    def num_envs(self) -> int:
+        return self.last - self.first
+
+    @property
+    def seed(self) -> int:
+        """The first worker's is the run's own: alone it does what a run without workers does."""
+        seed: int = self.settings["seed"]
+        if self.number:
+            seed = stream(seed, "worker", self.number)
+        return stream(seed, "life", self.life) if self.life else seed
+
+
+class Turn(NamedTuple):
+    """What a worker did: a rollout, or what it learned from one."""
+
+    episodes: list[Episode]
+    replaced: int  # environments that failed so far
+    part: Part | None = None
+    gradients: Gradients | None = None
+    priority: np.ndarray[Any, Any] | None = None  # of each step of the rollout `[T,n]`, for a replay
+
+
+class Worker:
+    """Nothing is made before the first call, so that what is wrong then is told like any other mistake."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.learner: Learner | None = None
+
+    def begin(self) -> tuple[Actor, Learner]:
+        if self.learner is None:
+            setup = self.setup
+            sys.path += [entry for entry in setup.search if entry not in sys.path]
+            if setup.threads is not None:
+                torch.set_num_threads(setup.threads)
+            cfg = self.cfg = config.build([setup.settings], {})
+            asked = cfg.vector.workers
+            env = envs.make_vector(
+                cfg.env.name,
+                setup.num_envs,
+                backend=cfg.vector.backend,
+                workers=min(asked, setup.num_envs) if isinstance(asked, int) else None,
+                options=cfg.env.options,
+                faults=envs.Faults(cfg.vector.on_crash, cfg.vector.step_seconds, setup.crashes),
+            )
+            learner = algorithms.get(cfg.algorithm).make(cfg, env.spaces, torch.device("cpu"))
+            if "expert" in type(cfg).model_fields:
+                learner.ask(expert_policy(cfg, env.spaces))
+            if isinstance(learner.policy, GreedyPolicy) and setup.number:
+                self._explore_less(learner.policy)
+            self.actor = Actor(learner.policy, env, learner.fields, seed=setup.seed)
+            self.learner = learner
+        return self.actor, self.learner
+
+    def ready(self) -> None:
+        """Ends when it is: for those who want to wait, or to hear now what is wrong."""
+        self.begin()
+
+    def _explore_less(self, policy: GreedyPolicy) -> None:
+        power = 1.0 + SPREAD * self.setup.number / (self.setup.workers - 1)
+        usual = policy.epsilon
+        policy.epsilon = lambda env_steps: usual(env_steps) ** power
+
+    def load(self, weights: Weights) -> None:
+        """Act with these from now on."""
+        _, learner = self.begin()
+        for name, arrays in weights.items():
+            tensors = {key: torch.from_numpy(np.array(array)) for key, array in arrays.items()}
+            getattr(learner, name).load_state_dict(tensors)
+
+    def collect(self, steps: int, phase: str, env_steps: int, rate: bool = False) -> Turn:
+        """A rollout; `env_steps` are those of all workers so far. With `rate` also how wrong the learner was."""
+        actor, learner = self.begin()
+        actor.env_steps = env_steps
+        experience = actor.collect(steps=steps, phase=Phase(phase))
+        assert isinstance(actor.rollout, Rollout)
+        priority = self._priority(learner, experience.batch) if rate else None
+        return Turn(experience.episodes, actor.replaced, actor.rollout.part(steps), priority=priority)
+
+    def gradients(self, steps: int, phase: str, env_steps: int) -> Turn:
+        """What a rollout teaches: others apply it."""
+        actor, learner = self.begin()
+        actor.env_steps = env_steps
+        experience = actor.collect(steps=steps, phase=Phase(phase))
+        found = learner.rollout_gradients(experience.batch.to("cpu"))
+        return Turn(experience.episodes, actor.replaced, gradients=found)
+
+    def _priority(self, learner: Learner, batch: Batch) -> np.ndarray[Any, Any] | None:
+        """Of single steps, whatever the replay sums up: a first guess until they are learned from."""
+        flat = batch.to("cpu").flatten()
+        names = [name for name in flat.fields if name not in learner.fields]
+        steps = {name: getattr(flat, name) for name in names}
+        found = learner.priority(Batch(**steps, discount=torch.full_like(flat.reward, self.cfg.gamma)))
+        return None if found is None else found.numpy().reshape(batch.terminated.shape)
+
+    def state(self, weights: bool) -> dict[str, Any]:
+        """Of the environments in the middle of their episodes; where `weights` are old, also these."""
+        actor, learner = self.begin()
+        return {"actor": actor.state_dict(), "policy": learner.policy.state_dict() if weights else None}
+
+    def restore(self, state: Mapping[str, Any]) -> list[int]:
+        """The environments of the run that could not be put back into mid-episode."""
+        actor, learner = self.begin()
+        if state["policy"] is not None:
+            learner.policy.load_state_dict(state["policy"])
+        return [self.setup.first + index for index in actor.load_state_dict(state["actor"])]
+
+    def process_id(self) -> int:
+        return os.getpid()
+
+    def close(self) -> None:
+        if self.learner is not None:
+            self.actor.close()
+
+
+def packed(learner: Learner, whole: bool = False) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
+    """The weights that acting takes, or those of all networks, as arrays that travel without a copy."""
+    parts = {"policy": learner.policy} if not whole else learner.networks()
+    return {
+        name: {key: value.detach().cpu().numpy() for key, value in part.state_dict().items()}
+        for name, part in parts.items()
+    }
