@@ -1,0 +1,75 @@
+"""The settings that papers were written with, on their tasks: a few updates of each, from the preset as it is.
+
+To learn takes hours, for Dreamer from pictures on an accelerator; these tests show that they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zhixing as zx
+from zhixing import algorithms
+from zhixing.actor import Actor
+from zhixing.policy import Phase
+from zhixing.recording import record
+
+pytest.importorskip("mujoco")
+
+
+def recorded(task: str, out: Path) -> str:
+    """What chance does on a task."""
+    env = zx.envs.make_vector(task, 2, backend="serial")
+    policy = algorithms.get("sac").make(zx.config.load(algorithm="sac", env=task), env.spaces).policy
+    record(Actor(policy, env), str(out), 600, env=task, note="chance", phase=Phase.RANDOM)
+    env.close()
+    return str(out)
+
+
+def differs(algorithm: str, task: str, settings: dict[str, Any]) -> list[str]:
+    """What of the preset a run with these settings doesn't take."""
+    return [name for name in settings if name.split("__")[0] in zx.config.preset(algorithm, task)]
+
+
+@pytest.mark.parametrize(("learner", "task"), [("awac", "Ant-v5"), ("iql", "Walker2d-v5"), ("cql", "Hopper-v5")])
+def test_from_data(learner: str, task: str, tmp_path: Path) -> None:
+    short = {"offline_updates": 5, "eval_every_steps": 0}
+    assert differs(learner, task, short) == ["offline_updates"]
+    data = recorded(task, tmp_path / "data")
+    result = zx.train(learner, dataset=data, env=task, out=tmp_path / "run", quiet=True, **short)
+    assert result["updates"] == 5
+    assert zx.evaluate(tmp_path / "run", 1).mean_return != 0
+
+
+def test_ddpg_on_halfcheetah(tmp_path: Path) -> None:
+    short = {"env_steps": 320, "warmup_steps": 300, "eval_every_steps": 0}
+    result = zx.train("ddpg", env="HalfCheetah-v5", out=tmp_path / "run", quiet=True, **short)
+    assert result["updates"] == 20
+
+
+def test_gail_on_halfcheetah(tmp_path: Path) -> None:
+    short = {"env_steps": 512, "steps_per_iteration": 64, "eval_every_steps": 0, "vector__backend": "serial"}
+    data = recorded("HalfCheetah-v5", tmp_path / "data")
+    result = zx.train("gail", env="HalfCheetah-v5", out=tmp_path / "run", quiet=True, demonstrations=data, **short)
+    assert result["updates"] > 0
+
+
+def test_dreamer_on_pictures_of_walker_walk(tmp_path: Path) -> None:
+    pytest.importorskip("dm_control")
+    short = {
+        "env_steps": 300,
+        "warmup_steps": 296,
+        "eval_every_steps": 0,
+        "vector__num": 1,
+        "vector__backend": "serial",
+    }
+    try:
+        result = zx.train(
+            "dreamer", env="dmc/walker-walk", out=tmp_path / "run", quiet=True, env__obs="pixels", env__size=64, **short
+        )
+    except zx.UserError as error:
+        if "libegl1" not in str(error):
+            raise
+        pytest.skip(str(error))
+    assert result["updates"] == 2
