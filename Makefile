@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 SEED ?= 0
 
-.PHONY: help install train test lint types datasets learn bench clean
+.PHONY: help install train test lint types datasets learn bench soak clean
 
 help:            ## what there is
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -41,6 +41,9 @@ learn: datasets  ## the longer learning studies: every algorithm, memory and goa
 
 bench: install   ## speed side by side with peers
 	$(BIN)/python benchmarks/fixed_work.py
+
+soak: install    ## kills, faults, bad input and long runs, for hours
+	$(BIN)/python benchmarks/soak.py
 
 clean:           ## remove what was made
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache

@@ -4,7 +4,7 @@ An algorithm of your own is one file, settings and a learner, anywhere outside t
 resumed, filmed and plotted by its name, `module:Class`. From the folder of this file:
 
     zhixing train own_algorithm:Reinforce --env CartPole-v1 stop_return=475 --out runs/mine
-    zhixing eval runs/mine
+    zhixing eval runs/mine --trust
 
 Differs from the paper: V is learned beside the policy, and gives the rest of the return where a rollout or a time
 limit cuts an episode short.

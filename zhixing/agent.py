@@ -74,10 +74,11 @@ def _pairs(arrays: Tree, fields: Tree) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def load(run: str | Path, checkpoint: str = "last") -> Agent:
-    """The agent of a run: its weights at the end, or its `best` ones by evaluation."""
+def load(run: str | Path, checkpoint: str = "last", *, trust: bool = False) -> Agent:
+    """The agent of a run: its weights at the end, or its `best` ones by evaluation. With `trust` it may import the code
+    that the run names."""
     folder = RunFolder.open(run)
-    cfg = folder.read_config()
+    cfg = folder.read_config(trust)
     env = envs.make_vector(cfg.env.name, 1, backend="serial", options=cfg.env.options)
     spaces = env.spaces
     env.close()

@@ -9,20 +9,20 @@ from __future__ import annotations
 import io
 import json
 import os
-import pickle
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from zhixing import config
+from zhixing import config, importing
+from zhixing.archive import read_archive
 from zhixing.errors import UserError
 
 if TYPE_CHECKING:
+    from zhixing.batch import Batch
     from zhixing.trainer import Loop
 
 FORMAT = 1  # of checkpoints; readers keep understanding older ones
@@ -48,10 +48,19 @@ class RunFolder:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.write_config(cfg)
         except OSError as error:
-            raise UserError(f"the run folder {self.path} can't be written: {error.strerror or error}") from None
+            raise self._unwritable(error) from None
 
     def write_config(self, cfg: config.RunConfig) -> None:
-        write_aside(self.config_file, lambda file: file.write(config.dump(cfg).encode()))
+        self._write_text(self.config_file, config.dump(cfg))
+
+    def _write_text(self, file: Path, text: str) -> None:
+        try:
+            write_aside(file, lambda out: out.write(text.encode()))
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(f"the run folder {self.path} can't be written: {error.strerror or error}")
 
     def check_free(self) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -68,11 +77,19 @@ class RunFolder:
             raise UserError(f"there is no run folder {path}")
         if not folder.config_file.is_file():
             raise UserError(f"{path} is no run: it holds no config.yaml")
+        check_inside(folder.path)
         return folder
 
-    def read_config(self) -> config.RunConfig:
+    def read_config(self, trust: bool | set[str] = False) -> config.RunConfig:
+        """`trust` are the names of code that it may import, or true for any: it may be a stranger's."""
         try:
-            return config.load(self.config_file)
+            values = config.read_yaml(self.config_file)
+            code = config.code_in(values) - importing.known
+            trusted = trust is True or os.environ.get("ZHIXING_TRUST") == "1" or (trust and code <= trust)
+            if code and not trusted:
+                names = ", ".join(sorted(code))
+                raise UserError(f"it names code to import, {names}; if you trust the run say so, with --trust")
+            return config.build([values], {})
         except UserError as error:
             raise UserError(f"{self.config_file}: {error}") from None
 
@@ -86,7 +103,7 @@ class RunFolder:
         for name, buffer in loop.buffers.items():
             (self.replay / name).mkdir(parents=True, exist_ok=True)
             state["buffers"][name] = buffer.save(self.replay / name)
-        self._write(f"{loop.steps:012d}.pt", state)
+        self._write(self.checkpoints / f"{loop.steps:012d}.pt", state)
         # later ones belong to steps that were done again since a resume
         later = [file for file in self._newest_first() if int(file.stem) > loop.steps]
         for old in (*later, *self._newest_first()[len(later) + loop.cfg.keep_checkpoints :]):
@@ -96,11 +113,30 @@ class RunFolder:
             buffer.prune(self.replay / name, [buffers[name] for buffers in self._kept])
 
     def save_best(self, policy: Mapping[str, Any], steps: int, mean_return: float) -> None:
-        self._write("best.pt", {"kind": "agent", "steps": steps, "return": mean_return, "policy": policy})
+        best = {"kind": "agent", "steps": steps, "return": mean_return, "policy": policy}
+        self._write(self.checkpoints / "best.pt", best)
 
-    def _write(self, name: str, state: dict[str, Any]) -> None:
-        self.checkpoints.mkdir(exist_ok=True)
-        write_checkpoint(self.checkpoints / name, state)
+    def save_batch(self, batch: Batch, steps: int) -> Path:
+        """Keep what an update failed on: `Batch(**read_checkpoint(file)["batch"])`."""
+        file = self.path / "crash" / f"batch-{steps:012d}.pt"
+        self._write(
+            file, {"kind": "batch", "steps": steps, "batch": {name: getattr(batch, name) for name in batch.fields}}
+        )
+        return file
+
+    def _write(self, file: Path, state: dict[str, Any]) -> None:
+        file.parent.mkdir(exist_ok=True)
+        write_checkpoint(file, state)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is or was something to go on from: else it was stopped before its first checkpoint."""
+        return bool(self._newest_first()) or self.result_file.exists() or self.agent_file.exists()
+
+    def newest_step(self) -> int | None:
+        """When the newest checkpoint was written."""
+        files = self._newest_first()
+        return int(files[0].stem) if files else None
 
     def _newest_first(self) -> list[Path]:
         return sorted(self.checkpoints.glob("[0-9]" * 12 + ".pt"), reverse=True)
@@ -162,12 +198,11 @@ class RunFolder:
         return card
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        text = json.dumps(result, indent=2)
-        write_aside(self.result_file, lambda file: file.write(text.encode()))
+        self._write_text(self.result_file, json.dumps(result, indent=2))
 
     def write_data(self, summary: Mapping[str, Any]) -> None:
         """Keep with the run what it learned from, since the data may move."""
-        write_aside(self.data_file, lambda file: file.write(json.dumps(summary, indent=2).encode()))
+        self._write_text(self.data_file, json.dumps(summary, indent=2))
 
     def read_references(self) -> dict[str, float]:
         """The mean returns of a random and an expert policy, if the run's data told them."""
@@ -185,19 +220,39 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     write_aside(path, lambda file: torch.save({"format": FORMAT, **encode(state)}, file))
 
 
+def check_inside(folder: Path) -> None:
+    """Refuse links that lead out of a folder, and what is no file: a stranger's run must not make us write elsewhere,
+    nor wait for ever."""
+    inside = folder.resolve()
+    for where, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(where, name)
+            if path.is_symlink() and inside not in path.resolve().parents:
+                raise UserError(f"{path} is a link out of {folder}; put what it leads to in its place")
+            if not path.is_symlink() and not path.is_dir() and not path.is_file() and path.exists():
+                raise UserError(f"{path} is neither a file nor a folder; remove it")
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
+    """All that a file of a run holds, see `encode`. Nothing of it is executed or believed."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile, ValueError, KeyError, OSError) as error:
-        reason = str(error).strip().split("\n")[0].split(". ")[0] or "it is empty"
+        state = decode(read_archive(path))
+    except Exception as error:  # foreign bytes fail in many ways
+        reason = str(error).strip().split("\n")[0].split(". ")[0][:200] or type(error).__name__
         raise UserError(f"the checkpoint {path} is damaged or no checkpoint ({reason})") from None
-    parts = {"agent": {"policy"}, "run": {"policy", "loop", "buffers"}}
+    parts: dict[Any, dict[str, type]] = {
+        "agent": {"policy": dict},
+        "run": {"policy": dict, "loop": dict, "buffers": dict, "steps": int},
+        "batch": {"batch": dict},
+    }
     version, kind = (state.get("format"), state.get("kind")) if isinstance(state, dict) else (None, None)
-    if version is not None and not (isinstance(version, int) and version <= FORMAT):
-        raise UserError(f"the checkpoint {path} has format {version}; this version reads up to {FORMAT}")
-    if version is None or kind not in parts or not parts[kind] <= set(state):
+    if version is not None and not (type(version) is int and version <= FORMAT):
+        told = str(version)[:20] if type(version) is not int or version < 10**20 else "beyond counting"
+        raise UserError(f"the checkpoint {path} has format {told}; this version reads up to {FORMAT}")
+    needed = parts.get(kind) if isinstance(kind, str) else None
+    if version is None or needed is None or not all(type(state.get(name)) is part for name, part in needed.items()):
         raise UserError(f"the checkpoint {path} is damaged or no checkpoint (it lacks its parts)")
-    return decode(state)
+    return state
 
 
 @contextmanager
@@ -205,7 +260,7 @@ def fitting(folder: RunFolder) -> Iterator[None]:
     """Around loading a run's weights: those of another shape are the user's mistake, told in one message."""
     try:
         yield
-    except (RuntimeError, KeyError) as error:  # torch's words for it
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:  # torch's words for it
         lines = [line.strip() for line in str(error).split("\n")]
         raise UserError(f"the weights of {folder.path} don't fit this network: {' '.join(lines[:3])}") from None
 
@@ -219,8 +274,11 @@ def write_aside(path: Path, write: Callable[[io.BufferedWriter], Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
+            raise error.__context__ from None  # torch's own words hide what the disk said
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:

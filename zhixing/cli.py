@@ -22,6 +22,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _trust(asked: bool) -> bool:
+    if asked:
+        os.environ["ZHIXING_TRUST"] = "1"
+    return asked
+
+
 Algorithm = Annotated[str | None, typer.Argument(metavar="ALGO", help="What learns, such as ppo.")]
 Words = Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings, such as lr=3e-4.")]
 Env = Annotated[str | None, typer.Option("--env", help="The task, such as CartPole-v1.")]
@@ -35,6 +42,10 @@ Episodes = Annotated[int, typer.Option("--episodes", min=1, help="Fresh episodes
 Shown = Annotated[int | None, typer.Option("--episodes", min=1, help="Episodes; without, until the window is closed.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Fixes the episodes.")]
 Which = Annotated[str, typer.Option("--checkpoint", help="last: weights at the end; best: by evaluation.")]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Import the code that RUN names; ZHIXING_TRUST=1 does so always.", callback=_trust),
+]
 
 
 def _version(asked: bool) -> None:
@@ -89,6 +100,7 @@ def _asked(
 def resume(
     run: Run,
     settings: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="A longer budget.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
     from zhixing import config
@@ -135,6 +147,7 @@ def evaluate(
     against: Annotated[
         str | None, typer.Option("--against", help="Games: random, perfect, mcts, mcts:SIMULATIONS or another run.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Play fresh episodes with a run's agent; games also against an opponent, half of them as the first player."""
     from zhixing.session import evaluate
@@ -159,6 +172,7 @@ def collect(
     replay: Annotated[bool, typer.Option("--replay", help="All that the run's replay holds, not new steps.")] = False,
     seed: Seed = 0,
     checkpoint: Which = "last",
+    trust: Trust = False,
 ) -> None:
     """Record what a run's agent does, as data to learn from."""
     from zhixing.recording import record_agent, record_replay
@@ -177,6 +191,7 @@ def record(
     episodes: Episodes = 1,
     seed: Seed = 0,
     checkpoint: Which = "last",
+    trust: Trust = False,
 ) -> None:
     """Film a run's agent; needs no screen."""
     from zhixing.video import record
@@ -192,6 +207,7 @@ def export(
     episodes: Episodes = 100,
     seed: Seed = 0,
     checkpoint: Which = "last",
+    trust: Trust = False,
 ) -> None:
     """Keep only what a run's agent needs to act, with its measured return; other commands take it as a run."""
     from zhixing.zoo import export
@@ -222,7 +238,7 @@ def zoo(
 
 
 @app.command()
-def watch(run: Run, episodes: Shown = None, seed: Seed = 0, checkpoint: Which = "last") -> None:
+def watch(run: Run, episodes: Shown = None, seed: Seed = 0, checkpoint: Which = "last", trust: Trust = False) -> None:
     """A run's agent in a window; escape ends it."""
     from zhixing.window import watch
 

@@ -7,6 +7,7 @@ The settings of an algorithm stand beside it, as a class derived from `OnPolicyC
 from __future__ import annotations
 
 import fnmatch
+import functools
 import inspect
 import re
 import tokenize
@@ -20,7 +21,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from zhixing import importing
 from zhixing.errors import UserError, unknown
+from zhixing.tree import check_size
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -240,6 +243,7 @@ class ContinuousConfig(OffPolicyConfig):
     net: NetConfig = NetConfig(hidden_sizes=[256, 256], activation="relu")
 
 
+_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -259,8 +263,16 @@ def seconds(duration: str | float) -> float:
 # --- reading -----------------------------------------------------------------------------------------------------
 
 
+LARGEST = 1 << 20  # bytes of a configuration
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML in which `3e-4` is a number, as everywhere else."""
+    """YAML in which `3e-4` is a number, as everywhere else, and whose references don't multiply without end."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > 10_000:
+            raise yaml.constructor.ConstructorError(problem="it merges itself again and again")
 
 
 _Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
@@ -271,7 +283,9 @@ _Loader.add_implicit_resolver(
 
 def parse_yaml(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, _Loader)  # a SafeLoader
+        values = yaml.load(text, _Loader)  # a SafeLoader
+        check_size(values, len(text))
+        return values
     # its constructors let many errors through, on values such as `!!bool x`
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -282,6 +296,8 @@ def parse_yaml(text: str, where: str) -> Any:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
+        if path.stat().st_size > LARGEST:
+            raise UserError(f"the configuration file {path} is larger than {LARGEST >> 20} MB")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {path}") from None
@@ -291,6 +307,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(f"{path} must hold settings, one `name: value` per line; it holds {type(values).__name__}")
     return values
+
+
+def code_in(values: Any, name: str = "") -> set[str]:
+    """What of a configuration's values names code, as in `algorithm: your.module:YourLearner`."""
+    if isinstance(values, Mapping):
+        return {code for key, value in values.items() for code in code_in(value, str(key))}
+    if isinstance(values, list):
+        return {code for value in values for code in code_in(value)}
+    anything = isinstance(values, str) and ":" in values and name in ("algorithm", "env", "name", "kind")
+    return {values} if anything or (isinstance(values, str) and _CODE.fullmatch(values)) else set()
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -319,7 +345,7 @@ def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             mine, value = ({"name": part} if isinstance(part, str) else part for part in (mine, value))
             # another task doesn't inherit the options of the one before
             named = [part.get("name") for part in (mine, value) if isinstance(part, dict)]
-            if None not in named and len(set(named)) == 2:
+            if None not in named and named[1:] not in ([], named[:1]):
                 mine = None
         if isinstance(value, dict) and mine is not None and not isinstance(mine, dict):
             first = next(iter(value), "...")
@@ -336,6 +362,7 @@ def preset(algorithm: str, env: str) -> dict[str, Any]:
     return {}
 
 
+@functools.cache
 def presets(algorithm: str) -> dict[str, dict[str, Any]]:
     file = resources.files("zhixing") / "presets" / f"{algorithm}.yaml"
     if ":" in algorithm or "/" in algorithm or not file.is_file():
@@ -383,6 +410,8 @@ def _env_of_data(source: str) -> dict[str, Any]:
         raise UserError(
             f"{source} doesn't name its environment; name it with --env, or learn without evaluations with --env none"
         )
+    if code_in({"name": data.env, **data.options}) - importing.known:
+        raise UserError(f"{source} names the code {data.env!r} as its environment; if you trust it, name it with --env")
     return {"name": data.env, **data.options}
 
 

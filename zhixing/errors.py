@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,11 @@ class EnvCrashError(RuntimeError):
     """An environment raised, misbehaved, hung or died: names it, its index and step, with its own traceback."""
 
     capsule: dict[str, Any] | None = None  # what repeats it, until it is written to a file
+
+
+def note(words: str) -> None:
+    """Tell people what they should know though all goes on."""
+    print(f"note: {words}", file=sys.stderr, flush=True)
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str], hint: str = "") -> UserError:

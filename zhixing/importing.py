@@ -10,9 +10,12 @@ from typing import Any
 
 from zhixing.errors import UserError, unknown
 
+known: set[str] = set()  # what was imported in this process, so that somebody must have named it
+
 
 def imported(name: str) -> Any:
     """The thing that `my.module:Thing` names; modules in the current folder are found, too."""
+    known.add(name)
     module_name, _, attribute = name.partition(":")
     here = os.getcwd()
     if here not in sys.path:

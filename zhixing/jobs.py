@@ -68,7 +68,7 @@ def run_job(job: Job, tell: TellNews) -> dict[str, Any]:
 
     folder, told = RunFolder(job.folder), [Tell(tell)]
     if any(folder.checkpoints.glob("[0-9]*.pt")):
-        return Session.resume(job.folder, told, quiet=True).run()
+        return Session.resume(job.folder, told, quiet=True, trust=config.code_in(job.settings)).run()
     if folder.config_file.exists():  # killed before its first checkpoint: there is nothing in it to go on from
         shutil.rmtree(job.folder)
     return Session(config.build([job.settings], {}), job.folder, told, quiet=True).run()

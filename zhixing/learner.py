@@ -141,6 +141,20 @@ class Learner(ABC):
         """How many steps were left out since a gradient wasn't finite. Waits for the device."""
         return int(sum(float(part.skipped) for part in vars(self).values() if isinstance(part, Optimizer)))
 
+    @property
+    def failed(self) -> bool:
+        """Whether a step was left out. Waits for nothing: elsewhere than on the CPU only `skipped_steps` knows."""
+        return any(part.broken for part in vars(self).values() if isinstance(part, Optimizer))
+
+    def broken(self) -> list[str]:
+        """The names of the weights whose gradients weren't finite, in the first step that was left out."""
+        names: dict[int, str] = {}
+        for part, module in vars(self).items():
+            if isinstance(module, nn.Module):
+                names = {id(p): f"{part}.{name}" for name, p in module.named_parameters()} | names
+        optimizers = [part for part in vars(self).values() if isinstance(part, Optimizer)]
+        return [names[id(p)] for optimizer in optimizers for p in optimizer.broken if id(p) in names]
+
     def weights(self) -> dict[str, Tensor]:
         """What a policy elsewhere needs to act as this one."""
         return self.policy.state_dict()

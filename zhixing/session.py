@@ -55,9 +55,13 @@ class Session:
     ) -> None:
         """`folder` is given by `resume`: the run to go on with."""
         self.folder = folder or RunFolder(Path(out) if out is not None else default_out(cfg))
+        self._resumed = folder is not None
         if folder is None:
             self.folder.check_free()
-        self.state = None if folder is None else folder.load()
+        elif not folder.begun:
+            folder.notices.append(f"{folder.path} has no checkpoint yet; it begins anew")
+        # a run that was stopped before its first checkpoint begins anew
+        self.state = None if folder is None or not folder.begun else folder.load()
         self.env: envs.VectorEnv | None = None
         self.evaluator: Actor | Matches | None = None
         self.film: Film | None = None
@@ -126,7 +130,7 @@ class Session:
             boards.append(self.film)
         drawn = [Draw(self.folder.path, cfg.plot)] if cfg.plot is not None else []
         csv, saved = Csv(self.folder.metrics_file), Checkpoint(self.folder)
-        ordered = [StopOnNonFinite(), self.evaluate, *callbacks, csv, *boards, *drawn, *told, saved]
+        ordered = [StopOnNonFinite(self.folder), self.evaluate, *callbacks, csv, *boards, *drawn, *told, saved]
         further = self._buffers()
         replay = further.pop("replay", None)
         self.loop = Loop(cfg, self.actor, self.learner, buffer=replay, further=further, callbacks=ordered)
@@ -206,7 +210,9 @@ class Session:
             lost = self.loop.load_state_dict(state["loop"])
             for name, buffer in self.loop.buffers.items():
                 buffer.load(state["buffers"][name], self.folder.replay / name)
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        except UserError:
+            raise
+        except Exception as error:  # what was tampered with fails in many ways
             raise UserError(f"the checkpoint of {self.folder.path} doesn't fit its configuration: {error}") from error
         target = self.cfg.stop_return
         if target is None or self.evaluate.last_return < target:
@@ -218,10 +224,18 @@ class Session:
             )
 
     @staticmethod
-    def resume(run: str | Path, callbacks: List[Callback] = (), *, quiet: bool = False, **overrides: Any) -> Session:
-        """Go on from a run's last checkpoint. `overrides` may lengthen its budget."""
+    def resume(
+        run: str | Path,
+        callbacks: List[Callback] = (),
+        *,
+        quiet: bool = False,
+        trust: bool | set[str] = False,
+        **overrides: Any,
+    ) -> Session:
+        """Go on from a run's last checkpoint. `overrides` may lengthen its budget. With `trust` it may import the code
+        that the run names, or those names of it."""
         folder = RunFolder.open(run)
-        cfg = folder.read_config()
+        cfg = folder.read_config(trust)
         if overrides:
             cfg = config.build([cfg.model_dump(mode="json")], overrides)
         return Session(cfg, callbacks=callbacks, quiet=quiet, folder=folder)
@@ -233,12 +247,12 @@ class Session:
     def run(self) -> dict[str, Any]:
         """Train to the end; returns what is written to result.json. Ctrl-C saves a checkpoint first."""
         try:
-            if self.state is None:
-                self.folder.create(self.cfg)
-                if self.data is not None:
-                    self.folder.write_data(summary_of(self.data))
-            else:
+            if self._resumed:
                 self.folder.write_config(self.cfg)  # a resume may lengthen the budget
+            else:
+                self.folder.create(self.cfg)
+            if self.state is None and self.data is not None:
+                self.folder.write_data(summary_of(self.data))
             with _interrupts(self.loop):
                 if not self.finished:
                     TRAINERS[self.scheme](self.loop)
@@ -305,12 +319,18 @@ def train(
 
 
 def evaluate(
-    run: str | Path, episodes: int = 100, seed: int = 0, checkpoint: str = "last", against: str | None = None
+    run: str | Path,
+    episodes: int = 100,
+    seed: int = 0,
+    checkpoint: str = "last",
+    against: str | None = None,
+    *,
+    trust: bool = False,
 ) -> Evaluation:
     """Play fresh episodes with a run's agent; in games `against` an opponent: random, perfect, mcts,
-    mcts:SIMULATIONS or another run."""
+    mcts:SIMULATIONS or another run. With `trust` it may import the code that the run names."""
     folder = RunFolder.open(run)
-    cfg = resolve_device(folder.read_config())
+    cfg = resolve_device(folder.read_config(trust))
     torch.set_num_threads(int(cfg.threads) if cfg.threads != "auto" else 1)
     if cfg.env.name == NO_ENV:
         raise UserError(f"{run} was trained without an environment; train with --env NAME to evaluate in it")

@@ -229,7 +229,7 @@ def result_of(job: Job) -> dict[str, Any] | None:
     folder = RunFolder(job.folder)
     if not folder.config_file.exists():
         return None
-    found = flat_settings(folder.read_config().model_dump(mode="json"))
+    found = flat_settings(folder.read_config(config.code_in(job.settings)).model_dump(mode="json"))
     asked = flat_settings(job.settings)
     # what is left to the run was decided when it began
     other = [name for name, value in asked.items() if value != "auto" and found.get(name) != value]

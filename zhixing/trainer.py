@@ -62,6 +62,7 @@ class Loop:
         self.steps_before = 0  # at the begin of this iteration
         self.stop_reason: str | None = None
         self.out_of_budget = False
+        self.batch: Batch | None = None  # what the last update learned from, or the first whose step was left out
         self._since: float | None = None
 
     @property
@@ -142,8 +143,10 @@ class Loop:
         """What is done inside isn't training time."""
         self._tick()
         running, self._since = self._since is not None, None
-        yield
-        self._since = time.perf_counter() if running else None
+        try:
+            yield
+        finally:
+            self._since = time.perf_counter() if running else None
 
     def _tick(self) -> None:
         if self._since is not None:
@@ -160,6 +163,12 @@ class Loop:
             for callback in self.callbacks:
                 callback.iteration_begin(self)
             yield
+
+    def learns_from(self, batch: Batch) -> Batch:
+        """Told before each update, so that a batch whose update fails can be looked at."""
+        if not self.learner.failed:
+            self.batch = batch
+        return batch
 
     def iteration_end(self, episodes: list[Episode], metrics: Mapping[str, Tensor]) -> None:
         self._tick()
@@ -230,7 +239,7 @@ def on_policy(loop: Loop) -> None:
     with loop.running():
         for _ in loop.iterations():
             experience = actor.collect(steps=cfg.steps_per_iteration)
-            update = learner.update(experience.batch.to(learner.device))
+            update = learner.update(loop.learns_from(experience.batch.to(learner.device)))
             loop.iteration_end(experience.episodes, update.metrics)
 
 
@@ -341,7 +350,7 @@ def _learn_due(loop: Loop, cfg: OffPolicyConfig, buffer: Buffer) -> Mapping[str,
 def _learn(loop: Loop, buffer: Buffer, batch_size: int) -> Mapping[str, Tensor]:
     """One update from a sample."""
     learner = loop.learner
-    batch = _moved(buffer.sample(batch_size, loop.rng), learner)
+    batch = loop.learns_from(_moved(buffer.sample(batch_size, loop.rng), learner))
     others = {name: _moved(other.sample(batch_size, loop.rng), learner) for name, other in loop.further.items()}
     update = learner.update(batch, **others)  # taken by those that declare them
     buffer.set_priority(batch.index, update.priority)

@@ -159,11 +159,21 @@ class Video:
         self._writer.close()  # also when a frame failed: it holds a process
         try:
             if kind is None:
+                self._look()
                 self.aside.replace(self.path)
         except OSError as failed:
             raise self._refused(failed) from None
         finally:
             self.aside.unlink(missing_ok=True)
 
+    def _look(self) -> None:
+        """The encoder may have failed on its last bytes, of which nobody tells."""
+        import imageio_ffmpeg
+
+        try:
+            imageio_ffmpeg.count_frames_and_secs(str(self.aside))
+        except RuntimeError:
+            raise OSError("the encoder could not finish it; is the disk full?") from None
+
     def _refused(self, error: OSError) -> UserError:
-        return UserError(f"the video {self.path} can't be written: {error.strerror or error}")
+        return UserError(f"the video {self.path} can't be written: {error.strerror or str(error).splitlines()[0]}")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import math
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from zhixing.actor import told_as
 from zhixing.callbacks.base import Callback, is_due
+from zhixing.errors import UserError, note
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,11 +31,16 @@ class Csv(Callback):
         self.eval_return = math.nan  # of an evaluation that has no row yet
         self.eval_told: dict[str, float] = {}  # and numbers of the task at its ends, by column
         self.columns: list[str] = []
+        self.waiting = ""  # rows that the disk didn't take; they come before the next one
         self._file: io.FileIO | None = None
 
     def __enter__(self) -> Csv:
-        self._file = open(self.path, "ab", buffering=0)  # closed in __exit__
-        self._file.truncate(self.offset)
+        try:
+            self._file = open(self.path, "ab", buffering=0)  # closed in __exit__
+            self.offset = min(self.offset, os.fstat(self._file.fileno()).st_size)
+            self._file.truncate(self.offset)
+        except OSError as error:
+            raise UserError(f"{self.path} can't be written: {error.strerror or error}") from None
         return self
 
     def __exit__(
@@ -39,11 +48,15 @@ class Csv(Callback):
     ) -> None:
         if self._file is not None:
             self._file.close()
+            if self.waiting:
+                note(f"{self.path} lacks its last rows; they come when the run is resumed")
 
     def train_begin(self, loop: Loop) -> None:
-        if self.offset == 0:
+        if self.offset == 0 and not self.waiting:
             self.columns = [*row_of(loop)]
             self._write(self.columns)
+        elif self.offset == 0:
+            self.columns = self.waiting.split("\n")[0].split(",")
         else:  # those of the file, which an older version may have begun
             with open(self.path, encoding="utf-8") as file:
                 self.columns = file.readline().rstrip("\n").split(",")
@@ -72,11 +85,21 @@ class Csv(Callback):
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(cells)
         assert self._file is not None
-        self._file.write(text.getvalue().encode())
+        before, self.waiting = self.waiting, self.waiting + text.getvalue()
+        try:
+            if self._file.write(self.waiting.encode()) != len(self.waiting.encode()):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            with suppress(OSError):
+                self._file.truncate(self.offset)  # no half row
+            if not before:
+                note(f"{self.path} can't be written: {error.strerror or error}; training goes on, its rows wait")
+            return
+        self.waiting = ""
         self.offset = self._file.tell()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"offset": self.offset, "eval_return": self.eval_return, "eval_told": self.eval_told}
+        return {name: getattr(self, name) for name in ("offset", "eval_return", "eval_told", "waiting")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.image import imsave
 
 from zhixing.callbacks.base import Callback
+from zhixing.errors import note
 from zhixing.ops.seeding import stream
 
 if TYPE_CHECKING:
@@ -38,8 +39,11 @@ class Imagine(Callback):
         with loop.paused():
             frames = dream(buffer.sample(SEQUENCES, rng))
             if frames is not None:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                imsave(self.folder / f"{loop.env_steps:012d}.png", strip(frames.cpu().numpy()))
+                try:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    imsave(self.folder / f"{loop.env_steps:012d}.png", strip(frames.cpu().numpy()))
+                except OSError as error:
+                    note(f"no picture in {self.folder}: {error.strerror or error}; training goes on")
 
 
 def strip(frames: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from zhixing.callbacks.base import Callback
+from zhixing.checkpoint import RunFolder
 from zhixing.errors import NonFiniteError
 
 if TYPE_CHECKING:
@@ -16,14 +17,30 @@ if TYPE_CHECKING:
 
 
 class StopOnNonFinite(Callback):
-    """The optimizer left the weights alone in such a step; this names what was wrong, once per iteration."""
+    """The optimizer left the weights alone in such a step; this names what was wrong, once per iteration, and keeps
+    the batch. It stands before what saves checkpoints, so that the last good one stays."""
+
+    def __init__(self, folder: RunFolder | None = None) -> None:
+        """Without a folder the batch isn't kept."""
+        self.folder = folder
 
     def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
         bad = [name for name, value in metrics.items() if not math.isfinite(float(value))]
         if bad or loop.learner.skipped_steps():
             name = bad[0] if bad else "a gradient"
             value = f" is {float(metrics[name])}" if bad else " was not finite"
+            broken = loop.learner.broken()
+            first = f"; the first gradient that wasn't finite was that of {broken[0]}" if broken else ""
             raise NonFiniteError(
                 f"{name}{value} at environment step {loop.env_steps}, update {loop.updates}; the weights were not "
-                f"changed by it. Try a lower lr, a smaller max_grad_norm, or look at the rewards"
+                f"changed by it{first}. {self._keep(loop)}Try a lower lr, a smaller max_grad_norm, or look at the "
+                f"rewards"
             )
+
+    def _keep(self, loop: Loop) -> str:
+        if self.folder is None or loop.batch is None:
+            return ""
+        try:
+            return f"The batch is in {self.folder.save_batch(loop.batch, loop.steps)}. "
+        except OSError as error:
+            return f"The batch can't be kept: {error.strerror or error}. "

@@ -164,11 +164,15 @@ def _difference(found: Any, expected: list[dict[str, Any]]) -> str:
 def _map(folder: Path, file: File) -> Array:
     path = folder / file.file
     try:
+        if path.is_symlink() or not path.is_file():
+            raise _damaged(path, "it is no file" if path.exists() else "it is missing")
         size = path.stat().st_size
         # what np.load does with mmap_mode="r", but for .npy files alone: it never comes near pickles
         array = np.lib.format.open_memmap(path, mode="r")
     except OSError as error:
         raise _damaged(path, error.strerror or str(error)) from None
+    except UserError:
+        raise
     except Exception as error:  # foreign bytes fail in many ways on their way through NumPy's parser
         raise _damaged(path, str(error).split("\n")[0] or "it is no .npy file") from None
     if array.dtype != file.dtype or array.shape != file.shape or not array.flags.c_contiguous:

@@ -80,6 +80,7 @@ class Optimizer:
         self.second_moment = [torch.zeros_like(w) for w in self._weights]
         self.steps = [torch.zeros((), device=device) for _ in self._weights]
         self.skipped = torch.zeros((), device=device)
+        self.broken: list[nn.Parameter] = []  # on the CPU: those whose gradients made the first skipped step one
         self.on_device = device.type != "cpu"  # where what is computed is better not waited for
         self._one, self._inputs = torch.ones((), device=device), tuple(self.parameters)
 
@@ -104,6 +105,8 @@ class Optimizer:
             length = norm.item()
             if not math.isfinite(length):
                 self.skipped += 1.0
+                pairs = zip(self.parameters, self._places, strict=True)
+                self.broken = self.broken or [p for p, place in pairs if not bool(place.isfinite().all())]
                 return norm
             if self.max_grad_norm is not None and length > self.max_grad_norm:
                 scale = norm / self.max_grad_norm

@@ -1,0 +1,85 @@
+"""Trainings that are watched: `python leaking.py FOLDER ALGORITHM STEPS HOW...`, where HOW is end, raise or interrupt.
+
+Prints as JSON how much memory the last one used after a quarter of its steps and at its end, and what they left open.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import zhixing as zx
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ppo": {"vector__num": 8, "vector__backend": "native"},
+    "dqn": {"vector__num": 8, "vector__backend": "serial", "replay__capacity": 2000, "updates_per_step": 0.1},
+}
+PROCESSES = {"vector__num": 2, "vector__backend": "process", "vector__workers": 2}  # these could stay behind
+
+
+def memory() -> float:
+    """Megabytes that this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def left_open() -> dict[str, Any]:
+    """What outlives a run by mistake."""
+    return {
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "processes": len(multiprocessing.active_children())
+        + len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()),
+        "shared_memory": len(os.listdir("/dev/shm")),
+    }
+
+
+class Watch(zx.Callback):
+    def __init__(self, steps: int, how: str) -> None:
+        self.steps, self.how = steps, how
+        self.seen: list[float] = []
+
+    def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+        if loop.steps // (self.steps // 20) > loop.steps_before // (self.steps // 20):
+            self.seen.append(memory())
+        if self.how != "end" and loop.steps >= self.steps // 2:
+            if self.how == "raise":
+                raise RuntimeError("on purpose")
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def train(folder: Path, name: str, steps: int, how: str) -> list[float]:
+    watch = Watch(steps, how)
+    settings = {"env_steps": steps, "eval_every_steps": steps // 4, "eval_episodes": 1, **SETTINGS[name]}
+    settings |= {"checkpoint_every_steps": steps // 20, "log_every_steps": max(1000, steps // 200)}
+    try:
+        settings |= PROCESSES if how != "end" else {}
+        zx.train(name, "CartPole-v1", out=folder, callbacks=[watch], quiet=True, **settings)
+    except (RuntimeError, KeyboardInterrupt):
+        assert how != "end"
+    return watch.seen
+
+
+def main(folder: Path, name: str, steps: int, hows: list[str]) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    train(folder / "first", name, 2500, hows[0])  # what is made once stays, and is no leak
+    before = left_open()
+    for how in hows:
+        seen = train(folder / how, name, steps, how)
+    after = left_open()
+    warm = seen[len(seen) // 4]
+    growth = 100.0 * (seen[-1] - warm) / warm
+    left = {key: after[key] - before[key] for key in before}
+    return {"warm_mb": round(warm, 1), "end_mb": round(seen[-1], 1), "growth_percent": round(growth, 2), "left": left}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:])))

@@ -1,0 +1,425 @@
+"""Files from anywhere: only our own error comes out, soon and in little memory, and nothing in them is executed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import random
+import resource
+import shutil
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from soaking import EXAMPLES, count
+
+import zhixing as zx
+from zhixing import datasets
+from zhixing.buffers import segments
+from zhixing.checkpoint import RunFolder, read_checkpoint
+from zhixing.envs import capsule
+from zhixing.plots.runs import read_run
+
+SECONDS, MEGABYTES = 5.0, 300  # for one input, and for all of them
+TINY = {"env_steps": 60, "warmup_steps": 20, "batch_size": 4, "replay__capacity": 50, "net__hidden_sizes": [4]}
+TINY |= {"eval_every_steps": 0, "eval_episodes": 1, "tensorboard": False, "vector__backend": "serial"}
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A right one of each format."""
+    folder = tmp_path_factory.mktemp("samples")
+    zx.train("dqn", "CartPole-v1", out=folder / "run", quiet=True, **TINY)
+    from zhixing.recording import record_agent
+
+    record_agent(folder / "run", str(folder / "data"), 40)
+    (folder / "run" / "dataset.json").write_text('{"references": {"random": 1.0, "expert": 2.0}}')
+    told = {"env": {"name": "toy/match", "options": {}}, "backend": "serial", "step_seconds": None, "index": 0}
+    told |= {"origin": {"seed": None, "rng": np.random.default_rng(0).bit_generator.state, "options": None}}
+    error = {"type": "ValueError", "message": "no", "traceback": ""}
+    capsule.write(folder / "crash", {**told, "seed": 5, "actions": [0, 1], "error": error})
+    return folder
+
+
+# --- what is done to a file ---
+
+
+def scramble(content: bytes, rng: random.Random) -> bytes:
+    """Some bytes are others, missing, more, or come from elsewhere in the file."""
+    changed = bytearray(content)
+    for _ in range(rng.choice([1, 1, 2, 8])):
+        at, length = rng.randrange(len(changed) + 1), rng.choice([1, 1, 2, 4, 100])
+        piece = rng.choice(
+            [rng.randbytes(length), b"\xff" * length, bytes(length), content[at // 2 : at // 2 + length]]
+        )
+        if rng.random() < 0.3:
+            changed[at:at] = piece
+        else:
+            changed[at : at + (length if rng.random() < 0.3 else len(piece))] = piece
+    return bytes(changed[: rng.randrange(len(changed) + 1)] if rng.random() < 0.1 else changed)
+
+
+def scramble_inside(content: bytes, rng: random.Random) -> bytes:
+    """A zip archive that is right but for one part, whose sum is right as well."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(out, "w", rng.choice([0, 0, 0, 8])) as new:
+        chosen = rng.choice(old.namelist() if rng.random() < 0.3 else old.namelist()[:1])  # the first is the pickle
+        for name in old.namelist():
+            part = old.read(name)
+            new.writestr(name, scramble(part, rng) if name == chosen else part)
+    return out.getvalue()
+
+
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    2**63,
+    10**30,
+    1e308,
+    float("nan"),
+    "",
+    "..",
+    "../../x",
+    "/etc/passwd",
+    "os:system",
+]
+ODD += [[], {}, [[]], {"a": []}, [0] * 50, "x" * 1000, b"y", torch.zeros(3), torch.zeros(0), np.zeros(2), (1, 2)]
+
+
+def tamper(tree: Any, rng: random.Random, plain: bool = True) -> Any:
+    """A tree in which one part is something else, is missing, or is there under another name."""
+    odd = [value for value in ODD if not plain or isinstance(value, (type(None), bool, int, float, str, list, dict))]
+    keys = list(tree) if isinstance(tree, dict) else list(range(len(tree))) if isinstance(tree, list) else []
+    if not keys or rng.random() < 0.15:
+        return rng.choice(odd)
+    key = rng.choice(keys)
+    changed: Any = dict(tree) if isinstance(tree, dict) else list(tree)
+    if rng.random() < 0.1:
+        del changed[key]
+    elif isinstance(tree, dict) and rng.random() < 0.1:
+        changed[rng.choice([f"{key}x", "..", ""])] = changed.pop(key)
+    else:
+        changed[key] = tamper(tree[key], rng, plain)
+    return changed
+
+
+# --- who reads them ---
+
+Change = Callable[[Path, random.Random], None]
+
+
+def bytes_of(file: str, inside: bool = False) -> Change:
+    def change(folder: Path, rng: random.Random) -> None:
+        path = next(folder.glob(file))
+        path.write_bytes((scramble_inside if inside else scramble)(path.read_bytes(), rng))
+
+    return change
+
+
+def json_of(file: str) -> Change:
+    def change(folder: Path, rng: random.Random) -> None:
+        path = next(folder.glob(file))
+        path.write_text(json.dumps(tamper(json.loads(path.read_text()), rng)))
+
+    return change
+
+
+def yaml_of(folder: Path, rng: random.Random) -> None:
+    path = folder / "run" / "config.yaml"
+    path.write_text(json.dumps(tamper(zx.config.read_yaml(path), rng)))  # JSON is YAML
+
+
+def tree_of(folder: Path, rng: random.Random) -> None:
+    path = next((folder / "run" / "checkpoints").glob("0*.pt"))
+    torch.save(tamper(torch.load(path, weights_only=True), rng, plain=False), path)
+
+
+def read_whole_run(folder: Path) -> None:
+    """All that is read of a run without making its parts."""
+    run = RunFolder.open(folder / "run")
+    run.read_config()
+    run.load()
+    for path in run.replay.glob("*/*.npz"):
+        segments.read(path.parent, path.name)
+    run.read_references()
+    read_run(run.path)
+
+
+READERS: dict[str, tuple[Callable[[Path], Any], list[Change], str]] = {
+    "configuration": (
+        lambda folder: RunFolder(folder / "run").read_config(),
+        [bytes_of("run/config.yaml"), yaml_of],
+        "run/config.yaml",
+    ),
+    "checkpoint": (
+        lambda folder: read_checkpoint(next((folder / "run" / "checkpoints").glob("0*.pt"))),
+        [bytes_of("run/checkpoints/0*.pt"), bytes_of("run/checkpoints/0*.pt", inside=True), tree_of],
+        "run/checkpoints/0*.pt",
+    ),
+    "dataset": (
+        lambda folder: datasets.open(folder / "data"),
+        [
+            json_of("data/manifest.json"),
+            bytes_of("data/manifest.json"),
+            bytes_of("data/obs.npy"),
+            bytes_of("data/ends.npy"),
+        ],
+        "data/*",
+    ),
+    "capsule": (
+        lambda folder: capsule.read(folder / "crash" / "crash-001.json"),
+        [json_of("crash/crash-001.json"), bytes_of("crash/crash-001.json")],
+        "crash/*",
+    ),
+    "run folder": (
+        read_whole_run,
+        [
+            bytes_of("run/replay/replay/*.npz"),
+            bytes_of("run/replay/replay/*.npz", inside=True),
+            bytes_of("run/metrics.csv"),
+            json_of("run/dataset.json"),
+            yaml_of,
+            tree_of,
+        ],
+        "run/**/*",
+    ),
+}
+
+
+@pytest.mark.timeout(36_000)
+@pytest.mark.parametrize("name", READERS)
+def test_only_our_own_error_comes_out(name: str, samples: Path, tmp_path: Path) -> None:
+    read, changes, files = READERS[name]
+    folder = tmp_path / "here"
+    shutil.copytree(samples, folder)
+    kept = {path: path.read_bytes() for path in folder.glob(files) if path.is_file()}
+    kept |= (
+        {path: path.read_bytes() for path in folder.glob("run/**/*") if path.is_file()} if name == "run folder" else {}
+    )
+    tried = refused = 0
+    slowest = 0.0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def one(seed: int) -> None:
+        nonlocal tried, refused, slowest
+        rng = random.Random(seed)
+        for path, content in kept.items():
+            path.write_bytes(content)
+        rng.choice(changes)(folder, rng)
+        began = time.process_time()
+        try:
+            read(folder)
+        except zx.UserError:
+            refused += 1
+        tried += 1
+        slowest = max(slowest, time.process_time() - began)
+
+    quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    for _ in range(-(-EXAMPLES // 1000)):  # one long search would remember all that it tried
+        few = settings(
+            max_examples=min(EXAMPLES, 1000),
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=quiet,
+        )
+        few(given(st.integers(0, 2**64 - 1))(one))()
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    count("inputs", reader=name, tried=tried, refused=refused, slowest_seconds=round(slowest, 3), grown_mb=round(grown))
+    assert tried >= min(EXAMPLES, 100)
+    assert refused > tried // 10  # else the changes would be none
+    assert slowest < SECONDS
+    assert grown < MEGABYTES
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
+
+
+@pytest.mark.parametrize("seed", range(min(EXAMPLES // 20, 1000)))
+def test_a_run_whose_state_was_tampered_with_is_resumed_or_refused(seed: int, samples: Path, tmp_path: Path) -> None:
+    shutil.copytree(samples / "run", tmp_path / "run")
+    tree_of(tmp_path, random.Random(seed))
+    with suppress(zx.UserError):
+        zx.Session.resume(tmp_path / "run", quiet=True).close()
+    with suppress(zx.UserError):
+        zx.load(tmp_path / "run")
+
+
+# --- traps ---
+
+
+class Trap:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("sprung"),))
+
+
+def trapped_npz(path: Path) -> None:
+    np.savez(path.open("wb"), index=np.array([Trap()], dtype=object))
+
+
+def trapped_npy(path: Path) -> None:
+    np.save(path.open("wb"), np.array([Trap()], dtype=object))
+
+
+TRAPS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "checkpoint": (
+        "run/checkpoints/0*.pt",
+        lambda path: torch.save({"format": 1, "kind": "run", "policy": Trap()}, path),
+    ),
+    "checkpoint, bare": ("run/checkpoints/0*.pt", lambda path: path.write_bytes(pickle.dumps(Trap()))),
+    "checkpoint, old format": (
+        "run/checkpoints/0*.pt",
+        lambda path: torch.save(Trap(), path, _use_new_zipfile_serialization=False),
+    ),
+    "replay": ("run/replay/replay/*.npz", trapped_npz),
+    "configuration": (
+        "run/config.yaml",
+        lambda path: path.write_text("algorithm: !!python/object/apply:os.system ['touch sprung']"),
+    ),
+    "configuration, code": (
+        "run/config.yaml",
+        lambda path: path.write_text("algorithm: ppo\nenv: {name: 'os:system', command: touch sprung}"),
+    ),
+    "dataset": ("data/obs.npy", trapped_npy),
+    "dataset, manifest": ("data/manifest.json", lambda path: path.write_bytes(pickle.dumps(Trap()))),
+    "capsule": ("crash/crash-001.json", lambda path: path.write_bytes(pickle.dumps(Trap()))),
+    "metrics": ("run/metrics.csv", lambda path: path.write_bytes(pickle.dumps(Trap()))),
+    "references": ("run/dataset.json", lambda path: path.write_bytes(pickle.dumps(Trap()))),
+}
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_no_trap_is_sprung(name: str, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ZHIXING_TRUST", raising=False)
+    shutil.copytree(samples, tmp_path / "here")
+    pattern, write = TRAPS[name]
+    write(next((tmp_path / "here").glob(pattern)))
+    readers = {"dataset": "dataset", "capsule": "capsule"}
+    with pytest.raises(zx.UserError):
+        READERS[readers.get(name.partition(",")[0], "run folder")][0](tmp_path / "here")
+    assert not Path("sprung").exists()
+    count("faults", injected=1, what=f"trap in {name}")
+
+
+def laughs() -> bytes:
+    """A pickle of lists that hold the one before ten times: 10^30 parts in some hundred bytes."""
+    tree: Any = "ha"
+    for _ in range(30):
+        tree = [tree] * 10
+    out = io.BytesIO()
+    torch.save({"format": 1, "kind": "run", "policy": tree}, out)
+    return out.getvalue()
+
+
+def bomb() -> bytes:
+    """Ten megabytes of zeros that are packed into ten kilobytes."""
+    out, old = io.BytesIO(), io.BytesIO()
+    torch.save({"format": 1, "kind": "run", "policy": {"a": torch.zeros(2_500_000)}}, old)
+    with zipfile.ZipFile(old) as whole, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in whole.namelist():
+            packed.writestr(name, whole.read(name))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("make", [laughs, bomb])
+def test_a_small_checkpoint_does_not_become_a_large_one(make: Callable[[], bytes], tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(make())
+    assert (tmp_path / "a.pt").stat().st_size < 200_000
+    with pytest.raises(zx.UserError, match="damaged or no checkpoint"):
+        read_checkpoint(tmp_path / "a.pt")
+
+
+def doubled(first: str, rest: str) -> str:
+    """Twenty lines, each of which holds the one before twice."""
+    return first + "".join(rest.format(f"a{i}", f"a{i + 1}") for i in range(20))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        doubled("a0: &a0 [x, x]\n", "{1}: &{1} [*{0}, *{0}]\n"),
+        doubled("a0: &a0 {x: 1}\n", "{1}: &{1} {{<<: [*{0}, *{0}]}}\n"),
+    ],
+)
+def test_a_small_configuration_does_not_become_a_large_one(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"algorithm: ppo\nenv: CartPole-v1\n{text}")
+    with pytest.raises(zx.UserError, match="again and again"):
+        zx.config.load(tmp_path / "a.yaml")
+
+
+# --- paths ---
+
+
+@pytest.fixture
+def run(samples: Path, tmp_path: Path) -> Iterator[Path]:
+    shutil.copytree(samples / "run", tmp_path / "run")
+    (tmp_path / "mine.txt").write_text("precious")
+    yield tmp_path / "run"
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "checkpoints/best.pt", "replay/replay/segment-00000000.npz", "crash"])
+def test_links_out_of_a_run_are_refused(name: str, run: Path) -> None:
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(os.path.relpath(run.parent / "mine.txt", (run / name).parent))
+    with pytest.raises(zx.UserError, match="is a link out of"):
+        zx.Session.resume(run)
+
+
+def test_links_within_a_run_and_to_a_run_are_taken(run: Path, tmp_path: Path) -> None:
+    (run / "metrics.csv").rename(run / "rows.csv")
+    (run / "metrics.csv").symlink_to("rows.csv")
+    (tmp_path / "shortcut").symlink_to(run)
+    zx.Session.resume(tmp_path / "shortcut", quiet=True).close()
+
+
+def test_a_pipe_in_a_run_is_not_waited_for(run: Path) -> None:
+    (run / "metrics.csv").unlink()
+    os.mkfifo(run / "metrics.csv")
+    with pytest.raises(zx.UserError, match="neither a file nor a folder"):
+        zx.Session.resume(run)
+
+
+@pytest.mark.parametrize("name", ["../../mine.npz", "/tmp/mine.npz", "segment-00000000.npz/../x", 7, "segment-1.npz"])
+def test_a_checkpoint_names_no_file_elsewhere(name: Any, run: Path) -> None:
+    path = next((run / "checkpoints").glob("0*.pt"))
+    state = torch.load(path, weights_only=True)
+    state["buffers"]["replay"]["segments"][0]["name"] = name
+    torch.save(state, path)
+    with pytest.raises(zx.UserError, match="is no name of a replay segment"):
+        zx.Session.resume(run)
+
+
+# --- code that a run names ---
+
+
+def test_code_that_a_run_names_is_imported_only_on_the_users_word(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zhixing: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ZHIXING_TRUST", raising=False)
+    (tmp_path / "stranger.py").write_text("import pathlib\npathlib.Path('sprung').touch()\n")
+    text = (run / "config.yaml").read_text()
+    for line, named in (("name: CartPole-v1", "name: stranger:make"), ("kind: auto", "kind: stranger:make")):
+        (run / "config.yaml").write_text(text.replace(line, named))
+        for reader in (zx.load, zx.evaluate, zx.Session.resume):
+            with pytest.raises(zx.UserError, match=r"names code to import, stranger:make; if you trust the run"):
+                reader(run)
+        code, _, said = zhixing("eval", str(run))
+        assert code == 2
+        assert "with --trust" in said
+        assert not Path("sprung").exists()
+    with pytest.raises(zx.UserError, match="stranger"):  # there is nothing in it, but it was looked at
+        zx.load(run, trust=True)
+    assert Path("sprung").exists()

@@ -1,0 +1,42 @@
+"""Files of every released version are read as they were written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zhixing as zx
+from zhixing import datasets
+from zhixing.checkpoint import RunFolder
+from zhixing.envs import capsule
+
+FORMATS = Path(__file__).parents[1] / "fixtures" / "formats"
+VERSIONS = sorted(path.name for path in FORMATS.iterdir())
+OBS = np.linspace(-0.1, 0.1, 20, dtype=np.float32).reshape(5, 4)
+
+
+def test_the_present_version_is_kept() -> None:
+    assert zx.__version__ in VERSIONS, "run tests/fixtures/make_formats.py at each release"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_files_of_a_released_version_load(version: str, tmp_path: Path) -> None:
+    shutil.copytree(FORMATS / version, tmp_path / "old")
+    old = tmp_path / "old"
+    expected = json.loads((old / "expected.json").read_text())
+    assert np.asarray(zx.load(old / "run").act(OBS)).tolist() == expected["actions"]
+    data = datasets.open(old / "data")
+    found = (len(data), data.num_episodes, float(data.arrays["reward"].sum()))
+    assert found == (expected["data_steps"], expected["data_episodes"], expected["data_reward"])
+    assert capsule.read(old / "crash" / "crash-001.json").actions == [0, 1]
+    # it goes on from where it was
+    session = zx.Session.resume(old / "run", quiet=True, env_steps=90)
+    assert session.loop.env_steps == expected["env_steps"]
+    assert session.loop.buffer is not None
+    assert len(session.loop.buffer) == expected["replay"]
+    assert session.run()["env_steps"] == 90
+    assert RunFolder.open(old / "run").load()["steps"] == 90

@@ -1,0 +1,66 @@
+"""A batch that makes a loss NaN: the run stops, names what was wrong, keeps the batch and the last good checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from soaking import SOAKING, count
+
+import zhixing as zx
+from zhixing.batch import Batch
+from zhixing.checkpoint import RunFolder, read_checkpoint
+from zhixing.errors import NonFiniteError
+from zhixing.tree import tree_map
+
+
+class Poison(zx.Callback):
+    """From some step on every batch holds one observation and one reward that are NaN."""
+
+    def iteration_begin(self, loop: zx.Loop) -> None:
+        if loop.steps < 300 or hasattr(self, "update"):
+            return
+        self.update = loop.learner.update
+        self.weights = {name: value.clone() for name, value in loop.learner.weights().items()}
+
+        def poisoned(batch: Batch, **others: Batch) -> object:
+            def spoil(leaf: torch.Tensor) -> torch.Tensor:
+                spoiled = leaf.clone()
+                spoiled.view(-1)[:8] = torch.nan
+                return spoiled
+
+            spoiled = {name: tree_map(spoil, getattr(batch, name)) for name in ("obs", "reward") if name in batch}
+            spoiled = {name: value for name, value in spoiled.items() if value.dtype.is_floating_point}
+            return self.update(loop.learns_from(batch.replace(**spoiled)), **others)
+
+        loop.learner.update = poisoned  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("name", zx.algorithms.names() if SOAKING else ["ppo", "dqn", "sac", "bc"])  # of each scheme
+def test_no_algorithm_learns_from_nan(name: str, small: Callable, tmp_path: Path) -> None:
+    cfg = small(name, checkpoint_every_steps=100, vector__backend="serial", env_steps=600, eval_every_steps=0)
+    if not isinstance(cfg, zx.config.OnPolicyConfig | zx.config.DataConfig):
+        pytest.skip("learns from positions of games, which are bits")
+    poison = Poison()
+    session = zx.Session(cfg, tmp_path / "run", [poison], quiet=True)
+    with pytest.raises(NonFiniteError, match=r"The batch is in .*crash/batch-\d{12}\.pt") as caught:
+        session.run()
+    assert "the weights were not changed by it" in str(caught.value)
+    assert all(bool(torch.isfinite(value).all()) for value in session.learner.weights().values())
+    kept = max((tmp_path / "run" / "crash").glob("batch-*.pt"))
+    batch = Batch(**read_checkpoint(kept)["batch"])
+    assert np.isnan(np.asarray(batch.reward if "reward" in batch else batch.obs)).any()
+    state = RunFolder.open(tmp_path / "run").load()
+    assert state["steps"] in range(200, 401)  # from before it
+    count("faults", injected=1, what=f"NaN in a batch of {name}")
+
+
+def test_the_tensor_is_named(small: Callable, tmp_path: Path) -> None:
+    session = zx.Session(small("dqn", checkpoint_every_steps=100), tmp_path / "run", [Poison()], quiet=True)
+    with pytest.raises(
+        NonFiniteError, match=r"the first gradient that wasn't finite was that of net\.[\w.]+\. The batch"
+    ):
+        session.run()
