@@ -51,7 +51,7 @@ def test_ddpg_on_halfcheetah(tmp_path: Path) -> None:
 def test_gail_on_halfcheetah(tmp_path: Path) -> None:
     short = {"env_steps": 512, "steps_per_iteration": 64, "eval_every_steps": 0, "vector__backend": "serial"}
     data = recorded("HalfCheetah-v5", tmp_path / "data")
-    result = zx.train("gail", env="HalfCheetah-v5", out=tmp_path / "run", quiet=True, demonstrations=data, **short)
+    result = zx.train("gail", env="HalfCheetah-v5", out=tmp_path / "run", quiet=True, dataset=data, **short)
     assert result["updates"] > 0
 
 
@@ -65,9 +65,7 @@ def test_dreamer_on_pictures_of_walker_walk(tmp_path: Path) -> None:
         "vector__backend": "serial",
     }
     try:
-        result = zx.train(
-            "dreamer", env="dmc/walker-walk", out=tmp_path / "run", quiet=True, env__obs="pixels", env__size=64, **short
-        )
+        result = zx.train("dreamer", env="dmc/walker-walk", out=tmp_path / "run", quiet=True, **short)
     except zx.UserError as error:
         if "libegl1" not in str(error):
             raise

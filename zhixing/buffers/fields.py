@@ -131,7 +131,14 @@ class Table:
             # asarray: plain indexing of a memmap makes a memmap each time, which is slow
             return np.asarray(np.memmap(folder / f"{name}.bin", field.dtype, "w+", shape=shape))
         if self.on_cpu:
-            return np.zeros(shape, field.dtype)  # pages are taken from the system only when written
+            try:
+                return np.zeros(shape, field.dtype)  # pages are taken from the system only when written
+            except MemoryError:
+                wanted = np.prod(shape, dtype=float) * field.dtype.itemsize / 2**30
+                told = f"{size - 1:,} steps of {name.split('.')[0]!r} take {wanted:.0f} GiB, more than there is"
+                raise UserError(
+                    f"{told}; set a smaller replay.capacity, smaller pictures, or replay.on_disk=true"
+                ) from None
         return torch.zeros(shape, dtype=torch.from_numpy(np.zeros(0, field.dtype)).dtype, device=self.device)
 
     def put(self, name: str, where: Any, values: list[Array]) -> None:

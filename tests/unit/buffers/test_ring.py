@@ -266,3 +266,12 @@ def test_stacks_that_cannot_be_rebuilt_are_refused():
     assert len(buffer) == 0
     with pytest.raises(UserError, match="frame_stack=3"):
         Buffer({**SIMPLE, "obs": Field((2, 1), F32)}, 8, frame_stack=3)
+
+
+def test_more_than_the_memory_holds_is_told_with_what_to_do() -> None:
+    from zhixing.buffers.fields import Table
+
+    # 10^9 pictures of 1 MiB each: 2^20 * (10^9 + 1) / 2^30 = 976,563 GiB
+    spec = {"obs": Field((1024, 1024), np.dtype(np.uint8))}
+    with pytest.raises(UserError, match=r"1,000,000,000 steps of 'obs' take 976563 GiB.*replay\.on_disk=true"):
+        Table(spec, 1_000_000_001)
