@@ -40,6 +40,22 @@ FROM_DATA: dict[str, Any] = {
     "episodes": 100,  # played in the end
 }
 
+PENDULUM: dict[str, Any] = {
+    "env": "Pendulum-v1",
+    "num_envs": 1,
+    "warmup_steps": 1_200,
+    "measured_steps": 1_600,
+    "hidden_sizes": [256, 256],
+    "activation": "relu",
+    "lr": 1e-3,
+    "adam_epsilon": 1e-8,
+    "gamma": 0.99,
+    "random_steps": 1_000,  # of the warm-up: before the first update
+    "batch_size": 256,
+    "replay_capacity": 50_000,
+    "tau": 0.005,
+}
+
 # What is done, in words that belong to no library. The first `warmup_steps` environment steps aren't timed; they and
 # `measured_steps` are multiples of what one iteration takes, so that both sides stop at the same update.
 ROWS: dict[str, dict[str, Any]] = {
@@ -83,6 +99,20 @@ ROWS: dict[str, dict[str, Any]] = {
         "sync_every_updates": 500,
         # constant: a library that asks no network for a random action would do less work while it falls
         "epsilon": 0.05,
+    },
+    "sac-pendulum": {
+        "title": "SAC, Pendulum-v1: 1 environment, one update of 256 transitions per step, 256x256 relu",
+        "algorithm": "sac",
+        **PENDULUM,
+    },
+    "td3-pendulum": {
+        "title": "TD3, Pendulum-v1: 1 environment, one update of 256 transitions per step, 256x256 relu",
+        "algorithm": "td3",
+        **PENDULUM,
+        "actor_delay": 2,
+        "noise": 0.1,
+        "smoothing": 0.2,
+        "smoothing_clip": 0.5,
     },
     "qmix-spread": {
         "title": "QMIX, MPE simple_spread, 3 agents: 8 environments, one update of 800 transitions per 25 steps, "
@@ -131,6 +161,10 @@ ROWS: dict[str, dict[str, Any]] = {
         "parameters_within": 0.01,
     },
 }
+
+# the same work, here with compiled updates; compiling belongs to the warm-up
+for _name in ("ppo-cartpole", "dqn-cartpole", "sac-pendulum", "td3-pendulum"):
+    ROWS[f"{_name}-graph"] = {**ROWS[_name], "title": f"{ROWS[_name]['title']}; here with graph=true", "graph": True}
 
 
 def main() -> None:
@@ -268,6 +302,11 @@ def _summary(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, An
         "peer_parameters": last["parameters"],
         "threads": first["threads"],
         "versions": {**last["versions"], **first["versions"]},
+        **(
+            {"compile_seconds": [round(mine["compile_seconds"], 1) for mine, _ in pairs]}
+            if "compile_seconds" in first
+            else {}
+        ),
         **({"returns": [[run["mean_return"] for run in pair] for pair in pairs]} if "mean_return" in first else {}),
         "cpu": cpu(),
         "date": datetime.date.today().isoformat(),
@@ -291,6 +330,8 @@ def _table(rows: dict[str, dict[str, Any]], titles: dict[str, str]) -> str:
             theirs = found.get("peer_parameters", mine)
             if mine != theirs:
                 work += f" ({mine:,} parameters, peer {theirs:,})"
+            if "compile_seconds" in found:
+                work += f" (compiled in {max(found['compile_seconds']):.0f} s at most)"
             if "returns" in found:
                 ends = ((f"{value:.0f}" for value in side) for side in zip(*found["returns"], strict=True))
                 work += "; mean returns {}, peer {}".format(*(", ".join(side) for side in ends))

@@ -110,6 +110,7 @@ class RunConfig(Strict):
     gamma: Fraction = 0.99  # discount of the future per step
     device: str = "auto"  # cpu, cuda, mps, or auto
     threads: Positive | Auto = "auto"  # threads that torch computes with; auto is 1 for small networks
+    graph: bool = False  # compile the update to one graph: faster, after compiling once (needs a C++ compiler)
     init: str | None = None  # a run whose weights this one starts from
     log_every_steps: Positive = 1_000  # a row of metrics every so many environment steps
     eval_every_steps: Count = 5_000  # evaluate every so many environment steps; 0 is never

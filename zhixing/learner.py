@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -20,6 +20,7 @@ from zhixing.spaces import Spaces
 from zhixing.tree import Tree
 
 if TYPE_CHECKING:
+    from zhixing.graph import Graphs
     from zhixing.search import SelfPlay
 
 
@@ -60,6 +61,11 @@ class Learner(ABC):
         self.rng = torch.Generator(self.device).manual_seed(stream(cfg.seed, "learner"))
         self._init_seed = stream(cfg.seed, "networks")
         self.updates = 0
+        self.graphs: Graphs | None = None
+        if cfg.graph:
+            from zhixing.graph import Graphs  # which most runs needn't wait for
+
+            self.graphs = Graphs(self, cfg)
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -90,6 +96,12 @@ class Learner(ABC):
         norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
         return Update({**gradients.metrics, "grad_norm": norm}, gradients.priority)
 
+    def descend(self, find: Callable[..., Gradients], batch: Batch, **parts: Any) -> Update:
+        """Find gradients of a (mini)batch and move the weights along them; with graph=true as one compiled graph."""
+        if self.graphs is not None:
+            return self.graphs.step(find, batch, **parts)
+        return self.apply(find(batch, **parts))
+
     def after_step(self) -> None:  # noqa: B027  # most algorithms have no target network
         """What follows each step of the optimizers: target networks."""
 
@@ -113,7 +125,7 @@ class Learner(ABC):
 
     def update(self, batch: Batch) -> Update:
         """Learn from a rollout, or a sample of the replay. Samples of further buffers come as keywords, by name."""
-        return self.apply(self.gradients(batch))
+        return self.descend(self.gradients, batch)
 
     def rollout_gradients(self, batch: Batch) -> Gradients:
         """Of a whole rollout `[T,N]`, to be applied elsewhere, for those that `learns_apart`."""
@@ -133,13 +145,16 @@ class Learner(ABC):
     def optimizer(self, parameters: Iterable[nn.Parameter], lr: float, **settings: Any) -> Optimizer:
         return Optimizer(parameters, lr, **settings)
 
+    def optimizers(self) -> list[Optimizer]:
+        return [part for part in vars(self).values() if isinstance(part, Optimizer)]
+
     def value(self, obs: Tree) -> Tensor | None:
         """The estimated value of observations `[B,...]` under the policy; None for algorithms without an estimate."""
         return None
 
     def skipped_steps(self) -> int:
         """How many steps were left out since a gradient wasn't finite. Waits for the device."""
-        return int(sum(float(part.skipped) for part in vars(self).values() if isinstance(part, Optimizer)))
+        return int(sum(float(optimizer.skipped) for optimizer in self.optimizers()))
 
     @property
     def failed(self) -> bool:

@@ -47,6 +47,7 @@ def settings(row: dict[str, Any]) -> dict[str, Any]:
         "lr": row["lr"],
         "gamma": row["gamma"],
         "threads": 1,
+        "graph": row.get("graph", False),
         "device": "cpu",
         "tensorboard": False,
         "log_every_steps": NEVER,
@@ -75,6 +76,19 @@ def dqn(row: dict[str, Any]) -> dict[str, Any]:
         "loss": "huber",
         "epsilon_start": row["epsilon"],
         "epsilon_end": row["epsilon"],
+    }
+
+
+def continuous(row: dict[str, Any]) -> dict[str, Any]:
+    own = {name: row[name] for name in ("actor_delay", "noise", "smoothing", "smoothing_clip") if name in row}
+    return {
+        "steps_per_iteration": 1,
+        "updates_per_step": 1.0,
+        "warmup_steps": row["random_steps"],
+        "batch_size": row["batch_size"],
+        "replay": {"capacity": row["replay_capacity"]},
+        "tau": row["tau"],
+        **own,
     }
 
 
@@ -115,7 +129,7 @@ def cql(row: dict[str, Any]) -> dict[str, Any]:
     return {**from_data(row), **own, "temperature": None}
 
 
-ALGORITHMS = {"ppo": ppo, "dqn": dqn, "qmix": qmix, "iql": iql, "cql": cql}
+ALGORITHMS = {"ppo": ppo, "dqn": dqn, "sac": continuous, "td3": continuous, "qmix": qmix, "iql": iql, "cql": cql}
 
 
 def main() -> None:
@@ -124,7 +138,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         session = zx.Session(zx.config.load(**settings(row)), f"{folder}/run", [stopwatch], quiet=True)
         session.run()
-        told = {}
+        told: dict[str, float] = {}
+        if session.learner.graphs is not None:
+            told["compile_seconds"] = session.learner.graphs.seconds
         if "data" in row:
             told["optimizer_steps"] = row["measured_steps"]
             told["mean_return"] = zx.evaluate(f"{folder}/run", row["episodes"], 10_000).mean_return

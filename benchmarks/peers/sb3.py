@@ -45,7 +45,39 @@ def dqn(row: dict[str, Any]) -> Any:
     )
 
 
-ALGORITHMS = {"ppo": ppo, "dqn": dqn}
+def sac(row: dict[str, Any]) -> Any:
+    from stable_baselines3 import SAC
+
+    return SAC(**continuous(row))
+
+
+def td3(row: dict[str, Any]) -> Any:
+    import numpy as np
+    from stable_baselines3 import TD3
+    from stable_baselines3.common.noise import NormalActionNoise
+
+    return TD3(
+        policy_delay=row["actor_delay"],
+        target_policy_noise=row["smoothing"],
+        target_noise_clip=row["smoothing_clip"],
+        action_noise=NormalActionNoise(np.zeros(1), np.full(1, row["noise"])),
+        **continuous(row),
+    )
+
+
+def continuous(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "train_freq": 1,
+        "gradient_steps": 1,
+        "learning_starts": row["random_steps"],
+        "batch_size": row["batch_size"],
+        "buffer_size": row["replay_capacity"],
+        "tau": row["tau"],
+        **common(row, row["hidden_sizes"]),
+    }
+
+
+ALGORITHMS = {"ppo": ppo, "dqn": dqn, "sac": sac, "td3": td3}
 
 
 def common(row: dict[str, Any], net_arch: Any) -> dict[str, Any]:
@@ -57,7 +89,7 @@ def common(row: dict[str, Any], net_arch: Any) -> dict[str, Any]:
         "env": make_vec_env(row["env"], n_envs=row["num_envs"], seed=row["seed"]),
         "learning_rate": row["lr"],
         "gamma": row["gamma"],
-        "max_grad_norm": row["max_grad_norm"],
+        **({"max_grad_norm": row["max_grad_norm"]} if "max_grad_norm" in row else {}),
         "policy_kwargs": {
             "net_arch": net_arch,
             "activation_fn": {"tanh": nn.Tanh, "relu": nn.ReLU}[row["activation"]],
@@ -78,12 +110,17 @@ def main() -> None:
     row = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     model = ALGORITHMS[row["algorithm"]](row)
-    optimizer = model.policy.optimizer
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if hasattr(model, "actor"):
+        optimizers = [model.actor.optimizer, model.critic.optimizer, getattr(model, "ent_coef_optimizer", None)]
+    else:
+        optimizers = [model.policy.optimizer]
+    groups = [group["params"] for optimizer in optimizers if optimizer for group in optimizer.param_groups]
+    states = [optimizer.state for optimizer in optimizers if optimizer]
+    parameters = [p for group in groups for p in group]
     marks: list[tuple[float, float, int, int]] = []  # seconds, of the CPU, environment steps, optimizer steps
 
     def mark() -> None:
-        steps = int(optimizer.state[parameters[0]]["step"])
+        steps = sum(int(state[group[0]]["step"]) for state, group in zip(states, groups, strict=True))
         marks.append((time.perf_counter(), time.process_time(), model.num_timesteps, steps))
 
     class Stopwatch(BaseCallback):

@@ -51,19 +51,15 @@ def test_ddpg_on_halfcheetah(tmp_path: Path) -> None:
 def test_gail_on_halfcheetah(tmp_path: Path) -> None:
     short = {"env_steps": 512, "steps_per_iteration": 64, "eval_every_steps": 0, "vector__backend": "serial"}
     data = recorded("HalfCheetah-v5", tmp_path / "data")
-    result = zx.train("gail", env="HalfCheetah-v5", out=tmp_path / "run", quiet=True, dataset=data, **short)
+    result = zx.train(
+        "gail", env="HalfCheetah-v5", out=tmp_path / "run", quiet=True, dataset=data, demonstrations=2, **short
+    )
     assert result["updates"] > 0
 
 
 def test_dreamer_on_pictures_of_walker_walk(tmp_path: Path) -> None:
     pytest.importorskip("dm_control")
-    short = {
-        "env_steps": 300,
-        "warmup_steps": 296,
-        "eval_every_steps": 0,
-        "vector__num": 1,
-        "vector__backend": "serial",
-    }
+    short = {"env_steps": 200, "warmup_steps": 196, "eval_every_steps": 0, "vector__num": 1, "batch_size": 1}
     try:
         result = zx.train("dreamer", env="dmc/walker-walk", out=tmp_path / "run", quiet=True, **short)
     except zx.UserError as error:

@@ -133,13 +133,17 @@ class A2C(Learner):
         }
         return Gradients({"both_optimizer": self.both_optimizer.gradient(loss)}, metrics)
 
-    def rollout_gradients(self, batch: Batch) -> Gradients:
+    def prepare(self, batch: Batch) -> Batch:
+        """Advantages and returns of a rollout `[T,N]`."""
         reward = batch.reward
         if self.reward_scale is not None:
             reward = self.reward_scale(reward, batch.terminated | batch.truncated)
-        return self.gradients(prepare(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda))
+        return prepare(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
+
+    def rollout_gradients(self, batch: Batch) -> Gradients:
+        return self.gradients(self.prepare(batch))
 
     def update(self, batch: Batch) -> Update:
-        update = self.apply(self.rollout_gradients(batch))
+        update = self.descend(self.gradients, self.prepare(batch))
         self.net.update_norm(batch.obs)
         return update

@@ -19,7 +19,7 @@ from zhixing.batch import Batch
 from zhixing.config import Count, Fraction, NonNegative, Positive, PositiveFloat, SelfPlayConfig, Strict, VectorConfig
 from zhixing.errors import UserError
 from zhixing.importing import imported
-from zhixing.learner import Gradients, Learner
+from zhixing.learner import Gradients, Learner, Update
 from zhixing.search import GAMES, BoardNet, Network, SelfPlay, augment, numpy_generator
 from zhixing.search_policy import SearchPolicy
 from zhixing.spaces import Spaces
@@ -117,9 +117,11 @@ class AlphaZero(Learner):
             full_share=cfg.full_share,
         )
 
+    def update(self, batch: Batch) -> Update:
+        return super().update(augment(self.game, batch.numpy(), numpy_generator(self.rng)).to(self.device))
+
     def gradients(self, batch: Batch) -> Gradients:
         cfg = self.cfg
-        batch = augment(self.game, batch.numpy(), numpy_generator(self.rng)).to(self.device)
         logits, value = self.net(batch.obs, batch.mask)
         logp = logits.log_softmax(-1)
         target = torch.lerp(batch.reward, batch.value, cfg.search_value)

@@ -165,11 +165,11 @@ class COMA(Learner):
     def update(self, batch: Batch) -> Update:
         data = self.prepare(batch)
         told = [
-            self.apply(self.critic_gradients(part)).metrics["critic_loss"]
+            self.descend(self.critic_gradients, part).metrics["critic_loss"]
             for _ in range(self.cfg.critic_epochs)
             for part in minibatches(data, self.cfg.minibatch_size, self.rng)
         ]
-        metrics = self.apply(self.gradients(batch)).metrics
+        metrics = self.descend(self.gradients, batch).metrics
         self.actor.update_norm(batch.obs)
         for net in (self.critic, self.target):
             net.update_norm(data.seen)

@@ -128,7 +128,7 @@ class GAIL(Learner):
 
     def update(self, batch: Batch) -> Update:
         own = batch.select(("obs", "action")).flatten()
-        told = [self.apply(self.gradients(self._drawn(own))).metrics for _ in range(self.cfg.discriminator_updates)]
+        told = [self.descend(self.gradients, self._drawn(own)).metrics for _ in range(self.cfg.discriminator_updates)]
         reward = self.imitation_reward(own).view_as(batch.reward)
         update = self.learner.update(batch.replace(reward=reward))
         metrics = {name: torch.stack([one[name] for one in told]).mean() for name in told[0] if name != "grad_norm"}

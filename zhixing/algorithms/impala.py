@@ -116,6 +116,6 @@ class Impala(Learner):
         return Gradients({"both_optimizer": self.both_optimizer.gradient(loss)}, metrics)
 
     def update(self, batch: Batch) -> Update:
-        update = self.apply(self.gradients(batch))
+        update = self.descend(self.gradients, batch)
         self.net.update_norm(batch.obs)
         return update

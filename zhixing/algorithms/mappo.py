@@ -206,7 +206,9 @@ class MAPPO(Learner):
         if self.value_norm is not None:
             self.value_norm.update(data.ret[present])
         told = [
-            self.apply(self.gradients(part)).metrics for _ in range(self.cfg.epochs) for part in self.minibatches(data)
+            self.descend(self.gradients, part).metrics
+            for _ in range(self.cfg.epochs)
+            for part in self.minibatches(data)
         ]
         # after learning: the ratio compares policies under equal statistics
         self.actor.update_norm(tree_map(lambda leaf: leaf[present], batch.obs))

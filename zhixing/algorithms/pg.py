@@ -93,4 +93,4 @@ class PG(Learner):
         kept = {name: getattr(batch, name) for name in ("obs", "action", "value", "mask") if name in batch}
         if self.net.recurrent:
             kept |= {"hidden": batch.hidden, "is_first": episode_starts(batch)}
-        return self.apply(self.gradients(Batch(**kept, ret=ret, known=known)))
+        return self.descend(self.gradients, Batch(**kept, ret=ret, known=known))

@@ -154,7 +154,7 @@ class PPG(Learner):
 
     def policy_phase(self, data: Batch) -> dict[str, Tensor]:
         told = [
-            self.apply(self.gradients(minibatch)).metrics
+            self.descend(self.gradients, minibatch).metrics
             for _ in range(self.cfg.epochs)
             for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent)
         ]

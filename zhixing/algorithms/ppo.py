@@ -170,7 +170,7 @@ class PPO(Learner):
         for epoch in range(max(actor_epochs, critic_epochs)):
             parts = {"actor": epoch < actor_epochs, "critic": epoch < critic_epochs}
             for minibatch in self.minibatches(data):
-                told.append(self.apply(self.gradients(minibatch, **parts)).metrics)
+                told.append(self.descend(self.gradients, minibatch, **parts).metrics)
             if self.cfg.target_kl is not None and float(told[-1]["kl"]) > 1.5 * self.cfg.target_kl:
                 if epoch + 1 >= critic_epochs or not self.cfg.own_critic:
                     break

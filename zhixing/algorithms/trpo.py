@@ -128,7 +128,7 @@ class TRPO(Learner):
         told: list[dict[str, Tensor]] = []
         for _ in range(self.cfg.critic_epochs):
             for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent):
-                told.append(self.apply(self.gradients(minibatch)).metrics)
+                told.append(self.descend(self.gradients, minibatch).metrics)
         self.net.update_norm(batch.obs)  # after learning: the ratio compares policies under equal statistics
         metrics |= {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
         metrics["explained_variance"] = explained_variance(data.value, data.ret)

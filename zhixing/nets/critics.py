@@ -77,6 +77,10 @@ class Critics(Encoded):
             return self.towers(features)
         return self.towers(torch.cat([features, action], -1)).squeeze(-1)
 
+    def first(self, obs: Tree, action: Tensor) -> Tensor:
+        """What the first critic says `[B]`; the others aren't computed."""
+        return self.towers.first(torch.cat([self.features(obs), action], -1)).squeeze(-1)
+
     def taken(self, obs: Tree, action: Tensor) -> Tensor:
         """Of the actions taken `[K,B]`, whether numbers or choices."""
         if not self.discrete:

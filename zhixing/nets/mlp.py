@@ -81,3 +81,12 @@ class TwinMLP(nn.Module):
             if i < self.activated:
                 h = self.activation(h)
         return h
+
+    def first(self, x: Tensor) -> Tensor:
+        """Of the first network alone: `[B,n] -> [B,features]`."""
+        weights, biases = (layers.values() for layers in self._layers)
+        for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            x = torch.addmm(bias[0], x, weight[0])  # type: ignore[index]
+            if i < self.activated:
+                x = self.activation(x)
+        return x

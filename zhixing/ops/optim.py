@@ -6,7 +6,7 @@ Adam, clipping and target averaging are then one call each, whatever the number 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -69,7 +69,8 @@ class Optimizer:
     ) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.lr, self.kind, self.epsilon, self.max_grad_norm = lr, kind, epsilon, max_grad_norm
-        if can_flatten(self.parameters):
+        self._flat = can_flatten(self.parameters)
+        if self._flat:
             flat, gradient, self._places = flatten_parameters(self.parameters)
             self._weights, self._gradients = [flat], [gradient]
         else:
@@ -82,6 +83,9 @@ class Optimizer:
         self.skipped = torch.zeros((), device=device)
         self.broken: list[nn.Parameter] = []  # on the CPU: those whose gradients made the first skipped step one
         self.on_device = device.type != "cpu"  # where what is computed is better not waited for
+        self.in_graph = False  # while a graph is recorded: no number may be read, and no call be left out
+        self.rate = torch.tensor(lr, device=device)  # for graphs, in which a number would stay as it is
+        self._told_rate = lr
         self._one, self._inputs = torch.ones((), device=device), tuple(self.parameters)
 
     def gradient(self, loss: Tensor) -> list[Tensor]:
@@ -92,13 +96,33 @@ class Optimizer:
         )
         if any(g is None for g in found):
             found = [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, found, strict=True)]
+        if self.in_graph:
+            return [self._joined(found)] if self._flat else list(found)
         torch._foreach_copy_(self._places, found)
         return self._gradients
+
+    def _joined(self, found: Sequence[Tensor]) -> Tensor:
+        """Gradients in the flat layout, as a new tensor: what a compiler likes better than writing to views."""
+        rows = []
+        for place, g in zip(self._places, found, strict=True):
+            rows.append((g if place.is_contiguous() else g.permute(0, 2, 3, 1)).reshape(-1))  # in order of memory
+            if place.numel() % _ALIGN:
+                rows.append(g.new_zeros(-place.numel() % _ALIGN))
+        return torch.cat(rows)
+
+    def tell_rate(self) -> None:
+        """Before a graph runs."""
+        if self.lr != self._told_rate:
+            self.rate.fill_(self.lr)
+            self._told_rate = self.lr
 
     def step(self, gradient: list[Tensor]) -> Tensor:
         """Clip, move the weights, and return the gradient's norm before clipping."""
         flat = gradient[0] if len(gradient) == 1 else torch.stack([n.float() for n in torch._foreach_norm(gradient)])
         norm = torch.linalg.vector_norm(flat)
+        if self.in_graph:
+            self._step_in_graph(gradient, norm)
+            return norm
         bad: Tensor | None = None
         scale: Tensor | None = None
         if not self.on_device:  # here reading a number costs nothing, and calls that turn out unneeded do
@@ -149,6 +173,29 @@ class Optimizer:
             clipped, square = torch.where(bad.bool(), 0.0, clipped), torch.where(bad.bool(), moment, square)
         moment.lerp_(square, 0.01)
         self._weights[i].addcdiv_(clipped, moment.sqrt().add_(self.epsilon), value=-self.lr)
+
+    def _step_in_graph(self, gradient: list[Tensor], norm: Tensor) -> None:
+        """The same in plain operations, which a compiler makes one loop of."""
+        good = norm.isfinite()
+        self.skipped += (~good).float()
+        scale = None if self.max_grad_norm is None else (self.max_grad_norm / norm).clamp(max=1.0)
+        for i, g in enumerate(gradient):
+            clipped = g if scale is None else g * scale
+            weights, second, steps = self._weights[i], self.second_moment[i], self.steps[i]
+            if self.kind == "adam":
+                first = self.first_moment[i]
+                steps += good.float()
+                new_first = first + (clipped - first) * (1 - 0.9)
+                new_second = second + (clipped.square() - second) * (1 - 0.999)
+                # 1 - 0.999^n would lose half of its digits in the first steps
+                spread = (new_second / -torch.expm1(steps * math.log(0.999))).sqrt() + self.epsilon
+                move = self.rate / -torch.expm1(steps * math.log(0.9)) * new_first / spread
+                first.copy_(torch.where(good, new_first, first))
+            else:
+                new_second = second + (clipped.square() - second) * 0.01
+                move = self.rate * clipped / (new_second.sqrt() + self.epsilon)
+            second.copy_(torch.where(good, new_second, second))
+            weights.copy_(torch.where(good, weights - move, weights))
 
     def state_dict(self) -> dict[str, Any]:
         return {

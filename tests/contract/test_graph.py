@@ -1,0 +1,134 @@
+"""With graph=true an update does the same as without, for every algorithm, and the other contracts hold.
+
+Recording is tested for all of them. What the compiler makes of it takes it half a minute each where it isn't in the
+cache: here for one, for more of them with ZHIXING_COMPILE="dqn sac td3 a2c", or all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import differing, learned
+
+import zhixing as zx
+from zhixing.config import RunConfig
+from zhixing.errors import NonFiniteError, UserError
+from zhixing.graph import compiler, updates
+from zhixing.trainer import Loop
+
+ALL = [name for name in zx.algorithms.names() if name not in ("a3c", "mcts")]  # which are refused
+ASKED = os.environ.get("ZHIXING_COMPILE", "").split()
+SETTINGS = {"seed": 1, "vector__backend": "serial", "eval_every_steps": 0, "net__recurrent": "none"}
+
+
+class StopAfter(zx.Callback):
+    """Ends a run after so many updates."""
+
+    def __init__(self, number: int, why: str = "enough") -> None:
+        self.number, self.why = number, why
+
+    def iteration_end(self, loop: Loop, metrics: object) -> None:
+        if loop.updates >= self.number:
+            loop.stop(self.why)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are recorded and then done operation by operation."""
+    monkeypatch.setattr(updates, "compiled", lambda module, examples: lambda inputs: list(module(*inputs)))
+
+
+def learns_alike(make: Callable[..., RunConfig], folder: Path, number: int) -> None:
+    for graph in (False, True):
+        session = zx.Session(make(graph=graph, **SETTINGS), folder / str(graph), [StopAfter(number)], quiet=True)
+        session.run()
+        assert bool(session.learner.graphs and session.learner.graphs.graphs) is graph
+    eager, graphed = learned(folder / "False"), learned(folder / "True")
+    assert eager.keys() == graphed.keys()
+    for name, value in eager.items():
+        torch.testing.assert_close(graphed[name], value, rtol=1e-3, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("name", ALL)
+def test_recorded_update_is_the_eager_one(name: str, small: Callable, tmp_path: Path) -> None:
+    learns_alike(lambda **more: small(name, **more), tmp_path, 3)
+
+
+# delayed actors, targets that are copied at times, priorities, and learning rates that fall: each changes the graph
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("td3", {"actor_delay": 3, "replay__prioritized": True}),
+        ("sac", {"env": "CartPole-v1", "actor_delay": 2, "normalise_obs": True}),
+        ("dqn", {"sync_every_updates": 3, "replay__prioritized": True, "replay__n_step": 3}),
+        ("ppo", {"lr_decay": True, "normalise_obs": True, "entropy_coef": 0.01, "critic_lr": 1e-3, "epochs": 2}),
+        ("ppo", {"env": "toy/match", "shared_network": True, "minibatch_size": 64}),
+    ],
+)
+def test_settings_that_change_the_graph(name: str, settings: dict, small: Callable, tmp_path: Path) -> None:
+    learns_alike(lambda **more: small(name, **settings, **more), tmp_path, 8)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", ALL if ASKED == ["all"] else ["ppo", *ASKED])
+def test_compiled_once_learns_alike_and_resumes_exactly(
+    name: str, small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learns_alike(lambda **more: small(name, **more), tmp_path, 3)
+    cfg = small(name, graph=True, **SETTINGS)
+    zx.Session(cfg, tmp_path / "whole", quiet=True).run()
+    monkeypatch.setattr(compiler, "_compile", None)  # a second start finds all that it needs
+    with pytest.raises(KeyboardInterrupt):
+        zx.Session(cfg, tmp_path / "parts", [StopAfter(25, "interrupted")], quiet=True).run()
+    zx.Session.resume(tmp_path / "parts", quiet=True).run()
+    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("name", ["a2c", "td3"])  # one of each optimizer
+def test_gradient_that_is_not_finite_changes_no_weight(name: str, small: Callable, tmp_path: Path) -> None:
+    session = zx.Session(small(name, graph=True, **SETTINGS), tmp_path / "run", [Spoil()], quiet=True)
+    with pytest.raises(NonFiniteError, match="were not changed"):
+        session.run()
+    weights = [p for optimizer in session.learner.optimizers() for p in optimizer.parameters]
+    assert all(p.isfinite().all() for p in weights)
+    assert session.learner.skipped_steps() >= 1
+
+
+class Spoil(zx.Callback):
+    """After some updates rewards are NaN."""
+
+    def iteration_begin(self, loop: Loop) -> None:
+        if loop.updates > 3:
+            update = loop.learner.update
+            bad = torch.nan
+            loop.learner.update = lambda batch: update(batch.replace(reward=batch.reward + bad))  # type: ignore[method-assign]
+
+
+def test_recurrent_networks_are_refused_by_name(small: Callable, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"net\.recurrent=none"):
+        zx.Session(small("ppo", graph=True, net__recurrent="gru"), tmp_path / "run", quiet=True)
+
+
+def test_search_without_learning_is_refused(small: Callable, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="mcts makes none"):
+        zx.Session(small("mcts", graph=True), tmp_path / "run", quiet=True)
+
+
+def test_gradients_that_are_taken_apart_are_refused(small: Callable, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a3c takes gradients apart"):
+        zx.Session(small("a3c", graph=True), tmp_path / "run", quiet=True)
+
+
+def test_missing_compiler_is_told_with_what_to_install(
+    small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=r"no no-such-compiler: install one \(apt install g\+\+"):
+        zx.Session(small("ppo", graph=True), tmp_path / "run", quiet=True)
