@@ -66,9 +66,13 @@ class A3CConfig(Config, AsynchronousConfig):
     scheme: ClassVar[str] = "asynchronous"
 
     @model_validator(mode="after")
-    def _no_statistics(self) -> A3CConfig:
+    def _gradients_only(self) -> A3CConfig:
         if self.normalise_obs or self.normalise_reward:
             raise ValueError("a3c takes no normalise_obs or normalise_reward: its workers would have statistics each")
+        if self.graph:
+            raise ValueError(
+                "a3c takes no graph=true: its workers take gradients apart, and graphs are of whole updates"
+            )
         return self
 
 

@@ -20,7 +20,7 @@ from zhixing.nets.actor_critic import ActorCritic, episode_starts, evaluate, rol
 from zhixing.nets.body import MakeNet
 from zhixing.ops.normalise import normalised
 from zhixing.ops.optim import OptimizerKind
-from zhixing.ops.returns import next_values, vtrace
+from zhixing.ops.returns import vtrace
 from zhixing.policy import ActorCriticPolicy
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree
@@ -81,18 +81,31 @@ class Impala(Learner):
     def value(self, obs: Tree) -> Tensor:
         return self.net(obs).value
 
+    @staticmethod
+    def boundary(batch: Batch) -> Tensor:
+        """Steps `[T,N]` whose successor is in no other row."""
+        boundary = batch.terminated | batch.truncated
+        boundary[-1] = True
+        return boundary
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> Batch:
+        """With the value `after` these: how many there are differs, which a graph can't bear."""
+        boundary = self.boundary(batch)
+        after = torch.zeros_like(batch.reward).masked_scatter(boundary, value_after(self.net, batch, boundary))
+        return Batch(**{name: getattr(batch, name) for name in batch.fields}, after=after)
+
     def targets(self, batch: Batch, log_ratio: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """V-trace's targets and advantages of a rollout `[T,N]` that the present policy and critic look back on."""
-        cfg, boundary = self.cfg, batch.terminated | batch.truncated
-        boundary[-1] = True
-        next_value = next_values(value, boundary, value_after(self.net, batch, boundary))
+        cfg = self.cfg
+        next_value = torch.where(self.boundary(batch), batch.after, torch.cat([value[1:], value[-1:]]))
         ends = batch.terminated, batch.truncated
         return vtrace(
             log_ratio, batch.reward, value, next_value, *ends, cfg.gamma, cfg.trace_lambda, cfg.rho_bar, cfg.c_bar
         )
 
     def gradients(self, batch: Batch) -> Gradients:
-        """`batch` is a rollout `[T,N]`."""
+        """`batch` is a rollout `[T,N]` from `prepare`."""
         steps, envs = batch.reward.shape
         kept = {name: getattr(batch, name) for name in ("obs", "action", "mask") if name in batch}
         if self.net.recurrent:
@@ -116,6 +129,6 @@ class Impala(Learner):
         return Gradients({"both_optimizer": self.both_optimizer.gradient(loss)}, metrics)
 
     def update(self, batch: Batch) -> Update:
-        update = self.descend(self.gradients, batch)
+        update = self.descend(self.gradients, self.prepare(batch))
         self.net.update_norm(batch.obs)
         return update

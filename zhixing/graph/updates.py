@@ -28,10 +28,6 @@ class Graphs:
     def __init__(self, learner: Learner, cfg: RunConfig) -> None:
         if cfg.scheme == "play":
             raise UserError(f"graph=true is for updates, and {cfg.algorithm} makes none: set graph=false")
-        if learner.learns_apart:
-            raise UserError(
-                f"graph=true is for updates in one place, and {cfg.algorithm} takes gradients apart: set graph=false"
-            )
         if getattr(getattr(cfg, "net", None), "recurrent", "none") != "none":
             raise UserError("graph=true takes no recurrent networks: set net.recurrent=none, or graph=false")
         if learner.device.type == "cpu":
