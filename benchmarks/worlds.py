@@ -43,9 +43,8 @@ class Row(NamedTuple):
         return f"{self.algorithm} {self.env}"
 
 
-MARIO = {"eval_env__noops": 30, "eval_episodes": 20, "eval_every_steps": 50_000}
 ROWS = [
-    Row("ppo", "mario/1-1", {300_000: 1_000, 1_000_000: 1_500}, settings=MARIO),
+    Row("ppo", "mario/1-1", {300_000: 1_000, 1_000_000: 1_500}),
     Row("ppo", "procgen/bigfish", {2_000_000: 1.5}),
     Row("ppo", "ALE/Pong-v5", {1_000_000: -18}),
     Row("sac", "HalfCheetah-v5", {200_000: 4_000}, seeds=3, need=2, reference=True),

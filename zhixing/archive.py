@@ -63,7 +63,7 @@ class Kind(NamedTuple):
 
 
 class Storage(NamedTuple):
-    content: bytearray
+    content: Tensor  # its bytes, of which all tensors in it are views, as they were when it was written
     dtype: torch.dtype
 
 
@@ -98,7 +98,7 @@ def _unpickled(text: bytes, record: Callable[[str], bytearray]) -> Any:
     stack: list[Any] = []
     marks: list[int] = []  # where on the stack the parts of something larger begin
     memo: dict[int, Any] = {}
-    storages: dict[str, bytearray] = {}
+    storages: dict[str, Tensor] = {}
 
     def since_mark() -> list[Any]:
         at = marks.pop()
@@ -163,12 +163,13 @@ def _named(words: str) -> Any:
     raise ArchiveError(f"it names {module}.{name}, which no checkpoint holds")
 
 
-def _storage(told: Any, known: dict[str, bytearray], record: Callable[[str], bytearray]) -> Storage:
+def _storage(told: Any, known: dict[str, Tensor], record: Callable[[str], bytearray]) -> Storage:
     tag, kind, key, _, numel = told
     if tag != "storage" or type(numel) is not int:
         raise ArchiveError("it holds something that is no tensor")
     if _is(key, str) not in known:
-        known[key] = record(key)
+        content = record(key)
+        known[key] = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
     if len(known[key]) != numel * _is(kind, Kind).dtype.itemsize:
         raise ArchiveError("a tensor is smaller or larger than it says")
     return Storage(known[key], kind.dtype)
@@ -184,7 +185,7 @@ def _typed(
     return _view(storage.content, dtype, offset, shape, stride)
 
 
-def _view(content: bytearray, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> Tensor:
+def _view(content: Tensor, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> Tensor:
     numbers = (offset, *shape, *stride)
     if len(shape) != len(stride) or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
         raise ArchiveError("a tensor has no shape")
@@ -195,7 +196,7 @@ def _view(content: bytearray, dtype: torch.dtype, offset: int, shape: Any, strid
         raise ArchiveError("a tensor is larger than its storage")
     if not count:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(content, dtype=dtype).as_strided(shape, stride, offset)
+    return content[: room * dtype.itemsize].view(dtype).as_strided(shape, stride, offset)
 
 
 def _no_hooks(*parts: Any) -> dict[Any, Any]:

@@ -37,7 +37,9 @@ def test_of_its_own_steps_it_learns_what_a2c_learns() -> None:
 def test_steps_that_the_policy_would_hardly_take_hardly_count() -> None:
     """μ took actions with a chance e^5 times as high as π's: rho = e^-5, and the policy's gradient is as small."""
     (impala,), batch = learners("impala", value_coef=0.0, trace_lambda=0.0)
-    usual = torch.cat([g.flatten() for g in impala.gradients(impala.prepare(batch)).by_optimizer["both_optimizer"]]).clone()
+    usual = torch.cat(
+        [g.flatten() for g in impala.gradients(impala.prepare(batch)).by_optimizer["both_optimizer"]]
+    ).clone()
     other = batch.replace(logp=batch.logp + 5.0)
     found = impala.gradients(impala.prepare(other))
     assert found.metrics["ratio"].item() == pytest.approx(np.exp(-5.0), rel=1e-4)
