@@ -1,11 +1,11 @@
 # Trains an agent on Super Mario's level 1-1 and films it:
 #   docker build -t zhixing-mario .
-#   docker run --rm -v "$PWD/runs:/work/runs" zhixing-mario
+#   docker run --rm -v "$PWD/runs:/zhixing/runs" zhixing-mario
 # The run is in runs/mario then; the same command again goes on with one that was stopped. Anything else:
-#   docker run --rm -v "$PWD/runs:/work/runs" zhixing-mario zhixing train ppo --env mario/1-2 --out runs/1-2
+#   docker run --rm -v "$PWD/runs:/zhixing/runs" zhixing-mario zhixing train ppo --env mario/1-2 --out runs/1-2
 # It has not been built yet.
 FROM python:3.11-slim-bookworm
-WORKDIR /work
+WORKDIR /zhixing
 
 RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/cpu
 
