@@ -66,18 +66,23 @@ def takes_discrete(algorithm: str) -> bool:
     return True
 
 
+def exit_code(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """Of the command line, where we are."""
+    monkeypatch.setattr("sys.argv", ["zhixing", *words])
+    try:
+        main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
 @pytest.fixture
 def zhixing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
     """Run the command line in an empty folder: exit code, output, errors."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["zhixing", *words])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
+        code = exit_code(monkeypatch, *words)
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

@@ -99,6 +99,20 @@ class Tell(Callback):
             loop.stop("asked not to go on")
 
 
+def outcome(job: Job, tell: Callable[[str, Mapping[str, Any]], bool]) -> tuple[str, Mapping[str, Any]]:
+    """Run a job to its end, whatever that is: the last that there is to tell of it."""
+    try:
+        return "done", run_job(job, tell)
+    except KeyboardInterrupt:
+        return "stopped", {}
+    except (UserError, EnvCrashError) as error:
+        print(error, file=sys.stderr)
+        return "failed", {"error": str(error)}
+    except Exception as error:
+        traceback.print_exc()
+        return "failed", {"error": f"{type(error).__name__}: {error}"}
+
+
 def main(fd: int) -> None:
     """A job that comes through a socket, in a process that `LocalProcesses` started."""
     parent = Connection(fd)
@@ -111,16 +125,7 @@ def main(fd: int) -> None:
         except EOFError:
             raise OSError("nobody listens any more") from None
 
-    try:
-        last: tuple[str, Mapping[str, Any]] = ("done", run_job(job, tell))
-    except KeyboardInterrupt:
-        last = ("stopped", {})
-    except (UserError, EnvCrashError) as error:
-        print(error, file=sys.stderr)
-        last = ("failed", {"error": str(error)})
-    except Exception as error:
-        traceback.print_exc()
-        last = ("failed", {"error": f"{type(error).__name__}: {error}"})
+    last = outcome(job, tell)
     with suppress(OSError):
         parent.send(last)
     parent.close()

@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import differing, metrics_rows
+from conftest import differing, exit_code, metrics_rows
 
 import zhixing as zx
 from zhixing.checkpoint import RunFolder
-from zhixing.cli import main
 from zhixing.errors import UserError
 
 RESULT = [
@@ -32,15 +31,6 @@ RESULT = [
 
 def run_of(cfg: Any, out: Path) -> dict[str, Any]:
     return zx.Session(cfg, out, quiet=True).run()
-
-
-def zhixing(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr("sys.argv", ["zhixing", *words])
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 # --- what is written ---
@@ -240,8 +230,8 @@ def test_a_signal_saves_and_the_resumed_run_ends_like_one_never_stopped(
     assert 0 < int(checkpoint.stem) < (4000 if name == "ppo" else 2000)
 
     monkeypatch.chdir(tmp_path)
-    assert zhixing(monkeypatch, "train", *words, "--out", "whole") == 0
-    assert zhixing(monkeypatch, "resume", "parts") == 0
+    assert exit_code(monkeypatch, "train", *words, "--out", "whole") == 0
+    assert exit_code(monkeypatch, "resume", "parts") == 0
     assert differing("whole", "parts") == []
     assert metrics_rows("whole") == metrics_rows("parts")
     assert process.returncode == 130, err

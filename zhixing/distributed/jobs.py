@@ -5,15 +5,13 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-import traceback
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 from zhixing.distributed.cluster import Cluster
-from zhixing.errors import EnvCrashError, UserError
 from zhixing.executors import Executor
-from zhixing.jobs import Job, News, run_job
+from zhixing.jobs import Job, News, outcome
 
 POLL_SECONDS = 1.0  # how long a question for news waits at the other end
 
@@ -95,16 +93,7 @@ class RemoteJob:
 
     def _run(self) -> None:
         with open(self.job.output, "a") as output, redirect_stdout(output), redirect_stderr(output):
-            try:
-                last: tuple[str, Mapping[str, Any]] = ("done", run_job(self.job, self._tell))
-            except KeyboardInterrupt:
-                last = ("stopped", {})
-            except (UserError, EnvCrashError) as error:
-                print(error, file=sys.stderr)
-                last = ("failed", {"error": str(error)})
-            except Exception as error:
-                traceback.print_exc()
-                last = ("failed", {"error": f"{type(error).__name__}: {error}"})
+            last = outcome(self.job, self._tell)
         self._told.put(last)
 
     def _tell(self, kind: str, told: Mapping[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import by_hand
 import numpy as np
 import pytest
 import torch
@@ -38,17 +39,7 @@ def table(dqn: DQN, q: list[float], target: list[float]) -> None:
 
 
 def batch(**fields: Any) -> Batch:
-    base = {
-        "obs": torch.zeros(3, 3),
-        "next_obs": torch.zeros(3, 3),
-        "action": torch.tensor([0, 1, 2]),
-        "reward": torch.tensor([1.0, 1.0, 1.0]),
-        "terminated": torch.tensor([False, True, False]),
-        "truncated": torch.tensor([False, False, True]),
-        "discount": torch.tensor([0.9, 0.9, 0.9]),
-        "index": torch.arange(3),
-    }
-    return Batch(**{**base, **fields})
+    return by_hand.batch(**({"obs": torch.zeros(3, 3), "next_obs": torch.zeros(3, 3)} | fields))
 
 
 def targets(dqn: DQN, shown: Batch) -> list[float]:

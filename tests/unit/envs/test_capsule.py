@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import exit_code
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zhixing.cli import main
 from zhixing.envs import Faults, Task, VectorEnv, make_vector
 from zhixing.envs.capsule import FORMAT, MAX_BYTES, MAX_FILES, read, replay
 from zhixing.errors import EnvCrashError, UserError
@@ -96,30 +96,21 @@ def test_another_outcome_is_told(tmp_path: Path) -> None:
     assert "the episode ended by itself at step 20" in words
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr("sys.argv", ["zhixing", *words])
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
-
-
 def test_the_command_says_what_came_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = str(crashed(tmp_path))
-    assert run(monkeypatch, "replay", file, "--env", FAILS) == 0
+    assert exit_code(monkeypatch, "replay", file, "--env", FAILS) == 0
     out = capsys.readouterr().out
     assert "Traceback" in out
     assert "the same error came out at step" in out
-    assert run(monkeypatch, "replay", file) == 2  # whose code that is must be said by whoever asks
+    assert exit_code(monkeypatch, "replay", file) == 2  # whose code that is must be said by whoever asks
     assert f"if you trust it, say so: zhixing replay {file} --env {FAILS}" in capsys.readouterr().err
-    assert run(monkeypatch, "replay", file, "--env", "CartPole-v1") == 2
+    assert exit_code(monkeypatch, "replay", file, "--env", "CartPole-v1") == 2
     whole = json.loads(Path(file).read_text())
     Path(file).write_text(json.dumps(whole | {"actions": [0, 0]}))
-    assert run(monkeypatch, "replay", file, "--env", FAILS) == 1
-    assert run(monkeypatch, "replay", "nowhere.json") == 2
+    assert exit_code(monkeypatch, "replay", file, "--env", FAILS) == 1
+    assert exit_code(monkeypatch, "replay", "nowhere.json") == 2
     assert "there is no capsule nowhere.json" in capsys.readouterr().err
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import broken_tasks as broken
 import pytest
+from conftest import exit_code
 
 import zhixing as zx
-from zhixing.cli import main
 from zhixing.envs.checks import CHECKS, Finding
 
 WRONG: dict[type, tuple[str, str]] = {
@@ -83,29 +83,20 @@ def test_a_sound_task_passes_with_pictures_and_masks() -> None:
     assert set(by_mark(zx.envs.check(broken.Masks), "ok")) == {*CHECKS, "speed"} - {"render"}
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr("sys.argv", ["zhixing", *words])
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
-
-
 def test_the_command_reports_line_by_line_and_exits_with_2_if_anything_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    assert run(monkeypatch, "check", "broken_tasks:GoesOn") == 0
+    assert exit_code(monkeypatch, "check", "broken_tasks:GoesOn") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:-1]].count("note") == 1
     assert lines[-1] == "broken_tasks:GoesOn: nothing wrong"
-    assert run(monkeypatch, "check", "broken_tasks:Fails", "env.how=nan", "env.chance=1.0") == 2
+    assert exit_code(monkeypatch, "check", "broken_tasks:Fails", "env.how=nan", "env.chance=1.0") == 2
     out = capsys.readouterr().out
     assert "wrong  rewards       nan after" in out
     assert "Fails: 1 wrong" in out
-    assert run(monkeypatch, "check", "CartPoel-v1") == 2
+    assert exit_code(monkeypatch, "check", "CartPoel-v1") == 2
     assert "did you mean 'CartPole-v1'" in capsys.readouterr().err
-    assert run(monkeypatch, "check", "CartPole-v1", "lr=3") == 2
+    assert exit_code(monkeypatch, "check", "CartPole-v1", "lr=3") == 2
     assert "to check a task takes only options of the task" in capsys.readouterr().err
     assert "broken_tasks" in sys.modules
