@@ -45,7 +45,8 @@ class Row(NamedTuple):
 
 ROWS = [
     Row("ppo", "mario/1-1", {300_000: 1_000, 1_000_000: 1_500}),
-    Row("ppo", "procgen/bigfish", {2_000_000: 1.5}),
+    # half more than chance earns on unseen levels: 0.82 (0.66 to 0.98, 200 episodes)
+    Row("ppo", "procgen/bigfish", {2_000_000: 1.23}),
     Row("ppo", "ALE/Pong-v5", {1_000_000: -18}),
     Row("sac", "HalfCheetah-v5", {200_000: 4_000}, seeds=3, need=2, reference=True),
     Row("ppo", "HalfCheetah-v5", {1_000_000: 1_500}, reference=True),
@@ -121,7 +122,7 @@ def table(results: dict[str, Any]) -> str:
         own = [run for who, run in found.items() if who.isdigit()]
         peer = found.get("Stable-Baselines3")
         for mark, asked in row.marks.items() if own else ():
-            values = ", ".join(f"{reached(row, run)[mark]:,.0f}" for run in own)
+            values = ", ".join(f"{reached(row, run)[mark]:,.4g}" for run in own)
             other = "-" if peer is None else f"{peer['final']:,.0f}"
             minutes = ", ".join(f"{run['seconds'] / 60:.0f}" for run in own)
             name = f"| `{row.algorithm}` | {row.env} | {mark:,} | {asked:,} "
