@@ -12,6 +12,7 @@ training goes on. Every set tells the mean returns of the random and the expert 
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ EVALUATION = 100  # episodes behind each reference
 class Task(NamedTuple):
     algorithm: str
     medium: float  # return at which the medium agent is stopped
-    expert: float | None  # and the expert; none trains to the end of the budget
+    expert: float  # and the expert, if not at the end of the budget
     steps: int  # of each set but medium-replay
     settings: dict[str, Any]
 
@@ -36,20 +37,26 @@ class Task(NamedTuple):
 TASKS = {
     "Pendulum-v1": Task("sac", -800, -180, 50_000, {"eval_every_steps": 100, "env_steps": 20_000}),
     "CartPole-v1": Task("double_dqn", 150, 475, 50_000, {"eval_every_steps": 500, "env_steps": 100_000}),
-    "Hopper-v5": Task("sac", 1_200, None, 200_000, {"eval_every_steps": 5_000, "env_steps": 400_000}),
+    "Hopper-v5": Task("sac", 1_200, 3_000, 200_000, {"eval_every_steps": 5_000, "env_steps": 400_000}),
 }
 
 
-def trained(task: str, kind: str, stop: float | None, work: Path) -> Path:
-    """The run of an agent, trained now, or further, or long ago."""
+def trained(task: str, kind: str, work: Path) -> Path:
+    """The run of an agent, trained now, or further, or long ago. The expert goes on where the medium agent stopped."""
     plan, run = TASKS[task], work / f"{task}-{kind}"
     if (run / "result.json").is_file():
         return run
+    if kind == "expert" and not run.exists():
+        begun = work / f"{task}-begun"
+        shutil.copytree(trained(task, "medium", work), begun, dirs_exist_ok=True)
+        (begun / "result.json").unlink()
+        begun.rename(run)  # at once, so that a half made copy is never taken for the run
+    stop = {"medium": plan.medium, "expert": plan.expert}[kind]
     if (run / "config.yaml").is_file():
-        zx.Session.resume(run).run()
-        return run
-    settings = {**plan.settings, "stop_return": stop, "tensorboard": False, "replay__capacity": 1_000_000}
-    result = zx.train(plan.algorithm, env=task, out=run, **settings)
+        result = zx.Session.resume(run, stop_return=stop).run()
+    else:
+        settings = {**plan.settings, "stop_return": stop, "tensorboard": False, "replay__capacity": 1_000_000}
+        result = zx.train(plan.algorithm, env=task, out=run, **settings)
     print(f"{task} {kind}: return {result['final_return']:.1f} after {result['env_steps']:,} steps", flush=True)
     return run
 
@@ -67,7 +74,7 @@ def make(task: str, out: Path) -> None:
     if all((folder / kind / "manifest.json").is_file() for kind in ("random", "medium", "medium-replay", "expert")):
         print(f"{folder} is complete")
         return
-    medium, expert = trained(task, "medium", plan.medium, work), trained(task, "expert", plan.expert, work)
+    medium, expert = trained(task, "medium", work), trained(task, "expert", work)
     actor = random_actor(task)
     played = [episode.ret for episode in actor.collect(episodes=10 * EVALUATION, phase=Phase.RANDOM).episodes]
     references = {
