@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common import HERE, read_results, write_page, write_results
+from offline import OFFLINE
 
 import zhixing as zx
 
 RESULTS = HERE / "results" / "learn.json"
 PAGE = HERE.parent / "docs" / "algorithms.md"
 SEEDS = range(5)
+FROM_OTHERS = (*OFFLINE, "gail", "dagger")  # learn from data or experts: offline.py
 
 
 class Row(NamedTuple):
@@ -40,9 +42,9 @@ class Row(NamedTuple):
 
 def rows(env: str, threshold: float, env_steps: int, *own: Row) -> list[Row]:
     """`own` rows and one for every other algorithm with a preset for the task: algorithms join by their presets."""
-    others = [name for name in zx.algorithms.names() if env in zx.config.presets(name)]
-    own_names = [row.algorithm for row in own]
-    return [*own, *(Row(name, env, threshold, env_steps) for name in others if name not in own_names)]
+    known = {row.algorithm for row in own} | set(FROM_OTHERS)
+    others = [name for name in zx.algorithms.names() if name not in known and env in zx.config.presets(name)]
+    return [*own, *(Row(name, env, threshold, env_steps) for name in others)]
 
 
 CARTPOLE, PENDULUM = "CartPole-v1", "Pendulum-v1"
@@ -56,7 +58,14 @@ ROWS = [
         Row("ppo", CARTPOLE, 475, 100_000, need=5),
         Row("dqn", CARTPOLE, 475, 100_000, need=5),
     ),
-    *rows(PENDULUM, -200, 200_000, Row("a2c", PENDULUM, -250, 1_000_000)),
+    *rows(
+        PENDULUM,
+        -200,
+        200_000,
+        Row("a2c", PENDULUM, -250, 1_000_000),
+        Row("dreamer", PENDULUM, -250, 20_000),
+    ),
+    Row("dreamer", "toy/pixel-catch", 3.5, 20_000),
     Row("ppo", "Acrobot-v1", -120, 100_000),
     Row("dqn", "Acrobot-v1", -120, 100_000),
     Row("pg", "toy/reach", -3, 100_000),

@@ -83,6 +83,7 @@ class VectorConfig(Strict):
 
 class DistributedConfig(Strict):
     workers: Count = 0  # Ray workers that act, each with its share of the copies; 0: this process acts itself
+    learners: Positive = 1  # processes that learn, each from its share of every batch
     address: str | None = None  # a Ray cluster to join, such as 10.0.0.1:6379 or auto; none starts one on this machine
 
 

@@ -20,6 +20,7 @@ from zhixing.spaces import Spaces
 from zhixing.tree import Tree
 
 if TYPE_CHECKING:
+    from zhixing.distributed.learners import Partners
     from zhixing.graph import Graphs
     from zhixing.search import SelfPlay
 
@@ -61,6 +62,7 @@ class Learner(ABC):
         self.rng = torch.Generator(self.device).manual_seed(stream(cfg.seed, "learner"))
         self._init_seed = stream(cfg.seed, "networks")
         self.updates = 0
+        self.partners: Partners | None = None  # other learners, who take the gradients of their shares
         self.graphs: Graphs | None = None
         if cfg.graph:
             from zhixing.graph import Graphs  # which most runs needn't wait for
@@ -97,9 +99,12 @@ class Learner(ABC):
         return Update({**gradients.metrics, "grad_norm": norm}, gradients.priority)
 
     def descend(self, find: Callable[..., Gradients], batch: Batch, **parts: Any) -> Update:
-        """Find gradients of a (mini)batch and move the weights along them; with graph=true as one compiled graph."""
+        """Find gradients of a (mini)batch and move the weights along them; with graph=true as one compiled graph, and
+        where there are several learners, together with them."""
         if self.graphs is not None:
             return self.graphs.step(find, batch, **parts)
+        if self.partners is not None:
+            return self.partners.step(find, batch, **parts)
         return self.apply(find(batch, **parts))
 
     def after_step(self) -> None:  # noqa: B027  # most algorithms have no target network

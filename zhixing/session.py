@@ -30,6 +30,7 @@ from zhixing.config import DataConfig, OffPolicyConfig, RunConfig, SearchConfig,
 from zhixing.data import NO_ENV, check_spaces, demonstrations, expert_policy, fill, open_data, storage_of, summary_of
 from zhixing.datasets import Dataset
 from zhixing.distributed.actor import SpreadActor, is_spread, spread
+from zhixing.distributed.learners import Partners, check_learners
 from zhixing.errors import UserError
 from zhixing.learner import Learner
 from zhixing.matches import Matches, game_of
@@ -65,6 +66,7 @@ class Session:
         self.env: envs.VectorEnv | None = None
         self.evaluator: Actor | Matches | None = None
         self.film: Film | None = None
+        self.partners: Partners | None = None
         self.actor: Actor | SpreadActor | SelfPlay | None = None
         self.data = open_data(cfg)
         self.spread = is_spread(cfg)
@@ -105,6 +107,9 @@ class Session:
             start = RunFolder.open(cfg.init)
             with fitting(start):
                 self.learner.start_from(start.load()["loop"]["learner"])
+        if cfg.distributed.learners > 1:
+            check_learners(cfg, self.learner)
+            self.learner.partners = self.partners = Partners(self.learner, cfg, self.spaces, self.folder.path)
         policy = self.learner.policy
         if isinstance(cfg, SelfPlayConfig):
             self.actor = self.learner.self_play()
@@ -303,6 +308,8 @@ class Session:
             self.evaluator.close()
         if self.film is not None:
             self.film.close()
+        if self.partners is not None:
+            self.partners.close()
 
 
 def train(

@@ -143,6 +143,9 @@ def is_spread(cfg: RunConfig) -> bool:
         )
     if asked and cfg.vector.backend == "ray":
         raise UserError("vector.backend=ray goes without distributed.workers, which are on Ray themselves")
-    if cfg.distributed.address is not None and not asked and cfg.vector.backend != "ray":
-        raise UserError("distributed.address is for distributed.workers or vector.backend=ray; set one of them")
+    on_ray = asked or cfg.distributed.learners > 1 or cfg.vector.backend == "ray"
+    if cfg.distributed.address is not None and not on_ray:
+        raise UserError(
+            "distributed.address is for distributed.workers or learners, or for vector.backend=ray; set one of them"
+        )
     return workers > 0

@@ -1,0 +1,111 @@
+"""Several learners: what they find together is what one finds alone, also after a resume, and deaths are told."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import differing
+
+import zhixing as zx
+from zhixing.batch import Batch
+from zhixing.config import RunConfig
+from zhixing.distributed.learners import Partners
+
+Small = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def pair(small: Small, tmp_path: Path) -> Iterator[Callable[..., tuple[zx.Learner, zx.Learner]]]:
+    """One that learns alone and one with a partner, alike otherwise."""
+    opened: list[Partners] = []
+
+    def make(algorithm: str, env: str, **settings: object) -> tuple[zx.Learner, zx.Learner]:
+        cfg = small(algorithm, env, distributed__learners=2, threads=1, **settings)
+        env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
+        alone, first = (zx.algorithms.get(algorithm).make(cfg, env.spaces) for _ in range(2))
+        opened.append(Partners(first, cfg, env.spaces, tmp_path))
+        first.partners = opened[-1]
+        env.close()
+        return alone, first
+
+    yield make
+    for partners in opened:
+        partners.close()
+
+
+def transitions(rows: int) -> Batch:
+    random = torch.Generator().manual_seed(0)
+    return Batch(
+        obs=torch.randn(rows, 4, generator=random),
+        action=torch.randint(0, 2, (rows,), generator=random),
+        reward=torch.randn(rows, generator=random),
+        terminated=torch.rand(rows, generator=random) < 0.1,
+        truncated=torch.zeros(rows, dtype=torch.bool),
+        next_obs=torch.randn(rows, 4, generator=random),
+        discount=torch.full((rows,), 0.99),
+        weight=torch.rand(rows, generator=random),
+        index=torch.arange(rows),
+    )
+
+
+def test_two_learners_find_what_one_finds(pair: Callable[..., tuple[zx.Learner, zx.Learner]]) -> None:
+    """Weights, what is told, and the priority of each row, over a few steps."""
+    alone, first = pair("double_dqn", "CartPole-v1", replay__prioritized=True)
+    batch = transitions(12)
+    for _ in range(3):
+        expected, found = alone.update(batch), first.update(batch)
+    assert expected.priority is not None
+    assert found.priority is not None
+    torch.testing.assert_close(found.priority, expected.priority)
+    for name, value in expected.metrics.items():
+        torch.testing.assert_close(found.metrics[name], value, rtol=1e-4, atol=1e-6)
+    for mine, theirs in zip(first.policy.parameters(), alone.policy.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert first.updates == 3
+
+    with pytest.raises(zx.UserError, match="2 learners can't share 7 rows equally"):
+        first.update(batch[:7])
+
+
+def test_a_partner_that_dies_is_told(pair: Callable[..., tuple[zx.Learner, zx.Learner]]) -> None:
+    _, first = pair("dqn", "CartPole-v1")
+    first.update(transitions(4))
+    before = {name: value.clone() for name, value in first.policy.state_dict().items()}
+    for process in multiprocessing.active_children():
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    with pytest.raises(zx.UserError, match="one of the 2 learners ended: learner 1 with exit code -9"):
+        first.update(transitions(4))
+    assert all(torch.equal(before[name], value) for name, value in first.policy.state_dict().items())
+
+
+def test_runs_with_two_learners_resume_exactly(small: Small, tmp_path: Path) -> None:
+    """SAC draws noise in its updates, a stream for each learner; statistics of observations come from the first."""
+    settings = {"distributed__learners": 2, "normalise_obs": True, "vector__backend": "serial", "warmup_steps": 32}
+    zx.Session(small("sac", "toy/reach", env_steps=96, **settings), tmp_path / "whole", quiet=True).run()
+    zx.Session(small("sac", "toy/reach", env_steps=64, **settings), tmp_path / "half", quiet=True).run()
+    zx.Session.resume(tmp_path / "half", quiet=True, env_steps=96).run()
+    assert differing(tmp_path / "whole", tmp_path / "half") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "told"),
+    [
+        ("a3c", {}, "its workers take gradients already"),
+        ("ppo", {"net__recurrent": "gru"}, "sequences of recurrent networks aren't shared"),
+        ("ppo", {"graph": True}, "graph=true makes one graph"),
+    ],
+)
+def test_what_several_learners_refuse(
+    small: Small, tmp_path: Path, name: str, settings: dict[str, object], told: str
+) -> None:
+    with pytest.raises(zx.UserError, match=told):
+        zx.Session(small(name, distributed__learners=2, **settings), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,214 @@
+"""Several learners: each takes the gradients of its share of a (mini)batch, one moves the weights along their mean.
+
+The run's own learner is the first. The others are processes that get its weights and a share, and give gradients back;
+they keep nothing, so whatever an algorithm does with its weights between two steps, all compute with the same ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from zhixing.batch import Batch
+from zhixing.errors import UserError
+from zhixing.ops.seeding import stream
+from zhixing.spaces import Spaces
+from zhixing.tree import tree_map
+
+if TYPE_CHECKING:
+    from zhixing.config import RunConfig
+    from zhixing.learner import Gradients, Learner, Update
+
+LOOPBACK = "127.0.0.1"
+TIMEOUT = timedelta(minutes=10)  # that one waits for another
+
+
+class Partners:
+    """The other learners, as the first sees them. They are started when the first step is asked for."""
+
+    def __init__(self, learner: Learner, cfg: RunConfig, spaces: Spaces, folder: Path) -> None:
+        self.learner, self.cfg, self.spaces, self.folder = learner, cfg, spaces, folder
+        self.num = cfg.distributed.learners
+        self.group: Group | None = None
+        self._processes: list[SpawnProcess] = []
+        self._close: list[Callable[[], Any]] = []
+
+    def step(self, find: Callable[..., Gradients], batch: Batch, **parts: Any) -> Update:
+        """What `learner.apply(find(batch, **parts))` does, up to how means of shares differ from those of the whole."""
+        rows = len(batch)
+        if rows % self.num:
+            raise UserError(f"{self.num} learners can't share {rows} rows equally: set a batch size that they divide")
+        if self.group is None:
+            self.group = self._start()
+        learner, share = self.learner, rows // self.num
+        tensors = {name: value.cpu() for name, value in vars(learner).items() if type(value) is Tensor}
+        work = {"find": find.__name__, "parts": parts, "updates": learner.updates, "tensors": tensors}
+        with self._together():
+            for k in range(1, self.num):
+                self.group.send(k, {**work, "share": _fields(batch[k * share : (k + 1) * share])})
+            self.group.share_weights(learner)
+        own = find(batch[:share], **parts)
+        with self._together():
+            mean = self.group.mean(own)
+        return learner.apply(mean)
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """Around what fails when another is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            ended = {k + 1: process.exitcode for k, process in enumerate(self._processes)}
+            codes = [f"learner {k} with exit code {code}" for k, code in ended.items() if code is not None]
+            told = ", ".join(codes) or "the connection broke"
+            raise UserError(f"one of the {self.num} learners ended: {told} (`zhixing resume` goes on)") from error
+
+    def _start(self) -> Group:
+        """On this machine as processes, reachable from it alone; with an address on that Ray cluster, whose machines
+        must see the run's folder."""
+        cfg, address = self.cfg, self.cfg.distributed.address
+        meeting = tempfile.mkdtemp(prefix="zhixing-learners-", dir=None if address is None else self.folder)
+        self._close.append(lambda: shutil.rmtree(meeting, ignore_errors=True))
+        settings, device = cfg.model_dump(mode="json"), self.learner.device.type
+        if address is None:
+            context = multiprocessing.get_context("spawn")
+            for rank in range(1, self.num):
+                arguments = rank, self.num, meeting, LOOPBACK, settings, self.spaces, device
+                process = context.Process(target=serve, args=arguments, daemon=True)
+                process.start()
+                self._processes.append(process)
+                self._close.append(partial(process.join, 5.0))
+            return Group(0, self.num, meeting, LOOPBACK)
+        from zhixing.distributed.cluster import Cluster
+
+        cluster = Cluster(address)
+        self._close.append(cluster.close)
+        remote = cluster.ray.remote(num_cpus=cluster.cpus(self.num - 1))(serve)
+        for rank in range(1, self.num):
+            remote.remote(rank, self.num, meeting, None, settings, self.spaces, device)
+        return Group(0, self.num, meeting, cluster.ray.util.get_node_ip_address())
+
+    def close(self) -> None:
+        if self.group is not None:
+            with contextlib.suppress(RuntimeError):  # of those that are gone
+                for k in range(1, self.num):
+                    self.group.send(k, None)
+        self.group = None
+        while self._close:
+            self._close.pop()()
+
+
+class Group:
+    """All learners of a run: what goes between them."""
+
+    def __init__(self, rank: int, num: int, meeting: str, host: str) -> None:
+        torch_distributed: Any = dist  # most of what is used here has no types
+        gloo = torch_distributed.ProcessGroupGloo  # a group of its own: a process may hold several runs
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=host)]
+        options._timeout = TIMEOUT
+        self.group = gloo(torch_distributed.FileStore(f"{meeting}/meeting", num), rank, num, options)
+        self.rank, self.num = rank, num
+
+    def send(self, to: int, message: Any) -> None:
+        data = torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8)
+        self.group.send([torch.tensor([len(data)])], to, 0).wait()
+        self.group.send([data], to, 1).wait()
+
+    def receive(self) -> Any:
+        """From the first learner, a process of the same run."""
+        length = torch.zeros(1, dtype=torch.int64)
+        self.group.recv([length], 0, 0).wait()
+        data = torch.empty(int(length), dtype=torch.uint8)
+        self.group.recv([data], 0, 1).wait()
+        return pickle.loads(data.numpy().tobytes())
+
+    def share_weights(self, learner: Learner) -> None:
+        """Those of the first become everybody's: of all networks, with their statistics."""
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for net in learner.networks().values():
+            for tensor in (*net.parameters(), *net.buffers()):
+                by_type.setdefault(tensor.dtype, []).append(tensor.data)
+        for tensors in by_type.values():
+            flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
+            self.group.broadcast([flat], dist.BroadcastOptions()).wait()
+            if self.rank:
+                for tensor, values in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+                    tensor.copy_(values.view(tensor.shape))
+
+    def mean(self, own: Gradients) -> Gradients:
+        """Over all learners, for the first; priorities one share after the other."""
+        parts = [part for parts in own.by_optimizer.values() for part in parts]
+        told = list(own.metrics.values())
+        numbers = [*parts, *told]
+        flat = torch.cat([number.detach().reshape(-1).float() for number in numbers]).cpu()
+        self.group.reduce(flat, 0, dist.ReduceOp.SUM).wait()
+        priority = own.priority
+        if priority is not None:
+            mine = priority.detach().cpu().contiguous()
+            all_of_them = [torch.empty_like(mine) for _ in range(self.num)]
+            self.group.allgather([all_of_them], [mine]).wait()
+            priority = torch.cat(all_of_them).to(priority.device)
+        flat /= self.num
+        for number, values in zip(numbers, flat.split([n.numel() for n in numbers]), strict=True):
+            number.data.copy_(values.view(number.shape))  # where the optimizer looks for what isn't finite
+        return own._replace(priority=priority)
+
+
+def serve(
+    rank: int, num: int, meeting: str, host: str | None, settings: dict[str, Any], spaces: Spaces, kind: str
+) -> None:
+    """One of the others, until the first has no more to do or is gone."""
+    from zhixing import algorithms, config
+
+    cfg = config.build([settings], {})
+    torch.set_num_threads(int(cfg.threads))
+    if host is None:
+        import ray
+
+        host = ray.util.get_node_ip_address()
+    group = Group(rank, num, meeting, host)
+    device = torch.device("cuda", rank % torch.cuda.device_count()) if kind == "cuda" else torch.device(kind)
+    learner = algorithms.get(cfg.algorithm).make(cfg, spaces, device)
+    with contextlib.suppress(RuntimeError, KeyboardInterrupt):  # the first is gone, and has told why
+        while (work := group.receive()) is not None:
+            learner.updates = work["updates"]
+            for name, value in work["tensors"].items():
+                setattr(learner, name, value.to(device))
+            # noise of its own, the same after a resume
+            learner.rng.manual_seed(stream(stream(cfg.seed, "learner", rank), "update", learner.updates))
+            group.share_weights(learner)
+            group.mean(getattr(learner, work["find"])(Batch(**work["share"]).to(device), **work["parts"]))
+
+
+def _fields(batch: Batch) -> dict[str, Any]:
+    """As they travel: without what they are views of."""
+    return {name: tree_map(lambda leaf: leaf.cpu().contiguous(), getattr(batch, name)) for name in batch.fields}
+
+
+def check_learners(cfg: RunConfig, learner: Learner) -> None:
+    """Refuse what several learners can't share."""
+    reason = None
+    if learner.learns_apart:
+        reason = "its workers take gradients already"
+    elif cfg.scheme == "play":
+        reason = "it learns nothing"
+    elif cfg.graph:
+        reason = "graph=true makes one graph of gradients and step"
+    elif getattr(getattr(cfg, "net", None), "recurrent", "none") != "none":
+        reason = "sequences of recurrent networks aren't shared"
+    if reason is not None:
+        raise UserError(f"distributed.learners={cfg.distributed.learners} isn't for this {cfg.algorithm}: {reason}")
