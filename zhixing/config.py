@@ -111,6 +111,7 @@ class RunConfig(Strict):
     gamma: Fraction = 0.99  # discount of the future per step
     device: str = "auto"  # cpu, cuda, mps, or auto
     threads: Positive | Auto = "auto"  # threads that torch computes with; auto is 1 for small networks
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of matrix products in updates; weights are always fp32
     graph: bool = False  # compile the update to one graph: faster, after compiling once (needs a C++ compiler)
     init: str | None = None  # a run whose weights this one starts from
     log_every_steps: Positive = 1_000  # a row of metrics every so many environment steps

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from zhixing.search import SelfPlay
 
 
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
 class Gradients(NamedTuple):
     """What `gradients(batch)` found: one gradient per optimizer, by name, and what there is to tell."""
 
@@ -62,6 +65,9 @@ class Learner(ABC):
         self.rng = torch.Generator(self.device).manual_seed(stream(cfg.seed, "learner"))
         self._init_seed = stream(cfg.seed, "networks")
         self.updates = 0
+        self.low: torch.dtype | None = LOW.get(cfg.precision)  # type of matrix products, if not that of the weights
+        if self.low is not None and cfg.scheme == "play":
+            raise UserError(f"precision={cfg.precision} is for updates, and {cfg.algorithm} makes none: set fp32")
         self.partners: Partners | None = None  # other learners, who take the gradients of their shares
         self.graphs: Graphs | None = None
         if cfg.graph:
@@ -105,7 +111,14 @@ class Learner(ABC):
             return self.graphs.step(find, batch, **parts)
         if self.partners is not None:
             return self.partners.step(find, batch, **parts)
-        return self.apply(find(batch, **parts))
+        return self.apply(self.found(find, batch, **parts))
+
+    def found(self, find: Callable[..., Gradients], batch: Batch, **parts: Any) -> Gradients:
+        """What `find` finds, in the precision that is asked for."""
+        if self.low is None:
+            return find(batch, **parts)
+        with torch.autocast(self.device.type, self.low):
+            return find(batch, **parts)
 
     def after_step(self) -> None:  # noqa: B027  # most algorithms have no target network
         """What follows each step of the optimizers: target networks."""
@@ -148,7 +161,7 @@ class Learner(ABC):
         """Told before each iteration how much of the budget is used, for schedules."""
 
     def optimizer(self, parameters: Iterable[nn.Parameter], lr: float, **settings: Any) -> Optimizer:
-        return Optimizer(parameters, lr, **settings)
+        return Optimizer(parameters, lr, scaled=self.low is torch.float16, **settings)
 
     def optimizers(self) -> list[Optimizer]:
         return [part for part in vars(self).values() if isinstance(part, Optimizer)]

@@ -69,10 +69,8 @@ class A3CConfig(Config, AsynchronousConfig):
     def _gradients_only(self) -> A3CConfig:
         if self.normalise_obs or self.normalise_reward:
             raise ValueError("a3c takes no normalise_obs or normalise_reward: its workers would have statistics each")
-        if self.graph:
-            raise ValueError(
-                "a3c takes no graph=true: its workers take gradients apart, and graphs are of whole updates"
-            )
+        if self.graph or self.precision != "fp32":
+            raise ValueError("a3c takes no graph=true and no precision but fp32: its workers take gradients apart")
         return self
 
 

@@ -60,7 +60,7 @@ class Partners:
             for k in range(1, self.num):
                 self.group.send(k, {**work, "share": _fields(batch[k * share : (k + 1) * share])})
             self.group.share_weights(learner)
-        own = find(batch[:share], **parts)
+        own = learner.found(find, batch[:share], **parts)
         with self._together():
             mean = self.group.mean(own)
         return learner.apply(mean)
@@ -191,7 +191,8 @@ def serve(
             # noise of its own, the same after a resume
             learner.rng.manual_seed(stream(stream(cfg.seed, "learner", rank), "update", learner.updates))
             group.share_weights(learner)
-            group.mean(getattr(learner, work["find"])(Batch(**work["share"]).to(device), **work["parts"]))
+            find = getattr(learner, work["find"])
+            group.mean(learner.found(find, Batch(**work["share"]).to(device), **work["parts"]))
 
 
 def _fields(batch: Batch) -> dict[str, Any]:
@@ -210,5 +211,7 @@ def check_learners(cfg: RunConfig, learner: Learner) -> None:
         reason = "graph=true makes one graph of gradients and step"
     elif getattr(getattr(cfg, "net", None), "recurrent", "none") != "none":
         reason = "sequences of recurrent networks aren't shared"
+    elif cfg.precision == "fp16":
+        reason = "precision=fp16 scales losses in one place; bf16 needs no scale"
     if reason is not None:
         raise UserError(f"distributed.learners={cfg.distributed.learners} isn't for this {cfg.algorithm}: {reason}")

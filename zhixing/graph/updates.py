@@ -30,6 +30,8 @@ class Graphs:
             raise UserError(f"graph=true is for updates, and {cfg.algorithm} makes none: set graph=false")
         if getattr(getattr(cfg, "net", None), "recurrent", "none") != "none":
             raise UserError("graph=true takes no recurrent networks: set net.recurrent=none, or graph=false")
+        if cfg.precision == "fp16":
+            raise UserError("graph=true takes no precision=fp16, whose factors are decided by the numbers: set bf16")
         if learner.device.type == "cpu":
             check_compiler()
         self.learner, self.algorithm = learner, cfg.algorithm
@@ -169,7 +171,7 @@ def _record(
         for optimizer in learner.optimizers():
             optimizer.in_graph = True
         with Watch(), recorder:
-            update = learner.apply(find(batch, **parts))
+            update = learner.apply(learner.found(find, batch, **parts))
         after = dict(vars(learner))
     finally:
         for optimizer in learner.optimizers():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 _ENGINE: Any = torch.autograd.Variable._execution_engine
 OptimizerKind = Literal["adam", "rmsprop"]
 _ALIGN = 16  # floats: every parameter starts on a 64-byte line
+FIRST_SCALE, GROWTH_STEPS = 2.0**16, 2_000  # of losses whose gradients pass through half precision
 
 
 def flatten_parameters(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -56,6 +57,10 @@ class Optimizer:
 
     A gradient that isn't finite makes the step a no-op and is counted in `skipped`. Elsewhere than on the CPU this is
     decided on the device, and `skipped` is a tensor that nobody needs to read more than once per iteration.
+
+    With `scaled`, for losses in half precision, gradients are those of the loss times a factor, and then divided by
+    it, so that small ones don't vanish. Where that overflows, the step is left out, not counted, and the factor halved;
+    after many good steps it doubles. Only what isn't finite at a factor of 1 is taken for broken.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class Optimizer:
         kind: OptimizerKind = "adam",
         epsilon: float = 1e-8,
         max_grad_norm: float | None = None,
+        scaled: bool = False,
     ) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.lr, self.kind, self.epsilon, self.max_grad_norm = lr, kind, epsilon, max_grad_norm
@@ -86,19 +92,25 @@ class Optimizer:
         self.in_graph = False  # while a graph is recorded: no number may be read, and no call be left out
         self.rate = torch.tensor(lr, device=device)  # for graphs, in which a number would stay as it is
         self._told_rate = lr
-        self._one, self._inputs = torch.ones((), device=device), tuple(self.parameters)
+        self.scale = torch.full((), FIRST_SCALE if scaled else 1.0, device=device)
+        self.good_steps = 0  # since the factor was changed
+        self.scaled, self._inputs = scaled, tuple(self.parameters)
 
     def gradient(self, loss: Tensor) -> list[Tensor]:
         """Gradients of `loss` by this group's parameters only, in the flat layout. Overwritten by the next call."""
         # what torch.autograd.grad ends in, without its checks per call (50 µs, a twentieth of a small update)
+        if loss.dtype != torch.float32:
+            loss = loss.float()
         found = _ENGINE.run_backward(
-            (loss,), (self._one,), False, False, self._inputs, allow_unreachable=True, accumulate_grad=False
+            (loss,), (self.scale,), False, False, self._inputs, allow_unreachable=True, accumulate_grad=False
         )
         if any(g is None for g in found):
             found = [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, found, strict=True)]
         if self.in_graph:
             return [self._joined(found)] if self._flat else list(found)
         torch._foreach_copy_(self._places, found)
+        if self.scaled:
+            torch._foreach_div_(self._gradients, self.scale)
         return self._gradients
 
     def _joined(self, found: Sequence[Tensor]) -> Tensor:
@@ -123,6 +135,8 @@ class Optimizer:
         if self.in_graph:
             self._step_in_graph(gradient, norm)
             return norm
+        if self.scaled and self._overflows(norm):
+            return torch.zeros_like(norm)
         bad: Tensor | None = None
         scale: Tensor | None = None
         if not self.on_device:  # here reading a number costs nothing, and calls that turn out unneeded do
@@ -142,6 +156,21 @@ class Optimizer:
         for i, g in enumerate(gradient):
             move(i, g, bad, scale)
         return norm
+
+    def _overflows(self, norm: Tensor) -> bool:
+        """Whether the factor was too large; then, or after many steps when it wasn't, it is another. Waits for the
+        device."""
+        if math.isfinite(norm.item()):
+            self.good_steps += 1
+            if self.good_steps == GROWTH_STEPS:
+                self.scale *= 2.0
+                self.good_steps = 0
+            return False
+        if self.scale <= 1.0:
+            return False
+        self.scale *= 0.5
+        self.good_steps = 0
+        return True
 
     def _adam(self, i: int, gradient: Tensor, bad: Tensor | None, scale: Tensor | None) -> None:
         self.steps[i] += 1.0 if bad is None else 1.0 - bad
@@ -203,6 +232,7 @@ class Optimizer:
             "second_moment": [m.clone() for m in self.second_moment],
             "steps": [s.clone() for s in self.steps],
             "skipped": self.skipped.clone(),
+            **({"scale": self.scale.clone(), "good_steps": self.good_steps} if self.scaled else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -210,6 +240,9 @@ class Optimizer:
             for mine, theirs in zip(getattr(self, name), state[name], strict=True):
                 mine.copy_(theirs)
         self.skipped.copy_(state["skipped"])
+        if self.scaled and "scale" in state:  # a run may be resumed with another precision
+            self.scale.copy_(state["scale"])
+            self.good_steps = state["good_steps"]
 
 
 class Average:

@@ -238,3 +238,44 @@ def test_a_target_of_channels_last_convolutions_has_their_values() -> None:
     Average(target, source).move()
     x = torch.randn(1, 2, 7, 7)
     assert torch.allclose(target(x), source(x), atol=1e-6)
+
+
+def test_scaled_losses_keep_what_half_precision_would_lose() -> None:
+    """A gradient of 1e-8 is nothing in half precision, whose least number is 6e-8. Times 65,536 it isn't."""
+    weight = nn.Parameter(torch.tensor([1.0]))
+    for scaled, expected in ((False, 0.0), (True, 1e-8)):
+        optimizer = Optimizer([weight], 1e-3, scaled=scaled)
+        (found,) = optimizer.gradient((weight.half() * 1.0).sum().float() * 1e-8)
+        assert found[0].item() == pytest.approx(expected, rel=1e-2)
+
+
+def test_a_factor_that_overflows_is_halved_and_one_that_does_not_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """65,536 x 3 is more than half precision's 65,504, and so is 32,768 x 3; 16,384 x 3 isn't."""
+    monkeypatch.setattr("zhixing.ops.optim.GROWTH_STEPS", 2)
+    weight = nn.Parameter(torch.tensor([1.0]))
+    optimizer = Optimizer([weight], 0.1, scaled=True)
+    scales = []
+    for _ in range(4):
+        before = weight.item()
+        norm = optimizer.step(optimizer.gradient((weight.half() * 3.0).sum()))
+        scales.append((optimizer.scale.item(), weight.item() != before, norm.item()))
+    assert scales == [
+        (2.0**15, False, 0.0),
+        (2.0**14, False, 0.0),
+        (2.0**14, True, 3.0),
+        (2.0**15, True, 3.0),  # two good steps: it tries more again
+    ]
+    assert optimizer.skipped == 0
+    again = Optimizer([nn.Parameter(torch.tensor([1.0]))], 0.1, scaled=True)
+    again.load_state_dict(optimizer.state_dict())
+    assert again.scale == 2.0**15
+
+
+def test_what_is_not_finite_without_a_factor_is_broken() -> None:
+    weight = nn.Parameter(torch.tensor([1.0]))
+    optimizer = Optimizer([weight], 0.1, scaled=True)
+    for _ in range(17):  # from 65,536 to 1, and once more
+        optimizer.step(optimizer.gradient((weight * torch.nan).sum()))
+    assert optimizer.scale == 1.0
+    assert optimizer.skipped == 1
+    assert weight.item() == 1.0
