@@ -109,7 +109,7 @@ class RunConfig(Strict):
     vector: VectorConfig = VectorConfig()
     distributed: DistributedConfig = DistributedConfig()
     gamma: Fraction = 0.99  # discount of the future per step
-    device: str = "auto"  # cpu, cuda, mps, or auto
+    device: str = "auto"  # cpu, cuda, mps, npu, or auto: cuda where there is one
     threads: Positive | Auto = "auto"  # threads that torch computes with; auto is 1 for small networks
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of matrix products in updates; weights are always fp32
     graph: bool = False  # compile the update to one graph: faster, after compiling once (needs a C++ compiler)

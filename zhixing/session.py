@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import os
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as List
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -408,6 +409,9 @@ def resolve(cfg: RunConfig, spaces: Spaces, env: envs.VectorEnv | None) -> RunCo
 def resolve_device(cfg: RunConfig) -> RunConfig:
     if cfg.device == "auto":
         return cfg.model_copy(update={"device": "cuda" if torch.cuda.is_available() else "cpu"})
+    if cfg.device.startswith("npu"):
+        with suppress(ImportError):
+            importlib.import_module("torch_npu")  # which tells torch of that device
     try:
         torch.zeros(1, device=cfg.device)
     except (RuntimeError, AssertionError) as error:
