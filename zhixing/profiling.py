@@ -82,8 +82,9 @@ class Clock:
     def watch(self, session: Session) -> None:
         """All parts of a session."""
         if session.env is not None:
-            self.time(session.env, "step", "environment")
-            self.time(session.env, "reset", "environment")
+            for method in ("step", "reset", "advance", "begin"):  # the last two of tasks written in torch
+                if hasattr(session.env, method):
+                    self.time(session.env, method, "environment")
         if session.actor is not None:
             self.time(session.actor, "collect", "actor")
         self.time(session.learner.policy, "act", "policy")

@@ -45,9 +45,9 @@ class SearchPolicy(Policy):
 
     def watch(self, env: VectorEnv) -> None:
         if isinstance(self.model, Copies):
-            if env.backend == "native":
+            if env.backend in ("native", "torch"):
                 raise UserError(
-                    f"{self.model.name} can't be searched with vector.backend=native; use serial or process"
+                    f"{self.model.name} can't be searched with vector.backend={env.backend}; use serial or process"
                 )
             self.envs = env
 

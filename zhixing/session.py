@@ -32,6 +32,7 @@ from zhixing.data import NO_ENV, check_spaces, demonstrations, expert_policy, fi
 from zhixing.datasets import Dataset
 from zhixing.distributed.actor import SpreadActor, is_spread, spread
 from zhixing.distributed.learners import Partners, check_learners
+from zhixing.envs.torch_tasks import TorchVectorEnv
 from zhixing.errors import UserError
 from zhixing.learner import Learner
 from zhixing.matches import Matches, game_of
@@ -39,6 +40,7 @@ from zhixing.ops.seeding import stream
 from zhixing.policy import Policy
 from zhixing.search import GAMES, SelfPlay
 from zhixing.spaces import Spaces
+from zhixing.torch_actor import TorchActor
 from zhixing.trainer import INTERRUPTED, TRAINERS, Loop
 from zhixing.tree import tree_leaves, tree_map
 
@@ -68,7 +70,7 @@ class Session:
         self.evaluator: Actor | Matches | None = None
         self.film: Film | None = None
         self.partners: Partners | None = None
-        self.actor: Actor | SpreadActor | SelfPlay | None = None
+        self.actor: Actor | TorchActor | SpreadActor | SelfPlay | None = None
         self.data = open_data(cfg)
         self.spread = is_spread(cfg)
         if self.spread and self.data is not None:
@@ -85,6 +87,7 @@ class Session:
                     options=cfg.env.options,
                     faults=_faults(cfg, self.folder, guarded=not playing),
                     address=cfg.distributed.address,
+                    device=resolve_device(cfg).device,
                 )
                 self.spaces = self.env.spaces
             else:
@@ -116,6 +119,8 @@ class Session:
             self.actor = self.learner.self_play()
         elif self.spread and self.env is not None:
             self.actor = spread(cfg, self.learner, self.spaces, self.env.tells, self.folder.path)
+        elif isinstance(self.env, TorchVectorEnv) and cfg.scheme == "on_policy":  # others store steps in arrays
+            self.actor = TorchActor(policy, self.env, self.learner.fields, seed=cfg.seed)
         elif self.env is not None:
             self.actor = Actor(policy, self.env, self.learner.fields, seed=cfg.seed, device=device)
         if cfg.env.name != NO_ENV:

@@ -32,6 +32,7 @@ from zhixing.learner import Learner
 from zhixing.ops.seeding import stream
 from zhixing.policy import Phase
 from zhixing.search import SelfPlay
+from zhixing.torch_actor import TorchActor
 
 INTERRUPTED = "interrupted"
 
@@ -42,7 +43,7 @@ class Loop:
     def __init__(
         self,
         cfg: RunConfig,
-        actor: Actor | SpreadActor | SelfPlay | None,
+        actor: Actor | TorchActor | SpreadActor | SelfPlay | None,
         learner: Learner,
         *,
         buffer: Buffer | None = None,
@@ -174,10 +175,13 @@ class Loop:
         self._tick()
         self.episodes += len(episodes)
         self.out_of_budget = self.fraction >= 1.0
-        for episode in episodes:
+        listening = [each for each in self.callbacks if type(each).episode_end is not Callback.episode_end]
+        for episode in episodes if listening else ():  # of thousands of environments they are thousands
             self.recent.append(episode)
-            for callback in self.callbacks:
+            for callback in listening:
                 callback.episode_end(self, episode)
+        if not listening:
+            self.recent.extend(episodes)
         self.metrics = metrics or self.metrics
         for callback in self.callbacks:
             callback.iteration_end(self, metrics)
@@ -235,7 +239,7 @@ def on_policy(loop: Loop) -> None:
     """Collect with the present policy, learn from just that, forget it."""
     cfg, actor, learner = loop.cfg, loop.actor, loop.learner
     assert isinstance(cfg, OnPolicyConfig)
-    assert isinstance(actor, (Actor, SpreadActor))
+    assert isinstance(actor, (Actor, TorchActor, SpreadActor))
     with loop.running():
         for _ in loop.iterations():
             experience = actor.collect(steps=cfg.steps_per_iteration)

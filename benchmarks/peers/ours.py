@@ -42,7 +42,7 @@ def settings(row: dict[str, Any]) -> dict[str, Any]:
         "env": row["env"],
         "seed": row["seed"],
         "env_steps": row["warmup_steps"] + row["measured_steps"],
-        "vector": {"num": row.get("num_envs", 1)},
+        "vector": {"num": row.get("num_envs", 1), "backend": row.get("backend", "auto")},
         "net": {"hidden_sizes": row["hidden_sizes"], "activation": row["activation"]},
         "lr": row["lr"],
         "gamma": row["gamma"],
@@ -60,7 +60,8 @@ def settings(row: dict[str, Any]) -> dict[str, Any]:
 
 def ppo(row: dict[str, Any]) -> dict[str, Any]:
     names = ("steps_per_iteration", "minibatch_size", "epochs", "gae_lambda", "clip", "value_coef", "entropy_coef")
-    return {"lr_decay": False, "max_grad_norm": row["max_grad_norm"], **{name: row[name] for name in names}}
+    own = {"max_grad_norm": row["max_grad_norm"], "value_clip": row.get("value_clip")}
+    return {"lr_decay": False, **own, **{name: row[name] for name in names}}
 
 
 def dqn(row: dict[str, Any]) -> dict[str, Any]:

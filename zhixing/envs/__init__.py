@@ -29,7 +29,7 @@ __all__ = [
     "names",
 ]
 
-BACKENDS = ("auto", "serial", "process", "native", "ray")
+BACKENDS = ("auto", "serial", "process", "native", "torch", "ray")
 
 
 def make_vector(
@@ -41,9 +41,10 @@ def make_vector(
     render_mode: str | None = None,
     faults: Faults | None = None,
     address: str | None = None,
+    device: str = "cpu",
 ) -> VectorEnv:
     """`num` copies of an environment. What was chosen for `auto` is in `.backend` and `.workers`. With backend ray
-    `address` is that of a cluster."""
+    `address` is that of a cluster, with backend torch `device` where they live."""
     faults = faults or Faults()
     if backend not in BACKENDS:
         raise unknown("backend", backend, BACKENDS)
@@ -54,8 +55,8 @@ def make_vector(
     if workers is not None and not 1 <= workers <= num:
         raise UserError(f"the number of workers is {workers}; it must be from 1 to the {num} environments")
     guarded = faults.replace or faults.step_seconds is not None
-    if guarded and backend == "native":
-        raise UserError("native environments step together: on_crash=replace and step_seconds take backend process")
+    if guarded and backend in ("native", "torch"):
+        raise UserError(f"{backend} environments step together: on_crash=replace and step_seconds take backend process")
     given = dict(options or {})
     if render_mode is not None:
         given["render_mode"] = render_mode
@@ -63,6 +64,10 @@ def make_vector(
     if backend == "native" or (backend == "auto" and not guarded and num > 1 and suits_auto(name, given)):
         task().close()  # the same errors for wrong names and options as everywhere
         return NativeVectorEnv(name, num, given)
+    if backend == "torch":
+        from zhixing.envs.torch_tasks import TorchVectorEnv  # only now: worker processes start without torch
+
+        return TorchVectorEnv(name, num, layout_of(task).spaces, given, device)
     if backend == "serial":
         return SerialVectorEnv(task, num, faults=faults)
     if backend == "ray":

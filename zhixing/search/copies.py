@@ -65,7 +65,9 @@ class Copies:
         """Where the episodes of a serial or process back end are now."""
         saved = env.state_dict()
         if saved["kind"] != "slots":
-            raise UserError(f"the native back end of {self.name} can't be searched; use backend serial or process")
+            raise UserError(
+                f"the back end {env.backend} of {self.name} can't be searched; use backend serial or process"
+            )
         states = np.empty(env.num_envs, object)
         for index, episode in enumerate(saved["envs"]):
             self.vector.load_state_dict({**saved, "num": 1, "envs": [episode]})

@@ -1,0 +1,152 @@
+"""The back end `torch`: all copies of a task in a few tensors, on the device where the learner is."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor
+
+from zhixing.envs.arrays import Array
+from zhixing.envs.slots import State
+from zhixing.envs.torch_tasks.acrobot import Acrobot
+from zhixing.envs.torch_tasks.cartpole import CartPole
+from zhixing.envs.torch_tasks.mountain_car import MountainCar, MountainCarContinuous
+from zhixing.envs.torch_tasks.pendulum import Pendulum
+from zhixing.envs.torch_tasks.task import TorchTask
+from zhixing.envs.vector import Info, Result, VectorEnv
+from zhixing.errors import EnvCrashError, UserError
+from zhixing.spaces import Spaces
+from zhixing.tree import Tree
+
+TORCH: dict[str, type[TorchTask]] = {
+    "Acrobot-v1": Acrobot,
+    "CartPole-v1": CartPole,
+    "MountainCar-v0": MountainCar,
+    "MountainCarContinuous-v0": MountainCarContinuous,
+    "Pendulum-v1": Pendulum,
+}
+
+
+class Step(NamedTuple):
+    """What a step of all copies gives, as tensors that no later step changes."""
+
+    obs: Tensor  # where an episode ended, the first of the next one
+    last: Tensor  # the same before any copy began anew: what the actions really led to
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    ended: Tensor  # either
+
+
+class TorchVectorEnv(VectorEnv):
+    """`begin` and `advance` keep everything on the device and never wait for it; `reset` and `step` are the same for
+    those who speak NumPy. Each step draws a new start for every copy, whether its episode ended or not."""
+
+    def __init__(self, name: str, num: int, spaces: Spaces, options: State, device: torch.device | str = "cpu") -> None:
+        if name not in TORCH:
+            raise UserError(f"{name} has no version in torch ({', '.join(TORCH)} have); use another vector.backend")
+        given = dict(options)
+        limit = int(given.pop("max_episode_steps", TORCH[name].limit))
+        refused = sorted(set(given) - TORCH[name].options)
+        if refused:
+            raise UserError(f"{name} in torch has no option {', '.join(refused)}; use another vector.backend")
+        make: Callable[..., TorchTask] = TORCH[name]
+        self.task = make(**given)
+        self.limit = limit if limit >= 0 else torch.iinfo(torch.int32).max  # gymnasium.make's way to say without
+        super().__init__(name, spaces, num, "torch", 1)
+        self.device = torch.device(device)
+        self.rng = torch.Generator(self.device)
+        self.rng.seed()
+        self._state = torch.empty(0)
+        self._elapsed = torch.zeros(num, dtype=torch.int32, device=self.device)
+        self._sent: Result | None = None
+        action = spaces.action
+        if isinstance(action, Box):
+            self._low, high = (torch.as_tensor(bound, device=self.device) for bound in (action.low, action.high))
+            self._half = 0.5 * (high - self._low)
+
+    # --- on the device ---
+
+    def begin(self, seed: int | None = None) -> Tensor:
+        """New episodes everywhere; what they show."""
+        first = self._seeds(seed)[0]
+        if first is not None:
+            self.rng.manual_seed(first)
+        self._state = self.task.first(self.num_envs, self.rng)
+        self._elapsed = torch.zeros_like(self._elapsed)
+        return self.task.observe(self._state)
+
+    def advance(self, action: Tensor) -> Step:
+        """One step of every copy; actions as the task takes them."""
+        state, reward, terminated = self.task.move(self._state, action)
+        elapsed = self._elapsed + 1
+        truncated = elapsed >= self.limit
+        ended = terminated | truncated
+        self._elapsed = elapsed.masked_fill(ended, 0)
+        self._state = torch.where(ended, self.task.first(self.num_envs, self.rng), state)
+        observe = self.task.observe
+        return Step(observe(self._state), observe(state), reward, terminated, truncated, ended)
+
+    def to_task(self, action: Tensor) -> Tensor:
+        """`Spaces.to_env` on the device: bounded actions are in [-1, 1] in policies."""
+        if self.spaces.discrete:
+            return action
+        return self._low + (action.clamp(-1.0, 1.0) + 1.0) * self._half
+
+    # --- in NumPy ---
+
+    def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
+        if options:
+            raise UserError(f"{self.name} in torch takes no options at a reset; use backend serial or process")
+        return _array(self.begin(seed)), {}
+
+    def step(self, actions: Array) -> Result:
+        try:
+            step = self.advance(torch.as_tensor(np.asarray(actions), device=self.device))
+        except Exception as error:
+            raise EnvCrashError(f"environments {self.name} in torch crashed:\n{traceback.format_exc()}") from error
+        info: Info = {}
+        ended = _array(step.ended)
+        if ended.any():
+            info = {"final_obs": _array(step.last), "final_info": {i: {} for i in ended.nonzero()[0].tolist()}}
+        return _array(step.obs), _array(step.reward), _array(step.terminated), _array(step.truncated), info
+
+    def send(self, actions: Array, ids: Array) -> None:
+        if len(ids) != self.num_envs:
+            raise ValueError(f"environments in torch step together: send all {self.num_envs}, not {len(ids)}")
+        ordered = np.empty_like(actions)
+        ordered[ids] = actions
+        self._sent = self.step(ordered)
+
+    def recv(self, min_ready: int = 1) -> tuple[Array, Tree, Array, Array, Array, Info]:
+        if self._sent is None:
+            raise ValueError(f"recv waits for {min_ready} environments, but none were sent actions")
+        sent, self._sent = self._sent, None
+        return np.arange(self.num_envs), *sent
+
+    def state_dict(self) -> State:
+        task = {"state": _array(self._state), "elapsed": _array(self._elapsed), "rng": self.rng.get_state().numpy()}
+        return {"kind": "torch", "name": self.name, "num": self.num_envs, "task": task}
+
+    def load_state_dict(self, state: State) -> tuple[Tree, Info]:
+        self._check_state(state, "torch")
+        task = state["task"]
+        self._state, self._elapsed = (torch.tensor(task[name], device=self.device) for name in ("state", "elapsed"))
+        self.rng.set_state(torch.tensor(task["rng"]))
+        return _array(self.shown()), {}
+
+    def shown(self) -> Tensor:
+        """What the copies show now."""
+        return self.task.observe(self._state)
+
+    def render(self, index: int = 0) -> Array:  # type: ignore[override]
+        raise UserError(f"{self.name} in torch gives no picture; use backend serial or process")
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.contiguous().cpu().numpy()

@@ -1,0 +1,169 @@
+"""The actor for tasks written in torch: steps, decisions and rollouts are tensors on one device and stay there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zhixing.actor import Episode, Experience
+from zhixing.batch import Batch
+from zhixing.envs.torch_tasks import TorchVectorEnv
+from zhixing.ops.seeding import stream
+from zhixing.policy import Phase, Policy
+from zhixing.tree import Field, Tree, tree_leaves, tree_map
+
+
+class TorchActor:
+    """`collect` as `Actor` has it, for so many steps. Nothing in it waits for the device until they are done."""
+
+    def __init__(
+        self, policy: Policy, env: TorchVectorEnv, fields: Mapping[str, Tree] | None = None, *, seed: int = 0
+    ) -> None:
+        self.policy, self.env, self.device = policy, env, env.device
+        policy.watch(env)
+        self.fields = dict(fields or {})
+        self.seed = seed
+        self.rng = torch.Generator(self.device).manual_seed(stream(seed, "actor"))
+        self.env_steps = 0
+        self.rollout: TensorRollout | None = None  # the steps of the last `collect`
+        self._obs: Tensor | None = None  # what the environments show now; None before the first step
+
+    def _start(self, seed: int) -> None:
+        num = self.env.num_envs
+        self._obs = self.env.begin(seed)
+        self._hidden = self.policy.initial_hidden(num)
+        self._returns = torch.zeros(num, device=self.device)
+        self._lengths = torch.zeros(num, dtype=torch.int64, device=self.device)
+
+    def collect(self, steps: int, phase: Phase = Phase.COLLECT) -> Experience:
+        """Take `steps` steps in each environment. The batch's tensors are overwritten by the next call."""
+        if self._obs is None:
+            self._start(stream(self.seed, "environments"))
+        assert self._obs is not None
+        rollout = self._storage(steps)
+        rollout.write(0, obs=self._obs)
+        with torch.inference_mode():
+            for t in range(steps):
+                self._step(phase, rollout, t)
+        return Experience(rollout.batch, rollout.episodes())
+
+    def _step(self, phase: Phase, rollout: TensorRollout, t: int) -> None:
+        hidden = self._hidden
+        decision = self.policy.act(rollout.rows["obs"][t], hidden, None, phase, self.rng, self.env_steps)
+        step = self.env.advance(self.env.to_task(decision.action))
+        self.env_steps += self.env.num_envs
+        self._obs, self._hidden = step.obs, decision.hidden
+        for name in self.fields:
+            if name == "hidden":
+                kept = hidden
+            else:
+                kept = decision.extras[name] if name in decision.extras else getattr(decision, name)
+            rollout.write(t, **{name: kept})
+        self._returns = self._returns + step.reward
+        self._lengths = self._lengths + 1
+        rollout.write(
+            t,
+            action=decision.action,
+            reward=step.reward,
+            terminated=step.terminated,
+            truncated=step.truncated,
+            next_obs=step.last,
+            episode_return=self._returns,
+            episode_length=self._lengths,
+        )
+        rollout.write(t + 1, obs=step.obs)
+        self._returns = self._returns.masked_fill(step.ended, 0.0)
+        self._lengths = self._lengths.masked_fill(step.ended, 0)
+        if self._hidden is not None:
+            self._hidden = tree_map(
+                lambda leaf: leaf.masked_fill(step.ended.view(-1, *[1] * (leaf.ndim - 1)), 0.0), self._hidden
+            )
+
+    def _storage(self, steps: int) -> TensorRollout:
+        if self.rollout is None or self.rollout.num_steps != steps:
+            fields = {**self.env.spaces.fields(), **self.fields}
+            self.rollout = TensorRollout(fields, steps, self.env.num_envs, self.device)
+        return self.rollout
+
+    @property
+    def tells(self) -> tuple[str, ...]:
+        return self.env.tells
+
+    def close(self) -> None:
+        self.env.close()
+
+    def load(self, weights: dict[str, Tensor]) -> None:
+        """Act with these weights from now on."""
+        self.policy.load_state_dict(weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"env_steps": self.env_steps, "rng": self.rng.get_state()}
+        if self._obs is not None:
+            state |= {
+                "env": self.env.state_dict(),
+                "hidden": None if self._hidden is None else tree_map(torch.clone, self._hidden),
+                "returns": self._returns.clone(),
+                "lengths": self._lengths.clone(),
+            }
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Returns the environments that could not be put back into mid-episode: none."""
+        self.env_steps = state["env_steps"]
+        self.rng.set_state(state["rng"])
+        if "env" in state:
+            self._start(0)
+            self.env.load_state_dict(state["env"])
+            self._obs = self.env.shown()
+            if state["hidden"] is not None:
+                self._hidden = tree_map(lambda leaf: leaf.to(self.device), state["hidden"])
+            self._returns, self._lengths = state["returns"].to(self.device), state["lengths"].to(self.device)
+        return []
+
+
+class TensorRollout:
+    """Steps `[T,N]` in tensors that are allocated once. Unlike `Rollout` it keeps `next_obs` for every step: to keep
+    only those of episodes' ends, their number would have to be known, and so the device be waited for."""
+
+    def __init__(self, spec: Mapping[str, Tree], num_steps: int, num_envs: int, device: torch.device) -> None:
+        self.num_steps = num_steps
+        number, count = Field((), np.dtype(np.float32)), Field((), np.dtype(np.int64))
+        own = {"next_obs": spec["obs"], "episode_return": number, "episode_length": count}
+
+        def allocate(field: Field, rows: int) -> Tensor:
+            dtype = torch.from_numpy(np.empty(0, field.dtype)).dtype
+            return torch.zeros((rows, num_envs, *field.shape), dtype=dtype, device=device)
+
+        self.tensors: dict[str, Tree] = {
+            name: tree_map(lambda field, rows=num_steps + (name == "obs"): allocate(field, rows), tree)
+            for name, tree in {**spec, **own}.items()
+        }
+        # single steps, as views that are made once, not in each step
+        self.rows = {name: _rows(tree) for name, tree in self.tensors.items()}
+        shown = {name: tree for name, tree in self.tensors.items() if not name.startswith("episode_")}
+        self.batch = Batch(**{name: tree_map(lambda leaf: leaf[:num_steps], tree) for name, tree in shown.items()})
+
+    def write(self, t: int, **values: Tree) -> None:
+        for name, value in values.items():
+            for target, leaf in zip(tree_leaves(self.rows[name][t]), tree_leaves(value), strict=True):
+                target.copy_(leaf)
+
+    def episodes(self) -> list[Episode]:
+        """Those that ended, in the order of their ends."""
+        ended = self.tensors["terminated"] | self.tensors["truncated"]
+        returns, lengths = (self.tensors[f"episode_{what}"][ended].tolist() for what in ("return", "length"))
+        return [Episode(ret, length, {}) for ret, length in zip(returns, lengths, strict=True)]
+
+
+def _rows(tree: Tree) -> list[Tree]:
+    """A tree of `[T,N,...]` as T trees of `[N,...]`."""
+    if isinstance(tree, Tensor):
+        return list(tree.unbind())
+    if isinstance(tree, Mapping):
+        parts = {key: _rows(part) for key, part in tree.items()}
+        return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
+    return list(zip(*(_rows(part) for part in tree), strict=True))
