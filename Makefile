@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 SEED ?= 0
+BENCH = fixed_work collecting replay start growth
 
-.PHONY: help install train test lint types datasets learn bench soak clean
+.PHONY: help install train test lint types datasets learn bench bench-quick soak clean
 
 help:            ## what there is
-	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/'
 
 install: $(VENV)/.installed  ## virtual environment with everything that the tests need
 
@@ -39,8 +40,11 @@ learn: datasets  ## the longer learning studies: every algorithm, memory and goa
 	@failed=0; for study in learn memory_and_goals teams offline; do \
 	$(BIN)/python benchmarks/$$study.py || failed=1; done; exit $$failed
 
-bench: install   ## speed side by side with peers
-	$(BIN)/python benchmarks/fixed_work.py
+bench: install   ## speed side by side with peers: results, tables in docs/benchmarks.md and a chart
+	@for study in $(BENCH) chart; do $(BIN)/python benchmarks/$$study.py || exit 1; done
+
+bench-quick: install  ## the same on a small part of the work, into benchmarks/results/quick
+	@for study in $(BENCH) chart; do $(BIN)/python benchmarks/$$study.py --quick || exit 1; done
 
 soak: install    ## kills, faults, bad input and long runs, for hours
 	$(BIN)/python benchmarks/soak.py

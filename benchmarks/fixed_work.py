@@ -10,7 +10,6 @@ that is made here when it is missing. A further row or a further peer is one mor
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import importlib
 import json
@@ -19,10 +18,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from common import HERE, ROOT, cpu, peer_python, read_results, run_alone, write_page, write_results
+from common import HERE, ROOT, asked, compared, cpu, peer_python, publish, read_results, run_alone, spread, table
 
 RESULTS = HERE / "results" / "fixed_work.json"
-PAGE = ROOT / "docs" / "benchmarks.md"
 
 FROM_DATA: dict[str, Any] = {
     "env": "Pendulum-v1",
@@ -167,8 +165,15 @@ for _name in ("ppo-cartpole", "dqn-cartpole", "sac-pendulum", "td3-pendulum"):
     ROWS[f"{_name}-graph"] = {**ROWS[_name], "title": f"{ROWS[_name]['title']}; here with graph=true", "graph": True}
 
 
+# what --quick takes without being asked: nothing is compiled, nothing needs data
+QUICK = ("ppo-cartpole", "dqn-cartpole")
+# not ours, and not for these rows
+OTHERS = ("ours", "sb3_worlds")
+
+
 def main() -> None:
-    options = _options()
+    known = sorted(file.stem for file in (HERE / "peers").glob("*.py") if file.stem not in OTHERS)
+    options = asked(__doc__, list(ROWS), 5, quick_rows=QUICK, peers=known)
     rows = {name: dict(ROWS[name]) for name in options.rows}
     if options.quick:
         for row in rows.values():
@@ -185,38 +190,13 @@ def main() -> None:
         fitting = {peer: pythons[peer] for peer in peers if row["algorithm"] in peers[peer].ALGORITHMS}
         if fitting:
             measured[name] = _measure(name, row, fitting, options.repeats)
-    titles = {name: peer.TITLE for name, peer in peers.items()}
-    print("\n" + _table(measured, titles))
-    if options.quick:
-        print("\n--quick is for trying things out: nothing was written")
-        return
     # rows and peers that weren't measured now keep their last figures
-    kept = read_results(RESULTS) or {"titles": {}, "rows": {}}
+    kept = {"titles": {}, "rows": {}} if options.quick else read_results(RESULTS) or {"titles": {}, "rows": {}}
     for name, row in measured.items():
         before = kept["rows"].get(name, {"peers": {}})
         kept["rows"][name] = {**row, "peers": {**before["peers"], **row["peers"]}}
-    kept["titles"] |= titles
-    write_results(RESULTS, kept)
-    write_page(PAGE, "fixed work", _table(kept["rows"], kept["titles"]))
-    print(f"\nwritten: {RESULTS.relative_to(ROOT)}, {PAGE.relative_to(ROOT)}")
-
-
-def _options() -> argparse.Namespace:
-    peers = sorted(file.stem for file in (HERE / "peers").glob("*.py") if file.stem != "ours")
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--repeats", type=int, default=5, help="pairs of runs per row (5)")
-    parser.add_argument("--rows", default=",".join(ROWS), help=f"which of {','.join(ROWS)} (all)")
-    parser.add_argument("--peers", default=",".join(peers), help=f"which of {','.join(peers)} (all)")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the work, and nothing written")
-    options = parser.parse_args()
-    options.rows, options.peers = options.rows.split(","), options.peers.split(",")
-    for given, known in ((options.rows, list(ROWS)), (options.peers, peers)):
-        wrong = [name for name in given if name not in known]
-        if wrong:
-            parser.error(f"unknown: {', '.join(wrong)}; there are {', '.join(known)}")
-    if options.repeats < 1:
-        parser.error("--repeats must be at least 1")
-    return options
+    kept["titles"] |= {name: peer.TITLE for name, peer in peers.items()}
+    publish("fixed_work", kept, _table(kept["rows"], kept["titles"]), options.quick)
 
 
 # --- measuring ---------------------------------------------------------------------------------------------------
@@ -280,14 +260,11 @@ def _check_same_work(name: str, peer: str, row: dict[str, Any], ours: dict[str, 
 def _summary(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
     ours = [mine["env_steps"] / mine["seconds"] for mine, _ in pairs]
     theirs = [their["env_steps"] / their["seconds"] for _, their in pairs]
-    ratios = [mine / their for mine, their in zip(ours, theirs, strict=True)]
     first, last = pairs[0]
     return {
         "ours_steps_per_second": round(statistics.median(ours), 1),
         "peer_steps_per_second": round(statistics.median(theirs), 1),
-        "ratio": round(statistics.median(ours) / statistics.median(theirs), 3),
-        "ratio_min": round(min(ratios), 3),
-        "ratio_max": round(max(ratios), 3),
+        **compared(ours, theirs),
         "ours_seconds": [round(mine["seconds"], 3) for mine, _ in pairs],
         "peer_seconds": [round(their["seconds"], 3) for _, their in pairs],
         # says little on a quiet machine; on a busy one it shows how far to trust the rest
@@ -317,35 +294,42 @@ def _summary(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, An
 
 
 def _table(rows: dict[str, dict[str, Any]], titles: dict[str, str]) -> str:
-    """Markdown: one line per row and peer, in the order of `ROWS`, and under what they were measured."""
-    lines = [
-        "| work | peer | ours, steps or updates/s | peer | ratio | of single pairs |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
-    notes = {}
+    """One line per row and peer, in the order of `ROWS`, who can't do a row, and under what they were measured."""
+    lines, notes = [], {}
     for name in [name for name in ROWS if name in rows]:
+        work = rows[name]["title"]
         for peer, found in rows[name]["peers"].items():
-            version = found["versions"][titles[peer]]
-            work, mine = rows[name]["title"], found["parameters"]
-            theirs = found.get("peer_parameters", mine)
-            if mine != theirs:
-                work += f" ({mine:,} parameters, peer {theirs:,})"
-            if "compile_seconds" in found:
-                work += f" (compiled in {max(found['compile_seconds']):.0f} s at most)"
-            if "returns" in found:
-                ends = ((f"{value:.0f}" for value in side) for side in zip(*found["returns"], strict=True))
-                work += "; mean returns {}, peer {}".format(*(", ".join(side) for side in ends))
             lines.append(
-                f"| {work} | {titles[peer]} {version} | {found['ours_steps_per_second']:,.0f} "
-                f"| {found['peer_steps_per_second']:,.0f} | **{found['ratio']:.2f}** "
-                f"| {found['ratio_min']:.2f} .. {found['ratio_max']:.2f} |"
+                [
+                    work + _remarks(found),
+                    f"{titles[peer]} {found['versions'][titles[peer]]}",
+                    f"{found['ours_steps_per_second']:,.0f}",
+                    f"{found['peer_steps_per_second']:,.0f}",
+                    *spread(found),
+                ]
             )
             versions = f"torch {found['versions']['torch']}, Python {found['versions']['python']}"
             note = (
                 f"Pairs of runs: {len(found['ours_seconds'])}. {found['cpu']}, one thread, {versions}, {found['date']}."
             )
             notes[note] = None
-    return "\n".join([*lines, "", *notes])
+        if unable := [title for peer, title in titles.items() if peer not in rows[name]["peers"]]:
+            lines.append([work, f"{', '.join(unable)}: can't, or not measured", "", "", "", ""])
+    head = ["work", "peer", "ours, steps or updates/s", "peer", "ratio", "of single pairs"]
+    return "\n".join([table(head, lines, 2), "", *notes])
+
+
+def _remarks(found: dict[str, Any]) -> str:
+    told, mine = "", found["parameters"]
+    theirs = found.get("peer_parameters", mine)
+    if mine != theirs:
+        told += f" ({mine:,} parameters, peer {theirs:,})"
+    if "compile_seconds" in found:
+        told += f" (compiled in {max(found['compile_seconds']):.0f} s at most)"
+    if "returns" in found:
+        ends = ((f"{value:.0f}" for value in side) for side in zip(*found["returns"], strict=True))
+        told += "; mean returns {}, peer {}".format(*(", ".join(side) for side in ends))
+    return told
 
 
 if __name__ == "__main__":

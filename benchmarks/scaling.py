@@ -22,11 +22,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from common import HERE, ROOT, write_page, write_results
-from gymnasium.spaces import Box, Discrete
 
 import zhixing as zx
 from zhixing.buffers import Buffer, NStep, Prioritized
@@ -44,36 +42,16 @@ BYTES_PER_SECOND = 1.25e9  # 10 Gb/s
 PER_MACHINE, ENVS = 32, 4  # workers, and environments of each
 
 
-class Sleeps(gym.Env):
-    """Shows `size` numbers, or a stack of pictures; a step takes `seconds` of waiting. An episode has 200."""
-
-    def __init__(self, seconds: float = 1e-3, size: int = 4, picture: bool = False) -> None:
-        self.observation_space = Box(0, 255, (4, 84, 84), np.uint8) if picture else Box(-1.0, 1.0, (size,), np.float32)
-        self.action_space = Discrete(4)
-        self.seconds, self.t = seconds, 0
-        self.obs = np.zeros(self.observation_space.shape, self.observation_space.dtype)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
-        self.t = 0
-        return self.obs, {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        time.sleep(self.seconds)
-        self.t += 1
-        return self.obs, 1.0, False, self.t == 200, {}
-
-
 def actor_of(workers: int, num: int | None = None, algorithm: str = "impala", **options: Any) -> SpreadActor:
     cfg = zx.config.load(
         algorithm=algorithm,
-        env={"name": "scaling:Sleeps", **options},
+        env={"name": "tasks:Sleeps", **options},
         threads=1,
         vector={"num": num or max(1, workers), "backend": "serial"},
         distributed={"workers": workers},
         **({"actors": 1} if algorithm == "impala" else {}),
     )
-    env = zx.envs.make_vector("scaling:Sleeps", 1, backend="serial", options=options)
+    env = zx.envs.make_vector("tasks:Sleeps", 1, backend="serial", options=options)
     learner = zx.algorithms.get(algorithm).make(cfg, env.spaces)
     actor = spread(cfg, learner, env.spaces, (), Path(tempfile.gettempdir()))
     env.close()
@@ -191,7 +169,7 @@ def messages(cluster: Cluster) -> dict[str, Any]:
 
 def replay() -> dict[str, Any]:
     """A prioritized replay of a million transitions of 17 numbers, filled and sampled as by workers."""
-    env = zx.envs.make_vector("scaling:Sleeps", 1, backend="serial", options={"size": 17, "seconds": 0.0})
+    env = zx.envs.make_vector("tasks:Sleeps", 1, backend="serial", options={"size": 17, "seconds": 0.0})
     columns, rng = 1000, np.random.default_rng(0)
     buffer = Buffer(env.spaces.fields(), 1_000_000, columns, sampler=Prioritized(), view=NStep(1, 0.99))
     env.close()

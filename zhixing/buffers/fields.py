@@ -157,20 +157,29 @@ class Table:
 
     def take(self, name: str, index: Array) -> Tree:
         """Copies of the rows `index`, as torch tensors on the device."""
+        return self.tree(name, self.leaves(name, index))
+
+    def leaves(self, name: str, index: Array) -> list[Any]:
+        """The same, leaf by leaf, of the kind that the table holds."""
+        return [self._take(array, index) for array in self.arrays[name]]
+
+    def tree(self, name: str, leaves: list[Any]) -> Tree:
+        """Leaves of the table's kind as torch tensors, in the spec's shape."""
+        tensors = [torch.from_numpy(leaf) for leaf in leaves] if self.on_cpu else leaves
         if isinstance(self.spec[name], Field):
-            return self._take(self.arrays[name][0], index)
-        copies: Iterator[torch.Tensor] = iter([self._take(array, index) for array in self.arrays[name]])
+            return tensors[0]
+        copies: Iterator[torch.Tensor] = iter(tensors)
         return tree_map(lambda _: next(copies), self.spec[name])
 
-    def _take(self, array: Any, index: Array) -> torch.Tensor:
-        return torch.from_numpy(array.take(index, 0)) if self.on_cpu else array[self.tensor(index)]
+    def _take(self, array: Any, index: Array) -> Any:
+        return array.take(index, 0) if self.on_cpu else array[self.tensor(index)]
 
     def rows(self, index: Array) -> dict[str, Array]:
         """Copies of the rows `index` of every leaf, under plain names, for a file."""
         return {
-            f"{name}.{i}": self._take(array, index).cpu().numpy()
-            for name, arrays in self.arrays.items()
-            for i, array in enumerate(arrays)
+            f"{name}.{i}": leaf if self.on_cpu else leaf.cpu().numpy()
+            for name in self.arrays
+            for i, leaf in enumerate(self.leaves(name, index))
         }
 
     def set_rows(self, index: Array, rows: Mapping[str, Array], keep: Array) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from zhixing.batch import Batch
 from zhixing.buffers.fields import SUCCESSORS, Array, Pool, Reader, Table
@@ -309,21 +308,14 @@ class Ring:
         after = (flat + self.num_envs) % self.size
         if stacked:
             after = np.concatenate([self._frames(flat)[:, 1:], after[:, None]], axis=1)
-        tree = self.table.take(name, after)
+        leaves = self.table.leaves(name, after)
         slots = self.slot.take(flat)
-        hits = np.flatnonzero(slots >= 0)
+        hits = (slots >= 0).nonzero()[0]
         if len(hits):
             at: Any = hits if self.table.on_cpu else self.table.tensor(hits)
-
-            def patch(leaf: torch.Tensor, last: torch.Tensor) -> None:
-                rows = leaf[:, -1] if stacked else leaf
-                if self.table.on_cpu:  # NumPy writes a few rows faster
-                    rows.numpy()[at] = last.numpy()
-                else:
-                    rows[at] = last
-
-            tree_map(patch, tree, self.lasts.table.take(name, slots[hits]))
-        return tree
+            for leaf, last in zip(leaves, self.lasts.table.leaves(name, slots[hits]), strict=True):
+                (leaf[:, -1] if stacked else leaf)[at] = last
+        return self.table.tree(name, leaves)
 
     def _frames(self, flat: Array) -> Array:
         """The rows of the frames of each stack, oldest first `[B,k]`; before an episode's first, that one again."""
