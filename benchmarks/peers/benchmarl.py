@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 import tempfile
-import time
 import warnings
 from importlib.metadata import version
 from pathlib import Path
@@ -96,6 +94,8 @@ def make(row: dict[str, Any], folder: str) -> Any:
 
 
 def main() -> None:
+    import telling
+
     sys.path.remove(str(Path(__file__).resolve().parent))  # else this file is what `import benchmarl` finds
     os.environ["TQDM_DISABLE"] = "1"
     import torch
@@ -105,7 +105,7 @@ def main() -> None:
     row = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     ends = (row["warmup_steps"], row["warmup_steps"] + row["measured_steps"])
-    marks: list[tuple[float, float, int, int]] = []  # seconds, of the CPU, environment steps, optimizer steps
+    marks: list[Any] = []
 
     with tempfile.TemporaryDirectory() as folder:
         experiment = make(row, folder)
@@ -118,27 +118,13 @@ def main() -> None:
             def on_train_end(self, training_td: Any, group: str) -> None:
                 if experiment.total_frames in ends:
                     steps = int(optimizer.state[parameters[0]]["step"])
-                    marks.append((time.perf_counter(), time.process_time(), experiment.total_frames, steps))
+                    marks.append(telling.mark(experiment.total_frames, steps))
 
         # not an argument: that one is pickled, which a class in a function can't be
         experiment.callbacks.append(Stopwatch())
         experiment.run()
-    seconds, cpu_seconds, env_steps, optimizer_steps = (end - begin for begin, end in zip(*marks, strict=True))
-    result = {
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
-        "env_steps": env_steps,
-        "optimizer_steps": optimizer_steps,
-        "parameters": sum(p.numel() for p in parameters),
-        "threads": torch.get_num_threads(),
-        "versions": {
-            TITLE: version("benchmarl"),
-            **{name: version(name) for name in ("torchrl", "tensordict", "pettingzoo", "mpe2", "gymnasium")},
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-    }
-    print(json.dumps(result))
+    packages = ("torchrl", "tensordict", "pettingzoo", "mpe2", "gymnasium")
+    telling.tell(marks, sum(p.numel() for p in parameters), {TITLE: version("benchmarl")}, packages)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import platform
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -89,6 +87,8 @@ def mean_return(algorithm: Any, row: dict[str, Any]) -> float:
 
 
 def main() -> None:
+    import telling
+
     sys.path.remove(str(Path(__file__).resolve().parent))  # else this file is what `import d3rlpy` finds
     os.environ["TQDM_DISABLE"] = "1"
     import d3rlpy
@@ -103,11 +103,11 @@ def main() -> None:
     with np.load(row["arrays"]) as arrays:
         data = d3rlpy.dataset.MDPDataset(**arrays)
     algorithm = ALGORITHMS[row["algorithm"]](row).create(device="cpu:0")
-    marks: list[tuple[float, float, int]] = []
+    marks: list[Any] = []
 
     def stopwatch(algo: Any, epoch: int, step: int) -> None:
         if step in (row["warmup_steps"], steps):
-            marks.append((time.perf_counter(), time.process_time(), step))
+            marks.append(telling.mark(step, step))
 
     steps = row["warmup_steps"] + row["measured_steps"]
     algorithm.fit(
@@ -118,25 +118,10 @@ def main() -> None:
         show_progress=False,
         callback=stopwatch,
     )
-    seconds, cpu_seconds, updates = (end - begin for begin, end in zip(*marks, strict=True))
     wrapped = [part for part in vars(algorithm.impl.modules).values() if isinstance(part, OptimizerWrapper)]
     trained = {id(p): p.numel() for part in wrapped for group in part._optim.param_groups for p in group["params"]}
-    result = {
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
-        "env_steps": updates,
-        "optimizer_steps": updates,
-        "parameters": sum(trained.values()),
-        "mean_return": mean_return(algorithm, row),
-        "threads": torch.get_num_threads(),
-        "versions": {
-            TITLE: version("d3rlpy"),
-            "gymnasium": version("gymnasium"),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-    }
-    print(json.dumps(result))
+    told = {"mean_return": mean_return(algorithm, row)}
+    telling.tell(marks, sum(trained.values()), {TITLE: version("d3rlpy")}, **told)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
+import telling
 import torch
 
 import zhixing as zx
@@ -26,13 +24,13 @@ class Stopwatch(Callback):
 
     def __init__(self, warmup_steps: int) -> None:
         self.warmup_steps = warmup_steps
-        self.marks: list[tuple[float, float, int, int]] = []  # seconds, of the CPU, environment steps, optimizer steps
+        self.marks: list[telling.Mark] = []
 
     def iteration_end(self, loop: Loop, metrics: Mapping[str, torch.Tensor]) -> None:
         if loop.steps == self.warmup_steps or loop.fraction >= 1.0:
             optimizers = [part for part in vars(loop.learner).values() if isinstance(part, Optimizer)]
             steps = sum(int(part.steps[0]) for part in optimizers)
-            self.marks.append((time.perf_counter(), time.process_time(), loop.steps, steps))
+            self.marks.append(telling.mark(loop.steps, steps))
 
 
 def settings(row: dict[str, Any]) -> dict[str, Any]:
@@ -143,31 +141,11 @@ def main() -> None:
         if session.learner.graphs is not None:
             told["compile_seconds"] = session.learner.graphs.seconds
         if "data" in row:
-            told["optimizer_steps"] = row["measured_steps"]
+            told["optimizer_steps"] = row["measured_steps"]  # how many optimizers share an update is nobody's business
             told["mean_return"] = zx.evaluate(f"{folder}/run", row["episodes"], 10_000).mean_return
-    seconds, cpu_seconds, env_steps, optimizer_steps = (
-        end - begin for begin, end in zip(*stopwatch.marks, strict=True)
-    )
     optimizers = [part for part in vars(session.learner).values() if isinstance(part, Optimizer)]
-    print(
-        json.dumps(
-            {
-                "seconds": seconds,
-                "cpu_seconds": cpu_seconds,
-                "env_steps": env_steps,
-                "optimizer_steps": optimizer_steps,
-                **told,  # of data: how many optimizers share an update is nobody's business
-                "parameters": sum(p.numel() for part in optimizers for p in part.parameters),
-                "threads": torch.get_num_threads(),
-                "versions": {
-                    "zhixing": zx.__version__,
-                    "torch": torch.__version__,
-                    "gymnasium": version("gymnasium"),
-                    "python": platform.python_version(),
-                },
-            }
-        )
-    )
+    parameters = sum(p.numel() for part in optimizers for p in part.parameters)
+    telling.tell(stopwatch.marks, parameters, {"zhixing": zx.__version__}, **told)
 
 
 if __name__ == "__main__":

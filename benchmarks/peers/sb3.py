@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -93,36 +91,36 @@ def common(row: Row, net_arch: Any, activations: Row) -> Row:
     }
 
 
-def timed(model: Any, row: dict[str, Any], optimizer_steps: Callable[[], int]) -> dict[str, float]:
-    """Train, and tell what happened after the warm-up."""
+def timed(model: Any, row: dict[str, Any], optimizer_steps: Callable[[], int]) -> list[Any]:
+    """Train, and mark the end of the warm-up and of the whole."""
+    import telling
     from stable_baselines3.common.callbacks import BaseCallback
 
-    marks: list[tuple[float, float, int, int]] = []  # seconds, of the CPU, environment steps, optimizer steps
-
-    def mark() -> None:
-        marks.append((time.perf_counter(), time.process_time(), model.num_timesteps, optimizer_steps()))
+    marks: list[Any] = []
 
     class Stopwatch(BaseCallback):
         """Runs from the first iteration after the warm-up to the end of the last."""
 
         def _on_rollout_start(self) -> None:
             if self.num_timesteps == row["warmup_steps"]:
-                mark()
+                self._mark()
 
         def _on_step(self) -> bool:
             return True
 
         def _on_training_end(self) -> None:
-            mark()
+            self._mark()
+
+        def _mark(self) -> None:
+            marks.append(telling.mark(model.num_timesteps, optimizer_steps()))
 
     model.learn(row["warmup_steps"] + row["measured_steps"], callback=Stopwatch(), log_interval=10**9)
-    names = ("seconds", "cpu_seconds", "env_steps", "optimizer_steps")
-    return {name: end - begin for name, begin, end in zip(names, *marks, strict=True)}
+    return marks
 
 
 def main() -> None:
-    import gymnasium
     import stable_baselines3
+    import telling
     import torch
     from torch import nn
 
@@ -139,18 +137,8 @@ def main() -> None:
     def optimizer_steps() -> int:
         return sum(int(state[group[0]]["step"]) for state, group in zip(states, groups, strict=True))
 
-    result = {
-        **timed(model, row, optimizer_steps),
-        "parameters": sum(p.numel() for group in groups for p in group),
-        "threads": torch.get_num_threads(),
-        "versions": {
-            TITLE: stable_baselines3.__version__,
-            "torch": torch.__version__,
-            "gymnasium": gymnasium.__version__,
-            "python": platform.python_version(),
-        },
-    }
-    print(json.dumps(result))
+    marks = timed(model, row, optimizer_steps)
+    telling.tell(marks, sum(p.numel() for group in groups for p in group), {TITLE: stable_baselines3.__version__})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +32,7 @@ def main() -> None:
 
     sys.path.append(str(Path(__file__).resolve().parent))
     import sb3
+    import telling
 
     row: dict[str, Any] = json.loads(sys.argv[1])
     torch.set_num_threads(1)
@@ -47,21 +47,10 @@ def main() -> None:
     def optimizer_steps() -> int:
         return sum(int(getattr(owner, name).step) for name, owner in counted.items())
 
-    result = {
-        **sb3.timed(model, row, optimizer_steps),
-        "parameters": sum(
-            leaf.size for name, owner in held.items() for leaf in jax.tree.leaves(getattr(owner, name).params)
-        ),
-        "threads": torch.get_num_threads(),
-        "versions": {
-            TITLE: version("sbx-rl"),
-            "jax": version("jax"),
-            "torch": torch.__version__,
-            "gymnasium": version("gymnasium"),
-            "python": platform.python_version(),
-        },
-    }
-    print(json.dumps(result))
+    networks = [getattr(owner, name).params for name, owner in held.items()]
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(networks))
+    marks = sb3.timed(model, row, optimizer_steps)
+    telling.tell(marks, parameters, {TITLE: version("sbx-rl")}, ("jax", "gymnasium"))
 
 
 if __name__ == "__main__":

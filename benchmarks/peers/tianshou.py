@@ -7,9 +7,7 @@ none, which is most of what one environment with a long replay costs there.
 from __future__ import annotations
 
 import json
-import platform
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -150,6 +148,8 @@ def params(row: Row, collector: Any, steps: int, mark: Any) -> Any:
 
 
 def main() -> None:
+    import telling
+
     sys.path.remove(str(Path(__file__).resolve().parent))  # else this file is what `import tianshou` finds
     import gymnasium as gym
     import torch
@@ -174,12 +174,12 @@ def main() -> None:
     sizes = [sum(p.numel() for p in group) for group in groups]
     counted = [i for i, size in enumerate(sizes) if size not in sizes[:i]]
     random_steps = row.get("random_steps", 0)
-    marks: list[tuple[float, float, int, int]] = []  # seconds, of the CPU, environment steps, optimizer steps
+    marks: list[Any] = []
 
     def mark(env_step: int) -> None:
         if random_steps + env_step in (row["warmup_steps"], row["warmup_steps"] + row["measured_steps"]):
             steps = sum(int(made[i].state[groups[i][0]]["step"]) for i in counted)
-            marks.append((time.perf_counter(), time.process_time(), env_step, steps))
+            marks.append(telling.mark(env_step, steps))
 
     vector = DummyVectorEnv([lambda: gym.make(row["env"]) for _ in range(row["num_envs"])])
     capacity = row.get("replay_capacity", row["num_envs"] * row.get("steps_per_iteration", 1))
@@ -191,22 +191,7 @@ def main() -> None:
     steps = row["warmup_steps"] + row["measured_steps"] - random_steps
     algorithm.run_training(params(row, collector, steps, mark))
     mark(steps)
-    seconds, cpu_seconds, env_steps, optimizer_steps = (end - begin for begin, end in zip(*marks, strict=True))
-    result = {
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
-        "env_steps": env_steps,
-        "optimizer_steps": optimizer_steps,
-        "parameters": sum(sizes),
-        "threads": torch.get_num_threads(),
-        "versions": {
-            TITLE: version("tianshou"),
-            "torch": torch.__version__,
-            "gymnasium": version("gymnasium"),
-            "python": platform.python_version(),
-        },
-    }
-    print(json.dumps(result))
+    telling.tell(marks, sum(sizes), {TITLE: version("tianshou")})
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from importlib.metadata import version
@@ -212,6 +210,8 @@ def step(optimizer: Any, loss: Any, row: Row) -> None:
 
 
 def main() -> None:
+    import telling
+
     sys.path.remove(str(Path(__file__).resolve().parent))  # else this file is what `import torchrl` finds
     os.environ["TQDM_DISABLE"] = "1"
     warnings.simplefilter("ignore")
@@ -227,7 +227,7 @@ def main() -> None:
     env = TransformedEnv(bare, DoubleToFloat())
     parts = ALGORITHMS[row["algorithm"]](row, env)
     groups = [optimizer.param_groups[0]["params"] for optimizer in parts.optimizers]
-    marks: list[tuple[float, float, int, int]] = []  # seconds, of the CPU, environment steps, optimizer steps
+    marks: list[Any] = []
     total, done = row["warmup_steps"] + row["measured_steps"], 0
     collector = Collector(
         env,
@@ -242,23 +242,8 @@ def main() -> None:
         if done in (row["warmup_steps"], total):
             pairs = zip(parts.optimizers, groups, strict=True)
             steps = sum(int(optimizer.state[group[0]]["step"]) for optimizer, group in pairs)
-            marks.append((time.perf_counter(), time.process_time(), done, steps))
-    seconds, cpu_seconds, env_steps, optimizer_steps = (end - begin for begin, end in zip(*marks, strict=True))
-    result = {
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
-        "env_steps": env_steps,
-        "optimizer_steps": optimizer_steps,
-        "parameters": sum(p.numel() for group in groups for p in group),
-        "threads": torch.get_num_threads(),
-        "versions": {
-            TITLE: version("torchrl"),
-            "torch": torch.__version__,
-            "gymnasium": version("gymnasium"),
-            "python": platform.python_version(),
-        },
-    }
-    print(json.dumps(result))
+            marks.append(telling.mark(done, steps))
+    telling.tell(marks, sum(p.numel() for group in groups for p in group), {TITLE: version("torchrl")})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from zhixing.envs.arrays import Array
 from zhixing.envs.mpe_spread import NativeSpread
 from zhixing.envs.skirmish.native import NATIVE as SKIRMISHES
 from zhixing.envs.slots import Numbers, State
-from zhixing.envs.vector import Info, Result, VectorEnv
+from zhixing.envs.vector import Info, Result, TogetherVectorEnv
 from zhixing.errors import EnvCrashError, UserError
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree
@@ -128,7 +128,7 @@ def suits_auto(name: str, options: State) -> bool:
     return has_native(name, options) and getattr(NATIVE[name], "exact", True)
 
 
-class NativeVectorEnv(VectorEnv):
+class NativeVectorEnv(TogetherVectorEnv):
     def __init__(self, name: str, num: int, options: State) -> None:
         if name not in NATIVE:
             families = sorted({f"{known.split('/')[0]}/..." if "/" in known else known for known in NATIVE})
@@ -141,7 +141,6 @@ class NativeVectorEnv(VectorEnv):
         self.tells = getattr(self.task, "tells", ())
         super().__init__(name, self.task.spaces, num, "native", 1)
         self.closed = False
-        self._sent: Result | None = None
 
     def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
         if options:
@@ -153,19 +152,6 @@ class NativeVectorEnv(VectorEnv):
             return self.task.step(np.asarray(actions))
         except Exception as error:
             raise EnvCrashError(f"native environments {self.name} crashed:\n{traceback.format_exc()}") from error
-
-    def send(self, actions: Array, ids: Array) -> None:
-        if len(ids) != self.num_envs:
-            raise ValueError(f"native environments step together: send all {self.num_envs}, not {len(ids)}")
-        ordered = np.empty_like(actions)
-        ordered[ids] = actions
-        self._sent = self.step(ordered)
-
-    def recv(self, min_ready: int = 1) -> tuple[Array, Tree, Array, Array, Array, Info]:
-        if self._sent is None:
-            raise ValueError(f"recv waits for {min_ready} environments, but none were sent actions")
-        sent, self._sent = self._sent, None
-        return np.arange(self.num_envs), *sent
 
     def state_dict(self) -> State:
         return {"kind": "native", "name": self.name, "num": self.num_envs, "task": self.task.state_dict()}

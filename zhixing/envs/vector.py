@@ -106,6 +106,25 @@ class VectorEnv(gym.vector.VectorEnv[Any, Any, Any], ABC):
                 raise UserError(f"the saved environments have the {what} {saved}, these have {here}")
 
 
+class TogetherVectorEnv(VectorEnv):
+    """Back ends whose copies step together: what is sent is done at once, and for all."""
+
+    _sent: Result | None = None
+
+    def send(self, actions: Array, ids: Array) -> None:
+        if len(ids) != self.num_envs:
+            raise ValueError(f"{self.backend} environments step together: send all {self.num_envs}, not {len(ids)}")
+        ordered = np.empty_like(actions)
+        ordered[ids] = actions
+        self._sent = self.step(ordered)
+
+    def recv(self, min_ready: int = 1) -> tuple[Array, Tree, Array, Array, Array, Info]:
+        if self._sent is None:
+            raise ValueError(f"recv waits for {min_ready} environments, but none were sent actions")
+        sent, self._sent = self._sent, None
+        return np.arange(self.num_envs), *sent
+
+
 def shown(arrays: Arrays) -> tuple[Tree, Info]:
     """What a reset returns."""
     return arrays.obs, {BESIDE[name]: array for name, array in arrays.beside.items()}

@@ -31,8 +31,9 @@ def test_native_cartpole_moves_as_the_single_one() -> None:
     assert ends > 20
 
 
-def test_native_time_limit_truncates_in_the_same_step() -> None:
-    env = make_vector("CartPole-v1", 2, "native", options={"max_episode_steps": 4})
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_time_limit_truncates_in_the_same_step(backend: str) -> None:
+    env = make_vector("CartPole-v1", 2, backend, options={"max_episode_steps": 4})
     env.reset(seed=0)
     for step in range(1, 9):
         obs, _, terminated, truncated, info = env.step(np.array([step % 2, 1 - step % 2]))

@@ -98,19 +98,6 @@ def test_time_limit_is_gymnasiums(name: str) -> None:
     assert in_torch(name, 1, max_episode_steps=-1).limit > 10**9
 
 
-def test_time_limit_truncates_in_the_same_step() -> None:
-    env = in_torch("CartPole-v1", 2, max_episode_steps=4)
-    env.reset(seed=0)
-    for step in range(1, 9):
-        obs, _, terminated, truncated, info = env.step(np.array([0, 1]))
-        assert not terminated.any()
-        assert truncated.tolist() == [step % 4 == 0] * 2
-        assert ("final_obs" in info) == (step % 4 == 0)
-        if step % 4 == 0:
-            assert (np.abs(obs) <= 0.05).all()
-            assert (np.abs(info["final_obs"]) > 0.05).any()
-
-
 def test_only_copies_that_ended_begin_anew() -> None:
     env = in_torch("CartPole-v1", 3)
     env.reset(seed=0)

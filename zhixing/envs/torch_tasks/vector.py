@@ -18,7 +18,7 @@ from zhixing.envs.torch_tasks.cartpole import CartPole
 from zhixing.envs.torch_tasks.mountain_car import MountainCar, MountainCarContinuous
 from zhixing.envs.torch_tasks.pendulum import Pendulum
 from zhixing.envs.torch_tasks.task import TorchTask
-from zhixing.envs.vector import Info, Result, VectorEnv
+from zhixing.envs.vector import Info, Result, TogetherVectorEnv
 from zhixing.errors import EnvCrashError, UserError
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree
@@ -43,7 +43,7 @@ class Step(NamedTuple):
     ended: Tensor  # either
 
 
-class TorchVectorEnv(VectorEnv):
+class TorchVectorEnv(TogetherVectorEnv):
     """`begin` and `advance` keep everything on the device and never wait for it; `reset` and `step` are the same for
     those who speak NumPy. Each step draws a new start for every copy, whether its episode ended or not."""
 
@@ -64,7 +64,6 @@ class TorchVectorEnv(VectorEnv):
         self.rng.seed()
         self._state = torch.empty(0)
         self._elapsed = torch.zeros(num, dtype=torch.int32, device=self.device)
-        self._sent: Result | None = None
         action = spaces.action
         if isinstance(action, Box):
             self._low, high = (torch.as_tensor(bound, device=self.device) for bound in (action.low, action.high))
@@ -115,19 +114,6 @@ class TorchVectorEnv(VectorEnv):
         if ended.any():
             info = {"final_obs": _array(step.last), "final_info": {i: {} for i in ended.nonzero()[0].tolist()}}
         return _array(step.obs), _array(step.reward), _array(step.terminated), _array(step.truncated), info
-
-    def send(self, actions: Array, ids: Array) -> None:
-        if len(ids) != self.num_envs:
-            raise ValueError(f"environments in torch step together: send all {self.num_envs}, not {len(ids)}")
-        ordered = np.empty_like(actions)
-        ordered[ids] = actions
-        self._sent = self.step(ordered)
-
-    def recv(self, min_ready: int = 1) -> tuple[Array, Tree, Array, Array, Array, Info]:
-        if self._sent is None:
-            raise ValueError(f"recv waits for {min_ready} environments, but none were sent actions")
-        sent, self._sent = self._sent, None
-        return np.arange(self.num_envs), *sent
 
     def state_dict(self) -> State:
         task = {"state": _array(self._state), "elapsed": _array(self._elapsed), "rng": self.rng.get_state().numpy()}
