@@ -168,7 +168,7 @@ for _name in ("ppo-cartpole", "dqn-cartpole", "sac-pendulum", "td3-pendulum"):
 # what --quick takes without being asked: nothing is compiled, nothing needs data
 QUICK = ("ppo-cartpole", "dqn-cartpole")
 # not ours, and not for these rows
-OTHERS = ("ours", "rejax_ppo", "sb3_worlds", "telling")
+OTHERS = ("ours", "rejax_ppo", "sb3_threshold", "sb3_worlds", "telling")
 
 
 def main() -> None:

@@ -51,6 +51,7 @@ class Learner(ABC):
     settings: ClassVar[type[RunConfig]]
     metrics: ClassVar[tuple[str, ...]]
     many_agents: ClassVar[bool | None] = False  # for tasks of several agents, and only for these; None: for any
+    shared_dim: ClassVar[int] = 0  # along which several learners share a batch that `descend` gets
     learns_apart = False  # workers take the gradients of their own rollouts: `rollout_gradients`
     further_buffers: ClassVar[dict[str, Literal["uniform", "reservoir"]]] = {}  # by name, with their samplers
     policy: Policy

@@ -48,6 +48,7 @@ class Config(AsynchronousConfig):
 class Impala(Learner):
     settings = Config
     metrics = ("policy_loss", "value_loss", "entropy", "ratio", "grad_norm")
+    shared_dim = 1  # V-trace looks along time
 
     def __init__(
         self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None

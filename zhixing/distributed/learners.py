@@ -26,7 +26,7 @@ from zhixing.batch import Batch
 from zhixing.errors import UserError
 from zhixing.ops.seeding import stream
 from zhixing.spaces import Spaces
-from zhixing.tree import tree_map
+from zhixing.tree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from zhixing.config import RunConfig
@@ -48,19 +48,22 @@ class Partners:
 
     def step(self, find: Callable[..., Gradients], batch: Batch, **parts: Any) -> Update:
         """What `learner.apply(find(batch, **parts))` does, up to how means of shares differ from those of the whole."""
-        rows = len(batch)
+        learner, dim = self.learner, self.learner.shared_dim
+        rows = tree_leaves(getattr(batch, batch.fields[0]))[0].shape[dim]
         if rows % self.num:
-            raise UserError(f"{self.num} learners can't share {rows} rows equally: set a batch size that they divide")
+            what = ("rows", "a batch size") if dim == 0 else ("environments", "a vector.num")
+            raise UserError(f"{self.num} learners can't share {rows} {what[0]} equally: set {what[1]} that they divide")
         if self.group is None:
             self.group = self._start()
-        learner, share = self.learner, rows // self.num
+        share = rows // self.num
+        shares = [batch.map(partial(torch.narrow, dim=dim, start=k * share, length=share)) for k in range(self.num)]
         tensors = {name: value.cpu() for name, value in vars(learner).items() if type(value) is Tensor}
         work = {"find": find.__name__, "parts": parts, "updates": learner.updates, "tensors": tensors}
         with self._together():
             for k in range(1, self.num):
-                self.group.send(k, {**work, "share": _fields(batch[k * share : (k + 1) * share])})
+                self.group.send(k, {**work, "share": _fields(shares[k])})
             self.group.share_weights(learner)
-        own = learner.found(find, batch[:share], **parts)
+        own = learner.found(find, shares[0], **parts)
         with self._together():
             mean = self.group.mean(own)
         return learner.apply(mean)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import differing
+from conftest import differing, learned
 
 import zhixing as zx
 from zhixing.batch import Batch
@@ -71,6 +71,17 @@ def test_two_learners_find_what_one_finds(pair: Callable[..., tuple[zx.Learner, 
 
     with pytest.raises(zx.UserError, match="2 learners can't share 7 rows equally"):
         first.update(batch[:7])
+
+
+def test_rollouts_are_shared_by_environments(small: Small, tmp_path: Path) -> None:
+    """V-trace looks along time, which must stay whole: two learners learn what one does, up to rounding."""
+    settings = {"vector__num": 4, "actors": 2, "env_steps": 320, "steps_per_iteration": 20, "vector__backend": "serial"}
+    for learners in (1, 2):
+        cfg = small("impala", "CartPole-v1", distributed__learners=learners, **settings)
+        zx.Session(cfg, tmp_path / str(learners), quiet=True).run()
+    one, two = learned(tmp_path / "1"), learned(tmp_path / "2")
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5)
 
 
 def test_a_partner_that_dies_is_told(pair: Callable[..., tuple[zx.Learner, zx.Learner]]) -> None:
