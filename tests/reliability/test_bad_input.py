@@ -43,12 +43,26 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from zhixing.recording import record_agent
 
     record_agent(folder / "run", str(folder / "data"), 40)
+    write_hdf5(folder / "d4rl" / "data.hdf5")
     (folder / "run" / "dataset.json").write_text('{"references": {"random": 1.0, "expert": 2.0}}')
     told = {"env": {"name": "toy/match", "options": {}}, "backend": "serial", "step_seconds": None, "index": 0}
     told |= {"origin": {"seed": None, "rng": np.random.default_rng(0).bit_generator.state, "options": None}}
     error = {"type": "ValueError", "message": "no", "traceback": ""}
     capsule.write(folder / "crash", {**told, "seed": 5, "actions": [0, 1], "error": error})
     return folder
+
+
+def write_hdf5(path: Path) -> None:
+    """Nine steps as D4RL writes them."""
+    import h5py
+
+    path.parent.mkdir()
+    with h5py.File(path, "w") as file:
+        file["observations"] = np.zeros((9, 3), np.float32)
+        file["actions"] = np.zeros((9, 1), np.float32)
+        file["rewards"] = np.ones(9, np.float32)
+        file["terminals"] = np.arange(9) % 3 == 2
+        file["timeouts"] = np.zeros(9, bool)
 
 
 # --- what is done to a file ---
@@ -178,6 +192,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], list[Change], str]] = {
         ],
         "data/*",
     ),
+    "HDF5 file": (lambda folder: datasets.open(folder / "d4rl" / "data.hdf5"), [bytes_of("d4rl/*")], "d4rl/*"),
     "capsule": (
         lambda folder: capsule.read(folder / "crash" / "crash-001.json"),
         [json_of("crash/crash-001.json"), bytes_of("crash/crash-001.json")],
@@ -253,6 +268,53 @@ def test_a_run_whose_state_was_tampered_with_is_resumed_or_refused(seed: int, sa
         zx.Session.resume(tmp_path / "run", quiet=True).close()
     with suppress(zx.UserError):
         zx.load(tmp_path / "run")
+
+
+# --- files that reach out of themselves, or claim what they can't hold ---
+
+
+def external_link(file: Any, elsewhere: Path) -> None:
+    import h5py
+
+    file["rewards"] = h5py.ExternalLink(str(elsewhere), "rewards")
+
+
+def external_storage(file: Any, elsewhere: Path) -> None:
+    elsewhere.with_suffix(".raw").write_bytes(bytes(36))
+    file.create_dataset("rewards", (9,), np.float32, external=[(str(elsewhere.with_suffix(".raw")), 0, 36)])
+
+
+def virtual(file: Any, elsewhere: Path) -> None:
+    import h5py
+
+    layout = h5py.VirtualLayout((9,), np.float32)
+    layout[:] = h5py.VirtualSource(str(elsewhere), "rewards", shape=(9,))
+    file.create_virtual_dataset("rewards", layout)
+
+
+def hollow(file: Any, elsewhere: Path) -> None:
+    file.create_dataset("rewards", (10**12,), np.float32, chunks=(1024,))
+
+
+@pytest.mark.parametrize(
+    ("put", "told"),
+    [
+        (external_link, "'rewards' is a link to elsewhere"),
+        (external_storage, "'rewards' has its numbers in other files"),
+        (virtual, "'rewards' has its numbers in other files"),
+        (hollow, "'rewards' claims 4,000,000,000,000 bytes"),
+    ],
+)
+def test_hdf5_reaches_nowhere_else(put: Callable[[Any, Path], None], told: str, tmp_path: Path) -> None:
+    import h5py
+
+    write_hdf5(tmp_path / "a" / "data.hdf5")
+    write_hdf5(tmp_path / "b" / "data.hdf5")
+    with h5py.File(tmp_path / "a" / "data.hdf5", "a") as file:
+        del file["rewards"]
+        put(file, tmp_path / "b" / "data.hdf5")
+    with pytest.raises(zx.UserError, match=told):
+        datasets.open(tmp_path / "a" / "data.hdf5")
 
 
 # --- traps ---

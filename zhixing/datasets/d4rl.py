@@ -27,6 +27,7 @@ from zhixing.errors import UserError
 from zhixing.spaces import Spaces
 from zhixing.tree import Field
 
+MOST_TIMES = 1_100  # that packed data grows when it is read; deflate reaches 1,032
 FIELDS = {"obs": "observations", "action": "actions", "reward": "rewards"}
 
 
@@ -152,7 +153,9 @@ def _opened(h5py: Any, who: str) -> Iterator[Any]:
     try:
         with h5py.File(who, "r") as file:
             yield file
-    except OSError as error:
+    except UserError:
+        raise
+    except Exception as error:  # what is damaged fails in many ways
         raise UserError(f"{who} is damaged or no HDF5 file: {error}") from None
 
 
@@ -164,9 +167,21 @@ def _arrays(h5py: Any, file: Any, who: str) -> dict[str, Any]:
             if name in needed:
                 raise UserError(f"{who} lacks the field {name!r} of D4RL's files; it has {', '.join(file) or 'none'}")
             continue
+        if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+            raise UserError(
+                f"{who}: field {name!r} is a link to elsewhere, which isn't followed: copy it into the file"
+            )
         array = file[name]
         if not isinstance(array, h5py.Dataset) or array.dtype.kind not in "biuf" or not array.shape:
             raise UserError(f"{who}: field {name!r} is no array of numbers")
+        if array.external or array.is_virtual:
+            raise UserError(
+                f"{who}: field {name!r} has its numbers in other files, which aren't read: copy them into it"
+            )
+        if array.nbytes > MOST_TIMES * Path(who).stat().st_size:
+            raise UserError(
+                f"{who}: field {name!r} claims {array.nbytes:,} bytes, more than a file of its size can hold"
+            )
         found[name] = array
     num_steps = found["rewards"].shape[0]
     if num_steps == 0:
