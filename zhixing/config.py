@@ -73,8 +73,11 @@ class EnvConfig(Strict):
         return dict(self.model_extra or {})
 
 
+Backend = Literal["auto", "serial", "process", "native", "envpool", "torch", "ray"]
+
+
 class VectorConfig(Strict):
-    backend: Literal["auto", "serial", "process", "native", "torch", "ray"] = "auto"  # what runs copies; auto measures
+    backend: Backend = "auto"  # what runs copies; auto measures
     num: Positive = 1  # copies of the task
     workers: Positive | Auto = "auto"  # processes that share the copies, with backend=process or ray
     on_crash: Literal["stop", "replace"] = "stop"  # a copy that fails ends the run, or a new one takes its place

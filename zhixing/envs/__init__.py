@@ -29,7 +29,7 @@ __all__ = [
     "names",
 ]
 
-BACKENDS = ("auto", "serial", "process", "native", "torch", "ray")
+BACKENDS = ("auto", "serial", "process", "native", "envpool", "torch", "ray")
 
 
 def make_vector(
@@ -55,7 +55,7 @@ def make_vector(
     if workers is not None and not 1 <= workers <= num:
         raise UserError(f"the number of workers is {workers}; it must be from 1 to the {num} environments")
     guarded = faults.replace or faults.step_seconds is not None
-    if guarded and backend in ("native", "torch"):
+    if guarded and backend in ("native", "envpool", "torch"):
         raise UserError(f"{backend} environments step together: on_crash=replace and step_seconds take backend process")
     given = dict(options or {})
     if render_mode is not None:
@@ -64,6 +64,10 @@ def make_vector(
     if backend == "native" or (backend == "auto" and not guarded and num > 1 and suits_auto(name, given)):
         task().close()  # the same errors for wrong names and options as everywhere
         return NativeVectorEnv(name, num, given)
+    if backend == "envpool":
+        from zhixing.envs.envpool_vector import EnvPoolVectorEnv  # only now: others needn't have it
+
+        return EnvPoolVectorEnv(name, num, layout_of(task).spaces, given)
     if backend == "torch":
         from zhixing.envs.torch_tasks import TorchVectorEnv  # only now: worker processes start without torch
 

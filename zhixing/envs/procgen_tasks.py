@@ -2,13 +2,12 @@
 levels and is measured on others.
 
 EnvPool steps all copies in one call, so that this is the native back end; a single copy is a pool of one. A level and
-the order of levels follow from seeds alone, so that a pool can be put back into the middle of its episodes: all levels
-before are dealt again (0.2 to 2 ms each), and the actions of the present ones repeated.
+the order of levels follow from seeds alone, so that a pool can be put back into the middle of its episodes; to deal a
+level again takes 0.2 to 2 ms.
 """
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,7 +17,8 @@ from gymnasium.spaces import Box, Discrete
 
 from zhixing.envs.agents import built, missing
 from zhixing.envs.arrays import Array
-from zhixing.envs.slots import Numbers, State
+from zhixing.envs.pools import Pool
+from zhixing.envs.slots import State
 from zhixing.envs.vector import Info, Result
 from zhixing.errors import UserError
 from zhixing.spaces import Spaces
@@ -93,74 +93,24 @@ def settings(
     }
 
 
-class Pool:
-    """Copies of a game whose episodes are begun by hand. EnvPool fixes seeds for good: others make another pool."""
+def pool(name: str, num: int, options: State) -> Pool:
+    try:
+        import envpool
+    except ImportError as error:
+        raise missing(name, "procgen") from error
+    task, chosen = settings(name, **options)
 
-    def __init__(self, name: str, num: int, options: State) -> None:
+    def make(**more: Any) -> Any:
         try:
-            import envpool
+            return envpool.make_gymnasium(task, channel_first=False, **chosen, **more)
         except ImportError as error:
-            raise missing(name, "procgen") from error
-        self.name, self.num = name, num
-        task, self.settings = settings(name, **options)
-        self._make = partial(envpool.make_gymnasium, task, num_envs=num, channel_first=False)
-        self.obs = np.zeros((num, 64, 64, 3), np.uint8)
-        self.env: Any = None
+            raise UserError(f"{name} needs libraries of Qt 5: {QT}") from error
 
-    def begin_all(self, seeds: Array) -> Array:
-        """The first episodes of these seeds."""
-        self.close()
-        threads = min(self.num, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-        try:
-            self.env = self._make(seed=seeds.tolist(), num_threads=threads, **self.settings)
-        except ImportError as error:
-            raise UserError(f"{self.name} needs libraries of Qt 5: {QT}") from error
-        self.seeds, self.episodes = seeds, np.zeros(self.num, np.int64)
-        self.log: list[list[int]] = [[] for _ in range(self.num)]
-        return self.begin(np.arange(self.num))
+    return Pool(make, num, np.zeros((num, 64, 64, 3), np.uint8))
 
-    def begin(self, rows: Array) -> Array:
-        """The next episodes of these rows. Pictures of all, live."""
-        obs, info = self.env.reset(rows.astype(np.int32))
-        self.obs[info["env_id"]] = obs
-        self.episodes[rows] += 1
-        for row in rows:
-            self.log[row].clear()
-        return self.obs
 
-    def act(self, actions: Array) -> tuple[Array, Array, Array, Array]:
-        """One step of all, whose episodes may end: pictures (live), rewards, terminated, truncated."""
-        obs, reward, terminated, truncated, info = self.env.step(actions)
-        rows = info["env_id"]
-        self.obs[rows] = obs
-        for log, action in zip(self.log, actions.tolist(), strict=True):
-            log.append(action)
-        order = np.argsort(rows)
-        return self.obs, reward[order].astype(np.float32), terminated[order], truncated[order]
-
-    def state_dict(self) -> State:
-        actions = [np.array(log, np.uint8) for log in self.log]
-        return {"seeds": self.seeds, "episodes": self.episodes.copy(), "actions": actions, "obs": self.obs.copy()}
-
-    def load_state_dict(self, state: State) -> Array:
-        """The rows that don't show what they showed then: another version of the games must have made them."""
-        self.begin_all(state["seeds"])
-        while (left := np.flatnonzero(self.episodes < state["episodes"])).size:
-            self.begin(left)
-        for row, actions in enumerate(state["actions"]):
-            for action in actions.tolist():
-                self.env.send(np.array([action]), np.array([row], np.int32))
-                self.obs[row] = self.env.recv()[0][0]
-            self.log[row] = actions.tolist()
-        return np.flatnonzero((self.obs != state["obs"]).any((1, 2, 3)))
-
-    def picture(self, row: int) -> Array:
-        return self.obs[row].repeat(ENLARGED, 0).repeat(ENLARGED, 1)
-
-    def close(self) -> None:
-        if self.env is not None:
-            self.env.close()
-            self.env = None
+def picture(obs: Array) -> Array:
+    return obs.repeat(ENLARGED, 0).repeat(ENLARGED, 1)
 
 
 def observations() -> Box:
@@ -173,7 +123,7 @@ class Procgen(gym.Env[Any, Any]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  (as in gym.Env)
 
     def __init__(self, name: str, /, render_mode: str | None = None, **options: Any) -> None:
-        self.pool = Pool(name, 1, options)
+        self.pool = pool(name, 1, options)
         self.render_mode = render_mode
         self.observation_space, self.action_space = observations(), Discrete(15)
 
@@ -197,53 +147,41 @@ class Procgen(gym.Env[Any, Any]):
             raise RuntimeError("these games aren't those of the saved state")
 
     def render(self) -> Array | None:
-        return None if self.render_mode is None else self.pool.picture(0)
+        return None if self.render_mode is None else picture(self.pool.obs[0])
 
     def close(self) -> None:
         self.pool.close()
 
 
 class NativeProcgen:
-    """Copies that begin anew in the step that ends their episodes; EnvPool itself would do so in the next one."""
+    """All copies in one pool."""
 
     name: ClassVar[str]
     options: ClassVar[frozenset[str]] = frozenset(settings.__annotations__) - {"name", "return"}
 
     def __init__(self, num: int, **options: Any) -> None:
-        self.pool: Pool = built(self.name, partial(Pool, self.name, num, options), {}, named=settings)
-        self.num = num
+        self.pool: Pool = built(self.name, partial(pool, self.name, num, options), {}, named=settings)
         self.spaces = Spaces(observations(), Discrete(15))
-        self.rng = np.random.default_rng()
         self.inexact: list[int] = []
 
     def reset(self, seed: int | None) -> tuple[Tree, Info]:
-        if seed is not None:
-            self.rng = np.random.default_rng(seed)
-        return self.pool.begin_all(self.rng.integers(2**31 - 1, size=self.num)), {}
+        return self.pool.reset(seed), {}
 
     def step(self, actions: Array) -> Result:
-        obs, reward, terminated, truncated = self.pool.act(actions)
-        info: Info = {}
-        ended = np.flatnonzero(terminated | truncated)
-        if len(ended):
-            numbers: dict[int, Numbers] = {index: {} for index in ended.tolist()}
-            info = {"final_obs": obs.copy(), "final_info": numbers}
-            self.pool.begin(ended)
-        return obs, reward, terminated, truncated, info
+        return self.pool.step(actions)
 
     def state_dict(self) -> State:
-        return {"rng": dict(self.rng.bit_generator.state), "pool": self.pool.state_dict()}
+        return self.pool.state_dict()
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
-        self.rng.bit_generator.state = state["rng"]
-        strange = self.pool.load_state_dict(state["pool"])
+        strange = self.pool.load_state_dict(state)
         self.inexact = strange.tolist()
         if self.inexact:
             self.pool.begin(strange)
         return self.pool.obs, {}
 
     def render(self, index: int) -> Array | None:
-        return self.pool.picture(index)
+        return picture(self.pool.obs[index])
 
     def close(self) -> None:
         self.pool.close()

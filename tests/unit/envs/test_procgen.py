@@ -9,7 +9,9 @@ import pytest
 
 from zhixing.envs import make_vector, procgen_tasks
 from zhixing.envs.families import adapter
-from zhixing.envs.procgen_tasks import NATIVE, Pool, settings
+from zhixing.envs.pools import Pool
+from zhixing.envs.procgen_tasks import NATIVE, settings
+from zhixing.envs.procgen_tasks import pool as make_pool
 from zhixing.errors import UserError
 
 BIGFISH = "procgen/bigfish"
@@ -116,7 +118,7 @@ def test_games_that_show_something_else_begin_anew(backend: str, lost: list[int]
     env.reset(seed=0)
     env.step(np.array([1, 2, 3]))
     state = env.state_dict()
-    pools = [state["task"]["pool"]] if backend == "native" else [own["task"] for own in state["envs"]]
+    pools = [state["task"]] if backend == "native" else [own["task"] for own in state["envs"]]
     (pools[0]["obs"][1] if backend == "native" else pools[1]["obs"][0])[0] = 77
     obs, _ = env.load_state_dict(state)
     assert env.inexact == lost
@@ -196,7 +198,7 @@ def test_missing_package_and_missing_library_are_told(monkeypatch: pytest.Monkey
 
 def pool_of(name: str, num: int, **options: Any) -> Pool:
     pytest.importorskip("envpool")
-    pool = Pool(name, num, options)
+    pool = make_pool(name, num, options)
     try:
         pool.begin_all(np.arange(num))
     except UserError as error:

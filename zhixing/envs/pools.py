@@ -1,0 +1,100 @@
+"""Pools of EnvPool (package envpool): copies of a task that are stepped in one call, by threads of its own.
+
+EnvPool draws all chance of a copy from its seed, so that a pool can mostly be put back into the middle of its episodes:
+all episodes before are begun again, and the actions of the present ones repeated. Where that leads elsewhere (a task
+whose steps draw, too, or another version), the rows are named.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from zhixing.envs.arrays import Array
+from zhixing.envs.slots import Numbers, State
+from zhixing.envs.vector import Info, Result
+
+
+class Pool:
+    """Copies whose episodes are begun by hand. EnvPool fixes seeds for good: others make another pool."""
+
+    def __init__(self, make: Callable[..., Any], num: int, obs: Array) -> None:
+        """`make` is EnvPool's, but for seeds and threads; `obs` the place for what is shown, `[N,...]`."""
+        self.make, self.num, self.obs = make, num, obs
+        self.rng = np.random.default_rng()
+        self.env: Any = None
+
+    def reset(self, seed: int | None) -> Array:
+        """First episodes; without a seed others than those before."""
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        return self.begin_all(self.rng.integers(2**31 - 1, size=self.num))
+
+    def begin_all(self, seeds: Array) -> Array:
+        """The first episodes of these seeds."""
+        self.close()
+        threads = min(self.num, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        self.env = self.make(num_envs=self.num, seed=seeds.tolist(), num_threads=threads)
+        self.seeds, self.episodes = seeds, np.zeros(self.num, np.int64)
+        self.log: list[list[Any]] = [[] for _ in range(self.num)]
+        return self.begin(np.arange(self.num))
+
+    def begin(self, rows: Array) -> Array:
+        """The next episodes of these rows. What all show, live."""
+        obs, info = self.env.reset(rows.astype(np.int32))
+        self.obs[info["env_id"]] = obs
+        self.episodes[rows] += 1
+        for row in rows:
+            self.log[row].clear()
+        return self.obs
+
+    def act(self, actions: Array) -> tuple[Array, Array, Array, Array]:
+        """One step of all, whose episodes may end: what they show (live), rewards, terminated, truncated."""
+        obs, reward, terminated, truncated, info = self.env.step(actions)
+        rows = info["env_id"]
+        self.obs[rows] = obs
+        for log, action in zip(self.log, actions.tolist(), strict=True):
+            log.append(action)
+        order = np.argsort(rows)
+        return self.obs, reward[order].astype(np.float32), terminated[order], truncated[order]
+
+    def step(self, actions: Array) -> Result:
+        """`act`, and those whose episodes end begin anew in the same step; EnvPool itself would do so in the next."""
+        obs, reward, terminated, truncated = self.act(actions)
+        info: Info = {}
+        ended = np.flatnonzero(terminated | truncated)
+        if len(ended):
+            numbers: dict[int, Numbers] = {index: {} for index in ended.tolist()}
+            info = {"final_obs": obs.copy(), "final_info": numbers}
+            self.begin(ended)
+        return obs, reward, terminated, truncated, info
+
+    def state_dict(self) -> State:
+        return {
+            "rng": dict(self.rng.bit_generator.state),
+            "seeds": self.seeds,
+            "episodes": self.episodes.copy(),
+            "actions": [np.array(log) for log in self.log],
+            "obs": self.obs.copy(),
+        }
+
+    def load_state_dict(self, state: State) -> Array:
+        """The rows that don't show what they showed then."""
+        self.rng.bit_generator.state = state["rng"]
+        self.begin_all(state["seeds"])
+        while (left := np.flatnonzero(self.episodes < state["episodes"])).size:
+            self.begin(left)
+        for row, actions in enumerate(state["actions"]):
+            for action in actions:
+                self.env.send(action[None], np.array([row], np.int32))
+                self.obs[row] = self.env.recv()[0][0]
+            self.log[row] = actions.tolist()
+        return np.flatnonzero((self.obs != state["obs"]).reshape(self.num, -1).any(1))
+
+    def close(self) -> None:
+        if self.env is not None:
+            self.env.close()
+            self.env = None
