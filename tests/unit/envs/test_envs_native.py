@@ -52,8 +52,9 @@ def test_native_seeds_repeat() -> None:
     np.testing.assert_array_equal(first, env.reset(seed=4)[0])
 
 
-def test_native_answers_all_at_once() -> None:
-    env = make_vector("CartPole-v1", 2, "native")
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_answers_all_at_once(backend: str) -> None:
+    env = make_vector("CartPole-v1", 2, backend)
     env.reset(seed=0)
     with pytest.raises(ValueError, match="send all 2"):
         env.send(np.array([1]), np.array([0]))

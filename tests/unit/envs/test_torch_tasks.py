@@ -149,17 +149,6 @@ def test_actions_of_policies_are_scaled_as_for_others() -> None:
     assert in_torch("CartPole-v1", 3).to_task(discrete) is discrete
 
 
-def test_answers_all_at_once() -> None:
-    env = in_torch("CartPole-v1", 2)
-    env.reset(seed=0)
-    with pytest.raises(ValueError, match="send all 2"):
-        env.send(np.array([1]), np.array([0]))
-    env.send(np.array([1, 0]), np.array([1, 0]))  # environment 1 goes right, 0 left
-    ids, obs, *_ = env.recv()
-    assert ids.tolist() == [0, 1]
-    assert obs[0, 1] < 0 < obs[1, 1]
-
-
 @pytest.mark.parametrize(
     ("make", "told"),
     [
