@@ -295,7 +295,7 @@ def _summary(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, An
 
 def _table(rows: dict[str, dict[str, Any]], titles: dict[str, str]) -> str:
     """One line per row and peer, in the order of `ROWS`, who can't do a row, and under what they were measured."""
-    lines, notes = [], {}
+    lines, notes, unmeasured = [], {}, []
     for name in [name for name in ROWS if name in rows]:
         work = rows[name]["title"]
         for peer, found in rows[name]["peers"].items():
@@ -313,10 +313,11 @@ def _table(rows: dict[str, dict[str, Any]], titles: dict[str, str]) -> str:
                 f"Pairs of runs: {len(found['ours_seconds'])}. {found['cpu']}, one thread, {versions}, {found['date']}."
             )
             notes[note] = None
-        if unable := [title for peer, title in titles.items() if peer not in rows[name]["peers"]]:
-            lines.append([work, f"{', '.join(unable)}: can't, or not measured", "", "", "", ""])
+        if missing := [title for peer, title in titles.items() if peer not in rows[name]["peers"]]:
+            unmeasured.append(f"{name} by {', '.join(missing)}")
     head = ["work", "peer", "ours, steps or updates/s", "peer", "ratio", "of single pairs"]
-    return "\n".join([table(head, lines, 2), "", *notes])
+    told = [f"Can't be done, or wasn't measured: {'; '.join(unmeasured)}."] if unmeasured else []
+    return "\n".join([table(head, lines, 2), "", *notes, *told])
 
 
 def _remarks(found: dict[str, Any]) -> str:
