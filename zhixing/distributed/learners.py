@@ -216,5 +216,9 @@ def check_learners(cfg: RunConfig, learner: Learner) -> None:
         reason = "sequences of recurrent networks aren't shared"
     elif cfg.precision == "fp16":
         reason = "precision=fp16 scales losses in one place; bf16 needs no scale"
+    for name in ("batch_size", "minibatch_size"):  # others are known at the first update
+        size = getattr(cfg, name, 0)
+        if size % cfg.distributed.learners:
+            reason = f"{name}={size} must be a multiple of the learners"
     if reason is not None:
         raise UserError(f"distributed.learners={cfg.distributed.learners} isn't for this {cfg.algorithm}: {reason}")

@@ -112,6 +112,7 @@ def test_runs_with_two_learners_resume_exactly(small: Small, tmp_path: Path) -> 
         ("a3c", {}, "its workers take gradients already"),
         ("ppo", {"net__recurrent": "gru"}, "sequences of recurrent networks aren't shared"),
         ("ppo", {"graph": True}, "graph=true makes one graph"),
+        ("dqn", {"batch_size": 33}, "batch_size=33 must be a multiple of the learners"),
     ],
 )
 def test_what_several_learners_refuse(
