@@ -129,12 +129,11 @@ def draw(ratings: Mapping[int, float], plain: Mapping[str, float]) -> None:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    axes.plot(list(ratings), list(ratings.values()), marker="o", label="alphazero")
+    axes.plot(list(ratings), list(ratings.values()), marker="o")
     for name, value in plain.items():
         axes.axhline(value, linestyle="--", color="0.5", linewidth=1)
         axes.annotate(name, (max(ratings), value), ha="right", va="bottom", color="0.3")
-    axes.set(xlabel="moves of self-play", ylabel="Elo", title="pettingzoo/connect_four")
-    axes.legend(loc="lower right")
+    axes.set(xlabel="moves of self-play", ylabel="Elo", title="alphazero on pettingzoo/connect_four")
     PICTURE.parent.mkdir(exist_ok=True)
     figure.savefig(PICTURE, dpi=100)
 
