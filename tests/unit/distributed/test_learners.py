@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -88,7 +87,8 @@ def test_a_partner_that_dies_is_told(pair: Callable[..., tuple[zx.Learner, zx.Le
     _, first = pair("dqn", "CartPole-v1")
     first.update(transitions(4))
     before = {name: value.clone() for name, value in first.policy.state_dict().items()}
-    for process in multiprocessing.active_children():
+    assert first.partners is not None
+    for process in first.partners._processes:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join()
