@@ -60,6 +60,8 @@ class Partners:
         tensors = {name: value.cpu() for name, value in vars(learner).items() if type(value) is Tensor}
         work = {"find": find.__name__, "parts": parts, "updates": learner.updates, "tensors": tensors}
         with self._together():
+            if any(process.exitcode is not None for process in self._processes):
+                raise RuntimeError("gone")  # to send it something would wait for long
             for k in range(1, self.num):
                 self.group.send(k, {**work, "share": _fields(shares[k])})
             self.group.share_weights(learner)

@@ -162,5 +162,5 @@ def test_what_cannot_be_searched_is_told(name: str, reason: str) -> None:
 def test_native_environments_have_no_states_to_search() -> None:
     env = envs.make_vector("CartPole-v1", 2, "native")
     env.reset(seed=0)
-    with pytest.raises(UserError, match="native back end of CartPole-v1 can't be searched"):
+    with pytest.raises(UserError, match="the back end native of CartPole-v1 can't be searched"):
         Copies("CartPole-v1").from_env(env)
