@@ -107,11 +107,12 @@ class Partners:
         return Group(0, self.num, meeting, cluster.ray.util.get_node_ip_address())
 
     def close(self) -> None:
-        if self.group is not None:
-            with contextlib.suppress(RuntimeError):  # of those that are gone
-                for k in range(1, self.num):
-                    self.group.send(k, None)
-        self.group = None
+        group, self.group = self.group, None
+        gone = [k + 1 for k, process in enumerate(self._processes) if process.exitcode is not None]
+        if group is not None:
+            for k in set(range(1, self.num)) - set(gone):
+                with contextlib.suppress(RuntimeError):
+                    group.send(k, None)
         while self._close:
             self._close.pop()()
 
