@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from zhixing.learner import Gradients, Learner, Update
 
 LOOPBACK = "127.0.0.1"
-TIMEOUT = timedelta(minutes=10)  # that one waits for another
+TIMEOUT = timedelta(minutes=10)  # that the first waits for others; these wait for as long as it acts and evaluates
 
 
 class Partners:
@@ -125,7 +125,7 @@ class Group:
         gloo = torch_distributed.ProcessGroupGloo  # a group of its own: a process may hold several runs
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=host)]
-        options._timeout = TIMEOUT
+        options._timeout = timedelta(days=365) if rank else TIMEOUT
         self.group = gloo(torch_distributed.FileStore(f"{meeting}/meeting", num), rank, num, options)
         self.rank, self.num = rank, num
 

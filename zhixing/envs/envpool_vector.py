@@ -59,10 +59,7 @@ class EnvPoolVectorEnv(TogetherVectorEnv):
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
         self._check_state(state, "envpool")
-        strange = self.pool.load_state_dict(state["task"])
-        self.inexact = strange.tolist()
-        if self.inexact:
-            self.pool.begin(strange)
+        self.inexact = self.pool.load_state_dict(state["task"])
         return self.pool.obs, {}
 
     def render(self, index: int = 0) -> Array:  # type: ignore[override]

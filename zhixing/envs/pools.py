@@ -81,8 +81,8 @@ class Pool:
             "obs": self.obs.copy(),
         }
 
-    def load_state_dict(self, state: State) -> Array:
-        """The rows that don't show what they showed then."""
+    def load_state_dict(self, state: State) -> list[int]:
+        """The rows that didn't show what they showed then: they begin anew."""
         self.rng.bit_generator.state = state["rng"]
         self.begin_all(state["seeds"])
         while (left := np.flatnonzero(self.episodes < state["episodes"])).size:
@@ -92,7 +92,10 @@ class Pool:
                 self.env.send(action[None], np.array([row], np.int32))
                 self.obs[row] = self.env.recv()[0][0]
             self.log[row] = actions.tolist()
-        return np.flatnonzero((self.obs != state["obs"]).reshape(self.num, -1).any(1))
+        strange = np.flatnonzero((self.obs != state["obs"]).reshape(self.num, -1).any(1))
+        if len(strange):
+            self.begin(strange)
+        return strange.tolist()
 
     def close(self) -> None:
         if self.env is not None:

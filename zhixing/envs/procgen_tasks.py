@@ -143,7 +143,7 @@ class Procgen(gym.Env[Any, Any]):
         return self.pool.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        if self.pool.load_state_dict(state).size:
+        if self.pool.load_state_dict(state):
             raise RuntimeError("these games aren't those of the saved state")
 
     def render(self) -> Array | None:
@@ -174,10 +174,7 @@ class NativeProcgen:
         return self.pool.state_dict()
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
-        strange = self.pool.load_state_dict(state)
-        self.inexact = strange.tolist()
-        if self.inexact:
-            self.pool.begin(strange)
+        self.inexact = self.pool.load_state_dict(state)
         return self.pool.obs, {}
 
     def render(self, index: int) -> Array | None:
