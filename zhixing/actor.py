@@ -156,11 +156,7 @@ class Actor:
         if rollout is not None:
             rollout.write(t, action=action, reward=reward, terminated=terminated, truncated=truncated)
             for name in self.fields:
-                if name == "hidden":
-                    kept = hidden
-                else:
-                    kept = decision.extras[name] if name in decision.extras else getattr(decision, name)
-                rollout.write(t, **{name: tree_map(lambda leaf: leaf.cpu().numpy(), kept)})
+                rollout.write(t, **{name: tree_map(lambda leaf: leaf.cpu().numpy(), decision.kept(name, hidden))})
             rollout.write(t + 1, obs=obs, **self._beside)
         self._returns += reward
         self._lengths += 1

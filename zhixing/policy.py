@@ -36,6 +36,12 @@ class Decision(NamedTuple):
     hidden: Tree = None
     extras: Mapping[str, Tensor] = {}
 
+    def kept(self, name: str, before: Tree) -> Tree:
+        """What a learner's field of this name holds of it; `before` is the memory that it was decided with."""
+        if name == "hidden":
+            return before
+        return self.extras[name] if name in self.extras else getattr(self, name)
+
 
 class Policy(nn.Module, ABC):
     def __init__(self, spaces: Spaces) -> None:

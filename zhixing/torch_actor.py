@@ -58,11 +58,7 @@ class TorchActor:
         self.env_steps += self.env.num_envs
         self._obs, self._hidden = step.obs, decision.hidden
         for name in self.fields:
-            if name == "hidden":
-                kept = hidden
-            else:
-                kept = decision.extras[name] if name in decision.extras else getattr(decision, name)
-            rollout.write(t, **{name: kept})
+            rollout.write(t, **{name: decision.kept(name, hidden)})
         self._returns = self._returns + step.reward
         self._lengths = self._lengths + 1
         rollout.write(
@@ -95,10 +91,6 @@ class TorchActor:
 
     def close(self) -> None:
         self.env.close()
-
-    def load(self, weights: dict[str, Tensor]) -> None:
-        """Act with these weights from now on."""
-        self.policy.load_state_dict(weights)
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"env_steps": self.env_steps, "rng": self.rng.get_state()}

@@ -79,7 +79,7 @@ def test_restored_actor_goes_on_as_the_first(tmp_path: Path) -> None:
     first.collect(30)
     other = actor_of(TorchActor, "CartPole-v1", seed=9, net={"recurrent": "gru"})
     torch.save(first.state_dict(), tmp_path / "state")
-    other.load(first.policy.state_dict())
+    other.policy.load_state_dict(first.policy.state_dict())
     assert other.load_state_dict(torch.load(tmp_path / "state", weights_only=False)) == []
     mine, its = first.collect(30), other.collect(30)
     assert mine.episodes == its.episodes != []
