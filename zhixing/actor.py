@@ -160,7 +160,7 @@ class Actor:
             rollout.write(t + 1, obs=obs, **self._beside)
         self._returns += reward
         self._lengths += 1
-        return self._finish(ended, info, rollout, t) if b"\1" in ended.tobytes() else {}  # a third of any()'s cost
+        return self._finish(ended, info, rollout, t) if 1 in ended.tobytes() else {}  # a third of any()'s cost
 
     def _finish(self, ended: Any, info: dict[str, Any], rollout: Rollout | None, t: int) -> dict[int, Episode]:
         envs = np.flatnonzero(ended)

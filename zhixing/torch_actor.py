@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zhixing.actor import Episode, Experience
 from zhixing.batch import Batch
+from zhixing.buffers.fields import SUCCESSORS
 from zhixing.envs.torch_tasks import TorchVectorEnv
 from zhixing.ops.seeding import stream
 from zhixing.policy import Phase, Policy
@@ -30,22 +31,22 @@ class TorchActor:
         self.rng = torch.Generator(self.device).manual_seed(stream(seed, "actor"))
         self.env_steps = 0
         self.rollout: TensorRollout | None = None  # the steps of the last `collect`
-        self._obs: Tensor | None = None  # what the environments show now; None before the first step
+        self._shown: dict[str, Tensor] = {}  # what the environments show now; nothing before the first step
 
     def _start(self, seed: int) -> None:
         num = self.env.num_envs
-        self._obs = self.env.begin(seed)
+        self._shown = self.env.begin(seed)
         self._hidden = self.policy.initial_hidden(num)
-        self._returns = torch.zeros(num, device=self.device)
+        self._returns = torch.zeros(num, *self.env.spaces.agents, device=self.device)
         self._lengths = torch.zeros(num, dtype=torch.int64, device=self.device)
 
     def collect(self, steps: int, phase: Phase = Phase.COLLECT) -> Experience:
         """Take `steps` steps in each environment. The batch's tensors are overwritten by the next call."""
-        if self._obs is None:
+        if not self._shown:
             self._start(stream(self.seed, "environments"))
-        assert self._obs is not None
         rollout = self._storage(steps)
-        rollout.write(0, obs=self._obs)
+        rollout.numbers.clear()
+        rollout.write(0, **self._shown)
         with torch.inference_mode():
             for t in range(steps):
                 self._step(phase, rollout, t)
@@ -53,10 +54,11 @@ class TorchActor:
 
     def _step(self, phase: Phase, rollout: TensorRollout, t: int) -> None:
         hidden = self._hidden
-        decision = self.policy.act(rollout.rows["obs"][t], hidden, None, phase, self.rng, self.env_steps)
+        obs, mask = rollout.rows["obs"][t], rollout.rows["mask"][t] if "mask" in rollout.rows else None
+        decision = self.policy.act(obs, hidden, mask, phase, self.rng, self.env_steps)
         step = self.env.advance(self.env.to_task(decision.action))
         self.env_steps += self.env.num_envs
-        self._obs, self._hidden = step.obs, decision.hidden
+        self._shown, self._hidden = step.shown, decision.hidden
         for name in self.fields:
             rollout.write(t, **{name: decision.kept(name, hidden)})
         self._returns = self._returns + step.reward
@@ -67,17 +69,15 @@ class TorchActor:
             reward=step.reward,
             terminated=step.terminated,
             truncated=step.truncated,
-            next_obs=step.last,
             episode_return=self._returns,
             episode_length=self._lengths,
+            **{SUCCESSORS[name]: tensor for name, tensor in step.last.items()},
         )
-        rollout.write(t + 1, obs=step.obs)
-        self._returns = self._returns.masked_fill(step.ended, 0.0)
-        self._lengths = self._lengths.masked_fill(step.ended, 0)
+        rollout.numbers.append(step.numbers)
+        rollout.write(t + 1, **step.shown)
+        self._returns, self._lengths = _cleared((self._returns, self._lengths), step.ended)
         if self._hidden is not None:
-            self._hidden = tree_map(
-                lambda leaf: leaf.masked_fill(step.ended.view(-1, *[1] * (leaf.ndim - 1)), 0.0), self._hidden
-            )
+            self._hidden = _cleared(self._hidden, step.ended)
 
     def _storage(self, steps: int) -> TensorRollout:
         if self.rollout is None or self.rollout.num_steps != steps:
@@ -94,7 +94,7 @@ class TorchActor:
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"env_steps": self.env_steps, "rng": self.rng.get_state()}
-        if self._obs is not None:
+        if self._shown:
             state |= {
                 "env": self.env.state_dict(),
                 "hidden": None if self._hidden is None else tree_map(torch.clone, self._hidden),
@@ -110,7 +110,7 @@ class TorchActor:
         if "env" in state:
             self._start(0)
             self.env.load_state_dict(state["env"])
-            self._obs = self.env.shown()
+            self._shown = self.env.shown()
             if state["hidden"] is not None:
                 self._hidden = tree_map(lambda leaf: leaf.to(self.device), state["hidden"])
             self._returns, self._lengths = state["returns"].to(self.device), state["lengths"].to(self.device)
@@ -118,20 +118,21 @@ class TorchActor:
 
 
 class TensorRollout:
-    """Steps `[T,N]` in tensors that are allocated once. Unlike `Rollout` it keeps `next_obs` for every step: to keep
-    only those of episodes' ends, their number would have to be known, and so the device be waited for."""
+    """Steps `[T,N]` in tensors that are allocated once. Unlike `Rollout` it keeps `next_obs` and the like for every
+    step: to keep only those of episodes' ends, their number would have to be known, and so the device be waited for."""
 
     def __init__(self, spec: Mapping[str, Tree], num_steps: int, num_envs: int, device: torch.device) -> None:
         self.num_steps = num_steps
-        number, count = Field((), np.dtype(np.float32)), Field((), np.dtype(np.int64))
-        own = {"next_obs": spec["obs"], "episode_return": number, "episode_length": count}
+        self.numbers: list[dict[str, Tensor]] = []  # what the task tells, of each step; read where episodes ended
+        own = {"episode_return": spec["reward"], "episode_length": Field((), np.dtype(np.int64))}
+        own |= {after: spec[name] for name, after in SUCCESSORS.items() if name in spec}
 
         def allocate(field: Field, rows: int) -> Tensor:
             dtype = torch.from_numpy(np.empty(0, field.dtype)).dtype
             return torch.zeros((rows, num_envs, *field.shape), dtype=dtype, device=device)
 
         self.tensors: dict[str, Tree] = {
-            name: tree_map(lambda field, rows=num_steps + (name == "obs"): allocate(field, rows), tree)
+            name: tree_map(lambda field, rows=num_steps + (name in SUCCESSORS): allocate(field, rows), tree)
             for name, tree in {**spec, **own}.items()
         }
         # single steps, as views that are made once, not in each step
@@ -147,8 +148,20 @@ class TensorRollout:
     def episodes(self) -> list[Episode]:
         """Those that ended, in the order of their ends."""
         ended = self.tensors["terminated"] | self.tensors["truncated"]
-        returns, lengths = (self.tensors[f"episode_{what}"][ended].tolist() for what in ("return", "length"))
-        return [Episode(ret, length, {}) for ret, length in zip(returns, lengths, strict=True)]
+        returns, lengths = (self.tensors[f"episode_{what}"][ended] for what in ("return", "length"))
+        if returns.ndim > 1:
+            returns = returns.mean(-1)  # over agents
+        done = [Episode(*row, {}) for row in zip(returns.tolist(), lengths.tolist(), strict=True)]
+        for name in self.numbers[0]:
+            told = torch.stack([numbers[name] for numbers in self.numbers])[ended].tolist()
+            for episode, number in zip(done, told, strict=True):
+                episode.info[name] = number
+        return done
+
+
+def _cleared(tree: Tree, ended: Tensor) -> Tree:
+    """Zeros where episodes ended."""
+    return tree_map(lambda leaf: leaf.masked_fill(ended.view(-1, *[1] * (leaf.ndim - 1)), 0), tree)
 
 
 def _rows(tree: Tree) -> list[Tree]:

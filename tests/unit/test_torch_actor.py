@@ -14,28 +14,39 @@ from zhixing.profiling import profile
 from zhixing.torch_actor import TorchActor
 from zhixing.tree import tree_leaves
 
-ON_POLICY = [
-    name
-    for name in zx.algorithms.names()
-    if zx.algorithms.get(name).settings.scheme == "on_policy" and not zx.algorithms.get(name).many_agents
-]
+ON_POLICY = [name for name in zx.algorithms.names() if zx.algorithms.get(name).settings.scheme == "on_policy"]
 
 
-def actor_of(kind: type[Any], env: str, limit: int = 200, seed: int = 0, **settings: Any) -> Any:
-    task = {"name": env, "max_episode_steps": limit}
-    cfg = zx.config.load(algorithm="ppo", env=task, vector={"num": 5}, minibatch_size=5, **settings)
+def actor_of(
+    kind: type[Any], env: str, limit: int = 200, seed: int = 0, algorithm: str = "ppo", **settings: Any
+) -> Any:
+    task = {"name": env, "episode_limit" if env.startswith("skirmish") else "max_episode_steps": limit}
+    cfg = zx.config.load(algorithm=algorithm, env=task, vector={"num": 5}, minibatch_size=5, **settings)
     vector = zx.envs.make_vector(env, 5, "torch", options=cfg.env.options)
-    learner = zx.algorithms.get("ppo").make(cfg, vector.spaces, torch.device("cpu"))
+    learner = zx.algorithms.get(algorithm).make(cfg, vector.spaces, torch.device("cpu"))
     return kind(learner.policy, vector, learner.fields, seed=seed)
 
 
+TEAM = {"algorithm": "mappo", "last_action": True}
+
+
 @pytest.mark.parametrize(
-    ("env", "recurrent"), [("CartPole-v1", "none"), ("CartPole-v1", "lstm"), ("Pendulum-v1", "gru")]
+    ("env", "recurrent", "settings"),
+    [
+        ("CartPole-v1", "none", {}),
+        ("CartPole-v1", "lstm", {}),
+        ("Pendulum-v1", "gru", {}),
+        ("skirmish/3m", "none", {"algorithm": "mappo"}),
+        ("skirmish/2s3z", "gru", TEAM),
+        ("skirmish/2m_vs_1z", "lstm", {**TEAM, "share_weights": False}),
+        ("skirmish/5m_vs_6m", "gru", {**TEAM, "algorithm": "coma"}),
+    ],
 )
-def test_collects_what_an_actor_does_in_numpy(env: str, recurrent: str) -> None:
-    """The same draws, so the same steps to the bit: base fields, successors, memory, and episodes."""
+def test_collects_what_an_actor_does_in_numpy(env: str, recurrent: str, settings: dict[str, Any]) -> None:
+    """The same draws, so the same steps to the bit: base fields, what is beside them, successors, memory, episodes."""
     net = {"recurrent": recurrent, "recurrent_size": 8}
-    ours, theirs = (actor_of(kind, env, limit=13, net=net) for kind in (TorchActor, Actor))
+    ours, theirs = (actor_of(kind, env, limit=13, net=net, **settings) for kind in (TorchActor, Actor))
+    assert ours.tells == theirs.tells
     ends = 0
     for steps in (20, 20, 7):
         mine, other = ours.collect(steps=steps), theirs.collect(steps=steps)
@@ -45,22 +56,23 @@ def test_collects_what_an_actor_does_in_numpy(env: str, recurrent: str) -> None:
             for leaf, array in pairs:
                 assert isinstance(leaf, torch.Tensor)
                 np.testing.assert_array_equal(leaf.numpy(), array, err_msg=name)
-        assert [(e.length, pytest.approx(e.ret, rel=1e-5)) for e in mine.episodes] == [
-            (e.length, e.ret) for e in other.episodes
+        assert [(e.length, pytest.approx(e.ret, rel=1e-5), e.info) for e in mine.episodes] == [
+            (e.length, e.ret, e.info) for e in other.episodes
         ]
         ends += len(mine.episodes)
     assert ends >= 15  # 47 steps of 5 environments, episodes of 13 at most
     assert ours.env_steps == theirs.env_steps == 47 * 5
 
 
-def test_collecting_leaves_torch_nowhere() -> None:
-    actor = actor_of(TorchActor, "Pendulum-v1")
+@pytest.mark.parametrize(("env", "name", "seen"), [("Pendulum-v1", "ppo", (3,)), ("skirmish/3m", "mappo", (3, 30))])
+def test_collecting_leaves_torch_nowhere(env: str, name: str, seen: tuple[int, ...]) -> None:
+    actor = actor_of(TorchActor, env, algorithm=name)
 
     def refuse(*_: object) -> None:
         raise AssertionError("this is NumPy's way")
 
     actor.env.step = actor.env.reset = refuse
-    assert actor.collect(3).batch.obs.shape == (3, 5, 3)
+    assert actor.collect(3).batch.obs.shape == (3, 5, *seen)
 
 
 def test_truncated_steps_lead_to_the_last_observation_of_their_own_episode() -> None:
@@ -74,10 +86,11 @@ def test_truncated_steps_lead_to_the_last_observation_of_their_own_episode() -> 
     assert not torch.isclose(batch.next_obs[3], batch.obs[4]).all(-1).any()
 
 
-def test_restored_actor_goes_on_as_the_first(tmp_path: Path) -> None:
-    first = actor_of(TorchActor, "CartPole-v1", net={"recurrent": "gru"})
+@pytest.mark.parametrize(("env", "settings"), [("CartPole-v1", {}), ("skirmish/3m", TEAM)])
+def test_restored_actor_goes_on_as_the_first(env: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    first = actor_of(TorchActor, env, limit=40, net={"recurrent": "gru"}, **settings)
     first.collect(30)
-    other = actor_of(TorchActor, "CartPole-v1", seed=9, net={"recurrent": "gru"})
+    other = actor_of(TorchActor, env, limit=40, seed=9, net={"recurrent": "gru"}, **settings)
     torch.save(first.state_dict(), tmp_path / "state")
     other.policy.load_state_dict(first.policy.state_dict())
     assert other.load_state_dict(torch.load(tmp_path / "state", weights_only=False)) == []
@@ -91,14 +104,17 @@ def test_restored_actor_goes_on_as_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ON_POLICY)
 def test_every_on_policy_algorithm_learns_from_it(name: str, small: Any, tmp_path: Path) -> None:
-    cfg = small(name, env="CartPole-v1", env_steps=200, vector__backend="torch")
+    env = "skirmish/3m" if zx.algorithms.get(name).many_agents else "CartPole-v1"
+    cfg = small(name, env=env, env_steps=200, vector__backend="torch")
     session = zx.Session(cfg, tmp_path / "run", quiet=True)
     assert isinstance(session.actor, TorchActor)
     assert session.run()["updates"] > 0
 
 
-def test_others_take_its_steps_as_arrays(small: Any, tmp_path: Path) -> None:
-    session = zx.Session(small("dqn", env="CartPole-v1", vector__backend="torch"), tmp_path / "run", quiet=True)
+@pytest.mark.parametrize(("name", "env"), [("dqn", "CartPole-v1"), ("qmix", "skirmish/3m")])
+def test_others_take_its_steps_as_arrays(name: str, env: str, small: Any, tmp_path: Path) -> None:
+    cfg = small(name, env=env, vector__backend="torch", env_steps=300)
+    session = zx.Session(cfg, tmp_path / "run", quiet=True)
     assert isinstance(session.env, TorchVectorEnv)
     assert isinstance(session.actor, Actor)
     assert session.run()["updates"] > 0
@@ -120,6 +136,15 @@ def test_many_cartpoles_learn_in_seconds(tmp_path: Path) -> None:
         quiet=True,
     )
     assert result["reached"]
+
+
+def test_share_of_battles_won_is_in_the_log(small: Any, tmp_path: Path) -> None:
+    """Of episodes of one or two steps, which nobody wins."""
+    task = {"name": "skirmish/3m", "episode_limit": 2}
+    zx.Session(small("mappo", env=task, vector__backend="torch", env_steps=200), tmp_path / "run", quiet=True).run()
+    rows = [line.split(",") for line in (tmp_path / "run" / "metrics.csv").read_text().splitlines()]
+    assert {row[rows[0].index("win_rate")] for row in rows[1:]} <= {"0.0", "0"}
+    assert len(rows) > 1
 
 
 def test_profile_tells_environment_and_policy_apart(small: Any) -> None:

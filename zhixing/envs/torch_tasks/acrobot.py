@@ -33,10 +33,10 @@ class Acrobot(TorchTask):
         terminated = -angles[0].cos() - (angles[1] + angles[0]).cos() > 1.0
         return Moved(state, terminated.float() - 1.0, terminated)
 
-    def observe(self, state: Tensor) -> Tensor:
+    def observe(self, state: Tensor) -> dict[str, Tensor]:
         angles, speeds = state[:2], state[2:]
         cos, sin = angles.cos(), angles.sin()
-        return torch.stack((cos[0], sin[0], cos[1], sin[1], speeds[0], speeds[1]), 1)
+        return {"obs": torch.stack((cos[0], sin[0], cos[1], sin[1], speeds[0], speeds[1]), 1)}
 
 
 def _slope(state: Tensor, torque: Tensor) -> Tensor:

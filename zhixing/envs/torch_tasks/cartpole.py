@@ -36,5 +36,5 @@ class CartPole(TorchTask):
         reward = -terminated.float() if self.only_falls else torch.ones_like(cos)
         return Moved(state, reward, terminated)
 
-    def observe(self, state: Tensor) -> Tensor:
-        return state.T
+    def observe(self, state: Tensor) -> dict[str, Tensor]:
+        return {"obs": state.T}

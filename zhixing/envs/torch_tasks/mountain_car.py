@@ -22,8 +22,8 @@ class _Valley(TorchTask):
         place = uniform(-0.6, -0.4, (num,), rng)
         return torch.stack((place, torch.zeros_like(place)))
 
-    def observe(self, state: Tensor) -> Tensor:
-        return state.T
+    def observe(self, state: Tensor) -> dict[str, Tensor]:
+        return {"obs": state.T}
 
 
 class MountainCar(_Valley):

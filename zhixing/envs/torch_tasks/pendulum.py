@@ -33,6 +33,6 @@ class Pendulum(TorchTask):
         never = torch.zeros_like(cost, dtype=torch.bool)
         return Moved(torch.stack((angle + speed * SECONDS, speed)), -cost, never)
 
-    def observe(self, state: Tensor) -> Tensor:
+    def observe(self, state: Tensor) -> dict[str, Tensor]:
         angle, speed = state.unbind()
-        return torch.stack((angle.cos(), angle.sin(), speed), 1)
+        return {"obs": torch.stack((angle.cos(), angle.sin(), speed), 1)}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 class Moved(NamedTuple):
     state: Tensor  # [k,N]
-    reward: Tensor  # [N]
+    reward: Tensor  # [N]; [N,A] of many agents
     terminated: Tensor  # [N]
 
 
@@ -22,8 +25,14 @@ class TorchTask(ABC):
     at the numbers in a tensor, which would wait for the device. Options have Gymnasium's names.
     """
 
-    limit: ClassVar[int]  # steps of an episode at most
+    limit: int  # steps of an episode at most
+    ends_once: ClassVar[bool] = False  # what terminates at the limit isn't truncated, too; with Gymnasium it is
     options: ClassVar[frozenset[str]] = frozenset()
+    tells: ClassVar[tuple[str, ...]] = ()  # which of `numbers` are worth a log
+
+    def to(self, device: torch.device) -> Self:
+        """Called once, with where the copies will be: for tasks that compute with tensors of their own."""
+        return self
 
     @abstractmethod
     def first(self, num: int, rng: torch.Generator) -> Tensor:
@@ -31,11 +40,17 @@ class TorchTask(ABC):
 
     @abstractmethod
     def move(self, state: Tensor, action: Tensor) -> Moved:
-        """One step of each copy. Actions as Gymnasium takes them: `[N]`, or `[N,1]` where they are continuous."""
+        """One step of each copy. Actions as Gymnasium takes them: `[N]`, or `[N,1]` where they are continuous; `[N,A]`
+        of many agents."""
 
     @abstractmethod
-    def observe(self, state: Tensor) -> Tensor:
-        """What the copies show, `[N,...]`."""
+    def observe(self, state: Tensor) -> dict[str, Tensor]:
+        """What the copies show, `[N,...]`, by fields of a step: `obs`, and `mask`, `state`, `alive` where there are
+        any."""
+
+    def numbers(self, state: Tensor) -> dict[str, Tensor]:
+        """What is told of episodes that end in these states, `[N]` each."""
+        return {}
 
 
 def uniform(low: float, high: float, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:

@@ -12,11 +12,13 @@ from gymnasium.spaces import Box
 from torch import Tensor
 
 from zhixing.envs.arrays import Array
+from zhixing.envs.layout import BESIDE
 from zhixing.envs.slots import State
 from zhixing.envs.torch_tasks.acrobot import Acrobot
 from zhixing.envs.torch_tasks.cartpole import CartPole
 from zhixing.envs.torch_tasks.mountain_car import MountainCar, MountainCarContinuous
 from zhixing.envs.torch_tasks.pendulum import Pendulum
+from zhixing.envs.torch_tasks.skirmish import SKIRMISHES
 from zhixing.envs.torch_tasks.task import TorchTask
 from zhixing.envs.vector import Info, Result, TogetherVectorEnv
 from zhixing.errors import EnvCrashError, UserError
@@ -29,18 +31,21 @@ TORCH: dict[str, type[TorchTask]] = {
     "MountainCar-v0": MountainCar,
     "MountainCarContinuous-v0": MountainCarContinuous,
     "Pendulum-v1": Pendulum,
+    **SKIRMISHES,
 }
+Shown = dict[str, Tensor]  # by fields of a step: obs, and mask, state, alive where the task has them
 
 
 class Step(NamedTuple):
     """What a step of all copies gives, as tensors that no later step changes."""
 
-    obs: Tensor  # where an episode ended, the first of the next one
-    last: Tensor  # the same before any copy began anew: what the actions really led to
+    shown: Shown  # where an episode ended, what the next one shows first
+    last: Shown  # the same before any copy began anew: what the actions really led to
     reward: Tensor
     terminated: Tensor
     truncated: Tensor
     ended: Tensor  # either
+    numbers: dict[str, Tensor]  # what the task tells of those that ended; of the others they mean nothing
 
 
 class TorchVectorEnv(TogetherVectorEnv):
@@ -51,15 +56,17 @@ class TorchVectorEnv(TogetherVectorEnv):
         if name not in TORCH:
             raise UserError(f"{name} has no version in torch ({', '.join(TORCH)} have); use another vector.backend")
         given = dict(options)
-        limit = int(given.pop("max_episode_steps", TORCH[name].limit))
+        limit = given.pop("max_episode_steps", None)
         refused = sorted(set(given) - TORCH[name].options)
         if refused:
             raise UserError(f"{name} in torch has no option {', '.join(refused)}; use another vector.backend")
         make: Callable[..., TorchTask] = TORCH[name]
-        self.task = make(**given)
+        self.device = torch.device(device)
+        self.task = make(**given).to(self.device)
+        self.tells = self.task.tells
+        limit = self.task.limit if limit is None else int(limit)
         self.limit = limit if limit >= 0 else torch.iinfo(torch.int32).max  # gymnasium.make's way to say without
         super().__init__(name, spaces, num, "torch", 1)
-        self.device = torch.device(device)
         self.rng = torch.Generator(self.device)
         self.rng.seed()
         self._state = torch.empty(0)
@@ -71,25 +78,27 @@ class TorchVectorEnv(TogetherVectorEnv):
 
     # --- on the device ---
 
-    def begin(self, seed: int | None = None) -> Tensor:
+    def begin(self, seed: int | None = None) -> Shown:
         """New episodes everywhere; what they show."""
         first = self._seeds(seed)[0]
         if first is not None:
             self.rng.manual_seed(first)
         self._state = self.task.first(self.num_envs, self.rng)
         self._elapsed = torch.zeros_like(self._elapsed)
-        return self.task.observe(self._state)
+        return self.shown()
 
     def advance(self, action: Tensor) -> Step:
         """One step of every copy; actions as the task takes them."""
         state, reward, terminated = self.task.move(self._state, action)
         elapsed = self._elapsed + 1
         truncated = elapsed >= self.limit
+        if self.task.ends_once:
+            truncated = truncated & ~terminated
         ended = terminated | truncated
         self._elapsed = elapsed.masked_fill(ended, 0)
         self._state = torch.where(ended, self.task.first(self.num_envs, self.rng), state)
-        observe = self.task.observe
-        return Step(observe(self._state), observe(state), reward, terminated, truncated, ended)
+        last, numbers = self.task.observe(state), self.task.numbers(state)
+        return Step(self.shown(), last, reward, terminated, truncated, ended, numbers)
 
     def to_task(self, action: Tensor) -> Tensor:
         """`Spaces.to_env` on the device: bounded actions are in [-1, 1] in policies."""
@@ -102,18 +111,22 @@ class TorchVectorEnv(TogetherVectorEnv):
     def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
         if options:
             raise UserError(f"{self.name} in torch takes no options at a reset; use backend serial or process")
-        return _array(self.begin(seed)), {}
+        return _in_numpy(self.begin(seed))
 
     def step(self, actions: Array) -> Result:
         try:
             step = self.advance(torch.as_tensor(np.asarray(actions), device=self.device))
         except Exception as error:
             raise EnvCrashError(f"environments {self.name} in torch crashed:\n{traceback.format_exc()}") from error
-        info: Info = {}
+        obs, info = _in_numpy(step.shown)
         ended = _array(step.ended)
         if ended.any():
-            info = {"final_obs": _array(step.last), "final_info": {i: {} for i in ended.nonzero()[0].tolist()}}
-        return _array(step.obs), _array(step.reward), _array(step.terminated), _array(step.truncated), info
+            numbers = {name: values.tolist() for name, values in step.numbers.items()}
+            info |= {f"final_{name}": _array(tensor) for name, tensor in step.last.items()}
+            info["final_info"] = {
+                i: {name: values[i] for name, values in numbers.items()} for i in ended.nonzero()[0].tolist()
+            }
+        return obs, _array(step.reward), _array(step.terminated), _array(step.truncated), info
 
     def state_dict(self) -> State:
         task = {"state": _array(self._state), "elapsed": _array(self._elapsed), "rng": self.rng.get_state().numpy()}
@@ -124,14 +137,20 @@ class TorchVectorEnv(TogetherVectorEnv):
         task = state["task"]
         self._state, self._elapsed = (torch.tensor(task[name], device=self.device) for name in ("state", "elapsed"))
         self.rng.set_state(torch.tensor(task["rng"]))
-        return _array(self.shown()), {}
+        return _in_numpy(self.shown())
 
-    def shown(self) -> Tensor:
+    def shown(self) -> Shown:
         """What the copies show now."""
         return self.task.observe(self._state)
 
     def render(self, index: int = 0) -> Array:  # type: ignore[override]
         raise UserError(f"{self.name} in torch gives no picture; use backend serial or process")
+
+
+def _in_numpy(shown: Shown) -> tuple[Tree, Info]:
+    """Observations, and where `info` has the rest."""
+    info = {BESIDE[name]: _array(tensor) for name, tensor in shown.items() if name in BESIDE}
+    return _array(shown["obs"]), info
 
 
 def _array(tensor: Tensor) -> Array:
