@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 SEED ?= 0
 BENCH = fixed_work threshold collecting replay start growth
 
-.PHONY: help install train test lint types datasets learn bench bench-quick soak clean
+.PHONY: help install train test test-worlds lint types datasets learn bench bench-quick soak clean
 
 help:            ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -25,6 +25,13 @@ train: install   ## train PPO on CartPole-v1 to 475 and print the evaluation
 
 test: lint types  ## lint, types and all tests
 	$(BIN)/pytest --cov --cov-fail-under=90 --cov-report=term:skip-covered
+
+test-worlds:     ## tests that `make test` skips, in an environment with all extras: simulators, emulators, Ray
+	test -d .venv-worlds || $(PYTHON) -m venv .venv-worlds
+	PIP_CONSTRAINT=constraints.txt .venv-worlds/bin/pip install -q --disable-pip-version-check torch
+	PIP_CONSTRAINT=constraints.txt .venv-worlds/bin/pip install -q --disable-pip-version-check -e ".[dev,all]"
+	.venv-worlds/bin/pytest -n 1 tests/unit/envs tests/unit/distributed tests/unit/test_window.py \
+	  tests/learning/test_published_settings.py
 
 lint: install
 	$(BIN)/ruff check .

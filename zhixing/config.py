@@ -87,6 +87,7 @@ class VectorConfig(Strict):
 class DistributedConfig(Strict):
     workers: Count = 0  # Ray workers that act, each with its share of the copies; 0: this process acts itself
     learners: Positive = 1  # processes that learn, each from its share of every batch
+    servers: Count = 0  # Ray processes that hold the weights, a slice each, for the workers of a3c
     address: str | None = None  # a Ray cluster to join, such as 10.0.0.1:6379 or auto; none starts one on this machine
 
 
@@ -218,6 +219,7 @@ class OffPolicyConfig(DataConfig):
     steps_per_iteration: Positive = 1  # steps of each environment between updates
     updates_per_step: PositiveFloat = 1.0  # updates per environment step, on average
     warmup_steps: Count = 1_000  # environment steps of random actions before the first update
+    overlap: bool = False  # act in another thread while learning, with weights one iteration old
     replay: ReplayConfig = ReplayConfig()
 
     scheme: ClassVar[str] = "off_policy"

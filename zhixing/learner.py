@@ -164,8 +164,9 @@ class Learner(ABC):
     def optimizer(self, parameters: Iterable[nn.Parameter], lr: float, **settings: Any) -> Optimizer:
         return Optimizer(parameters, lr, scaled=self.low is torch.float16, **settings)
 
-    def optimizers(self) -> list[Optimizer]:
-        return [part for part in vars(self).values() if isinstance(part, Optimizer)]
+    def optimizers(self) -> dict[str, Optimizer]:
+        """All of them by name."""
+        return {name: part for name, part in vars(self).items() if isinstance(part, Optimizer)}
 
     def value(self, obs: Tree) -> Tensor | None:
         """The estimated value of observations `[B,...]` under the policy; None for algorithms without an estimate."""
@@ -173,7 +174,7 @@ class Learner(ABC):
 
     def skipped_steps(self) -> int:
         """How many steps were left out since a gradient wasn't finite. Waits for the device."""
-        return int(sum(float(optimizer.skipped) for optimizer in self.optimizers()))
+        return int(sum(float(optimizer.skipped) for optimizer in self.optimizers().values()))
 
     @property
     def failed(self) -> bool:
@@ -186,8 +187,7 @@ class Learner(ABC):
         for part, module in vars(self).items():
             if isinstance(module, nn.Module):
                 names = {id(p): f"{part}.{name}" for name, p in module.named_parameters()} | names
-        optimizers = [part for part in vars(self).values() if isinstance(part, Optimizer)]
-        return [names[id(p)] for optimizer in optimizers for p in optimizer.broken if id(p) in names]
+        return [names[id(p)] for optimizer in self.optimizers().values() for p in optimizer.broken if id(p) in names]
 
     def weights(self) -> dict[str, Tensor]:
         """What a policy elsewhere needs to act as this one."""

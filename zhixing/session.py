@@ -32,10 +32,12 @@ from zhixing.data import NO_ENV, check_spaces, demonstrations, expert_policy, fi
 from zhixing.datasets import Dataset
 from zhixing.distributed.actor import SpreadActor, is_spread, spread
 from zhixing.distributed.learners import Partners, check_learners
+from zhixing.distributed.servers import check_servers
 from zhixing.envs.torch_tasks import TorchVectorEnv
 from zhixing.errors import UserError
 from zhixing.learner import Learner
 from zhixing.matches import Matches, game_of
+from zhixing.memory import keep_freed
 from zhixing.ops.seeding import stream
 from zhixing.policy import Policy
 from zhixing.search import GAMES, SelfPlay
@@ -101,6 +103,7 @@ class Session:
     def _build(self, callbacks: List[Callback], quiet: bool) -> None:
         cfg = self.cfg
         torch.set_num_threads(int(cfg.threads))
+        keep_freed()
         device = torch.device(cfg.device)
         self.learner = algorithms.get(cfg.algorithm).make(cfg, self.spaces, device)
         if "demonstrations" in type(cfg).model_fields:
@@ -111,6 +114,8 @@ class Session:
             start = RunFolder.open(cfg.init)
             with fitting(start):
                 self.learner.start_from(start.load()["loop"]["learner"])
+        if cfg.distributed.servers:
+            check_servers(cfg, self.learner)
         if cfg.distributed.learners > 1:
             check_learners(cfg, self.learner)
             self.learner.partners = self.partners = Partners(self.learner, cfg, self.spaces, self.folder.path)
@@ -284,6 +289,8 @@ class Session:
         """Which trainer drives it."""
         if self.data is not None:
             return "offline"
+        if isinstance(self.cfg, OffPolicyConfig) and self.cfg.overlap:
+            return "off_policy_ahead"
         return "off_policy_apart" if self.spread and self.cfg.scheme == "off_policy" else self.cfg.scheme
 
     def result(self) -> dict[str, Any]:

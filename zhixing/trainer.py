@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -141,8 +143,10 @@ class Loop:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done inside isn't training time."""
+        """What is done inside isn't training time, and finds the learner with its present weights."""
         self._tick()
+        if isinstance(self.actor, SpreadActor):
+            self.actor.settle()
         running, self._since = self._since is not None, None
         try:
             yield
@@ -255,17 +259,21 @@ def asynchronous(loop: Loop) -> None:
     with loop.running():
         for _ in loop.iterations():
             turn, _ = actor.turn(cfg.steps_per_iteration, gradients=learner.learns_apart)
-            if turn.gradients is not None:
+            if turn.part is not None:
+                batch = loop.learns_from(Rollout.joined([turn.part]).to(learner.device))
+            if turn.update is not None:  # by the servers that have the weights
+                update = turn.update
+                learner.updates += 1
+            elif turn.gradients is not None:
                 update = learner.apply(turn.gradients.to(learner.device))
             else:
-                assert turn.part is not None
-                update = learner.update(Rollout.joined([turn.part]).to(learner.device))
+                update = learner.update(batch)
             loop.iteration_end(turn.episodes, update.metrics)
 
 
 def off_policy(loop: Loop) -> None:
     """Collect into the replay, learn from samples of it."""
-    cfg, actor, learner, buffer = loop.cfg, loop.actor, loop.learner, loop.buffer
+    cfg, actor, buffer = loop.cfg, loop.actor, loop.buffer
     assert isinstance(cfg, OffPolicyConfig)
     assert isinstance(actor, Actor)
     assert buffer is not None
@@ -273,11 +281,28 @@ def off_policy(loop: Loop) -> None:
         for _ in loop.iterations():
             phase = Phase.RANDOM if loop.env_steps < cfg.warmup_steps else Phase.COLLECT
             experience = actor.collect(steps=cfg.steps_per_iteration, phase=phase)
-            for each in (buffer, *loop.further.values()):
-                each.add(experience.batch)
-            if cfg.normalise_obs:
-                learner.observe(experience.batch.to(learner.device))
-            loop.iteration_end(experience.episodes, _learn_due(loop, cfg, buffer))
+            _store(loop, cfg, experience.batch)
+            loop.iteration_end(experience.episodes, _learn(loop, buffer, cfg.batch_size, _due(loop, cfg)))
+
+
+def off_policy_ahead(loop: Loop) -> None:
+    """The same, while the next steps are made in another thread: with the weights that learning begins with, so all is
+    as repeatable as one after the other. What is learned from doesn't hold these steps yet."""
+    cfg, actor, learner, buffer = loop.cfg, loop.actor, loop.learner, loop.buffer
+    assert isinstance(cfg, OffPolicyConfig)
+    assert isinstance(actor, Actor)
+    assert buffer is not None
+    actor.policy = copy.deepcopy(learner.policy)  # nobody moves its weights while it acts
+    with loop.running(), ThreadPoolExecutor(1) as other:
+        for _ in loop.iterations():
+            phase = Phase.RANDOM if loop.env_steps < cfg.warmup_steps else Phase.COLLECT
+            due = _due(loop, cfg)
+            actor.load(learner.weights())
+            acting = other.submit(actor.collect, steps=cfg.steps_per_iteration, phase=phase)
+            metrics = _learn(loop, buffer, cfg.batch_size, due)
+            experience = acting.result()
+            _store(loop, cfg, experience.batch)
+            loop.iteration_end(experience.episodes, metrics)
 
 
 def off_policy_apart(loop: Loop) -> None:
@@ -298,7 +323,7 @@ def off_policy_apart(loop: Loop) -> None:
                 other.add(batch, envs)
             if cfg.normalise_obs:
                 learner.observe(batch.to(learner.device))
-            loop.iteration_end(turn.episodes, _learn_due(loop, cfg, buffer))
+            loop.iteration_end(turn.episodes, _learn(loop, buffer, cfg.batch_size, _due(loop, cfg)))
 
 
 def offline(loop: Loop) -> None:
@@ -308,7 +333,7 @@ def offline(loop: Loop) -> None:
     assert buffer is not None
     with loop.running():
         for _ in loop.iterations():
-            loop.iteration_end([], _learn(loop, buffer, cfg.batch_size))
+            loop.iteration_end([], _learn(loop, buffer, cfg.batch_size, 1))
 
 
 def self_play(loop: Loop) -> None:
@@ -324,8 +349,8 @@ def self_play(loop: Loop) -> None:
                 buffer.add(experience.batch)
             metrics: Mapping[str, Tensor] = {}
             if buffer.ready:
-                for _ in range(int(cfg.updates_per_step * loop.env_steps + 1e-9) - loop.updates):
-                    metrics = _learn(loop, buffer, cfg.batch_size)
+                due = int(cfg.updates_per_step * loop.env_steps + 1e-9) - loop.updates
+                metrics = _learn(loop, buffer, cfg.batch_size, due)
             loop.iteration_end(experience.episodes, metrics)
 
 
@@ -340,25 +365,33 @@ def play(loop: Loop) -> None:
             loop.iteration_end(experience.episodes, {})
 
 
-def _learn_due(loop: Loop, cfg: OffPolicyConfig, buffer: Buffer) -> Mapping[str, Tensor]:
-    """As many updates as the steps so far ask for."""
-    metrics: Mapping[str, Tensor] = {}
-    due = int(cfg.updates_per_step * max(0, loop.env_steps - cfg.warmup_steps) + 1e-9) - loop.updates
+def _store(loop: Loop, cfg: OffPolicyConfig, batch: Batch) -> None:
+    for buffer in loop.buffers.values():
+        buffer.add(batch)
+    if cfg.normalise_obs:
+        loop.learner.observe(batch.to(loop.learner.device))
+
+
+def _due(loop: Loop, cfg: OffPolicyConfig) -> int:
+    """How many updates the steps so far ask for."""
+    buffer = loop.buffer
+    assert buffer is not None
     if not buffer.ready and not buffer.full:  # full and yet nothing to sample is an error, which `sample` tells
-        due = 0
-    for _ in range(due):
-        metrics = _learn(loop, buffer, cfg.batch_size)
-    return metrics
+        return 0
+    return int(cfg.updates_per_step * max(0, loop.env_steps - cfg.warmup_steps) + 1e-9) - loop.updates
 
 
-def _learn(loop: Loop, buffer: Buffer, batch_size: int) -> Mapping[str, Tensor]:
-    """One update from a sample."""
+def _learn(loop: Loop, buffer: Buffer, batch_size: int, times: int) -> Mapping[str, Tensor]:
+    """Updates from a sample each; what the last one tells."""
     learner = loop.learner
-    batch = loop.learns_from(_moved(buffer.sample(batch_size, loop.rng), learner))
-    others = {name: _moved(other.sample(batch_size, loop.rng), learner) for name, other in loop.further.items()}
-    update = learner.update(batch, **others)  # taken by those that declare them
-    buffer.set_priority(batch.index, update.priority)
-    return update.metrics
+    metrics: Mapping[str, Tensor] = {}
+    for _ in range(times):
+        batch = loop.learns_from(_moved(buffer.sample(batch_size, loop.rng), learner))
+        others = {name: _moved(other.sample(batch_size, loop.rng), learner) for name, other in loop.further.items()}
+        update = learner.update(batch, **others)  # taken by those that declare them
+        buffer.set_priority(batch.index, update.priority)
+        metrics = update.metrics
+    return metrics
 
 
 def _moved(batch: Batch, learner: Learner) -> Batch:
@@ -369,6 +402,7 @@ TRAINERS = {
     "on_policy": on_policy,
     "asynchronous": asynchronous,
     "off_policy": off_policy,
+    "off_policy_ahead": off_policy_ahead,
     "off_policy_apart": off_policy_apart,
     "offline": offline,
     "self_play": self_play,

@@ -97,7 +97,7 @@ def test_gradient_that_is_not_finite_changes_no_weight(name: str, small: Callabl
     session = zx.Session(small(name, graph=True, **SETTINGS), tmp_path / "run", [Spoil()], quiet=True)
     with pytest.raises(NonFiniteError, match="were not changed"):
         session.run()
-    weights = [p for optimizer in session.learner.optimizers() for p in optimizer.parameters]
+    weights = [p for optimizer in session.learner.optimizers().values() for p in optimizer.parameters]
     assert all(p.isfinite().all() for p in weights)
     assert session.learner.skipped_steps() >= 1
 

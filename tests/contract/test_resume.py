@@ -35,6 +35,13 @@ def test_every_back_end_resumes_exactly(name: str, backend: str, small: Callable
     stop_and_resume(small(name, seed=3, checkpoint_every_steps=150, vector__backend=backend), tmp_path)
 
 
+def test_battles_in_torch_resume_exactly(small: Callable, tmp_path: Path) -> None:
+    """With memory, and with battles of several lengths going on."""
+    memory = {"net__recurrent": "gru", "net__recurrent_size": 8, "last_action": True, "epochs": 1}
+    settings = {"vector__backend": "torch", "vector__num": 4, "checkpoint_every_steps": 150, **memory}
+    stop_and_resume(small("mappo", "skirmish/3m", seed=3, **settings), tmp_path)
+
+
 def stop_and_resume(cfg: RunConfig, tmp_path: Path) -> None:
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     first, second = sorted(np.random.default_rng().integers(1, 500, 2))

@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,13 @@ def attempt(run: Path, name: str, kills: int) -> int:
         os._exit(1)
 
 
-def is_writing(run: Path) -> bool:
-    return any(run.rglob(".*.tmp")) or any(run.rglob("*.part"))
+def unfinished(run: Path) -> set[tuple[Path, int]]:
+    """Files that are being written, or that an earlier kill left, with the times of their last change."""
+    found = set()
+    for path in (*run.rglob(".*.tmp"), *run.rglob("*.part")):
+        with suppress(FileNotFoundError):  # it is whole now
+            found.add((path, path.stat().st_mtime_ns))
+    return found
 
 
 def main(folder: Path, kills: int, seed: int, name: str) -> dict[str, Any]:
@@ -66,15 +72,16 @@ def main(folder: Path, kills: int, seed: int, name: str) -> dict[str, Any]:
     done = unreadable = 0
     in_writing = 0
     while True:
+        left = unfinished(run)
         process = attempt(run, name, kills)
         if done < kills:
             until = time.monotonic() + rng.uniform(0.0, lasts / kills)
             while time.monotonic() < until:
                 time.sleep(0.001)
             aimed = done % 2 == 1
-            while aimed and not is_writing(run) and os.waitpid(process, os.WNOHANG) == (0, 0):
+            while aimed and unfinished(run) <= left and os.waitpid(process, os.WNOHANG) == (0, 0):
                 pass
-            in_writing += is_writing(run)
+            in_writing += not unfinished(run) <= left
             try:
                 os.kill(process, signal.SIGKILL)
             except ProcessLookupError:  # it has ended while we aimed

@@ -11,19 +11,28 @@ import torch
 from soaking import SOAKING, count
 
 import zhixing as zx
+from zhixing.actor import Actor, Experience
 from zhixing.batch import Batch
 from zhixing.checkpoint import RunFolder, read_checkpoint
+from zhixing.distributed.actor import SpreadActor
+from zhixing.distributed.crew import LocalCrew
 from zhixing.errors import NonFiniteError
+from zhixing.policy import Phase
 from zhixing.tree import tree_map
 
 
 class Poison(zx.Callback):
-    """From some step on every batch holds one observation and one reward that are NaN."""
+    """From some step on every batch holds observations and rewards that are NaN."""
 
     def iteration_begin(self, loop: zx.Loop) -> None:
         if loop.steps < 300 or hasattr(self, "update"):
             return
         self.update = loop.learner.update
+        if loop.learner.learns_apart:
+            assert isinstance(loop.actor, SpreadActor)
+            assert isinstance(loop.actor.crew, LocalCrew)
+            for worker in loop.actor.crew.workers:
+                spoil_rollouts(worker.actor)
         self.weights = {name: value.clone() for name, value in loop.learner.weights().items()}
 
         def poisoned(batch: Batch, **others: Batch) -> object:
@@ -39,7 +48,21 @@ class Poison(zx.Callback):
         loop.learner.update = poisoned  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("name", zx.algorithms.names() if SOAKING else ["ppo", "dqn", "sac", "bc"])  # of each scheme
+def spoil_rollouts(actor: Actor) -> None:
+    """For those who learn where they act."""
+    collect = actor.collect
+
+    def poisoned(steps: int, phase: Phase) -> Experience:
+        experience = collect(steps=steps, phase=phase)
+        experience.batch.obs[0] = experience.batch.reward[0] = np.nan
+        return experience
+
+    actor.collect = poisoned  # type: ignore[method-assign, assignment]
+
+
+@pytest.mark.parametrize(
+    "name", zx.algorithms.names() if SOAKING else ["ppo", "dqn", "sac", "bc", "a3c"]
+)  # of each scheme
 def test_no_algorithm_learns_from_nan(name: str, small: Callable, tmp_path: Path) -> None:
     cfg = small(name, checkpoint_every_steps=100, vector__backend="serial", env_steps=600, eval_every_steps=0)
     if not isinstance(cfg, zx.config.OnPolicyConfig | zx.config.DataConfig):

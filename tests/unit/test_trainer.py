@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from conftest import differing, metrics_rows
 from gymnasium.spaces import Box, Discrete
 
 import zhixing as zx
-from zhixing.actor import Actor, Episode, Evaluation
+from zhixing.actor import Actor, Episode, Evaluation, Experience
 from zhixing.batch import Batch
 from zhixing.buffers import Buffer, NStep
 from zhixing.config import OffPolicyConfig, OnPolicyConfig
@@ -364,3 +368,57 @@ def test_parts_from_the_spaces_alone() -> None:
     spaces = Spaces(Box(-1, 1, (2,), np.float32), Discrete(3))
     drawn = Zero(spaces).random_action(3000, None, torch.Generator().manual_seed(0))
     assert (drawn.bincount(minlength=3) / 3000).tolist() == pytest.approx([1 / 3] * 3, abs=0.03)
+
+
+def test_it_learns_while_the_next_steps_are_made(small: Callable[..., Any], tmp_path: Path) -> None:
+    """Each rollout after the warm-up waits for an update that is made meanwhile; one after the other, none would come.
+
+    1200 steps of 2 environments, 2 each at a time: when the last 4 are begun, those before ask for (1196 - 200) / 2.
+    """
+    session = zx.Session(small("dqn", overlap=True, vector__backend="serial"), tmp_path / "run", quiet=True)
+    actor, learner = session.actor, session.learner
+    assert isinstance(actor, Actor)
+    collect, update = actor.collect, learner.update
+    learned = threading.Event()
+    waited: list[bool] = []
+
+    def waiting(steps: int, phase: Phase) -> Experience:
+        if actor.env_steps > 208:
+            waited.append(learned.wait(60))
+            learned.clear()
+        return collect(steps=steps, phase=phase)
+
+    def telling(batch: Batch) -> Update:
+        found = update(batch)
+        learned.set()
+        return found
+
+    actor.collect, learner.update = waiting, telling  # type: ignore[method-assign, assignment]
+    result = session.run()
+    assert len(waited) == 247  # (1200 - 212) / 4
+    assert all(waited)
+    assert result["updates"] == 498
+
+
+def test_to_overlap_is_repeatable_and_resumes_exactly(small: Callable[..., Any], tmp_path: Path) -> None:
+    class Stop(zx.Callback):
+        def iteration_end(self, loop: Loop, metrics: object) -> None:
+            if loop.steps == 600:
+                raise RuntimeError("power cut")
+
+    class Slow(zx.Callback):
+        """Other timings: now the one, now the other is ready first."""
+
+        def iteration_begin(self, loop: Loop) -> None:
+            time.sleep(0.001 * (loop.steps % 3))
+
+    settings = {"overlap": True, "checkpoint_every_steps": 200, "vector__backend": "serial"}
+    cfg = small("sac", "Pendulum-v1", **settings)
+    zx.Session(cfg, tmp_path / "one", quiet=True).run()
+    with pytest.raises(RuntimeError, match="power cut"):
+        zx.Session(cfg, tmp_path / "two", [Stop()], quiet=True).run()
+    zx.Session.resume(tmp_path / "two", [Slow()], quiet=True).run()
+    assert differing(tmp_path / "one", tmp_path / "two") == []
+    assert metrics_rows(tmp_path / "one") == metrics_rows(tmp_path / "two")
+    with pytest.raises(zx.UserError, match="overlap=true goes without"):
+        zx.Session(small("sac", "Pendulum-v1", overlap=True, distributed__workers=1), tmp_path / "three")

@@ -116,11 +116,10 @@ class Buffer:
         `priority [T,N]` is what the sampler starts from, where somebody knows; else new steps count as the highest."""
         if ids is not None:
             ids = self._columns(ids)
-        index = self.storage.add(batch, ids)
-        if self._priorities is not None:
-            self._priorities.added(index)
-            if priority is not None:
-                self._priorities.set(index.reshape(-1), priority[-len(index) :].reshape(-1))
+        self.storage.add(batch, ids)
+        if self._priorities is not None and priority is not None:
+            index = self._priorities.ring.newest(len(priority), ids)
+            self._priorities.set(index.reshape(-1), priority[-len(index) :].reshape(-1))
 
     def _columns(self, ids: Array) -> Array:
         columns = np.asarray(ids, np.int64)
@@ -263,7 +262,7 @@ class Buffer:
 
 
 def _array(value: Any) -> Any:
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+    return value.numpy(force=True) if isinstance(value, torch.Tensor) else value
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:

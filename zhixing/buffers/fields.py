@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,32 +36,53 @@ class Reader:
                 raise UserError(f"field {name!r} must be one flag per environment, the spec has {spec[name]}")
         after = {SUCCESSORS[name]: tree for name, tree in spec.items() if name in SUCCESSORS}
         self.expected: dict[str, Tree] = {**spec, **after}
-        self._shapes: dict[tuple[int, ...], list[tuple[str, tuple[int, ...] | None, Tree]]] = {}  # by leading dims
+        flags = ("terminated", "truncated")
+        self.followed = [name for name in SUCCESSORS if name in spec]
+        self.plain = [*flags, *(name for name in spec if name not in (*flags, *SUCCESSORS))]
+        self._order = [*self.plain, *self.followed, *(SUCCESSORS[name] for name in self.followed)]
+        sizes = [len(tree_leaves(self.expected[name])) for name in self._order]
+        self._sizes = dict(zip(self._order, sizes, strict=True))
+        # where the leaves of the followed fields begin, and those of their successors
+        self._now, self._after = (sum(sizes[: len(self.plain) + n]) for n in (0, len(self.followed)))
+        self._shapes: dict[tuple[int, ...], list[tuple[str, Any, Any]]] = {}  # by leading dims
 
     def read(self, batch: Batch) -> tuple[dict[str, list[Array]], tuple[int, ...]]:
         """The leaves of each field, and the leading dimensions `[N]` or `[T,N]` that all of them have."""
-        fields = batch._fields  # one dict access instead of a call per field: this runs at every step
-        if fields.keys() != self.expected.keys():
+        plain, now, after, lead = self.parts(batch)
+        found = iter([*plain, *now, *after])
+        return {name: list(islice(found, size)) for name, size in self._sizes.items()}, lead
+
+    def parts(self, batch: Batch) -> tuple[list[Array], list[Array], list[Array], tuple[int, ...]]:
+        """The same without names: the leaves of the `plain` fields, which begin with the two flags, then those of the
+        fields that are `followed`, and of their successors. This runs at every step."""
+        fields = batch._fields
+        try:
+            flags = fields["terminated"]
+            lead = flags.shape if type(flags) is np.ndarray else np.shape(batch.terminated)
+            found = []
+            for name, shape, dtype in self._shapes.get(lead) or self._expect(lead):
+                value = fields[name]
+                if type(value) is np.ndarray and value.shape == shape and value.dtype is dtype:
+                    found.append(value)  # as it should be, nearly always
+                else:
+                    found += leaves(name, self.expected[name], getattr(batch, name), lead)
+        except KeyError:
             self._check_names(batch.fields)
-        flags = fields["terminated"]
-        lead = flags.shape if type(flags) is np.ndarray else np.shape(batch.terminated)
+            raise
+        if len(fields) > len(self.expected):
+            self._check_names(batch.fields)
+        return found[: self._now], found[self._now : self._after], found[self._after :], lead
+
+    def _expect(self, lead: tuple[int, ...]) -> list[tuple[str, Any, Any]]:
+        """What each field should be with these leading dimensions, if it is a single array."""
         if len(lead) not in (1, 2) or 0 in lead:
             raise UserError(f"field 'terminated' has shape {list(lead)}, expected [N] or [T, N] with at least one step")
-        if lead not in self._shapes:
-            self._shapes[lead] = [
-                (name, lead + tree.shape if isinstance(tree, Field) else None, tree)
-                for name, tree in self.expected.items()
-            ]
-        values = {}
-        for name, shape, tree in self._shapes[lead]:
-            value = fields[name]
-            if callable(value):
-                value = getattr(batch, name)
-            if type(value) is np.ndarray and value.shape == shape and value.dtype == tree.dtype:
-                values[name] = [value]  # as it should be, nearly always
-            else:
-                values[name] = leaves(name, tree, value, lead)
-        return values, lead
+        trees = [(name, self.expected[name]) for name in self._order]
+        self._shapes[lead] = [
+            (name, lead + tree.shape, tree.dtype) if isinstance(tree, Field) else (name, None, None)
+            for name, tree in trees
+        ]
+        return self._shapes[lead]
 
     def _check_names(self, names: tuple[str, ...]) -> None:
         for name in names:
@@ -142,12 +164,16 @@ class Table:
         return torch.zeros(shape, dtype=torch.from_numpy(np.zeros(0, field.dtype)).dtype, device=self.device)
 
     def put(self, name: str, where: Any, values: list[Array]) -> None:
+        self.write(self.arrays[name], where, values)
+
+    def write(self, arrays: list[Any], where: Any, values: list[Array]) -> None:
+        """Set the rows `where` of some of the table's arrays."""
         if self.on_cpu:
-            for array, value in zip(self.arrays[name], values):  # noqa: B905 (lengths were checked; this is hot)
+            for array, value in zip(arrays, values):  # noqa: B905 (lengths were checked; this is hot)
                 array[where] = value
             return
         at = self.tensor(where) if isinstance(where, np.ndarray) else where
-        for array, value in zip(self.arrays[name], values, strict=True):
+        for array, value in zip(arrays, values, strict=True):
             array[at] = self.tensor(np.ascontiguousarray(value))
 
     def tensor(self, array: Array) -> torch.Tensor:
@@ -157,6 +183,8 @@ class Table:
 
     def take(self, name: str, index: Array) -> Tree:
         """Copies of the rows `index`, as torch tensors on the device."""
+        if self.on_cpu and isinstance(self.spec[name], Field):  # nearly always
+            return torch.from_numpy(self.arrays[name][0].take(index, 0))
         return self.tree(name, self.leaves(name, index))
 
     def leaves(self, name: str, index: Array) -> list[Any]:

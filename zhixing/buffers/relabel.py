@@ -95,15 +95,15 @@ class Hindsight:
 def steps_left(ring: Ring, index: Array) -> Array:
     """How many stored rows of the same episode follow each of these.
 
-    Ages count up within an episode: the row k later belongs to it exactly if it is k older. So the last such k is
-    found by doubling and halving, however long episodes are.
+    The row k later belongs to the episode exactly if its own began at the same row. So the last such k is found by
+    doubling and halving, however long episodes are.
     """
     position, column = np.divmod(index, ring.num_envs)
     stored = ring.count[column] - 1 - position
-    age = ring.age[ring.flat(index)]
+    began = ring.began[ring.flat(index)]
 
     def belongs(k: Any) -> Array:
-        same: Array = (k <= stored) & (ring.age[ring.flat(index + k * ring.num_envs)] == age + k)
+        same: Array = (k <= stored) & (ring.began[ring.flat(index + k * ring.num_envs)] == began)
         return same
 
     stride = 1

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from zhixing.batch import Batch
-from zhixing.buffers.fields import SUCCESSORS, Array, Pool, Reader, Table
+from zhixing.buffers.fields import Array, Pool, Reader, Table
 from zhixing.errors import UserError
 from zhixing.tree import Field, Tree, tree_leaves, tree_map
 
-Leaves = dict[str, list[Array]]
+Leaves = list[Array]
 
 
 class Ring:
@@ -37,22 +37,27 @@ class Ring:
         self.rows = -(-capacity // num_envs)
         self.size = (self.rows + 1) * num_envs
         stored = {**spec, "obs": _single_frames(spec["obs"], frame_stack)} if frame_stack > 1 else dict(spec)
-        self._followed = [name for name in SUCCESSORS if name in spec]
-        self._plain = [name for name in spec if name not in SUCCESSORS]
+        followed = self.reader.followed
         self.table = Table(stored, self.size, device, folder)
-        self.lasts = Pool({name: stored[name] for name in self._followed}, device)
+        self.lasts = Pool({name: stored[name] for name in followed}, device)
         self.slot = np.full(self.size, -1, np.int32)  # where the row's true successor lies; -1: it is the next row
-        self.age = np.zeros(self.size, np.int32)  # rows since the stream began: 0 at an episode's first
+        self.began = np.zeros(self.size, np.int64)  # the position of the first row of the row's episode
         self.count = np.zeros(num_envs, np.int64)  # rows ever added, per column
         self.base = np.zeros(num_envs, np.int64)  # rows before this one were cleared
-        self.next_age = np.zeros(num_envs, np.int32)  # of the row to come; 0 where the last one ended its episode
+        self.next_began = np.zeros(num_envs, np.int64)  # of the row to come: its own where an episode ended
         # the newest successors as they came: what the next row must begin with to follow, also on a device
-        self.heads: Leaves = {
+        self.heads: dict[str, Leaves] = {
             name: [np.zeros((num_envs, *field.shape), field.dtype) for field in tree_leaves(spec[name])]
-            for name in self._followed
+            for name in followed
         }
         self.fixed = False  # true where rows are only read
         self._together = True  # all columns have had as many rows: then one slice holds a step of all
+        self._anew = True  # some columns begin an episode with the row to come
+        # the same arrays without names, in the order of the reader's parts
+        self._plain_arrays = [array for name in self.reader.plain for array in self.table.arrays[name]]
+        self._followed_arrays = [array for name in followed for array in self.table.arrays[name]]
+        self._heads = [head for name in followed for head in self.heads[name]]
+        self._stacks = len(self.heads["obs"]) if frame_stack > 1 else 0  # so many of them are stacks of frames
 
     @staticmethod
     def over(spec: Mapping[str, Tree], arrays: Mapping[str, Tree], lasts: Mapping[str, Tree], ends: Array) -> Ring:
@@ -68,14 +73,15 @@ class Ring:
         ring.slot = np.full(size, -1, np.int32)
         ring.slot[ends] = np.arange(len(ends))
         starts = np.concatenate([[0], ends[:-1] + 1])
-        ring.age = (np.arange(size) - np.repeat(starts, np.diff(np.append(starts, size)))).astype(np.int32)
+        ring.began = np.repeat(starts, np.diff(np.append(starts, size)))
         ring.count[:] = size
         ring.fixed = True
         return ring
 
     def __len__(self) -> int:
         if self._together:
-            return min(int(self.count[0] - self.base[0]), self.rows) * self.num_envs
+            first, count = self._span
+            return (count - first) * self.num_envs
         return int((self.count - self.oldest).sum())
 
     @property
@@ -83,145 +89,161 @@ class Ring:
         """The position of each column's oldest row."""
         return np.maximum(self.count - self.rows, self.base)
 
+    @property
+    def _span(self) -> tuple[int, int]:
+        """The positions from the oldest row to behind the newest, where they are the same for all columns."""
+        count = int(self.count[0])
+        return max(count - self.rows, int(self.base[0])), count
+
     # ------------------------------------------------------------------ adding
 
-    def add(self, batch: Batch, ids: Array | None = None) -> Array:
-        """Store a step `[M]` or steps `[T,M]`; returns the indices of those that remain, `[T,M]`."""
+    def add(self, batch: Batch, ids: Array | None = None) -> None:
+        """Store a step `[M]` or steps `[T,M]`."""
         if self.fixed:
             raise UserError("recorded experience takes no new steps; give the buffer a capacity of its own for these")
-        values, lead = self.reader.read(batch)
+        plain, now, after, lead = self.reader.parts(batch)
         columns = self.num_envs if ids is None else len(ids)
         if lead[-1] != columns:
             of = "num_envs" if ids is None else "len(ids)"
             raise UserError(f"field 'terminated' has shape {list(lead)}, expected {columns} columns ({of})")
-        if len(lead) == 2 and lead[0] > 1:
-            return self._add_block(values, np.arange(columns) if ids is None else ids)
-        if len(lead) == 2:
-            values = {name: [leaf[0] for leaf in leaves] for name, leaves in values.items()}
-        return self._add_step(values, np.arange(columns) if ids is None and not self._together else ids)
+        if ids is None and self._together and (len(lead) == 1 or lead[0] == 1):
+            self._add_step(plain, now, after)
+            return
+        if len(lead) == 1:
+            plain, now, after = ([leaf[None] for leaf in leaves] for leaves in (plain, now, after))
+        self._add_block(plain, now, after, ids)
 
-    def _add_step(self, values: Leaves, columns: Array | None) -> Array:
-        """One row for each of `columns`; None for all of them, in step."""
-        where: Any
-        after: Any
-        heads: Any
-        if columns is None:
-            first = int(self.count[0]) * self.num_envs
-            index = np.arange(first, first + self.num_envs)
-            start, stop = first % self.size, (first + self.num_envs) % self.size
-            where, after = slice(start, start + self.num_envs), slice(stop, stop + self.num_envs)
-            heads = slice(None)
-        else:
-            index = self.count[columns] * self.num_envs + columns
-            where, after, heads = index % self.size, (index + self.num_envs) % self.size, columns
+    def newest(self, num_steps: int, ids: Array | None = None) -> Array:
+        """The indices of the newest rows, as far as they are stored, `[T,M]`."""
+        columns = np.arange(self.num_envs) if ids is None else ids
+        back = np.arange(-min(num_steps, self.rows), 0)[:, None]
+        return (self.count[columns] + back) * self.num_envs + columns
 
-        if not self._continues(values, heads):
-            follows = self._follows(values, heads)
-            self._begin(values, ~follows)
-            self._break(index, np.flatnonzero(~follows & (self.next_age[heads] > 0)))
-            self.next_age[heads] *= follows
-            for name in self._followed:
-                self.table.put(name, where, self._stored(name, values[name], 1))
+    def _add_step(self, plain: Leaves, now: Leaves, after: Leaves) -> None:
+        """One row `[N]` or `[1,N]` for all columns, in step."""
+        N, count = self.num_envs, int(self.count[0])
+        start, stop = count * N % self.size, (count + 1) * N % self.size
+        where, behind = slice(start, start + N), slice(stop, stop + N)
+        if not self._continues(now):
+            now, after = self._rows(now), self._rows(after)
+            follows = self._follows(now, slice(None))
+            self._begin(now, after, ~follows)
+            self._break(count * N + np.flatnonzero(~follows & (self.next_began < count)))
+            self.next_began[~follows] = count
+            self.table.write(self._followed_arrays, where, self._stored(now, 1))
         # else the rows hold these observations already, as the successors of the rows before
-        self._release(after)
-        for name in self._followed:
-            successors = values[SUCCESSORS[name]]
-            self.table.put(name, after, self._stored(name, successors, 1))
-            for head, value in zip(self.heads[name], successors):  # noqa: B905 (hot, see Table.put)
-                head[heads] = value
-        for name in self._plain:
-            self.table.put(name, where, values[name])
+        self._release(behind)
+        stored = self._stored(self._rows(after), 1) if self._stacks else after
+        self.table.write(self._followed_arrays, behind, stored)
+        for head, value in zip(self._heads, after):  # noqa: B905 (hot, see Table.write)
+            head[...] = value
+        self.table.write(self._plain_arrays, where, plain)
+        self.began[where] = self.next_began
+        self._anew = 1 in plain[0].tobytes() or 1 in plain[1].tobytes()  # a tenth of the cost of any()
+        if self._anew:
+            ends = np.flatnonzero(plain[0] | plain[1])
+            self._keep_lasts(count * N + ends, [value[ends] for value in self._rows(after)])
+            self.next_began[ends] = count + 1
+        self.count.fill(count + 1)
 
-        ages = self.next_age[heads]
-        self.age[where] = ages
-        self.next_age[heads] = ages + 1
-        terminated, truncated = values["terminated"][0], values["truncated"][0]
-        if b"\1" in terminated.tobytes() or b"\1" in truncated.tobytes():  # a third of the cost of any()
-            ends = np.flatnonzero(terminated | truncated)
-            self._keep_lasts(
-                index[ends], {name: [v[ends] for v in values[SUCCESSORS[name]]] for name in self._followed}
-            )
-            self.next_age[ends if columns is None else columns[ends]] = 0
-        self.count[heads] += 1
-        if columns is not None:
-            self._together = self._in_step()
-        return index[None]
-
-    def _add_block(self, values: Leaves, columns: Array) -> Array:
+    def _add_block(self, plain: Leaves, now: Leaves, after: Leaves, ids: Array | None) -> None:
         """Rows `[T,M]` at once: the same result as one after another, without a loop over T."""
-        T, N = len(values["terminated"][0]), self.num_envs
-        ended = values["terminated"][0] | values["truncated"][0]
-        follows = np.empty(ended.shape, bool)
-        follows[0] = self._follows({name: [v[0] for v in values[name]] for name in self._followed}, columns)
-        follows[1:] = ~ended[:-1]
-        for name in self._followed:
-            for value, successor in zip(values[name], values[SUCCESSORS[name]], strict=True):
+        T, N = len(plain[0]), self.num_envs
+        columns: Any = slice(None) if ids is None else ids
+        in_step = ids is None and self._together
+        index: Array
+        if in_step:
+            first = int(self.count[0]) * N
+            index = np.arange(first, first + T * N).reshape(T, N)
+        else:
+            numbers = np.arange(N) if ids is None else ids
+            index = (self.count[columns] + np.arange(T)[:, None]) * N + numbers
+        ended: Array = plain[0] | plain[1]
+        cut, began = ended, np.empty(index.shape, np.int64)
+        began[:] = self.next_began[columns]
+        if not in_step or 1 in ended[:-1].tobytes() or not self._unbroken(now, after):
+            follows = np.empty(ended.shape, bool)
+            follows[0] = self._follows([value[0] for value in now], columns)
+            follows[1:] = ~ended[:-1]
+            for value, successor in zip(now, after, strict=True):
                 follows[1:] &= _same(value[1:], successor[:-1], 2)
-        self._begin(values, ~follows)
-        time = np.arange(T)[:, None]
-        began = np.maximum.accumulate(np.where(follows, -1, time), axis=0)
-        ages = np.where(began >= 0, time - began, self.next_age[columns] + time)
-        cut = ended.copy()
-        cut[:-1] |= ~follows[1:]
+            self._begin(now, after, ~follows)
+            self._break(index[0][~follows[0] & (began[0] < self.count[columns])])
+            began = np.maximum.accumulate(np.where(follows, began, index // N), axis=0)
+            cut = ended.copy()
+            cut[:-1] |= ~follows[1:]
 
-        index = (self.count[columns] + time) * N + columns
-        self._break(index[0], np.flatnonzero(~follows[0] & (self.next_age[columns] > 0)))
-        keep = slice(max(0, T - self.rows), None)  # rows that the same batch would overwrite aren't written at all
-        index, ages, cut = index[keep], ages[keep], cut[keep]
-        where = index % self.size
-        self._release((index + N) % self.size)
-        if self.rows < T:
-            self._release(where)
-        for name in self._followed:
-            successors = values[SUCCESSORS[name]]
-            self.table.put(name, where, self._stored(name, [v[keep] for v in values[name]], 2))
-            self.table.put(name, (index[-1] + N) % self.size, self._stored(name, [v[-1] for v in successors], 1))
-            for head, value in zip(self.heads[name], successors, strict=True):
-                head[columns] = value[-1]
-        for name in self._plain:
-            self.table.put(name, where, [v[keep] for v in values[name]])
-        self.age[where] = ages
-        self._keep_lasts(
-            index[cut], {name: [v[keep][cut] for v in values[SUCCESSORS[name]]] for name in self._followed}
-        )
-        self.next_age[columns] = np.where(ended[-1], 0, ages[-1] + 1)
+        if self.rows < T:  # rows that the same batch would overwrite aren't written at all
+            index, began, cut = index[-self.rows :], began[-self.rows :], cut[-self.rows :]
+            plain, now, after = ([leaf[-self.rows :] for leaf in leaves] for leaves in (plain, now, after))
+            self._release((index % self.size).reshape(-1))
+        where: Any  # the rows themselves, those of their successors, and of the last successors
+        behind: Any
+        newest: Any
+        start = int(index[0, 0]) % self.size
+        stop = start + index.size
+        if in_step and stop + N <= self.size:  # slices, which cost a fraction
+            where, behind, newest = slice(start, stop), slice(start + N, stop + N), slice(stop, stop + N)
+        else:
+            where, behind = (index % self.size).reshape(-1), ((index + N) % self.size).reshape(-1)
+            newest = behind[-index.shape[1] :]
+        self._release(behind)
+        self.table.write(self._followed_arrays, where, [_flat(value) for value in self._stored(now, 2)])
+        heads = [value[-1] for value in after]
+        self.table.write(self._followed_arrays, newest, self._stored(heads, 1))
+        for head, value in zip(self._heads, heads, strict=True):
+            head[columns] = value
+        self.table.write(self._plain_arrays, where, [_flat(value) for value in plain])
+        self.began[where] = began.reshape(-1)
         self.count[columns] += T
-        self._together = self._in_step()
-        return index
+        self.next_began[columns] = began[-1]
+        if 1 in cut.tobytes():
+            self._keep_lasts(index[cut], [value[cut] for value in after])
+            self.next_began[columns] = np.where(ended[-1], self.count[columns], began[-1])
+        self._settle()
 
-    def _in_step(self) -> bool:
-        return bool((self.count == self.count[0]).all() and (self.base == self.base[0]).all())
+    def _settle(self) -> None:
+        """Look at all columns again after more than a step."""
+        self._together = len({*self.count.tolist()}) == len({*self.base.tolist()}) == 1
+        self._anew = True in (self.next_began == self.count).tolist()
 
-    def _continues(self, values: Leaves, heads: Any) -> bool:
+    def _continues(self, now: Leaves) -> bool:
         """Whether all columns surely go on from their newest successors: a quick look, before `_follows`."""
-        if 0 in self.next_age[heads].tolist():
+        if self._anew:
             return False
-        for name in self._followed:
-            for head, value in zip(self.heads[name], values[name], strict=True):
-                if head[heads].tobytes() != value.tobytes():
-                    return False
+        for head, value in zip(self._heads, now):  # noqa: B905, SIM110 (hot, see Table.write)
+            if head.tobytes() != value.tobytes():
+                return False
         return True
 
-    def _follows(self, values: Leaves, heads: Any) -> Array:
+    def _unbroken(self, now: Leaves, after: Leaves) -> bool:
+        """Whether all columns go on from their newest successors, and each row of a block from the one before."""
+        return self._continues([value[0] for value in now]) and all(
+            value[1:].tobytes() == successor[:-1].tobytes() for value, successor in zip(now, after, strict=True)
+        )
+
+    def _rows(self, values: Leaves) -> Leaves:
+        """What came as `[1,N]` as `[N]`."""
+        return [value.reshape(head.shape) for value, head in zip(values, self._heads, strict=True)]
+
+    def _follows(self, now: Leaves, columns: Any) -> Array:
         """For each column, whether its row follows the newest one: that one didn't end and led here."""
-        follows = self.next_age[heads] > 0
-        for name in self._followed:
-            for head, value in zip(self.heads[name], values[name], strict=True):
-                follows &= _same(head[heads], value, 1)
+        follows = self.next_began[columns] < self.count[columns]
+        for head, value in zip(self._heads, now, strict=True):
+            follows &= _same(head[columns], value, 1)
         return follows
 
-    def _break(self, index: Array, columns: Array) -> None:
-        """The rows before `index[columns]` turn out to have no next row: their successors move to the pool."""
-        if len(columns):
-            broken = index[columns] - self.num_envs
-            at = broken % self.num_envs
-            self._keep_lasts(broken, {name: [head[at] for head in self.heads[name]] for name in self._followed})
+    def _break(self, index: Array) -> None:
+        """The rows before `index` turn out to have no next row: their successors move to the pool."""
+        if len(index):
+            at = index % self.num_envs
+            self._keep_lasts(index - self.num_envs, [head[at] for head in self._heads])
 
-    def _begin(self, values: Leaves, starts: Array) -> None:
+    def _begin(self, now: Leaves, after: Leaves, starts: Array) -> None:
         """Frames are stored once, so a stack must be what a stacker makes: its first frame repeated, then shifted."""
-        if self.frame_stack == 1 or not starts.any():
+        if not self._stacks or not starts.any():
             return
-        for stack, successor in zip(values["obs"], values["next_obs"], strict=True):
+        for stack, successor in list(zip(now, after, strict=True))[: self._stacks]:
             first, then = stack[starts], successor[starts]
             if not (_same(first[:, 1:], first[:, :-1], 1).all() and _same(then[:, :-1], first[:, 1:], 1).all()):
                 raise UserError(
@@ -229,22 +251,21 @@ class Ring:
                     f"step shift the stack by one; for other stacks use frame_stack=1"
                 )
 
-    def _stored(self, name: str, values: list[Array], lead: int) -> list[Array]:
-        """The part of incoming arrays that is kept: the newest frame of a stack."""
-        if self.frame_stack == 1 or name != "obs":
-            return values
-        return [value[(slice(None),) * lead + (-1,)] for value in values]
+    def _stored(self, values: Leaves, lead: int) -> Leaves:
+        """The part of followed leaves that is kept: the newest frame of a stack."""
+        newest = (slice(None),) * lead + (-1,)
+        return [value[newest] if i < self._stacks else value for i, value in enumerate(values)]
 
     def _keep_lasts(self, index: Array, successors: Leaves) -> None:
         if len(index):
             slots = self.slot[index % self.size] = self.lasts.allot(len(index))
-            for name, values in successors.items():
-                self.lasts.table.put(name, slots, self._stored(name, values, 1))
+            arrays = [array for leaves in self.lasts.table.arrays.values() for array in leaves]
+            self.lasts.table.write(arrays, slots, self._stored(successors, 1))
 
     def _release(self, where: Any) -> None:
         """The rows `where` are about to be no transitions any more: their slots are free again."""
         slots = self.slot[where]
-        if slots.tobytes().strip(b"\xff"):  # not all are -1; a tenth of the cost of any()
+        if slots.tobytes() != b"\xff" * slots.nbytes:  # not all are -1; a tenth of the cost of any()
             self.lasts.release(slots[slots >= 0])
             self.slot[where] = -1
 
@@ -253,8 +274,7 @@ class Ring:
     def uniform(self, n: int, rng: np.random.Generator) -> Array:
         """The indices of `n` stored rows, each as likely as any other."""
         if self._together:
-            count = int(self.count[0])
-            first = max(count - self.rows, int(self.base[0]))
+            first, count = self._span
             drawn = (rng.random(n) * ((count - first) * self.num_envs)).astype(np.int64)
             return drawn + first * self.num_envs
         oldest = self.oldest
@@ -266,25 +286,39 @@ class Ring:
 
     def all(self) -> Array:
         """The indices of all stored rows, in the order of their positions."""
-        oldest = self.oldest
+        return self.since(self.base)
+
+    def since(self, mark: Array) -> Array:
+        """The indices of the rows that were added after a mark and are stored, in the order of their positions."""
+        if self._together and len({*mark.tolist()}) == 1:
+            first, count = self._span
+            return np.arange(max(first, int(mark[0])) * self.num_envs, count * self.num_envs)
+        oldest = np.maximum(self.oldest, mark)
         index = np.arange(int(oldest.min()) * self.num_envs, int(self.count.max()) * self.num_envs)
-        return index if self._together else index[self.live(index)]
+        position, column = np.divmod(index, self.num_envs)
+        return index[(position >= oldest[column]) & (position < self.count[column])]
 
     def index_of(self, flat: Array) -> Array:
         """The indices of the rows that lie at `flat` now."""
+        if self._together:
+            end = int(self.count[0]) * self.num_envs
+            return flat + (end - end % self.size) - (flat >= end % self.size) * self.size
         row, column = np.divmod(flat, self.num_envs)
         newest = self.count[column] - 1
         return (newest - (newest - row) % (self.rows + 1)) * self.num_envs + column
 
     def live(self, index: Array) -> Array:
         """Which of these indices are still stored."""
+        if self._together:
+            first, count = self._span
+            return (index >= first * self.num_envs) & (index < count * self.num_envs)
         position, column = np.divmod(index, self.num_envs)
         return (position >= self.oldest[column]) & (position < self.count[column])
 
     def allowed(self, index: Array, ahead: int) -> Array:
         """Which of these rows are stored with the `ahead` rows after them and all frames of their stack."""
         position, column = np.divmod(index, self.num_envs)
-        reach = np.minimum(self.age[index % self.size], self.frame_stack - 1)
+        reach = np.minimum(position - self.began[index % self.size], self.frame_stack - 1)
         return (position - reach >= self.oldest[column]) & (position + ahead < self.count[column])
 
     def cut(self, index: Array) -> Array:
@@ -292,7 +326,7 @@ class Ring:
         return self.slot[index % self.size] >= 0
 
     def is_first(self, index: Array) -> Array:
-        return self.age[index % self.size] == 0
+        return self.began[index % self.size] == index // self.num_envs
 
     def flat(self, index: Array) -> Array:
         """Where the rows `index` lie."""
@@ -319,7 +353,8 @@ class Ring:
 
     def _frames(self, flat: Array) -> Array:
         """The rows of the frames of each stack, oldest first `[B,k]`; before an episode's first, that one again."""
-        back = np.minimum(np.arange(self.frame_stack - 1, -1, -1), self.age[flat][:, None])
+        age = self.index_of(flat) // self.num_envs - self.began[flat]
+        back = np.minimum(np.arange(self.frame_stack - 1, -1, -1), age[:, None])
         return (flat[:, None] - back * self.num_envs) % self.size
 
     # ------------------------------------------------------------ saving, see segments.py
@@ -328,8 +363,8 @@ class Ring:
         """Forget all rows; their indices stay used, so that late priorities for them are ignored."""
         self._release(slice(None))
         self.base = self.count.copy()
-        self.next_age[:] = 0
-        self._together = self._in_step()
+        self.next_began[:] = self.count
+        self._settle()
 
     def mark(self) -> Array:
         """How much was ever added."""
@@ -344,8 +379,7 @@ class Ring:
         index = self.all()
         lasts = index[self.cut(index)]
         if since is not None:
-            position, column = np.divmod(index, self.num_envs)
-            index = index[position >= since[column]]
+            index = self.since(since)
             # the newest row of that time may have turned out since to have no next row
             position, column = np.divmod(lasts, self.num_envs)
             lasts = lasts[position >= since[column] - 1]
@@ -353,7 +387,7 @@ class Ring:
         successors = self.lasts.table.rows(self.slot[lasts % self.size].astype(np.int64))
         return {
             "index": index,
-            "age": self.age[flat],
+            "age": (index // self.num_envs - self.began[flat]).astype(np.int32),  # rows since the first of its episode
             "cut": lasts,
             **self.table.rows(flat),
             **{f"last.{name}": rows for name, rows in successors.items()},
@@ -364,7 +398,7 @@ class Ring:
         index, cut = rows["index"], rows["cut"]
         keep = self.live(index)
         flat = index % self.size
-        self.age[flat[keep]] = rows["age"][keep]
+        self.began[flat[keep]] = (index // self.num_envs - rows["age"])[keep]
         self.table.set_rows(flat, rows, keep)
         lasts = {name.removeprefix("last."): leaf for name, leaf in rows.items() if name.startswith("last.")}
         keep_cut = self.live(cut)
@@ -375,26 +409,35 @@ class Ring:
 
     def state(self) -> dict[str, Any]:
         heads = {f"head.{name}.{i}": leaf for name, leaves in self.heads.items() for i, leaf in enumerate(leaves)}
-        return {"count": self.count, "base": self.base, "next_age": self.next_age, **heads}
+        next_age = (self.count - self.next_began).astype(np.int32)  # rows so far of the episodes that go on
+        return {"count": self.count, "base": self.base, "next_age": next_age, **heads}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Empty the ring and set its counts and heads; `restore` then brings the rows."""
         self._release(slice(None))
-        self.count[:], self.base[:], self.next_age[:] = state["count"], state["base"], state["next_age"]
+        self.count[:], self.base[:] = state["count"], state["base"]
+        self.next_began[:] = self.count - state["next_age"]
         head = (self.count * self.num_envs + np.arange(self.num_envs)) % self.size
         for name, leaves in self.heads.items():
             for i, leaf in enumerate(leaves):
                 leaf[:] = state[f"head.{name}.{i}"]
-            self.table.put(name, head, self._stored(name, leaves, 1))
-        self._together = self._in_step()
+        self.table.write(self._followed_arrays, head, self._stored(self._heads, 1))
+        self._settle()
 
 
 def _same(a: Array, b: Array, lead: int) -> Array:
     """Equality of all numbers behind the leading dimensions; a NaN equals a NaN."""
     equal = a == b
+    if equal.all():  # then there is no need to look at each row, which takes much longer
+        return np.ones(equal.shape[:lead], bool)
     if a.dtype.kind == "f":
         equal |= np.isnan(a) & np.isnan(b)
     return equal.reshape(*equal.shape[:lead], -1).all(-1)
+
+
+def _flat(value: Array) -> Array:
+    """`[T,N,...]` as `[B,...]`."""
+    return value.reshape(-1, *value.shape[2:])
 
 
 def _single_frames(tree: Tree, frame_stack: int) -> Tree:

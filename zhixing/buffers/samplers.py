@@ -77,7 +77,10 @@ def _pick(candidates: Array | None, n: int, rng: np.random.Generator, storage: S
 
 
 class Priorities:
-    """The priorities of a ring's rows under `Prioritized`. Rows that the view forbids keep theirs but weigh nothing."""
+    """The priorities of a ring's rows under `Prioritized`. Rows that the view forbids keep theirs but weigh nothing.
+
+    Rows that were added get theirs only when somebody asks (`_catch_up`): many at once cost little more than one.
+    """
 
     def __init__(self, settings: Prioritized, ring: Ring, ahead: int) -> None:
         self.settings, self.ring, self.ahead = settings, ring, ahead
@@ -86,20 +89,27 @@ class Priorities:
         self.priority = np.zeros(ring.size)  # p^α of every row
         self.highest = 1.0  # for new rows: the maximum so far, that each is seen once soon
         self.draws = 0
+        self._seen = ring.mark()  # rows up to here have their priority
 
-    def added(self, index: Array) -> None:
-        """New rows `index` [T,M] were stored."""
+    def _catch_up(self) -> None:
+        """Rows that were added since the last time get the highest priority so far."""
         ring, N = self.ring, self.ring.num_envs
-        self.priority[index.reshape(-1) % ring.size] = self.highest
-        self.tree.set((index[-1] + N) % ring.size, 0.0)  # where the newest successor lies is no transition
+        if self._seen.tobytes() == ring.count.tobytes():
+            return
+        seen, self._seen = self._seen, ring.mark()
+        index = ring.since(seen)
+        flat = ring.flat(index)
+        self.priority[flat] = self.highest
+        columns = np.arange(N)
+        # where the newest successor lies is no transition
+        self.tree.set(ring.flat(ring.count * N + columns), 0.0)
         if self._all_allowed:
-            self.tree.set(index.reshape(-1) % ring.size, self.highest)
+            self.tree.set(flat, self.highest)
             return
         # rows before the new ones may now have enough after them, the oldest ones may have lost frames
-        before = index[0] - np.arange(1, self.ahead + 1)[:, None] * N
-        column = index[0] % N
-        oldest = (ring.oldest[column] + np.arange(ring.frame_stack)[:, None]) * N + column
-        self._weigh(np.concatenate([index, before, oldest]).reshape(-1))
+        before = (seen - np.arange(1, self.ahead + 1)[:, None]) * N + columns
+        oldest = (ring.oldest + np.arange(ring.frame_stack)[:, None]) * N + columns
+        self._weigh(np.concatenate([index, before.reshape(-1), oldest.reshape(-1)]))
 
     def fill(self) -> None:
         """All rows are there already, each as likely as any other."""
@@ -115,11 +125,15 @@ class Priorities:
         """New priorities after an update; rows overwritten since they were drawn are passed over."""
         if index.shape != priority.shape:
             raise UserError(f"set_priority got {list(priority.shape)} priorities for {list(index.shape)} indices")
+        self._catch_up()
         # an error that isn't finite says nothing of its row; whoever watches the losses will tell
-        live = self.ring.live(index) & np.isfinite(priority)
-        index, priority = index[live], priority[live]
+        usable = self.ring.live(index) & np.isfinite(priority)
+        if 0 in usable.tobytes():
+            index, priority = index[usable], priority[usable]
+        if len(index) == 0:
+            return
         weight = (np.abs(priority.astype(np.float64)) + self.settings.epsilon) ** self.settings.alpha
-        self.highest = max(self.highest, float(weight.max(initial=0.0)))
+        self.highest = max(self.highest, float(weight.max()))
         flat = index % self.ring.size
         self.priority[flat] = weight
         if self._all_allowed:
@@ -129,6 +143,7 @@ class Priorities:
 
     def draw(self, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """Indices of `n` rows and their importance weights."""
+        self._catch_up()
         total = self.tree.total
         if total <= 0:
             _pick(None, n, rng, self.ring)
@@ -141,14 +156,15 @@ class Priorities:
         return self.ring.index_of(flat), ((weight.min() / weight) ** beta).astype(np.float32)
 
     def clear(self) -> None:
-        self.tree = SumTree(self.ring.size)
+        self.tree, self._seen = SumTree(self.ring.size), self.ring.mark()
 
     def state(self) -> dict[str, Any]:
+        self._catch_up()
         return {"priority": self.priority, "highest": self.highest, "draws": self.draws}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """After the ring's own rows were restored."""
         self.priority[:] = state["priority"]
         self.highest, self.draws = float(state["highest"]), int(state["draws"])
-        self.tree = SumTree(self.ring.size)
+        self.clear()
         self._weigh(self.ring.all())

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+import torch
 
 Array = np.ndarray[Any, Any]
 BITS = 4
 FANOUT = 1 << BITS  # 16 children: few levels, each one a small array operation, suit NumPy better than 20 binary ones
-TOP = 4096  # sums that one cumsum and one binary search go through faster than through further levels
+TOP = 16384  # sums that one cumsum and one binary search go through faster than through further levels
 
 
 class SumTree:
-    """Weights of `size` items; level i+1 holds the sums of 16 neighbours of level i, up to a top of at most 4096.
+    """Weights of `size` items; level i+1 holds the sums of 16 neighbours of level i, up to a top of at most 16384.
 
     Sums are recomputed from the children, never adjusted by differences: no drift, and an item given twice in one
     update is no special case. Sums are brought up to date only when something is drawn.
@@ -26,7 +28,7 @@ class SumTree:
             self.levels.append(np.zeros(blocks * FANOUT))
             size = blocks
         self.levels.append(np.zeros(size))
-        self._edges = np.zeros(size)  # running sums of the top
+        self._edges = np.zeros(size + 1)  # where the stretch of each sum of the top begins, and the end
         self._changed: list[Array] = []
 
     @property
@@ -47,17 +49,19 @@ class SumTree:
 
     def find(self, mass: Array) -> Array:
         """For each number in [0, total), the item whose stretch of the summed weights holds it."""
-        mass = np.minimum(mass, np.nextafter(self.total, 0.0))
-        node = np.searchsorted(self._edges, mass, side="right")
-        mass -= np.where(node > 0, self._edges[node - 1], 0.0)
-        row = np.arange(len(mass)) * FANOUT
+        mass = np.minimum(mass, math.nextafter(self.total, 0.0))
+        node = self._edges[1:].searchsorted(mass, side="right")
+        mass -= self._edges.take(node)
         for level in reversed(self.levels[:-1]):
-            sums = np.cumsum(level.reshape(-1, FANOUT).take(node, 0), axis=1)
-            # rounding may leave a mass at or past the end of its block: stay below, on an item with weight
-            np.minimum(mass, np.nextafter(sums[:, -1], 0.0), out=mass)
+            sums = _running_sums(level.reshape(-1, FANOUT).take(node, 0))
+            if 1 in (mass >= sums[:, -1]).tobytes():
+                # rounding has left a mass at or past the end of its block: stay below, on an item with weight
+                np.minimum(mass, np.nextafter(sums[:, -1], 0.0), out=mass)
             child = (sums > mass[:, None]).argmax(1)
-            mass -= np.where(child > 0, sums.take(row + child - 1, mode="wrap"), 0.0)
             node = node * FANOUT + child
+            if level is not self.weights:
+                before = np.arange(-1, len(mass) * FANOUT - 1, FANOUT) + child
+                mass -= np.where(child > 0, sums.take(before, mode="wrap"), 0.0)
         return node
 
     def _refresh(self) -> None:
@@ -71,4 +75,10 @@ class SumTree:
             if len(nodes) >= len(blocks):  # cheaper all at once
                 nodes = np.arange(len(blocks))
             parents[nodes] = blocks.take(nodes, 0).sum(1)
-        np.cumsum(self.levels[-1], out=self._edges)
+        self._edges[1:] = _running_sums(self.levels[-1])
+
+
+def _running_sums(array: Array) -> Array:
+    """Along the last dimension. Torch takes a quarter of NumPy's time for the same bits."""
+    sums: Array = torch.from_numpy(array).cumsum(-1).numpy()
+    return sums

@@ -124,7 +124,7 @@ class Episode:
         assert isinstance(storage, Ring)
         flat = np.flatnonzero(storage.slot >= 0)
         ended = (storage.table.take("terminated", flat) | storage.table.take("truncated", flat)).cpu().numpy()
-        first = storage.index_of(flat) - storage.age[flat].astype(np.int64) * storage.num_envs
+        first = storage.began[flat] * storage.num_envs + flat % storage.num_envs
         return np.sort(first[ended & storage.live(first)])
 
     def gather(self, storage: Storage, index: Array) -> dict[str, Tree]:

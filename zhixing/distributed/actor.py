@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from zhixing.actor import Experience
 from zhixing.buffers.rollout import Rollout
 from zhixing.config import AsynchronousConfig, OffPolicyConfig, OnPolicyConfig, RunConfig
 from zhixing.distributed.crew import Crew, LocalCrew, RayCrew
+from zhixing.distributed.servers import Servers
 from zhixing.distributed.worker import Setup, Turn, packed
 from zhixing.errors import UserError
 from zhixing.learner import Learner
@@ -23,14 +25,24 @@ class SpreadActor:
     """`collect` waits for all workers, which all act with the learner's present weights. `turn` takes whoever is ready
     first: the others act on, with weights as old as their start."""
 
-    def __init__(self, crew: Crew, learner: Learner, spaces: Spaces, tells: tuple[str, ...] = ()) -> None:
-        self.crew, self.learner, self.spaces, self.tells = crew, learner, spaces, tells
+    def __init__(
+        self,
+        crew: Crew,
+        learner: Learner,
+        spaces: Spaces,
+        tells: tuple[str, ...] = (),
+        servers: Servers | None = None,
+    ) -> None:
+        """With `servers`, which have the weights, the learner's own are those of the last `settle`."""
+        self.crew, self.learner, self.spaces, self.tells, self.servers = crew, learner, spaces, tells, servers
         self.num_envs = crew.setups[-1].last
         self.env_steps = 0
         self.lost_before = 0  # workers, in the run that is resumed
         self._replaced = [0] * len(crew)
         self._idle = list(range(len(crew)))
         self._shared: tuple[int, Any] = (-1, None)  # at which update, and the weights of then
+        self._settled = -1  # at which update the servers' weights and the learner's were the same
+        self._turns = 0  # that were begun
 
     def ready(self) -> None:
         """Ends when all workers are: what is wrong is told now, and their start is nobody's training time."""
@@ -52,7 +64,8 @@ class SpreadActor:
         """What the first worker to end has done, and the numbers of its environments. With `gradients` it has learned
         from its steps itself, and waits for the weights that come of it; else it goes on at once. With `rate` it
         tells how wrong the learner was about each step."""
-        task = ("gradients", steps, phase.value) if gradients else ("collect", steps, phase.value)
+        way = "collect" if not gradients else "gradients" if self.servers is None else "learn"
+        task = (way, steps, phase.value)
         for worker in self._idle:
             self._start(worker, task, rate)
         self._idle = []
@@ -67,10 +80,24 @@ class SpreadActor:
         return turn, np.arange(setup.first, setup.last)
 
     def _start(self, worker: int, task: tuple[Any, ...], rate: bool) -> None:
+        self._turns += 1
+        if self.servers is not None:
+            if self._settled < 0:
+                self.servers.load(self.learner)
+                self._settled = self.learner.updates
+            rates = {name: optimizer.lr for name, optimizer in self.learner.optimizers().items()}
+            self.crew.start(worker, None, *task, self.env_steps, rates, self._turns)
+            return
         if self._shared[0] != self.learner.updates:
             self._shared = self.learner.updates, self.crew.share(packed(self.learner, whole=rate))
         further = (rate,) if rate else ()
         self.crew.start(worker, self._shared[1], *task, self.env_steps, *further)
+
+    def settle(self) -> None:
+        """Let the learner have the present weights, wherever they are."""
+        if self.servers is not None and 0 <= self._settled < self.learner.updates:
+            self.servers.fetch(self.learner)
+            self._settled = self.learner.updates
 
     @property
     def replaced(self) -> int:
@@ -127,7 +154,11 @@ def spread(cfg: RunConfig, learner: Learner, spaces: Spaces, tells: Sequence[str
         for k in range(workers)
     ]
     crew = RayCrew(setups, cfg.distributed.address) if asked else LocalCrew(setups)
-    return SpreadActor(crew, learner, spaces, tuple(tells))
+    servers = None
+    if cfg.distributed.servers and isinstance(crew, RayCrew):
+        servers = Servers.start(crew.cluster, cfg.distributed.servers)
+        crew.setups = [replace(setup, servers=servers) for setup in setups]
+    return SpreadActor(crew, learner, spaces, tuple(tells), servers)
 
 
 def is_spread(cfg: RunConfig) -> bool:
@@ -141,6 +172,8 @@ def is_spread(cfg: RunConfig) -> bool:
         raise UserError(
             f"{where}={workers} must be at most the {cfg.vector.num} environments that they share (vector.num)"
         )
+    if asked and isinstance(cfg, OffPolicyConfig) and cfg.overlap:
+        raise UserError("overlap=true goes without distributed.workers, which act while the driver learns anyway")
     if asked and cfg.vector.backend == "ray":
         raise UserError("vector.backend=ray goes without distributed.workers, which are on Ray themselves")
     on_ray = asked or cfg.distributed.learners > 1 or cfg.vector.backend == "ray"

@@ -17,7 +17,8 @@ from zhixing.actor import Actor, Episode
 from zhixing.batch import Batch
 from zhixing.buffers.rollout import Part, Rollout
 from zhixing.data import expert_policy
-from zhixing.learner import Gradients, Learner
+from zhixing.distributed.servers import Servers
+from zhixing.learner import Gradients, Learner, Update
 from zhixing.ops.seeding import stream
 from zhixing.policy import GreedyPolicy, Phase
 
@@ -38,6 +39,7 @@ class Setup:
     crashes: Path  # where capsules go
     threads: int | None  # that torch computes with, in a process of its own
     life: int = 0
+    servers: Servers | None = None  # that have the weights
     search: list[str] = field(default_factory=lambda: [entry for entry in sys.path if entry])
 
     @property
@@ -60,6 +62,7 @@ class Turn(NamedTuple):
     replaced: int  # environments that failed so far
     part: Part | None = None
     gradients: Gradients | None = None
+    update: Update | None = None  # what servers did with the gradients
     priority: np.ndarray[Any, Any] | None = None  # of each step of the rollout `[T,n]`, for a replay
 
 
@@ -121,12 +124,26 @@ class Worker:
         return Turn(experience.episodes, actor.replaced, actor.rollout.part(steps), priority=priority)
 
     def gradients(self, steps: int, phase: str, env_steps: int) -> Turn:
-        """What a rollout teaches: others apply it."""
+        """What a rollout teaches: others apply it. Where that isn't finite they get the rollout, too, to look at."""
         actor, learner = self.begin()
         actor.env_steps = env_steps
         experience = actor.collect(steps=steps, phase=Phase(phase))
+        assert isinstance(actor.rollout, Rollout)
         found = learner.rollout_gradients(experience.batch.to("cpu"))
-        return Turn(experience.episodes, actor.replaced, gradients=found)
+        fine = all(bool(part.isfinite().all()) for parts in found.by_optimizer.values() for part in parts)
+        part = None if fine else actor.rollout.part(steps)
+        return Turn(experience.episodes, actor.replaced, part, found)
+
+    def learn(self, steps: int, phase: str, env_steps: int, rates: Mapping[str, float], turn: int) -> Turn:
+        """Act with the servers' weights, and let them apply what that teaches."""
+        _, learner = self.begin()
+        servers = self.setup.servers
+        assert servers is not None
+        servers.pull(learner)
+        done = self.gradients(steps, phase, env_steps)
+        assert done.gradients is not None
+        update = servers.push(learner, done.gradients, rates, self.setup.number, turn)
+        return done if update is None else done._replace(gradients=None, update=update)
 
     def _priority(self, learner: Learner, batch: Batch) -> np.ndarray[Any, Any] | None:
         """Of single steps, whatever the replay sums up: a first guess until they are learned from."""

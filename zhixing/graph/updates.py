@@ -87,7 +87,7 @@ class Graph:
         from zhixing.learner import Update
 
         learner, inputs = self.learner, self.inputs
-        for optimizer in learner.optimizers():
+        for optimizer in learner.optimizers().values():
             optimizer.tell_rate()
         for i, leaf in self.leaves:
             inputs[i] = _leaf(batch, leaf)
@@ -168,13 +168,13 @@ def _record(
     recorder = Recorder(leaves, {id(part): name for name, part in before.items() if type(part) is Tensor})
     learner.updates = Count.of(learner.updates, asked)
     try:
-        for optimizer in learner.optimizers():
+        for optimizer in learner.optimizers().values():
             optimizer.in_graph = True
         with Watch(), recorder:
             update = learner.apply(learner.found(find, batch, **parts))
         after = dict(vars(learner))
     finally:
-        for optimizer in learner.optimizers():
+        for optimizer in learner.optimizers().values():
             optimizer.in_graph = False
         vars(learner).update(before)
         learner.rng.set_state(random)

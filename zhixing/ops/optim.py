@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine
 OptimizerKind = Literal["adam", "rmsprop"]
-_ALIGN = 16  # floats: every parameter starts on a 64-byte line
+ALIGN = 16  # floats: every parameter starts on a 64-byte line
 FIRST_SCALE, GROWTH_STEPS = 2.0**16, 2_000  # of losses whose gradients pass through half precision
 
 
@@ -26,7 +26,7 @@ def flatten_parameters(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor, 
     offsets, total = [], 0
     for parameter in parameters:
         offsets.append(total)
-        total += -(-parameter.numel() // _ALIGN) * _ALIGN
+        total += -(-parameter.numel() // ALIGN) * ALIGN
     flat = parameters[0].new_zeros(total, requires_grad=False)
     gradient = torch.zeros_like(flat)
     places = []
@@ -75,8 +75,8 @@ class Optimizer:
     ) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.lr, self.kind, self.epsilon, self.max_grad_norm = lr, kind, epsilon, max_grad_norm
-        self._flat = can_flatten(self.parameters)
-        if self._flat:
+        self.is_flat = can_flatten(self.parameters)
+        if self.is_flat:
             flat, gradient, self._places = flatten_parameters(self.parameters)
             self._weights, self._gradients = [flat], [gradient]
         else:
@@ -96,6 +96,11 @@ class Optimizer:
         self.good_steps = 0  # since the factor was changed
         self.scaled, self._inputs = scaled, tuple(self.parameters)
 
+    @property
+    def flat(self) -> Tensor:
+        """All weights in one tensor, where `is_flat`."""
+        return self._weights[0]
+
     def gradient(self, loss: Tensor) -> list[Tensor]:
         """Gradients of `loss` by this group's parameters only, in the flat layout. Overwritten by the next call."""
         # what torch.autograd.grad ends in, without its checks per call (50 µs, a twentieth of a small update)
@@ -107,7 +112,7 @@ class Optimizer:
         if any(g is None for g in found):
             found = [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, found, strict=True)]
         if self.in_graph:
-            return [self._joined(found)] if self._flat else list(found)
+            return [self._joined(found)] if self.is_flat else list(found)
         torch._foreach_copy_(self._places, found)
         if self.scaled:
             torch._foreach_div_(self._gradients, self.scale)
@@ -118,8 +123,8 @@ class Optimizer:
         rows = []
         for place, g in zip(self._places, found, strict=True):
             rows.append((g if place.is_contiguous() else g.permute(0, 2, 3, 1)).reshape(-1))  # in order of memory
-            if place.numel() % _ALIGN:
-                rows.append(g.new_zeros(-place.numel() % _ALIGN))
+            if place.numel() % ALIGN:
+                rows.append(g.new_zeros(-place.numel() % ALIGN))
         return torch.cat(rows)
 
     def tell_rate(self) -> None:
@@ -146,16 +151,23 @@ class Optimizer:
                 pairs = zip(self.parameters, self._places, strict=True)
                 self.broken = self.broken or [p for p, place in pairs if not bool(place.isfinite().all())]
                 return norm
-            if self.max_grad_norm is not None and length > self.max_grad_norm:
-                scale = norm / self.max_grad_norm
+            scale = self.divisor(norm)
         else:
             bad = norm.mul(0.0).ne_(0.0)  # 1 where it isn't finite, for then 0 times it is NaN
             self.skipped += bad
             scale = None if self.max_grad_norm is None else (norm / self.max_grad_norm).clamp_(min=1.0)
+        self.move(gradient, bad, scale)
+        return norm
+
+    def divisor(self, norm: Tensor) -> Tensor | None:
+        """What makes a gradient of this norm no longer than it may be; None where it isn't. Waits for the device."""
+        return None if self.max_grad_norm is None or norm.item() <= self.max_grad_norm else norm / self.max_grad_norm
+
+    def move(self, gradient: list[Tensor], bad: Tensor | None, divisor: Tensor | None) -> None:
+        """Along a gradient whose length is known already; nowhere where `bad` is 1."""
         move = self._adam if self.kind == "adam" else self._rmsprop
         for i, g in enumerate(gradient):
-            move(i, g, bad, scale)
-        return norm
+            move(i, g, bad, divisor)
 
     def _overflows(self, norm: Tensor) -> bool:
         """Whether the factor was too large; then, or after many steps when it wasn't, it is another. Waits for the
@@ -279,7 +291,7 @@ def _common_base(parameters: list[nn.Parameter]) -> Tensor | None:
     """The flat tensor that these parameters share, when nothing else lives in it."""
     first = parameters[0].data
     storage = first.untyped_storage()
-    used = sum(-(-p.numel() // _ALIGN) * _ALIGN for p in parameters)
+    used = sum(-(-p.numel() // ALIGN) * ALIGN for p in parameters)
     shared = all(p.untyped_storage().data_ptr() == storage.data_ptr() for p in parameters)
     if len(parameters) < 2 or not shared or used * first.element_size() != storage.nbytes():
         return None

@@ -155,6 +155,11 @@ def test_against_needs_a_game(small: Callable, tmp_path: Path) -> None:
         zx.evaluate(tmp_path / "run", 2, against="random")
 
 
+def test_mcts_as_it_comes_never_loses_tictactoe(tmp_path: Path) -> None:
+    zx.train("mcts", env=TICTACTOE, out=tmp_path / "run", quiet=True, eval_episodes=1)
+    assert zx.evaluate(tmp_path / "run", 10, against="perfect").summary()["lost"] == 0.0
+
+
 def test_mcts_balances_a_pole(tmp_path: Path) -> None:
     """Any task that can be copied: 20 simulations of 20 steps keep the pole up, where chance lets it fall after 22."""
     short = {"env_steps": 20, "simulations": 20, "playout_steps": 20, "eval_episodes": 1, "eval_every_steps": 0}

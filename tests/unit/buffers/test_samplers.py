@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 import torch
-from buffer_streams import SIMPLE, SPEC, Stream, block, simple, step
+from buffer_streams import SIMPLE, SPEC, Stream, assert_same_batch, block, simple, step
 
 from zhixing.buffers import Buffer, Episode, NStep, Prioritized, Reservoir, Sequence
 from zhixing.buffers.sumtree import SumTree
 from zhixing.errors import UserError
 
 
-@pytest.mark.parametrize("size", [1, 16, 17, 300, 5000])
+@pytest.mark.parametrize("size", [1, 16, 17, 300, 5000, 300_000])
 def test_sum_tree_finds_the_item_that_holds_a_mass(size):
     rng = np.random.default_rng(size)
     weights = rng.integers(0, 4, size).astype(float)  # whole numbers: the sums are exact
@@ -123,6 +123,25 @@ def test_rows_overwritten_one_by_one_are_never_drawn():
         leaves = buffer._priorities.tree.weights
         assert np.count_nonzero(leaves) == len(live)
         assert np.isclose(buffer._priorities.tree.total, leaves[live % buffer.storage.size].sum())
+
+
+@pytest.mark.parametrize("view", [NStep(1, 0.9), Sequence(3)])
+@pytest.mark.parametrize("subsets", [False, True])
+def test_priorities_of_new_rows_are_the_same_whether_asked_for_at_each_step_or_later(view, subsets):
+    often, seldom = (Buffer(SPEC, 24, 3, sampler=Prioritized(), view=view) for _ in range(2))
+    streams, rng = [Stream(i, 0.2, 0.1) for i in range(3)], np.random.default_rng(0)
+    for t in range(1, 121):
+        ids = rng.permutation(3)[: rng.integers(1, 4)] if subsets else None
+        batch = step(streams if ids is None else [streams[i] for i in ids])[0]
+        for buffer in (often, seldom):
+            buffer.add(batch, ids)
+        often._priorities.state()
+        if t % 40 == 0:  # the last time after the ring was overwritten as a whole
+            drawn = [buffer.sample(64, np.random.default_rng(t)) for buffer in (often, seldom)]
+            assert_same_batch(*drawn)
+            for buffer in (often, seldom):
+                buffer.set_priority(drawn[0].index, np.arange(64.0))
+            assert np.array_equal(often._priorities.tree.weights, seldom._priorities.tree.weights)
 
 
 def test_priority_that_is_not_finite_leaves_the_old_one():

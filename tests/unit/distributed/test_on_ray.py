@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import differing, metrics_rows
 
 import zhixing as zx
@@ -19,8 +21,11 @@ from zhixing.config import RunConfig
 from zhixing.distributed.actor import SpreadActor
 from zhixing.distributed.cluster import LOOPBACK, Cluster
 from zhixing.distributed.jobs import RayJobs
+from zhixing.distributed.servers import Servers
 from zhixing.executors import drive
 from zhixing.jobs import Job, News
+from zhixing.learner import Gradients
+from zhixing.ops.optim import Optimizer
 
 Small = Callable[..., RunConfig]
 
@@ -117,6 +122,66 @@ def test_rollouts_and_gradients_of_whoever_is_ready(cluster: Cluster, small: Sma
         alone = small("a3c", distributed__workers=workers, actors=1, vector__num=1, **short)
         zx.Session(alone, tmp_path / name, quiet=True).run()
     assert differing(tmp_path / "here", tmp_path / "there") == []
+
+
+def test_weights_on_servers_move_as_in_one_place(cluster: Cluster, small: Small, tmp_path: Path) -> None:
+    """Bit for bit: three servers and one worker, whose driver is lost in between, and a run without any of them."""
+    short: dict[str, Any] = {"checkpoint_every_steps": 200, "eval_every_steps": 300, "vector__num": 1, "lr_decay": True}
+    short["steps_per_iteration"] = 40
+    zx.Session(small("a3c", actors=1, **short), tmp_path / "here", quiet=True).run()
+    cfg = small("a3c", actors=1, distributed__workers=1, distributed__servers=3, **short)
+    with pytest.raises(RuntimeError, match="power cut"):
+        zx.Session(cfg, tmp_path / "there", [At(500, power_cut)], quiet=True).run()
+    session = zx.Session.resume(tmp_path / "there", quiet=True)
+    assert isinstance(session.actor, SpreadActor)
+    session.run()
+    assert differing(tmp_path / "here", tmp_path / "there") == []
+    assert metrics_rows(tmp_path / "here") == metrics_rows(tmp_path / "there")
+
+
+def test_a_turn_moves_a_servers_weights_once(cluster: Cluster, small: Small, tmp_path: Path) -> None:
+    """Also when the worker died before it could tell, and another did the turn again; a dead server is told."""
+    cfg = small("a3c", actors=1, vector__num=1)
+    env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
+    learner, other = (zx.algorithms.get("a3c").make(cfg, env.spaces) for _ in range(2))
+    env.close()
+    servers = Servers.start(cluster, 2)
+    servers.load(learner)
+    optimizer: Optimizer = learner.both_optimizer
+    found = Gradients({"both_optimizer": [torch.ones_like(optimizer.flat)]}, {})
+    rates = {"both_optimizer": 0.5}
+    for worker, turn in ((0, 1), (0, 1), (1, 2)):
+        servers.push(learner, found, rates, worker, turn)
+    optimizer.lr = 0.5
+    for _ in range(2):
+        learner.apply(found)
+    servers.pull(other)
+    assert torch.equal(other.both_optimizer.flat, optimizer.flat)
+
+    broken = Gradients({"both_optimizer": [torch.full_like(optimizer.flat, math.nan)]}, {})
+    assert servers.push(learner, broken, rates, 0, 3) is None
+    servers.pull(other)
+    assert torch.equal(other.both_optimizer.flat, optimizer.flat)
+
+    cluster.ray.kill(servers.handles[1])
+    with pytest.raises(zx.UserError, match="one of the 2 servers of the weights died"):
+        servers.pull(other)
+
+
+def test_two_workers_learn_through_servers(cluster: Cluster, small: Small, tmp_path: Path) -> None:
+    cfg = small(
+        "a3c", vector__num=2, distributed__workers=2, distributed__servers=2, eval_every_steps=0, steps_per_iteration=40
+    )
+    result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
+    assert (result["env_steps"], result["updates"]) == (1200, 30)  # 40 steps a turn
+    state = zx.checkpoint.RunFolder.open(tmp_path / "run").load()["loop"]["learner"]
+    fresh = zx.Session(cfg, tmp_path / "fresh", quiet=True)
+    fresh.close()
+    moved = [
+        not torch.equal(state["parts"]["net"][name], value) for name, value in fresh.learner.net.state_dict().items()
+    ]
+    assert all(moved)  # of all servers
+    assert bool((state["parts"]["both_optimizer"]["second_moment"][0] > 0).any())
 
 
 def test_replay_is_filled_by_workers_that_rate_what_they_did(cluster: Cluster, small: Small, tmp_path: Path) -> None:
