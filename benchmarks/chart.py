@@ -20,8 +20,27 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
 PICTURE = ROOT / "docs" / "pictures" / "benchmarks.png"
-PEERS = {"sb3": "SB3", "sbx": "SBX", "tianshou": "Tianshou", "torchrl": "TorchRL", "cpprb": "cpprb"}
-COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive")
+PEERS = {
+    "sb3": "SB3",
+    "sbx": "SBX",
+    "tianshou": "Tianshou",
+    "torchrl": "TorchRL",
+    "rllib": "RLlib",
+    "mindrl": "MindRL",
+    "cpprb": "cpprb",
+}
+COLOURS = (
+    "tab:blue",
+    "tab:orange",
+    "tab:green",
+    "tab:red",
+    "tab:purple",
+    "tab:brown",
+    "tab:pink",
+    "tab:olive",
+    "tab:cyan",
+    "black",
+)
 
 
 class Mark(NamedTuple):
@@ -40,10 +59,12 @@ def marks(folder: Path) -> Iterator[Mark]:
             if "auto" in found:
                 yield Mark("collecting, auto", row, peer, found["auto"])
     for row, one in read_results(folder / "replay.json").get("rows", {}).items():
-        for way in ("insert", "sample"):
+        for way in ("insert", "sample", "both"):
             for peer, found in one["who"].items():
                 if way in found:
                     yield Mark("replay", f"{row}, {way}", peer, found[way])
+    for row, one in read_results(folder / "scaling.json").get("rllib", {}).get("by_task", {}).items():
+        yield Mark("workers", row, "rllib", one)
     for row, one in read_results(folder / "start.json").get("rows", {}).items():
         if "cpu_seconds_ratio" in one:
             yield Mark("start, CPU", row, "sb3", one["cpu_seconds_ratio"])

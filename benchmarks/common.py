@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -43,8 +44,25 @@ def write_page(page: Path, name: str, text: str) -> None:
     page.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
 
 
-def peer_python(name: str, requirements: list[str], constrained: bool = True) -> Path:
-    """The interpreter of a peer's virtual environment, made first where it is missing or half made.
+def find_python(wanted: str) -> Path | None:
+    """An interpreter of another version than ours, say "3.9": on the path, or the newest of pyenv's."""
+    found = shutil.which(f"python{wanted}")
+    # pyenv has a name on the path for each of its versions, which fails where that one isn't switched on
+    if found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
+        return Path(found)
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    there = [folder / "bin" / "python" for folder in pyenv.glob(f"{wanted}.*")]
+    return max(
+        (python for python in there if python.exists()),
+        key=lambda python: [int(part) for part in python.parts[-3].split(".") if part.isdigit()],
+        default=None,
+    )
+
+
+def peer_python(
+    name: str, requirements: list[str], constrained: bool = True, base: str | Path = sys.executable
+) -> Path:
+    """The interpreter of a peer's virtual environment, made first, from `base`, where it is missing or half made.
 
     `constrained` takes the versions that this project is tested with, so that both sides compute with the same.
     """
@@ -53,7 +71,7 @@ def peer_python(name: str, requirements: list[str], constrained: bool = True) ->
     installed = folder / "installed.txt"
     if not installed.exists() or installed.read_text().split() != requirements:
         print(f"installing {' '.join(requirements)} into {folder.relative_to(ROOT)}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([base, "-m", "venv", "--clear", str(folder)], check=True)
         constraints = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt")} if constrained else {}
         subprocess.run([python, "-m", "pip", "install", *requirements], check=True, env={**os.environ, **constraints})
         installed.write_text("\n".join(requirements) + "\n")

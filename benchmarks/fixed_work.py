@@ -16,9 +16,23 @@ import json
 import statistics
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from common import HERE, ROOT, asked, compared, cpu, peer_python, publish, read_results, run_alone, spread, table
+from common import (
+    HERE,
+    ROOT,
+    asked,
+    compared,
+    cpu,
+    find_python,
+    peer_python,
+    publish,
+    read_results,
+    run_alone,
+    spread,
+    table,
+)
 
 RESULTS = HERE / "results" / "fixed_work.json"
 
@@ -98,6 +112,32 @@ ROWS: dict[str, dict[str, Any]] = {
         # constant: a library that asks no network for a random action would do less work while it falls
         "epsilon": 0.05,
     },
+    # CartPole-v0 is that of 200 steps. The replay is filled, the target moved and the loss taken as its code has it.
+    "dqn-mindrl": {
+        "title": "DQN as in MindRL's example, CartPole-v0: 1 environment, one update of 64 transitions per step, 100 "
+        "relu; graph mode there, graph=true here; one core each",
+        "algorithm": "dqn",
+        "example_of": "mindrl",
+        "env": "CartPole-v0",
+        "num_envs": 1,
+        "warmup_steps": 2_000,
+        "measured_steps": 8_000,
+        "hidden_sizes": [100],
+        "activation": "relu",
+        "lr": 1e-3,
+        "adam_epsilon": 1e-8,
+        "max_grad_norm": None,
+        "gamma": 0.99,
+        "random_steps": 1_000,
+        "batch_size": 64,
+        "replay_capacity": 100_000,
+        "sync_every_updates": 5,
+        "tau": 0.05,
+        "loss": "mse",
+        "epsilon": 0.1,
+        "graph": True,
+        "one_core": True,
+    },
     "sac-pendulum": {
         "title": "SAC, Pendulum-v1: 1 environment, one update of 256 transitions per step, 256x256 relu",
         "algorithm": "sac",
@@ -161,9 +201,16 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 # the same work, here with compiled updates; compiling belongs to the warm-up
-for _name in ("ppo-cartpole", "dqn-cartpole", "sac-pendulum", "td3-pendulum"):
+for _name in ("ppo-cartpole", "dqn-cartpole", "sac-pendulum", "td3-pendulum", "cql-pendulum"):
     ROWS[f"{_name}-graph"] = {**ROWS[_name], "title": f"{ROWS[_name]['title']}; here with graph=true", "graph": True}
+ROWS["cql-pendulum-graph"]["measured_steps"] = 2_000  # what is learned in the end is in the other row
 
+# two threads of MindSpore hand each other the work, which costs most where each has a core
+ROWS["dqn-mindrl-threads"] = {
+    **ROWS["dqn-mindrl"],
+    "title": ROWS["dqn-mindrl"]["title"].replace("one core each", "MindRL with the threads that it takes"),
+    "one_core": False,
+}
 
 # what --quick takes without being asked: nothing is compiled, nothing needs data
 QUICK = ("ppo-cartpole", "dqn-cartpole")
@@ -178,28 +225,52 @@ def main() -> None:
     if options.quick:
         for row in rows.values():
             row["measured_steps"] //= 10
-    peers = {name: importlib.import_module(f"peers.{name}") for name in options.peers}
-    algorithms = {row["algorithm"] for row in rows.values()}
+            if "random_steps" in row:  # of the updates before the clock starts, too
+                row["warmup_steps"] -= (row["warmup_steps"] - row["random_steps"]) * 9 // 10
+    peers = {name: _peer(name) for name in options.peers}
     # nothing is installed for rows that aren't asked for
-    peers = {name: peer for name, peer in peers.items() if algorithms & set(peer.ALGORITHMS)}
+    peers = {name: peer for name, peer in peers.items() if any(_does(name, peer, row) for row in rows.values())}
+    bases = {name: _base(peer) for name, peer in peers.items()}
     pythons = {
-        name: peer_python(name, peer.REQUIREMENTS, getattr(peer, "CONSTRAINED", True)) for name, peer in peers.items()
+        name: peer_python(name, peer.REQUIREMENTS, getattr(peer, "CONSTRAINED", True), base)
+        for name, peer in peers.items()
+        if (base := bases[name])
     }
-    measured = {}
+    measured, skipped = {}, {}
     for name, row in rows.items():
-        fitting = {peer: pythons[peer] for peer in peers if row["algorithm"] in peers[peer].ALGORITHMS}
-        if fitting:
+        able = [peer for peer in peers if _does(peer, peers[peer], row)]
+        if fitting := {peer: pythons[peer] for peer in able if peer in pythons}:
             measured[name] = _measure(name, row, fitting, options.repeats)
+        for peer in able:
+            if peer not in pythons:
+                skipped[name] = f"{peers[peer].TITLE} (it needs Python {peers[peer].PYTHON}, which wasn't found)"
+                print(f"skipped: {name} by {skipped[name]}", flush=True)
     # rows and peers that weren't measured now keep their last figures
     kept = {"titles": {}, "rows": {}} if options.quick else read_results(RESULTS) or {"titles": {}, "rows": {}}
     for name, row in measured.items():
         before = kept["rows"].get(name, {"peers": {}})
         kept["rows"][name] = {**row, "peers": {**before["peers"], **row["peers"]}}
-    kept["titles"] |= {name: peer.TITLE for name, peer in peers.items()}
-    publish("fixed_work", kept, _table(kept["rows"], kept["titles"]), options.quick)
+    kept["titles"] |= {name: peers[name].TITLE for name in pythons}
+    skipped = {**kept.get("skipped", {}), **skipped}
+    kept["skipped"] = {name: why for name, why in skipped.items() if name not in kept["rows"]}
+    publish("fixed_work", kept, _table(kept["rows"], kept["titles"], kept["skipped"]), options.quick)
 
 
 # --- measuring ---------------------------------------------------------------------------------------------------
+
+
+def _peer(name: str) -> ModuleType:
+    return importlib.import_module(f"peers.{name}")
+
+
+def _does(name: str, peer: ModuleType, row: dict[str, Any]) -> bool:
+    """A row that is the example of one peer is for nobody else."""
+    return row["example_of"] == name if "example_of" in row else row["algorithm"] in peer.ALGORITHMS
+
+
+def _base(peer: ModuleType) -> Path | None:
+    """The Python that its environment is made from: ours unless it needs another, which may be missing."""
+    return find_python(peer.PYTHON) if hasattr(peer, "PYTHON") else Path(sys.executable)
 
 
 def _measure(name: str, row: dict[str, Any], pythons: dict[str, Path], repeats: int) -> dict[str, Any]:
@@ -212,11 +283,12 @@ def _measure(name: str, row: dict[str, Any], pythons: dict[str, Path], repeats: 
         for peer, python in pythons.items():
             order = {"ours": Path(sys.executable), peer: python}
             runs = {who: _run(who, order[who], task) for who in sorted(order, reverse=repeat % 2 == 1)}
-            _check_same_work(name, peer, row, runs["ours"], runs[peer])
+            check_same_work(name, peer, row, runs["ours"], runs[peer])
             pairs[peer].append((runs["ours"], runs[peer]))
             rates = {who: run["env_steps"] / run["seconds"] for who, run in runs.items()}
             told = f"ours {rates['ours']:,.0f} steps/s, {peer} {rates[peer]:,.0f} steps/s"
-            cpu_ratio = runs[peer]["cpu_seconds"] / runs["ours"]["cpu_seconds"]
+            cpu_rates = {who: run["env_steps"] / run["cpu_seconds"] for who, run in runs.items()}
+            cpu_ratio = cpu_rates["ours"] / cpu_rates[peer]
             told += f", ratio {rates['ours'] / rates[peer]:.2f} (of CPU time {cpu_ratio:.2f})"
             print(f"{name} {repeat + 1}/{repeats}: {told}", flush=True)
     return {
@@ -245,15 +317,16 @@ def _run(who: str, python: Path, task: dict[str, Any]) -> dict[str, Any]:
     return run_alone(python, HERE / "peers" / f"{who}.py", json.dumps(task))
 
 
-def _check_same_work(name: str, peer: str, row: dict[str, Any], ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    allowed = {"parameters": row.get("parameters_within", 0.0)}  # relative to the peer's
+def check_same_work(name: str, peer: str, row: dict[str, Any], ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    # relative to the peer's
+    allowed = {"parameters": row.get("parameters_within", 0.0)} | getattr(_peer(peer), "WITHIN", {})
     for what in ("env_steps", "optimizer_steps", "parameters", "threads"):
         same = abs(ours[what] - theirs[what]) <= allowed.get(what, 0.0) * theirs[what]
         assert same, f"{name}: {what} {ours[what]} here, {theirs[what]} in {peer}"
     assert ours["env_steps"] == row["measured_steps"], f"{name}: {ours['env_steps']} steps, not {row['measured_steps']}"
     if "data" in row:
         print(f"{name}: mean return {ours['mean_return']:.1f} here, {theirs['mean_return']:.1f} in {peer}", flush=True)
-    torch_versions = {run["versions"]["torch"] for run in (ours, theirs)}
+    torch_versions = {run["versions"]["torch"] for run in (ours, theirs) if "torch" in run["versions"]}
     assert len(torch_versions) == 1, f"{name}: two versions of torch, {torch_versions}"
 
 
@@ -269,8 +342,8 @@ def _summary(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, An
         "peer_seconds": [round(their["seconds"], 3) for _, their in pairs],
         # says little on a quiet machine; on a busy one it shows how far to trust the rest
         "cpu_ratio": round(
-            statistics.median(their["cpu_seconds"] for _, their in pairs)
-            / statistics.median(mine["cpu_seconds"] for mine, _ in pairs),
+            statistics.median(their["cpu_seconds"] / their["env_steps"] for _, their in pairs)
+            / statistics.median(mine["cpu_seconds"] / mine["env_steps"] for mine, _ in pairs),
             3,
         ),
         "env_steps": first["env_steps"],
@@ -293,7 +366,7 @@ def _summary(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, An
 # --- telling -----------------------------------------------------------------------------------------------------
 
 
-def _table(rows: dict[str, dict[str, Any]], titles: dict[str, str]) -> str:
+def _table(rows: dict[str, dict[str, Any]], titles: dict[str, str], skipped: dict[str, str]) -> str:
     """One line per row and peer, in the order of `ROWS`, who can't do a row, and under what they were measured."""
     lines, notes, unmeasured = [], {}, []
     for name in [name for name in ROWS if name in rows]:
@@ -313,8 +386,10 @@ def _table(rows: dict[str, dict[str, Any]], titles: dict[str, str]) -> str:
                 f"Pairs of runs: {len(found['ours_seconds'])}. {found['cpu']}, one thread, {versions}, {found['date']}."
             )
             notes[note] = None
-        if missing := [title for peer, title in titles.items() if peer not in rows[name]["peers"]]:
+        missing = [title for peer, title in titles.items() if peer not in rows[name]["peers"]]
+        if missing and "example_of" not in ROWS[name]:
             unmeasured.append(f"{name} by {', '.join(missing)}")
+    unmeasured += [f"{name} by {why}" for name, why in skipped.items()]
     head = ["work", "peer", "ours, steps or updates/s", "peer", "ratio", "of single pairs"]
     told = [f"Can't be done, or wasn't measured: {'; '.join(unmeasured)}."] if unmeasured else []
     return "\n".join([table(head, lines, 2), "", *notes, *told])

@@ -3,7 +3,8 @@
     python benchmarks/replay.py [--repeats 5] [--rows vector-uniform,frames-uniform] [--quick]
 
 Everybody gets the same steps, one after the other or in blocks, as training loops give them (who takes no blocks gets
-their steps one by one), and samples 256 once it is full; a prioritized replay is then given new priorities, too. Rates
+their steps one by one), and samples 256 once it is full; a prioritized replay is then given new priorities, too. Both
+in turns, as off-policy training does it, is measured apart: a replay may put work off from the one to the other. Rates
 are per second of the CPU's time, all on one thread. Bytes are the memory that the process has more when the replay is
 full. `--as WHO ROW` is one of those who take turns.
 """
@@ -50,6 +51,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "frames-prioritized": {"title": "4 pictures of 84 x 84, prioritized", **FRAMES, "prioritized": True},
 }
 BATCH, EPISODE, ALPHA, BETA = 256, 200, 0.6, 0.4
+WAYS = {"insert": "inserted/s", "sample": "sampled/s", "both": "both in turns/s"}
 PEERS = {"sb3": "Stable-Baselines3", "tianshou": "Tianshou", "cpprb": "cpprb"}
 CPPRB = ["cpprb==11.0.0"]
 PRIORITIES = np.random.default_rng(1).random((16, BATCH)).astype(np.float32)
@@ -249,23 +251,22 @@ def ready(who: str, row: Mapping[str, Any]) -> tuple[Callable[[], dict[str, floa
     replay = make(row, row["capacity"])
     for t in range(row["capacity"] // per_add):
         replay.add(t)
+    replay.sample(0)
     per_step = (resident_bytes() - before) / row["capacity"]
     at = row["capacity"] // per_add
 
     def measure() -> dict[str, float]:
-        nonlocal at
-        # the stream goes on where it stopped
-        begin = at
-        done = 0
-
         def add(i: int) -> None:
-            nonlocal done
-            replay.add(begin + i)
-            done += 1
+            nonlocal at
+            replay.add(at)  # the stream goes on where it stopped
+            at += 1
 
-        inserted = rate(add, row["seconds"]) * per_add
-        at = begin + done
-        return {"insert": inserted, "sample": rate(replay.sample, row["seconds"]) * BATCH}
+        def both(i: int) -> None:
+            add(i)
+            replay.sample(i)
+
+        inserted, sampled, turns = (rate(work, row["seconds"]) for work in (add, replay.sample, both))
+        return {"insert": inserted * per_add, "sample": sampled * BATCH, "both": turns}
 
     return measure, {"megabytes_per_million": round(per_step), **versions(package)}
 
@@ -290,7 +291,7 @@ def compare(row: Mapping[str, Any], interpreters: Mapping[str, Path], repeats: i
         runs = take_turns(joined, repeats)
     found: dict[str, Any] = {}
     for who, its in runs.items():
-        rates = {way: [run[way] for run in its] for way in ("insert", "sample")}
+        rates = {way: [run[way] for run in its] for way in WAYS}
         found[who] = {**told[who], **{f"{way}_per_second": round(median_of(rates[way])) for way in rates}}
         if who != "ours":
             for way in rates:
@@ -309,16 +310,16 @@ def tell(results: Mapping[str, Any]) -> str:
         for who in ("ours", *PEERS):
             found = row["who"].get(who)
             if found is None:
-                lines.append([row["title"], PEERS[who], *["can't", *[""] * 6]])
+                lines.append([row["title"], PEERS[who], *["can't", *[""] * 9]])
                 continue
             cells = []
-            for way in ("insert", "sample"):
+            for way in WAYS:
                 cells += [f"{found[f'{way}_per_second']:,}", *(spread(found[way]) if way in found else ["", ""])]
             size = found["megabytes_per_million"]
             cells.append(f"{size:,} ({size / row['naive_megabytes']:.2f})")
             lines.append([row["title"], PEERS.get(who, "ours"), *cells])
-    head = ["replay", "who", "inserted/s", "ours / it", "rounds", "sampled/s", "ours / it", "rounds"]
-    head.append("MB per million (of the naive)")
+    ways = [cell for name in WAYS.values() for cell in (name, "ours / it", "rounds")]
+    head = ["replay", "who", *ways, "MB per million (of the naive)"]
     return "\n".join([table(head, lines, 2), "", made_line(results["repeats"], results["made"])])
 
 

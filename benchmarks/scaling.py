@@ -1,10 +1,10 @@
 """How collecting grows with workers on Ray, and what their messages weigh: the figures of docs/scaling.md.
 
-    python benchmarks/scaling.py [--seconds 3] [--rounds 3] [--workers 1,2,4]
+    python benchmarks/scaling.py [--seconds 3] [--rounds 3] [--workers 1,2,4] [--parts ours,rllib] [--quick]
 
 The task sleeps 1 ms per step and computes nothing, so that workers don't compete for the CPUs: what is lost against
 K times one worker is what they cost each other and the driver. Numbers of workers take turns; a ratio is one of the
-same round. Needs the extra `ray`.
+same round. The part `rllib` trains PPO with as many workers in RLlib, too. Needs the extra `ray`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import HERE, ROOT, write_page, write_results
+from beside_rllib import beside_rllib, beside_table
+from common import HERE, ROOT, read_results, write_page, write_results
 
 import zhixing as zx
 from zhixing.buffers import Buffer, NStep, Prioritized
@@ -247,29 +248,54 @@ def write_tables(results: dict[str, Any]) -> None:
     write_page(PAGE, "estimate", table(["observation", "part", "full at steps/s", "workers"], estimate(results)))
 
 
+def write_beside(found: dict[str, Any]) -> None:
+    write_page(PAGE, "beside rllib", f"{beside_table(found['by_task'])}\n\n{found['made']}; {found['machine']}")
+
+
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--seconds", type=float, default=3.0)
     words.add_argument("--rounds", type=int, default=3)
     words.add_argument("--workers", default="1,2,4")
+    words.add_argument("--parts", default="ours,rllib", help="what isn't named keeps its last figures")
+    words.add_argument("--quick", action="store_true", help="one round of a tenth; the page stays as it is")
     asked = words.parse_args()
+    counts, parts = [int(k) for k in asked.workers.split(",")], asked.parts.split(",")
+    if wrong := set(parts) - {"ours", "rllib"}:
+        words.error(f"unknown: {', '.join(sorted(wrong))}; there are ours, rllib")
+    rounds, share = (1, 0.1) if asked.quick else (asked.rounds, 1.0)
     torch.set_num_threads(1)
-    cluster = Cluster()
-    results = {
+    made = {
         "made": datetime.date.today().isoformat(),
         "machine": f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}, "
         f"torch {version('torch')}, ray {version('ray')}",
-        "sleeping_1_ms": scaling([int(k) for k in asked.workers.split(",")], asked.rounds, asked.seconds),
+    }
+    results = {} if asked.quick else read_results(RESULTS)
+    if "ours" in parts:
+        results |= {**made, **ours(counts, rounds, share * asked.seconds)}
+    if "rllib" in parts:
+        results["rllib"] = {**made, "by_task": beside_rllib(counts, rounds, share)}
+    write_results(RESULTS.parent / "quick" / RESULTS.name if asked.quick else RESULTS, results)
+    if not asked.quick:
+        if "ours" in parts:
+            write_tables(results)
+        if "rllib" in parts:
+            write_beside(results["rllib"])
+
+
+def ours(counts: list[int], rounds: int, seconds: float) -> dict[str, Any]:
+    cluster = Cluster()
+    results = {
+        "sleeping_1_ms": scaling(counts, rounds, seconds),
         "messages": messages(cluster),
         "replay": replay(),
     }
     cluster.close()
-    write_results(RESULTS, results)
-    write_tables(results)
-    for part in ("sleeping_1_ms", "messages", "replay"):
+    for part, found in results.items():
         print(part)
-        for name, figures in results[part].items():
+        for name, figures in found.items():
             print(f"  {name}: {figures}")
+    return results
 
 
 if __name__ == "__main__":

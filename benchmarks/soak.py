@@ -1,7 +1,11 @@
 """The tests of tests/reliability at full length: `make soak`. Kills, faults, bad input and long runs are counted.
 
-Writes benchmarks/results/soak.json and the figures of docs/reliability.md. `--quick` tries everything briefly and
-writes nothing but what it counted, to the screen.
+    python benchmarks/soak.py                  the parts that have no result yet, one after the other: hours
+    python benchmarks/soak.py kills            those whose names contain one of these words
+    python benchmarks/soak.py --again          once more
+    python benchmarks/soak.py --quick          as long as in the tests; writes no results
+
+Writes benchmarks/results/soak.json, after each part that passed, and the figures of docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -13,33 +17,48 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import HERE, ONE_THREAD, ROOT, cpu, write_page, write_results
+from common import HERE, ONE_THREAD, ROOT, cpu, read_results, write_page, write_results
 
 RESULTS = HERE / "results" / "soak.json"
 PAGE = ROOT / "docs" / "reliability.md"
 # more kills than are promised, for a run may end before the last of them
 FULL = {"ZHIXING_KILLS": "120", "ZHIXING_EXAMPLES": "100000", "ZHIXING_LONG_STEPS": "2000000"}
-# also what is injected elsewhere: environments that fail
-TESTS = ["tests/reliability", "tests/unit/envs/test_faults.py"]
+TESTS = Path("tests/reliability")
+FUZZED = f"{TESTS}/test_bad_input.py::test_only_our_own_error_comes_out"
+GROWN = f"{TESTS}/test_leaks.py::test_nothing_grows_and_nothing_stays"
+# by name, what pytest is told; those that take long come last
+PARTS: dict[str, list[str]] = {
+    **{name: [f"{TESTS}/test_{name}.py"] for name in ("disk", "formats", "nonfinite")},
+    "faults of environments": ["tests/unit/envs/test_faults.py"],
+    "other bad input": [f"{TESTS}/test_bad_input.py", f"--deselect={FUZZED}"],
+    **{
+        f"bad {reader}": [f"{FUZZED}[{reader}]"]
+        for reader in ("capsule", "dataset", "HDF5 file", "checkpoint", "configuration", "run folder")
+    },
+    "kills": [f"{TESTS}/test_kills.py"],
+    **{f"long {run}": [f"{GROWN}[{run}]"] for run in ("ppo-end", "dqn-end", "dqn-raise interrupt")},
+}
 
 
-def soak(quick: bool) -> tuple[bool, list[dict[str, Any]], float]:
-    """Whether all tests passed, what they counted, and how many hours they took."""
+def soak(part: str, quick: bool) -> tuple[bool, dict[str, Any]]:
+    """Whether all tests of a part passed, what they counted, and how many hours they took."""
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "figures.jsonl"
         environment = {**os.environ, **ONE_THREAD, **({} if quick else FULL), "ZHIXING_FIGURES": str(figures)}
-        command = [sys.executable, "-m", "pytest", *TESTS, "--timeout=36000"]
+        command = [sys.executable, "-m", "pytest", *PARTS[part], "--timeout=36000"]
         began = time.monotonic()
         passed = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
         hours = (time.monotonic() - began) / 3600
         told = [json.loads(line) for line in figures.read_text().splitlines()] if figures.exists() else []
-    return passed, told, hours
+    return passed, {"hours": round(hours, 2), "told": told}
 
 
-def summary(told: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    told = [one for part in parts.values() for one in part["told"]]
     kills, inputs, runs = ([one for one in told if one["kind"] == kind] for kind in ("kills", "inputs", "long runs"))
     return {
         "kills_survived": {one["algorithm"]: one["kills"] for one in kills},
@@ -53,6 +72,7 @@ def summary(told: list[dict[str, Any]]) -> dict[str, Any]:
             f"{one['algorithm']}, {one['steps']:,} steps, {one['how']}": one["growth_percent"] for one in runs
         },
         "left_open": sum(sum(one["left"].values()) for one in runs),
+        "hours": {name: part["hours"] for name, part in parts.items()},
     }
 
 
@@ -69,16 +89,29 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="only parts whose names contain one of these")
+    parser.add_argument("--again", action="store_true", help="also those that have a result")
     parser.add_argument("--quick", action="store_true", help="as long as in the tests; writes no results")
-    quick = parser.parse_args().quick
-    passed, told, hours = soak(quick)
-    found = summary(told)
-    print(table(found))
-    if passed and not quick:
-        write_results(RESULTS, {"cpu": cpu(), "hours": round(hours, 2), **found, "told": told})
-        write_page(PAGE, "soak", table({**found, "hours": round(hours, 2)}))
-    sys.exit(not passed)
+    given = parser.parse_args()
+    chosen = [part for part in PARTS if any(word in part for word in given.words or [part])]
+    if not chosen:
+        parser.error(f"no part has one of these words in its name; there are {', '.join(PARTS)}")
+    kept = {} if given.quick else read_results(RESULTS).get("parts", {})
+    failed = []
+    for part in [part for part in chosen if given.again or part not in kept]:
+        print(part, flush=True)
+        passed, found = soak(part, given.quick)
+        if not passed:
+            failed.append(part)
+            continue
+        kept[part] = found
+        if not given.quick:
+            figures = {"cpu": cpu(), **summary(kept)}
+            write_results(RESULTS, {**figures, "parts": kept})
+            write_page(PAGE, "soak", table(figures))
+    print(table(summary(kept)))
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
 if __name__ == "__main__":

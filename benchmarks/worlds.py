@@ -2,7 +2,7 @@
 
     python benchmarks/worlds.py                    all rows, one after the other; goes on where it stopped
     python benchmarks/worlds.py sac Hopper         rows whose name contains all of these words
-    python benchmarks/worlds.py --reference sac    the same tasks and steps by Stable-Baselines3, one seed
+    python benchmarks/worlds.py --reference sac    the same tasks and steps by Stable-Baselines3, one seed, after ours
     python benchmarks/worlds.py --draw             only tables and pictures, of what there is
 
 Runs are kept in runs/worlds, so that an interrupted one goes on; every evaluation is noted in RUN/curve.jsonl. Results
@@ -97,9 +97,10 @@ def study(row: Row, results: dict[str, Any]) -> None:
 
 
 def refer(row: Row, results: dict[str, Any]) -> None:
-    """Stable-Baselines3 with the settings that its authors tuned for the task."""
+    """Stable-Baselines3 with the settings that its authors tuned for the task, for as many steps as our first seed."""
     requirements = ["stable-baselines3==2.9.2", "mujoco==3.17.0", "dm-control", "shimmy[dm-control]"]
-    work = {"algorithm": row.algorithm, "env": row.env, "env_steps": max(row.marks), "seed": 0}
+    steps = results.get(row.key, {}).get("0", {"env_steps": max(row.marks)})["env_steps"]
+    work = {"algorithm": row.algorithm, "env": row.env, "env_steps": steps, "seed": 0}
     python = peer_python("sb3-worlds", requirements, constrained=False)
     found = run_alone(python, HERE / "peers" / "sb3_worlds.py", json.dumps(work))
     results.setdefault(row.key, {})["Stable-Baselines3"] = found
@@ -136,14 +137,18 @@ def draw(results: dict[str, Any]) -> None:
     rows = [row for row in ROWS if row.key in results]
     if not rows:
         return
-    figure = Figure(figsize=(9, 2.6 * math.ceil(len(rows) / 3)), layout="constrained")
+    across = min(3, len(rows))
+    down = math.ceil(len(rows) / across)
+    figure = Figure(figsize=(3.4 * across, 2.6 * down), layout="constrained")
     for place, row in enumerate(rows):
-        axes = figure.add_subplot(math.ceil(len(rows) / 3), 3, place + 1)
+        axes = figure.add_subplot(down, across, place + 1)
         for who, run in results[row.key].items():
-            axes.plot(*zip(*run["curve"], strict=True), label=f"seed {who}" if who.isdigit() else who)
+            steps, reached = zip(*run["curve"], strict=True)
+            axes.plot([n / 1_000 for n in steps], reached, label=f"seed {who}" if who.isdigit() else who)
         for mark, asked in row.marks.items():
-            axes.plot([mark], [asked], marker="_", color="0.3", markersize=14)
+            axes.plot([0, mark / 1_000], [asked, asked], linestyle=":", color="0.4")
         axes.set_title(row.key, fontsize=9)
+        axes.set_xlabel("thousand steps", fontsize=7)
         axes.tick_params(labelsize=7)
         axes.legend(fontsize=6)
     PICTURE.parent.mkdir(exist_ok=True)

@@ -22,15 +22,16 @@ NEVER = 10**9
 class Stopwatch(Callback):
     """Runs from the end of the warm-up to the end of the last iteration."""
 
-    def __init__(self, warmup_steps: int) -> None:
+    def __init__(self, warmup_steps: int, workers: int) -> None:
         self.warmup_steps = warmup_steps
+        self.workers = workers
         self.marks: list[telling.Mark] = []
 
     def iteration_end(self, loop: Loop, metrics: Mapping[str, torch.Tensor]) -> None:
         if loop.steps == self.warmup_steps or loop.fraction >= 1.0:
             optimizers = [part for part in vars(loop.learner).values() if isinstance(part, Optimizer)]
             steps = sum(int(part.steps[0]) for part in optimizers)
-            self.marks.append(telling.mark(loop.steps, steps))
+            self.marks.append(telling.mark(loop.steps, steps, self.workers))
 
 
 def settings(row: dict[str, Any]) -> dict[str, Any]:
@@ -41,6 +42,7 @@ def settings(row: dict[str, Any]) -> dict[str, Any]:
         "seed": row["seed"],
         "env_steps": row["warmup_steps"] + row["measured_steps"],
         "vector": {"num": row.get("num_envs", 1), "backend": row.get("backend", "auto")},
+        "distributed": {"workers": row.get("workers", 0)},
         "net": {"hidden_sizes": row["hidden_sizes"], "activation": row["activation"]},
         "lr": row["lr"],
         "gamma": row["gamma"],
@@ -71,8 +73,8 @@ def dqn(row: dict[str, Any]) -> dict[str, Any]:
         "batch_size": row["batch_size"],
         "replay": {"capacity": row["replay_capacity"]},
         "sync_every_updates": row["sync_every_updates"],
-        "tau": 1.0,
-        "loss": "huber",
+        "tau": row.get("tau", 1.0),
+        "loss": row.get("loss", "huber"),
         "epsilon_start": row["epsilon"],
         "epsilon_end": row["epsilon"],
     }
@@ -133,7 +135,9 @@ ALGORITHMS = {"ppo": ppo, "dqn": dqn, "sac": continuous, "td3": continuous, "qmi
 
 def main() -> None:
     row = json.loads(sys.argv[1])
-    stopwatch = Stopwatch(row["warmup_steps"])
+    if row.get("one_core"):
+        telling.one_core()
+    stopwatch = Stopwatch(row["warmup_steps"], row.get("workers", 0))
     with tempfile.TemporaryDirectory() as folder:
         session = zx.Session(zx.config.load(**settings(row)), f"{folder}/run", [stopwatch], quiet=True)
         session.run()

@@ -1,0 +1,166 @@
+"""A row of the benchmark done by RLlib: `python rllib.py ROW`, the row as JSON. Prints one line of JSON.
+
+On its new API stack, as by default. Without `workers` in the row it acts and learns in one process; Ray runs even then.
+
+Its steps per iteration aren't exact: copies that start an episode make none, and the others go on meanwhile. The
+epsilon of its Adam is 1e-8 always.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+TITLE = "RLlib"
+REQUIREMENTS = ["torch==2.13.0", "ray[rllib]==2.60.0", "gymnasium==1.2.2", "numpy==2.4.6"]
+CONSTRAINED = False  # it takes one version of Gymnasium only
+WITHIN = {"env_steps": 0.03}  # how far its counts may be from ours
+
+LOOPBACK = "127.0.0.1"
+Row = dict[str, Any]
+
+
+def ppo(row: Row) -> Any:
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    size = row["num_envs"] * row["steps_per_iteration"]
+    config = common(PPOConfig(), row, row["steps_per_iteration"])
+    config.training(
+        train_batch_size_per_learner=size,
+        # steps that it adds to value the last ones would make further minibatches, of which most is mask
+        minibatch_size=None if row["minibatch_size"] == size else row["minibatch_size"],
+        num_epochs=row["epochs"],
+        lambda_=row["gae_lambda"],
+        clip_param=row["clip"],
+        vf_clip_param=math.inf,
+        vf_loss_coeff=row["value_coef"],
+        entropy_coeff=row["entropy_coef"],
+        use_kl_loss=False,
+    )
+    model = DefaultModelConfig(
+        fcnet_hiddens=row["hidden_sizes"], fcnet_activation=row["activation"], vf_share_layers=False
+    )
+    return config.rl_module(model_config=model)
+
+
+def dqn(row: Row) -> Any:
+    from ray.rllib.algorithms.dqn import DQNConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    config = common(DQNConfig(), row, 1)
+    config.training(
+        train_batch_size_per_learner=row["batch_size"],
+        replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": row["replay_capacity"]},
+        num_steps_sampled_before_learning_starts=row["random_steps"],
+        target_network_update_freq=row["sync_every_updates"],  # in environment steps: here one for each update
+        tau=1.0,
+        epsilon=row["epsilon"],
+        n_step=1,
+        double_q=False,
+        dueling=False,
+        td_error_loss_fn="huber",
+    )
+    # what a call of `train` does, so that it ends where the clock starts and stops
+    config.reporting(min_sample_timesteps_per_iteration=math.gcd(row["warmup_steps"], row["measured_steps"]))
+    first, last = row["hidden_sizes"]
+    model = DefaultModelConfig(
+        fcnet_hiddens=[first],
+        head_fcnet_hiddens=[last],
+        fcnet_activation=row["activation"],
+        head_fcnet_activation=row["activation"],
+    )
+    return config.rl_module(model_config=model)
+
+
+ALGORITHMS = {"ppo": ppo, "dqn": dqn}
+
+
+def common(config: Any, row: Row, steps: int) -> Any:
+    workers = row.get("workers", 0)
+    config.environment(registered(row["env"]) if ":" in row["env"] else row["env"])
+    config.env_runners(
+        num_env_runners=workers,
+        num_envs_per_env_runner=row["num_envs"] // max(1, workers),
+        rollout_fragment_length=steps,
+    )
+    config.learners(num_learners=0)
+    config.debugging(seed=row["seed"], log_level="ERROR")
+    return config.training(lr=row["lr"], gamma=row["gamma"], grad_clip=row["max_grad_norm"], grad_clip_by="global_norm")
+
+
+def registered(name: str) -> str:
+    """A task of ours, `module:Class`, under a name that it knows."""
+    from ray.tune.registry import register_env
+
+    module, _, kind = name.partition(":")
+    make = getattr(import_module(module), kind)
+    register_env(kind, lambda options: make())
+    return kind
+
+
+@contextmanager
+def ray_of_this_machine(cpus: int) -> Iterator[None]:
+    """Ray without dashboard and statistics, reachable from this machine only, which leaves nothing behind."""
+    with tempfile.TemporaryDirectory(prefix="rllib-", ignore_cleanup_errors=True) as folder:
+        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "HOME": folder}  # folders of results are made in the home
+        import ray
+        from ray._private import ray_constants
+
+        ray_constants.ENABLE_RAY_CLUSTER = False  # else it wants an address that others reach this machine by
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            logging_level="ERROR",
+            log_to_driver=False,
+            object_store_memory=256 << 20,
+            _node_ip_address=LOOPBACK,
+            _temp_dir=folder,
+        )
+        try:
+            where = ray.util.get_node_ip_address()
+            assert where == LOOPBACK, f"Ray listens on {where}, beyond this machine"
+            yield
+        finally:
+            ray.shutdown()
+
+
+def main() -> None:
+    import telling
+    import torch
+
+    row = json.loads(sys.argv[1])
+    workers = row.get("workers", 0)
+    torch.set_num_threads(1)
+    with ray_of_this_machine(max(1, workers)):
+        algorithm = ALGORITHMS[row["algorithm"]](row).build_algo()
+        learner = algorithm.learner_group._learner
+        ((_, optimizer),) = learner.get_optimizers_for_module("default_policy")
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+
+        def optimizer_steps() -> int:
+            return int(optimizer.state[weights[0]]["step"])
+
+        marks: list[telling.Mark] = []
+        size = row["num_envs"] * row.get("steps_per_iteration", 1)
+        if row["algorithm"] == "dqn":
+            size = math.gcd(row["warmup_steps"], row["measured_steps"])
+        for steps in (row["warmup_steps"], row["measured_steps"]):
+            for _ in range(steps // size):
+                found = algorithm.train()
+            marks.append(telling.mark(int(found["num_env_steps_sampled_lifetime"]), optimizer_steps(), workers))
+        algorithm.stop()
+    telling.tell(marks, sum(weight.numel() for weight in weights), {TITLE: version("ray")})
+
+
+if __name__ == "__main__":
+    main()
