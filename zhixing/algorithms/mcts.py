@@ -24,7 +24,7 @@ from zhixing.spaces import Spaces
 
 
 class MctsConfig(SearchConfig):
-    env_steps: Positive = 10  # budget: steps of the environment; nothing is learned in them
+    env_steps: Positive = 1  # budget: steps of the environment; nothing is learned in them
     playouts: Positive = 1  # random playouts of each new node, on average worth what the node is
     playout_steps: Positive = 50  # tasks that aren't games: steps after which a playout is cut
     guide: str | None = None  # a run whose network judges new nodes instead of playouts
