@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 SEED ?= 0
-BENCH = fixed_work threshold collecting replay start growth
+BENCH = fixed_work pictures threshold collecting replay start growth
 
 .PHONY: help install train test test-worlds lint types datasets learn bench bench-quick soak clean
 

@@ -54,6 +54,8 @@ def marks(folder: Path) -> Iterator[Mark]:
     for row, one in read_results(folder / "fixed_work.json").get("rows", {}).items():
         for peer, found in one["peers"].items():
             yield Mark("fixed work", row, peer, found)
+    for row, found in read_results(folder / "pictures.json").get("rows", {}).items():
+        yield Mark("updates from pictures", row, "sb3", found)
     for row, one in read_results(folder / "collecting.json").get("rows", {}).items():
         for peer, found in one["who"].items():
             if "auto" in found:

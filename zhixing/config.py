@@ -272,6 +272,28 @@ def seconds(duration: str | float) -> float:
 
 
 LARGEST = 1 << 20  # bytes of a configuration
+# what people who come from Stable-Baselines3, Tianshou or CleanRL would write
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "total_timesteps": "env_steps",
+    "num_envs": "vector.num",
+    "n_envs": "vector.num",
+    "n_steps": "steps_per_iteration",
+    "num_steps": "steps_per_iteration",
+    "n_epochs": "epochs",
+    "update_epochs": "epochs",
+    "buffer_size": "replay.capacity",
+    "learning_starts": "warmup_steps",
+    "ent_coef": "entropy_coef",
+    "vf_coef": "value_coef",
+    "clip_range": "clip",
+    "clip_coef": "clip",
+    "policy_delay": "actor_delay",
+    "target_update_interval": "sync_every_updates",
+    "target_update_freq": "sync_every_updates",
+    "hidden_sizes": "net.hidden_sizes",
+    "net_arch": "net.hidden_sizes",
+}
 
 
 class _Loader(yaml.SafeLoader):
@@ -438,7 +460,7 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
         for part in path[:-1]:
             owner = owner.model_fields[part].annotation
         prefix = "".join(part + "." for part in path[:-1])
-        return str(unknown("setting", name, [prefix + field for field in owner.model_fields]))
+        return _unknown_setting(name, [prefix + field for field in owner.model_fields])
     if problem["type"] == "missing":
         return f"the setting {name!r} is missing"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
@@ -447,6 +469,20 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
     # for a union pydantic also names the alternative; people don't need it
     name = ".".join(part for part in path if part not in ("int", "float", "str", "bool"))
     return f"{name}={problem['input']!r}: {message}"
+
+
+def _unknown_setting(name: str, allowed: list[str]) -> str:
+    """Where other libraries, or our other algorithms, know it, that says more than names that look alike."""
+    from zhixing import algorithms
+
+    ours = ELSEWHERE.get(name)
+    if ours is not None and ours.split(".")[0] in allowed:
+        return f"unknown setting {name!r}: here it is {ours!r}"
+    known_by = [each for each in algorithms.names() if name in algorithms.get(each).settings.model_fields]
+    if known_by:
+        these = ", ".join(known_by[:6]) + (" and others" if len(known_by) > 6 else "")
+        return f"unknown setting {name!r}: only other algorithms have it, such as {these}"
+    return str(unknown("setting", name, allowed))
 
 
 def dump(cfg: RunConfig) -> str:

@@ -139,6 +139,10 @@ def test_a_duration_of_nothing_is_told(duration: str | int) -> None:
     ("wrong", "message"),
     [
         ({"lrr": 1}, "unknown setting 'lrr': did you mean 'lr'"),
+        ({"learning_rate": 1}, "unknown setting 'learning_rate': here it is 'lr'"),
+        ({"n_envs": 8}, "unknown setting 'n_envs': here it is 'vector.num'"),
+        ({"overlap": True}, "unknown setting 'overlap': only other algorithms have it, such as awac, c51"),
+        ({"learning_starts": 5}, "unknown setting 'learning_starts': "),  # of a replay, which there is none
         ({"net__hiden_sizes": [3]}, "unknown setting 'net.hiden_sizes': did you mean 'net.hidden_sizes'"),
         ({"vector__num": 0}, "vector.num=0: should be greater than 0"),
         ({"net__hidden_sizes": [64, 0]}, "net.hidden_sizes.1=0: should be greater than 0"),
