@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-import os
 import re
 import signal
 import sys
@@ -33,6 +32,7 @@ from zhixing.datasets import Dataset
 from zhixing.distributed.actor import SpreadActor, is_spread, spread
 from zhixing.distributed.learners import Partners, check_learners
 from zhixing.distributed.servers import check_servers
+from zhixing.envs.choice import cpu_count
 from zhixing.envs.torch_tasks import TorchVectorEnv
 from zhixing.errors import UserError
 from zhixing.learner import Learner
@@ -414,7 +414,7 @@ def resolve(cfg: RunConfig, spaces: Spaces, env: envs.VectorEnv | None) -> RunCo
     if threads == "auto":
         # small matrices are slower on several threads; convolutions gain from them
         sizes = tree_leaves(tree_map(lambda f: math.prod(f.shape) if len(f.shape) == 3 else 0, spaces.fields()["obs"]))
-        threads = (os.cpu_count() or 1) if max(sizes) >= 32 * 32 else 1
+        threads = cpu_count() if max(sizes) >= 32 * 32 else 1
     return resolve_device(cfg).model_copy(update={"vector": vector, "threads": threads})
 
 
