@@ -74,11 +74,11 @@ def train(
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder.")] = None,
 ) -> None:
     """Train an agent. `zhixing show ALGO` lists the settings."""
-    from zhixing import config
+    from zhixing import auto, config
     from zhixing.session import Session
 
     layers, words = _asked(algorithm, settings, config_files, env=env, dataset=dataset, init=init, seed=seed)
-    _run(Session(config.build(layers, config.parse_overrides(words)), out))
+    _run(Session(auto.build(layers, config.parse_overrides(words)), out))
 
 
 def _asked(

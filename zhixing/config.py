@@ -78,7 +78,7 @@ Backend = Literal["auto", "serial", "process", "native", "envpool", "torch", "ra
 
 class VectorConfig(Strict):
     backend: Backend = "auto"  # what runs copies; auto measures
-    num: Positive = 1  # copies of the task
+    num: Positive = 1  # copies of the task; `zhixing train ... vector.num=auto` measures how many are fastest
     workers: Positive | Auto = "auto"  # processes that share the copies, with backend=process or ray
     on_crash: Literal["stop", "replace"] = "stop"  # a copy that fails ends the run, or a new one takes its place
     step_seconds: PositiveFloat | None = None  # how long a step of a copy may take, with backend=process
@@ -402,10 +402,15 @@ def presets(algorithm: str) -> dict[str, dict[str, Any]]:
 
 def load(*files: str | Path, **overrides: Any) -> RunConfig:
     """Read configuration files, in order, and settings by name on top of them (`vector__num=8` or a dict)."""
-    over: dict[str, Any] = {}
-    for key, value in overrides.items():
-        over = merge(over, nest(key.replace("__", "."), value))
-    return build([read_yaml(Path(file)) for file in files], over)
+    return build([read_yaml(Path(file)) for file in files], nested(overrides))
+
+
+def nested(named: Mapping[str, Any]) -> dict[str, Any]:
+    """`vector__num` and the like as groups of settings."""
+    values: dict[str, Any] = {}
+    for key, value in named.items():
+        values = merge(values, nest(key.replace("__", "."), value))
+    return values
 
 
 def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> RunConfig:
@@ -463,6 +468,8 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
         return _unknown_setting(name, [prefix + field for field in owner.model_fields])
     if problem["type"] == "missing":
         return f"the setting {name!r} is missing"
+    if name == "vector.num" and problem["input"] == "auto":
+        return "vector.num='auto' is decided when training begins, by `zhixing train` or zx.train: write a number here"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if not name:
         return message

@@ -338,7 +338,9 @@ def train(
     environment is named in the data. Returns the run's result."""
     if env is not None:
         settings["env"] = env
-    cfg = config.load(algorithm=algorithm, **settings)
+    from zhixing import auto  # which trains a little itself
+
+    cfg = auto.build([], config.nested({"algorithm": algorithm, **settings}))
     return Session(cfg, out, callbacks, quiet=quiet).run()
 
 

@@ -1,0 +1,68 @@
+"""`vector.num=auto`: the number of copies that is fastest, with as much learning per step as without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import Command
+
+import zhixing as zx
+from zhixing import auto
+from zhixing.config import RunConfig
+
+
+@pytest.fixture
+def speeds(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """Steps per second by number of copies, which the test fills in."""
+    known: dict[int, float] = {}
+    monkeypatch.setattr(auto, "profile", lambda cfg, seconds: SimpleNamespace(speed=known[cfg.vector.num]))
+    return known
+
+
+def built(algorithm: str, **settings: object) -> RunConfig:
+    return auto.build([{"algorithm": algorithm, "env": "Acrobot-v1"}], {"vector": {"num": "auto"}, **settings})
+
+
+def test_copies_are_doubled_as_long_as_it_pays(speeds: dict[int, float], capsys: pytest.CaptureFixture[str]) -> None:
+    speeds |= {8: 1000.0, 16: 1500.0, 32: 1600.0}  # 1600 is less than 1.15 times 1500
+    cfg = built("ppo", steps_per_iteration=64)
+    assert cfg.vector.num == 16
+    assert "vector.num=auto is 16 (steps per second by number of copies: 8: 1,000, 16: 1,500, 32: 1,600)" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_rollout_keeps_its_size(speeds: dict[int, float]) -> None:
+    speeds |= {8: 1.0, 16: 2.0, 32: 4.0, 64: 8.0}
+    cfg = built("ppo", steps_per_iteration=32)
+    # 8 x 32 = 256 steps: 32 x 8 is the widest whose copies take 8 steps each, and 64 isn't even tried
+    assert (cfg.vector.num, cfg.steps_per_iteration) == (32, 8)
+
+
+def test_a_replay_gets_few_copies(speeds: dict[int, float]) -> None:
+    speeds |= {num: float(num) for num in (1, 2, 4, 8, 16)}
+    assert built("dqn").vector.num == 16
+
+
+def test_what_it_measures_is_real() -> None:
+    slow = zx.config.load(algorithm="ppo", env="CartPole-v1", vector__num=1, vector__backend="native", epochs=1)
+    assert auto.fastest(slow).vector.num > 1  # a step of two copies of this task takes no longer than one's
+
+
+def test_other_numbers_are_left_as_they_are() -> None:
+    assert auto.build([{"algorithm": "dqn", "env": "Acrobot-v1"}], {"vector": {"num": 3}}).vector.num == 3
+
+
+def test_a_file_that_is_only_read_measures_nothing() -> None:
+    with pytest.raises(zx.UserError, match=r"vector\.num='auto' is decided when training begins"):
+        zx.config.load(algorithm="ppo", env="CartPole-v1", vector__num="auto")
+
+
+def test_the_run_holds_what_was_decided(speeds: dict[int, float], zhixing: Command) -> None:
+    speeds |= {8: 2.0, 16: 1.0}
+    words = ["vector.num=auto", "env_steps=64", "steps_per_iteration=8", "minibatch_size=64", "eval_episodes=1"]
+    code, _, error = zhixing("train", "ppo", "--env", "CartPole-v1", "--out", "run", *words)
+    assert code == 0, error
+    assert "num: 8" in Path("run", "config.yaml").read_text()
