@@ -1,4 +1,6 @@
-"""`vector.num=auto`: as many copies of the task as make training fastest on this machine, measured before it begins."""
+"""`threads=auto` and `vector.num=auto`, asked for by name: what makes training fastest on this machine, measured before
+it begins. Where nobody asks, threads follow a rule instead (`session.resolve`), so that the same command gives the same
+run."""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Any
 
 from zhixing import config
 from zhixing.config import OnPolicyConfig, RunConfig
+from zhixing.envs.choice import cpu_count
 from zhixing.errors import UserError, note
 from zhixing.profiling import WORTH, profile
 
@@ -22,13 +25,30 @@ def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> 
     for layer in (*layers, overrides):
         asked = config.merge(asked, layer)
     vector = asked.get("vector")
-    if not isinstance(vector, Mapping) or vector.get("num") != "auto":
-        return config.build(layers, overrides)
-    cfg = config.build([{**asked, "vector": {name: value for name, value in vector.items() if name != "num"}}], {})
-    return fastest(cfg)
+    copies = isinstance(vector, Mapping) and vector.get("num") == "auto"
+    if copies:
+        asked["vector"] = {name: value for name, value in vector.items() if name != "num"}
+    threads = asked.get("threads") == "auto"
+    cfg = config.build([asked], {})
+    if threads:
+        cfg = best_threads(cfg)
+    return best_copies(cfg) if copies else cfg
 
 
-def fastest(cfg: RunConfig) -> RunConfig:
+def best_threads(cfg: RunConfig) -> RunConfig:
+    """All CPUs where that pays clearly over one: between them there is seldom anything to gain."""
+    speeds = {
+        threads: profile(cfg.model_copy(update={"threads": threads}), SECONDS).speed
+        for threads in sorted({1, cpu_count()})
+    }
+    most = max(speeds)
+    best = most if speeds[most] >= WORTH * speeds[1] else 1
+    told = ", ".join(f"{threads}: {speed:,.0f}" for threads, speed in speeds.items())
+    note(f"threads=auto is {best} (steps per second by number of threads: {told})")
+    return cfg.model_copy(update={"threads": best})
+
+
+def best_copies(cfg: RunConfig) -> RunConfig:
     """Double the copies of the preset as long as that pays clearly."""
     best, speed = cfg, profile(cfg, SECONDS).speed
     tried = [f"{cfg.vector.num}: {speed:,.0f}"]

@@ -95,7 +95,7 @@ class NetConfig(Strict):
     kind: str = "auto"  # auto (from the observation's shape), or your.module:Net, called with the observation space
     hidden_sizes: list[Positive] = [64, 64]  # units of the fully connected layers
     activation: Literal["tanh", "relu", "silu", "elu", "gelu"] = "tanh"  # after each fully connected layer
-    cnn: Literal["nature", "simple"] = "nature"  # convolutions for images
+    cnn: Literal["nature", "small", "simple"] = "nature"  # convolutions for images
     recurrent: Literal["none", "gru", "lstm"] = "none"  # memory after the fully connected layers
     recurrent_size: Positive = 64  # units of the memory
 
@@ -114,7 +114,7 @@ class RunConfig(Strict):
     distributed: DistributedConfig = DistributedConfig()
     gamma: Fraction = 0.99  # discount of the future per step
     device: str = "auto"  # cpu, cuda, mps, npu, or auto: cuda where there is one
-    threads: Positive | Auto = "auto"  # threads that torch computes with; auto is 1 for small networks
+    threads: Positive | Auto = "auto"  # threads that torch computes with; unset 1, for pictures all CPUs; auto measures
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of matrix products in updates; weights are always fp32
     graph: bool = False  # compile the update to one graph: faster, after compiling once (needs a C++ compiler)
     init: str | None = None  # a run whose weights this one starts from

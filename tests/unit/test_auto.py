@@ -1,4 +1,4 @@
-"""`vector.num=auto`: the number of copies that is fastest, with as much learning per step as without."""
+"""`vector.num=auto` and `threads=auto`: what is fastest, with as much learning per step as without."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_replay_gets_few_copies(speeds: dict[int, float]) -> None:
 
 def test_what_it_measures_is_real() -> None:
     slow = zx.config.load(algorithm="ppo", env="CartPole-v1", vector__num=1, vector__backend="native", epochs=1)
-    assert auto.fastest(slow).vector.num > 1  # a step of two copies of this task takes no longer than one's
+    assert auto.best_copies(slow).vector.num > 1  # a step of two copies of this task takes no longer than one's
 
 
 def test_other_numbers_are_left_as_they_are() -> None:
@@ -66,3 +66,24 @@ def test_the_run_holds_what_was_decided(speeds: dict[int, float], zhixing: Comma
     code, _, error = zhixing("train", "ppo", "--env", "CartPole-v1", "--out", "run", *words)
     assert code == 0, error
     assert "num: 8" in Path("run", "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(("on_four", "best"), [(100.0, 1), (114.0, 1), (115.0, 4), (300.0, 4)])
+def test_threads_are_many_where_it_pays(
+    on_four: float, best: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {1: 100.0, 4: on_four}
+    monkeypatch.setattr(auto, "profile", lambda cfg, seconds: SimpleNamespace(speed=known[cfg.threads]))
+    monkeypatch.setattr(auto, "cpu_count", lambda: 4)
+    assert auto.build([{"algorithm": "ppo", "env": "CartPole-v1"}], {"threads": "auto"}).threads == best
+    told = f"threads=auto is {best} (steps per second by number of threads: 1: 100, 4: {on_four:.0f})"
+    assert told in capsys.readouterr().err
+
+
+def test_threads_that_nobody_asks_for_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "profile", None)  # would be called
+    assert auto.build([{"algorithm": "ppo", "env": "CartPole-v1"}], {}).threads == "auto"
+
+
+def test_small_networks_are_measured_to_need_one_thread() -> None:
+    assert auto.build([{"algorithm": "a2c", "env": "CartPole-v1"}], {"threads": "auto"}).threads == 1

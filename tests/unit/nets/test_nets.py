@@ -19,7 +19,7 @@ from zhixing.config import NetConfig
 from zhixing.errors import UserError
 from zhixing.nets.actor_critic import ActorCritic
 from zhixing.nets.body import Encoder, RecurrentBody, make_body, num_features, unroll
-from zhixing.nets.cnn import CNN
+from zhixing.nets.cnn import CNN, CnnKind
 from zhixing.nets.heads import PolicyHead
 from zhixing.nets.mlp import MLP, TwinMLP
 from zhixing.ops.distributions import Categorical, Gaussian, MultiCategorical
@@ -119,12 +119,12 @@ def test_normalisers_learn_the_parts_that_are_numbers() -> None:
 # --- images ---
 
 
-@pytest.mark.parametrize("kind", ["nature", "simple"])
-def test_images_give_the_same_in_both_layouts(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "units"), [("nature", 512), ("small", 256), ("simple", 512)])
+def test_images_give_the_same_in_both_layouts(kind: CnnKind, units: int) -> None:
     first, last = CNN((3, 40, 48), kind), CNN((40, 48, 3), kind)
     last.load_state_dict(first.state_dict())
     x = torch.randint(0, 256, (2, 3, 40, 48), dtype=torch.uint8)
-    assert first(x).shape == (2, 512)
+    assert first(x).shape == (2, units)
     assert torch.allclose(first(x), last(x.permute(0, 2, 3, 1)), atol=1e-5)
 
 
