@@ -25,8 +25,9 @@ def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> 
     for layer in (*layers, overrides):
         asked = config.merge(asked, layer)
     vector = asked.get("vector")
-    copies = isinstance(vector, Mapping) and vector.get("num") == "auto"
-    if copies:
+    copies = False
+    if isinstance(vector, Mapping) and vector.get("num") == "auto":
+        copies = True
         asked["vector"] = {name: value for name, value in vector.items() if name != "num"}
     threads = asked.get("threads") == "auto"
     cfg = config.build([asked], {})
