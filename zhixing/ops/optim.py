@@ -228,9 +228,8 @@ class Optimizer:
                 steps += good.float()
                 new_first = first + (clipped - first) * (1 - 0.9)
                 new_second = second + (clipped.square() - second) * (1 - 0.999)
-                # 1 - 0.999^n would lose half of its digits in the first steps
-                spread = (new_second / -torch.expm1(steps * math.log(0.999))).sqrt() + self.epsilon
-                move = self.rate / -torch.expm1(steps * math.log(0.9)) * new_first / spread
+                spread = (new_second / _share(0.999, steps)).sqrt() + self.epsilon
+                move = self.rate / _share(0.9, steps) * new_first / spread
                 first.copy_(torch.where(good, new_first, first))
             else:
                 new_second = second + (clipped.square() - second) * 0.01
@@ -255,6 +254,13 @@ class Optimizer:
         if self.scaled and "scale" in state:  # a run may be resumed with another precision
             self.scale.copy_(state["scale"])
             self.good_steps = state["good_steps"]
+
+
+def _share(decay: float, steps: Tensor) -> Tensor:
+    """1 - decay^n, which as it stands would lose half of its digits in the first steps. A compiler makes it anew for
+    each weight, and finds vector instructions for tanh, but none for expm1: the whole step takes half the time so."""
+    half = torch.tanh(steps * (0.5 * math.log(decay)))
+    return 2.0 * half / (half - 1.0)
 
 
 class Average:

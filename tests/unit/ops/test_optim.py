@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from zhixing.ops.optim import Average, Optimizer, can_flatten
+from zhixing.ops.optim import Average, Optimizer, _share, can_flatten
 
 
 def plain() -> nn.Module:
@@ -279,3 +280,11 @@ def test_what_is_not_finite_without_a_factor_is_broken() -> None:
     assert optimizer.scale == 1.0
     assert optimizer.skipped == 1
     assert weight.item() == 1.0
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.999])
+@pytest.mark.parametrize("steps", [1, 2, 10, 1_000, 1_000_000])
+def test_a_graphs_share_of_a_moment_keeps_its_digits(decay: float, steps: int) -> None:
+    # 1 - 0.999^1 = 0.001 in double precision; by floats it would be wrong from the fifth digit on
+    exact = -math.expm1(steps * math.log(decay))
+    assert float(_share(decay, torch.tensor(float(steps)))) == pytest.approx(exact, rel=3e-7)
