@@ -59,8 +59,7 @@ ROWS = [
     Row("ppo", "ALE/Pong-v5", {1_500_000: -18}, settings=HOUR),
     Row("sac", "HalfCheetah-v5", {200_000: 4_000}, seeds=3, need=2, stop=True, reference=True),
     Row("ppo", "HalfCheetah-v5", {1_000_000: 1_500}, reference=True),
-    Row("sac", "Hopper-v5", {200_000: 2_000}, seeds=3, need=2, stop=True, settings=GRAPH),
-    Row("td3", "Hopper-v5", {200_000: 2_000}, seeds=3, need=2, stop=True, settings=GRAPH, reference=True),
+    Row("sac", "Hopper-v5", {200_000: 2_000}, seeds=3, need=2, stop=True, settings=GRAPH, reference=True),
     Row("sac", "dmc/cartpole-balance", {200_000: 900}, stop=True, settings=GRAPH, reference=True),
     Row("sac", "dmc/walker-walk", {200_000: 800}, stop=True, settings=GRAPH, reference=True),
 ]

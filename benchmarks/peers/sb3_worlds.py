@@ -11,7 +11,6 @@ from typing import Any
 # what the zoo tuned; tasks of DM Control have no settings there and take those of its default for MuJoCo
 SETTINGS: dict[str, dict[str, Any]] = {
     "sac": {"learning_starts": 10_000},
-    "td3": {"learning_starts": 10_000, "learning_rate": 3e-4, "batch_size": 256, "action_noise": 0.1},
     "ppo": {
         "batch_size": 64,
         "n_steps": 512,
@@ -39,13 +38,11 @@ def make(name: str) -> Any:
 
 
 def main() -> None:
-    import numpy as np
     import stable_baselines3 as sb3
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.monitor import Monitor
-    from stable_baselines3.common.noise import NormalActionNoise
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
     work = json.loads(sys.argv[1])
@@ -55,12 +52,8 @@ def main() -> None:
     test = DummyVecEnv([lambda: Monitor(make(work["env"]))])
     if normalised:
         env, test = VecNormalize(env), VecNormalize(test, training=False, norm_reward=False)
-    kind = {"sac": sb3.SAC, "td3": sb3.TD3, "ppo": sb3.PPO}[work["algorithm"]]
-    settings = dict(SETTINGS[work["algorithm"]])
-    if "action_noise" in settings:
-        actions = env.action_space.shape
-        settings["action_noise"] = NormalActionNoise(np.zeros(actions), np.full(actions, settings["action_noise"]))
-    model = kind("MlpPolicy", env, seed=work["seed"], device="cpu", **settings)
+    kind = {"sac": sb3.SAC, "ppo": sb3.PPO}[work["algorithm"]]
+    model = kind("MlpPolicy", env, seed=work["seed"], device="cpu", **SETTINGS[work["algorithm"]])
     curve: list[list[float]] = []
 
     def score(episodes: int) -> float:
