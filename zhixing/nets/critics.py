@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
-from zhixing.config import DataConfig
+from zhixing.config import ContinuousConfig, DataConfig
 from zhixing.errors import UserError
 from zhixing.nets.body import Encoder, MakeNet, is_recurrent, make_body, num_features
 from zhixing.nets.heads import Chances
@@ -61,15 +61,13 @@ class Encoded(nn.Module):
 class Critics(Encoded):
     """K estimates of Q: `net(obs, action) -> [K,B]`, or `net(obs) -> [K,B,n]` where actions are discrete."""
 
-    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: MakeNet | None, copies: int) -> None:
+    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: MakeNet | None, copies: int) -> None:
         super().__init__(spaces, cfg, make_net)
         self.discrete = isinstance(spaces.action, Discrete)
         inputs = self.num_features + (0 if self.discrete else spaces.num_actions)
         outputs = spaces.num_actions if self.discrete else 1
-
-        self.towers = TwinMLP(
-            [MLP(inputs, cfg.net.hidden_sizes, cfg.net.activation, outputs=outputs) for _ in range(copies)]
-        )
+        towers = [MLP(inputs, cfg.net.hidden_sizes, cfg.net.activation, outputs=outputs) for _ in range(copies)]
+        self.towers = TwinMLP(towers, cfg.critic_norm)
 
     def forward(self, obs: Tree, action: Tensor | None = None) -> Tensor:
         features = self.features(obs)

@@ -62,11 +62,13 @@ class MLP(nn.Module):
 class TwinMLP(nn.Module):
     """K networks of one shape in one matrix product per layer: `x [B,n] or [K,B,n] -> [K,B,features]`.
 
-    Faster than K modules since each small product costs more to start than to compute.
+    Faster than K modules since each small product costs more to start than to compute. `normed` brings what is
+    activated to zero mean and unit spread over a layer's units (Ba et al., 2016), without further weights.
     """
 
-    def __init__(self, copies: list[MLP]) -> None:
+    def __init__(self, copies: list[MLP], normed: bool = False) -> None:
         super().__init__()
+        self.normed = normed
         layers: list[Any] = list(zip(*(copy.linears for copy in copies), strict=True))
         self.weights = nn.ParameterList([torch.stack([l.weight.T for l in same]) for same in layers])
         self.biases = nn.ParameterList([torch.stack([l.bias for l in same])[:, None] for same in layers])
@@ -79,7 +81,7 @@ class TwinMLP(nn.Module):
         for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
             h = torch.baddbmm(bias, h, weight)  # type: ignore[arg-type]  # [K,B,features]
             if i < self.activated:
-                h = self.activation(h)
+                h = self.activation(F.layer_norm(h, h.shape[-1:]) if self.normed else h)
         return h
 
     def first(self, x: Tensor) -> Tensor:
@@ -88,5 +90,5 @@ class TwinMLP(nn.Module):
         for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
             x = torch.addmm(bias[0], x, weight[0])  # type: ignore[index]
             if i < self.activated:
-                x = self.activation(x)
+                x = self.activation(F.layer_norm(x, x.shape[-1:]) if self.normed else x)
         return x

@@ -43,7 +43,7 @@ class TeamCritics(TeamEncoded):
     def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: MakeNet | None) -> None:
         super().__init__(spaces, cfg, make_net)
         inputs = spaces.num_agents * (self.num_features + spaces.num_actions)
-        self.towers = _towers(spaces.num_agents, inputs, cfg, 1)
+        self.towers = _towers(spaces.num_agents, inputs, cfg, 1, cfg.critic_norm)
 
     def forward(self, obs: Tree, action: Tensor) -> Tensor:
         seen, done = self.features(obs).flatten(-2), action.flatten(-2)
@@ -51,6 +51,6 @@ class TeamCritics(TeamEncoded):
         return self.towers(joint).squeeze(-1).transpose(0, 1)
 
 
-def _towers(copies: int, inputs: int, cfg: ContinuousConfig, outputs: int) -> TwinMLP:
+def _towers(copies: int, inputs: int, cfg: ContinuousConfig, outputs: int, normed: bool = False) -> TwinMLP:
     net = cfg.net
-    return TwinMLP([MLP(inputs, net.hidden_sizes, net.activation, outputs=outputs) for _ in range(copies)])
+    return TwinMLP([MLP(inputs, net.hidden_sizes, net.activation, outputs=outputs) for _ in range(copies)], normed)

@@ -143,6 +143,32 @@ def test_images_that_are_too_small_are_told() -> None:
     assert CNN((12, 12, 1), "simple")(torch.zeros(2, 12, 12, 1)).shape == (2, 512)
 
 
+# --- several as one ---
+
+
+def test_normed_layers_don_t_feel_the_size_of_their_weights() -> None:
+    net = TwinMLP([MLP(3, [8, 8], "relu", outputs=1) for _ in range(2)], normed=True)
+    x = torch.randn(5, 3)
+    before = net(x)
+    with torch.no_grad():
+        for part in (net.weights, net.biases):
+            part[0].mul_(10.0)
+            part[1].mul_(5.0)
+    torch.testing.assert_close(net(x), before, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(net.first(x), net(x)[0])
+
+
+def test_a_normed_layer_by_hand() -> None:
+    net = TwinMLP([MLP(1, [2], "relu", outputs=1)], normed=True)
+    with torch.no_grad():
+        net.weights[0].copy_(torch.tensor([[[1.0, 3.0]]]))
+        net.biases[0].zero_()
+        net.weights[1].copy_(torch.tensor([[[5.0], [7.0]]]))
+        net.biases[1].fill_(0.5)
+    # 2 gives [2, 6]: mean 4, spread 2, so [-1, 1], of which relu leaves [0, 1]: 7 + 0.5
+    assert net(torch.tensor([[2.0]])).item() == pytest.approx(7.5, abs=1e-4)
+
+
 # --- memory ---
 
 
