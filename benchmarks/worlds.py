@@ -50,7 +50,7 @@ class Row(NamedTuple):
 GRAPH = {"graph": True}  # compiled updates, the same but for rounding
 # for two hours of a core: Nature's network, three times as slow, stood at chance after 1.4 million steps
 FEW_HOURS = {"net": {"cnn": "small"}, "steps_per_iteration": 128, "minibatch_size": 1024, "gamma": 0.99, "threads": 1}
-# an hour of a core: a network of a quarter of the cost, and copies in the same process
+# an hour of a core: a network of a third of the cost, and copies in the same process
 HOUR = {"vector": {"num": 8, "backend": "serial"}, "net": {"cnn": "small"}, "eval_every_steps": 102_400}
 ROWS = [
     Row("ppo", "mario/1-1", {300_000: 1_000, 1_000_000: 1_500}),

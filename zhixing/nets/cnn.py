@@ -20,7 +20,7 @@ class Plan(NamedTuple):
 
 PLANS: dict[CnnKind, Plan] = {
     "nature": Plan([(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)], 512),  # Mnih et al. (2015)
-    "small": Plan([(16, 8, 4, 0), (32, 4, 2, 0)], 256),  # Mnih et al. (2013): a quarter of the time
+    "small": Plan([(16, 8, 4, 0), (32, 4, 2, 0)], 256),  # Mnih et al. (2013): a third of the time
     "simple": Plan([(32, 3, 2, 1)] * 4, 512),
 }
 
