@@ -248,7 +248,7 @@ class ContinuousConfig(OffPolicyConfig):
     actor_lr: PositiveFloat | None = None  # the actor's own learning rate
     tau: Fraction = 0.005  # how far targets move towards the networks at each update
     batch_size: Positive = 256  # transitions per update
-    critic_norm: bool = False  # zero mean and unit spread before each activation of a critic: steadier values
+    critic_norm: bool = False  # zero mean and unit spread before each activation of a critic
     net: NetConfig = NetConfig(hidden_sizes=[256, 256], activation="relu")
 
 
