@@ -47,7 +47,7 @@ learn: datasets  ## the longer learning studies: every algorithm, memory and goa
 	@failed=0; for study in learn memory_and_goals teams offline; do \
 	$(BIN)/python benchmarks/$$study.py || failed=1; done; exit $$failed
 
-bench: install   ## speed side by side with peers: results, tables in docs/benchmarks.md and a chart
+bench: datasets  ## speed side by side with peers: results, tables in docs/benchmarks.md and a chart
 	@for study in $(BENCH) chart; do $(BIN)/python benchmarks/$$study.py || exit 1; done
 
 bench-quick: install  ## the same on a small part of the work, into benchmarks/results/quick

@@ -96,8 +96,8 @@ def table(results: dict[str, Any]) -> str:
         "| algorithm | task | threshold | budget | reached | median steps | median seconds |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in ROWS:
-        runs = list(results.get(row.key, {}).values())
+    for row in (row for row in ROWS if row.key in results):
+        runs = list(results[row.key].values())
         good = [run for run in runs if run["reached"]]
         steps = f"{statistics.median(run['env_steps'] for run in good):,.0f}" if good else "-"
         seconds = f"{statistics.median(run['seconds'] for run in good):.1f}" if good else "-"

@@ -473,8 +473,9 @@ def show(
     from zhixing import algorithms, config
 
     model = algorithms.get(algorithm).settings
-    cfg = config.build([{"algorithm": algorithm, "env": env or "CartPole-v1"}], {})
+    named = {"algorithm": algorithm, "env": env or "CartPole-v1"}
     preset = config.preset(algorithm, env) if env else {}
+    cfg = config.build([named], {}) if env else config.validate(model, named)
     table = Table(box=box.SIMPLE_HEAD, title=f"{algorithm} on {env}" if env else algorithm)
     for column in ("setting", "value", "meaning"):
         table.add_column(column, no_wrap=column != "meaning")

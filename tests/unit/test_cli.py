@@ -186,6 +186,7 @@ def test_show_lists_every_setting_with_value_and_meaning(zhixing: Command) -> No
     assert "none" in lines["stop_return"].split()
     assert "[64," in lines["net.hidden_sizes"].split()
     assert "CartPole" not in out
+    assert "0.99" in lines["gamma"].split()  # of no preset
 
 
 def test_show_has_the_preset_of_the_task(zhixing: Command) -> None:

@@ -20,7 +20,7 @@ from zhixing.envs.choice import default_workers, probe, random_action, worth_pro
 from zhixing.envs.families import Task
 from zhixing.envs.layout import Layout, describe
 from zhixing.envs.looks import Look
-from zhixing.envs.native import has_native
+from zhixing.envs.native import suits_auto
 from zhixing.envs.serial import Factory, name_of
 from zhixing.envs.slots import Slots, numbers_of
 from zhixing.envs.trial import Shown, again, difference, episodes, stepped
@@ -281,7 +281,7 @@ class _Checker:
     def _speed(self, trace: list[Shown]) -> None:
         found = probe(self.factory)
         workers = default_workers(COPIES, found.waits)
-        if isinstance(self.factory, Task) and has_native(self.name, self.options):
+        if isinstance(self.factory, Task) and suits_auto(self.name, self.options):
             backend = "native"
         elif worth_processes(COPIES, found.step_seconds, found.waits, workers):
             backend = f"process with {workers} workers"

@@ -97,7 +97,60 @@ class Pool:
             self.begin(strange)
         return strange.tolist()
 
+    @property
+    def shown(self) -> Array:
+        """What all show, live."""
+        return self.obs
+
     def close(self) -> None:
         if self.env is not None:
             self.env.close()
             self.env = None
+
+
+class ShiftedPool(Pool):
+    """Pictures `[N,H,W,C]` that are moved at every step, each by chance, by up to `shift` pixels; the border repeats.
+
+    An agent can't learn such pictures by heart (random crops in Laskin et al., 2020). `obs` isn't moved, `shown` is.
+    """
+
+    def __init__(self, make: Callable[..., Any], num: int, obs: Array, shift: int) -> None:
+        super().__init__(make, num, obs)
+        self.shift, self.moved = shift, obs.copy()
+
+    def begin_all(self, seeds: Array) -> Array:
+        self.chance = np.random.default_rng(seeds)
+        self.offsets = np.zeros((self.num, 2), np.int64)
+        return super().begin_all(seeds)
+
+    def begin(self, rows: Array) -> Array:
+        super().begin(rows)
+        return self._move(rows)
+
+    def act(self, actions: Array) -> tuple[Array, Array, Array, Array]:
+        _, reward, terminated, truncated = super().act(actions)
+        return self._move(np.arange(self.num)), reward, terminated, truncated
+
+    def _move(self, rows: Array) -> Array:
+        self.offsets[rows] = self.chance.integers(-self.shift, self.shift, (len(rows), 2), endpoint=True)
+        return self._show(rows)
+
+    def _show(self, rows: Array) -> Array:
+        height, width = self.obs.shape[1:3]
+        for row, (down, right) in zip(rows.tolist(), self.offsets[rows].tolist(), strict=True):
+            part = self.obs[row].take(np.arange(height) + down, 0, mode="clip")
+            part.take(np.arange(width) + right, 1, self.moved[row], mode="clip")
+        return self.moved
+
+    @property
+    def shown(self) -> Array:
+        return self.moved
+
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "chance": dict(self.chance.bit_generator.state), "offsets": self.offsets.copy()}
+
+    def load_state_dict(self, state: State) -> list[int]:
+        strange = super().load_state_dict(state)
+        self.chance.bit_generator.state, self.offsets = state["chance"], state["offsets"].copy()
+        self._show(np.arange(self.num))
+        return strange

@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Discrete
 
 from zhixing.envs.agents import built, missing
 from zhixing.envs.arrays import Array
-from zhixing.envs.pools import Pool
+from zhixing.envs.pools import Pool, ShiftedPool
 from zhixing.envs.slots import State
 from zhixing.envs.vector import Info, Result
 from zhixing.errors import UserError
@@ -64,6 +64,7 @@ def settings(
     use_backgrounds: bool = True,
     use_monochrome_assets: bool = False,
     restrict_themes: bool = False,
+    shift: int = 0,
     render_mode: str | None = None,
 ) -> tuple[str, State]:
     """EnvPool's name of the game and its settings.
@@ -83,6 +84,8 @@ def settings(
     start, count = start if start_level is None else start_level, count if num_levels is None else num_levels
     if min(start, count) < 0 or start + count >= 2**31:
         raise UserError(f"{name}: start_level={start} and num_levels={count} must be 0 or more, together below 2^31")
+    if not 0 <= shift <= 32:
+        raise UserError(f"{name}: shift={shift} must be 0 to 32 pixels")
     return f"{game.capitalize()}{mode.capitalize()}-v0", {
         "start_level": start,
         "num_levels": count,
@@ -106,7 +109,9 @@ def pool(name: str, num: int, options: State) -> Pool:
         except ImportError as error:
             raise UserError(f"{name} needs libraries of Qt 5: {QT}") from error
 
-    return Pool(make, num, np.zeros((num, 64, 64, 3), np.uint8))
+    obs = np.zeros((num, 64, 64, 3), np.uint8)
+    shift = options.get("shift", 0)
+    return ShiftedPool(make, num, obs, shift) if shift else Pool(make, num, obs)
 
 
 def picture(obs: Array) -> Array:
@@ -133,7 +138,7 @@ class Procgen(gym.Env[Any, Any]):
             self.pool.begin_all(self.np_random.integers(2**31 - 1, size=1))
         else:
             self.pool.begin(np.arange(1))
-        return self.pool.obs[0].copy(), {}
+        return self.pool.shown[0].copy(), {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated = self.pool.act(np.array([action]))
@@ -175,7 +180,7 @@ class NativeProcgen:
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
         self.inexact = self.pool.load_state_dict(state)
-        return self.pool.obs, {}
+        return self.pool.shown, {}
 
     def render(self, index: int) -> Array | None:
         return picture(self.pool.obs[index])

@@ -31,6 +31,7 @@ class Dealing:
     def _show(self, rows: Any) -> Any:
         obs = np.zeros((len(rows), 64, 64, 3), np.uint8)
         obs[..., 0], obs[..., 1] = self.level[rows, None, None], self.sums[rows, None, None]
+        obs[..., 2] = np.add.outer(np.arange(64), 2 * np.arange(64))  # tells where a pixel comes from
         return obs
 
     def reset(self, rows: Any) -> tuple[Any, dict[str, Any]]:
@@ -94,9 +95,10 @@ def test_ended_rows_begin_anew_in_the_same_step_and_keep_their_last_picture() ->
 
 
 @pytest.mark.usefixtures("dealing")
+@pytest.mark.parametrize("shift", [0, 3])
 @pytest.mark.parametrize("backend", ["native", "serial"])
-def test_levels_are_dealt_again_and_actions_repeated(backend: str) -> None:
-    first, second = (make_vector(BIGFISH, 3, backend) for _ in range(2))
+def test_levels_are_dealt_again_and_actions_repeated(backend: str, shift: int) -> None:
+    first, second = (make_vector(BIGFISH, 3, backend, options={"shift": shift}) for _ in range(2))
     rng = np.random.default_rng(0)
     first.reset(seed=4)
     second.reset(seed=5)
@@ -109,6 +111,30 @@ def test_levels_are_dealt_again_and_actions_repeated(backend: str) -> None:
         actions = rng.integers(0, 15, 3)
         for mine, its in zip(first.step(actions)[:4], second.step(actions)[:4], strict=True):
             np.testing.assert_array_equal(mine, its)
+
+
+@pytest.mark.usefixtures("dealing")
+@pytest.mark.parametrize("backend", ["native", "serial"])
+def test_pictures_are_moved_by_chance_at_every_step(backend: str) -> None:
+    env = make_vector(BIGFISH, 2, backend, options={"shift": 3}, render_mode="rgb_array")
+    obs, _ = env.reset(seed=0)
+    rows = np.arange(64)
+    seen = set()
+    for _ in range(200):
+        for picture in obs[..., 2]:
+            # a border that repeats tells how far the picture was moved
+            down, right = int(np.argmax(np.diff(picture[:, 32]) != 0)), int(np.argmax(np.diff(picture[32]) != 0))
+            down = -down if down else int(np.argmax(np.diff(picture[::-1, 32]) != 0))
+            right = -right if right else int(np.argmax(np.diff(picture[32, ::-1]) != 0))
+            wanted = np.add.outer(np.clip(rows + down, 0, 63), 2 * np.clip(rows + right, 0, 63))
+            np.testing.assert_array_equal(picture, wanted)
+            seen.add((down, right))
+        obs = env.step(np.array([1, 2]))[0]
+    assert seen == {(down, right) for down in range(-3, 4) for right in range(-3, 4)}
+    frame = env.render(0)  # a picture for people stays where it is
+    assert frame is not None
+    assert frame[0, 0, 2] == 0
+    assert frame[-1, -1, 2] == 3 * 63
 
 
 @pytest.mark.usefixtures("dealing")
@@ -167,6 +193,7 @@ def test_wrong_options_are_told() -> None:
 
     assert refusal(BIGFISH, mode="memory") == "procgen/bigfish: mode='memory' is none of easy, hard"
     assert "none of easy, hard, memory, exploration" in refusal("procgen/maze", mode="extreme")
+    assert refusal(BIGFISH, shift=-1) == "procgen/bigfish: shift=-1 must be 0 to 32 pixels"
     assert refusal(BIGFISH, levels="unseen") == "procgen/bigfish: levels='unseen' is none of train, test, all"
     assert "must be 0 or more, together below 2^31" in refusal(BIGFISH, start_level=2**31)
     assert "has no option 'level', allowed: mode, levels, " in refusal(BIGFISH, level=3)
