@@ -287,17 +287,23 @@ def write_aside(path: Path, write: Callable[[io.BufferedWriter], Any]) -> None:
         os.close(folder)
 
 
-def encode(tree: Any) -> Any:
-    """Only what `weights_only` reads: arrays become tensors with a mark, NumPy's numbers become Python's."""
-    if isinstance(tree, np.ndarray):
+def encode(tree: Any, where: str = "the state") -> Any:
+    """Only what `weights_only` reads: arrays become tensors with a mark, NumPy's numbers become Python's. Anything else
+    is refused now, for it could be written but never read."""
+    if isinstance(tree, np.ndarray) and tree.dtype != object:
         return {"ndarray": torch.from_numpy(np.array(tree, order="C"))}
     if isinstance(tree, np.generic):
         return tree.item()
     if isinstance(tree, Mapping):
-        return {key: encode(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(encode(value) for value in tree)
-    return tree
+        return {encode(key, f"a key of {where}"): encode(value, f"{where}[{key!r}]") for key, value in tree.items()}
+    if type(tree) in (list, tuple, torch.Size):
+        return type(tree)(encode(value, f"{where}[{i}]") for i, value in enumerate(tree))
+    if tree is None or type(tree) in (bool, int, float, complex, str, bytes) or isinstance(tree, torch.Tensor):
+        return tree
+    raise UserError(
+        f"{where} is a {type(tree).__name__}, which a checkpoint can't hold; let state_dict give numbers, strings, "
+        f"tensors, NumPy arrays, and lists, tuples and dicts of them"
+    )
 
 
 def decode(tree: Any) -> Any:

@@ -17,6 +17,8 @@ import torch
 from zhixing import config
 from zhixing.callbacks import Callback, StopOnNonFinite
 from zhixing.config import OnPolicyConfig, RunConfig
+from zhixing.distributed.actor import SpreadActor
+from zhixing.distributed.crew import LocalCrew
 from zhixing.envs.choice import cpu_count
 from zhixing.envs.native import has_native
 from zhixing.errors import UserError
@@ -87,6 +89,14 @@ class Clock:
                     self.time(session.env, method, "environment")
         if session.actor is not None:
             self.time(session.actor, "collect", "actor")
+        if isinstance(session.actor, SpreadActor):
+            self.time(session.actor, "turn", "actor")
+            if isinstance(session.actor.crew, LocalCrew):
+                for worker in session.actor.crew.workers:
+                    own, learner = worker.begin()
+                    self.time(own.env, "step", "environment")
+                    self.time(learner.policy, "act", "policy")
+                    self.time(learner, "gradients", "loss")
         self.time(session.learner.policy, "act", "policy")
         for buffer in session.loop.buffers.values():
             for method in ("add", "sample", "set_priority"):
@@ -190,7 +200,9 @@ def _measure(cfg: RunConfig, seconds: float, detail: bool = True) -> Profile:
                 clock.watch(session)
             stopwatch = Stopwatch(seconds, clock)
             session.loop.callbacks = [StopOnNonFinite(), stopwatch]
-            TRAINERS[session.cfg.scheme if session.data is None else "offline"](session.loop)
+            # what overlaps can't be told apart: its parts are measured one after the other
+            overlaps = detail and session.scheme == "off_policy_ahead"
+            TRAINERS["off_policy" if overlaps else session.scheme](session.loop)
         finally:
             session.close()
             torch.set_num_threads(threads)

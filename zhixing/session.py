@@ -62,22 +62,23 @@ class Session:
         """`folder` is given by `resume`: the run to go on with."""
         self.folder = folder or RunFolder(Path(out) if out is not None else default_out(cfg))
         self._resumed = folder is not None
-        if folder is None:
-            self.folder.check_free()
-        elif not folder.begun:
-            folder.notices.append(f"{folder.path} has no checkpoint yet; it begins anew")
-        # a run that was stopped before its first checkpoint begins anew
-        self.state = None if folder is None or not folder.begun else folder.load()
+        self._reserved = folder is None and out is None  # the folder is there already, empty
         self.env: envs.VectorEnv | None = None
         self.evaluator: Actor | Matches | None = None
         self.film: Film | None = None
         self.partners: Partners | None = None
         self.actor: Actor | TorchActor | SpreadActor | SelfPlay | None = None
-        self.data = open_data(cfg)
-        self.spread = is_spread(cfg)
-        if self.spread and self.data is not None:
-            raise UserError("nobody acts where all is learned from a dataset: leave distributed.workers out")
         try:
+            if folder is None:
+                self.folder.check_free()
+            elif not folder.begun:
+                folder.notices.append(f"{folder.path} has no checkpoint yet; it begins anew")
+            # a run that was stopped before its first checkpoint begins anew
+            self.state = None if folder is None or not folder.begun else folder.load()
+            self.data = open_data(cfg)
+            self.spread = is_spread(cfg)
+            if self.spread and self.data is not None:
+                raise UserError("nobody acts where all is learned from a dataset: leave distributed.workers out")
             if self.data is None:
                 # boards of its own, or workers that have the environments: here the task only tells what it is like
                 playing = isinstance(cfg, SelfPlayConfig) or self.spread
@@ -182,7 +183,7 @@ class Session:
         if not isinstance(cfg, OffPolicyConfig):
             return {} if self.data is None else {"replay": self._data_buffer(self.data, Uniform(), NStep(1, cfg.gamma))}
         replay = cfg.replay
-        updates = int(cfg.updates_per_step * cfg.env_steps)
+        updates = max(1, int(cfg.updates_per_step * cfg.env_steps)) if self.data is None else cfg.offline_updates
         samplers: dict[str, Uniform | Prioritized | Reservoir] = {"replay": Uniform()}
         if replay.prioritized:
             samplers["replay"] = Prioritized(replay.alpha, replay.beta_start, 1.0, updates)
@@ -323,6 +324,10 @@ class Session:
             self.film.close()
         if self.partners is not None:
             self.partners.close()
+        if self._reserved:
+            with suppress(OSError):  # it holds a run, or `runs` others
+                self.folder.path.rmdir()
+                self.folder.path.parent.rmdir()
 
 
 def train(
@@ -399,11 +404,15 @@ def _faults(cfg: RunConfig, folder: RunFolder, guarded: bool = True) -> envs.Fau
 
 
 def default_out(cfg: RunConfig) -> Path:
+    """A new folder, which nobody else gets who starts in the same second."""
     task = re.sub(r"[^\w.-]+", "-", cfg.env.name)
     algorithm = re.sub(r"[^\w.-]+", "-", cfg.algorithm)
     out = Path("runs") / f"{algorithm}-{task}-{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    others = (out.with_name(f"{out.name}-{i}") for i in itertools.count(2))  # started in the same second
-    return out if not out.exists() else next(other for other in others if not other.exists())
+    for folder in itertools.chain([out], (out.with_name(f"{out.name}-{i}") for i in itertools.count(2))):
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
+    return folder
 
 
 def resolve(cfg: RunConfig, spaces: Spaces, env: envs.VectorEnv | None) -> RunConfig:

@@ -161,7 +161,10 @@ def try_to_build(cfg: RunConfig) -> None:
     is_spread(cfg)
     # nobody is to wait for processes that do nothing
     if cfg.vector.backend in ("auto", "process", "ray"):
-        cfg = cfg.model_copy(update={"vector": cfg.vector.model_copy(update={"backend": "serial"})})
+        changes: dict[str, Any] = {"backend": "serial"}
+        if cfg.vector.backend != "ray":
+            changes["step_seconds"] = None  # which only processes can keep
+        cfg = cfg.model_copy(update={"vector": cfg.vector.model_copy(update=changes)})
     cfg = cfg.model_copy(update={"distributed": DistributedConfig()})
     with tempfile.TemporaryDirectory() as aside:
         Session(cfg, aside, quiet=True).close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 import torch
 
 import zhixing as zx
-from zhixing.checkpoint import FORMAT, RunFolder, decode, encode, read_checkpoint, write_aside
+from zhixing.checkpoint import FORMAT, RunFolder, decode, encode, read_checkpoint, write_aside, write_checkpoint
 from zhixing.errors import UserError
+from zhixing.policy import Phase
 
 
 def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
@@ -61,6 +63,28 @@ def test_what_is_encoded_comes_back_as_it_was(tmp_path: Path) -> None:
     assert found["nested"][0]["a"][:3] == (1, "two", None)
     assert isinstance(found["nested"][0]["a"], tuple)
     assert found["nested"][1] == []
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({"mean": {"of": deque([1.0])}}, r"the state\['mean'\]\['of'\] is a deque, which a checkpoint can't hold"),
+        ({"where": [Path("runs")]}, r"the state\['where'\]\[0\] is a .*Path"),
+        ({"seen": frozenset({1})}, "is a frozenset"),
+        ({"phase": Phase.EVAL}, "is a Phase"),
+        ({frozenset(): 1}, "a key of the state is a frozenset"),
+        ({"objects": np.array([None])}, "is a ndarray"),
+    ],
+)
+def test_what_could_never_be_read_is_refused(state: dict[Any, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(zx.UserError, match=told):
+        write_checkpoint(tmp_path / "a.pt", {"kind": "agent", "policy": {}, **state})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_of_numpy_become_plain_ones(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "a.pt", {"kind": "agent", "policy": {}, "counts": {np.int64(3): 1}})
+    assert read_checkpoint(tmp_path / "a.pt")["counts"] == {3: 1}
 
 
 def test_generators_come_back_as_they_were() -> None:

@@ -14,7 +14,7 @@ from conftest import differing, metrics_rows
 import zhixing as zx
 from zhixing import datasets
 from zhixing.actor import normalised_score
-from zhixing.buffers import Buffer, NStep
+from zhixing.buffers import Buffer, NStep, Prioritized
 from zhixing.cli import main
 from zhixing.data import fill
 from zhixing.plots.runs import read_run
@@ -111,7 +111,9 @@ class StopAt(zx.Callback):
 def test_offline_resumes_exactly(recorded: Callable, tmp_path: Path) -> None:
     settings = {"dataset": recorded("CartPole-v1"), "offline_updates": 80, "replay__prioritized": True}
     cfg = zx.config.load(algorithm="dqn", **settings, **{k: v for k, v in SHORT.items() if k != "quiet"})
-    zx.Session(cfg, tmp_path / "whole", quiet=True).run()
+    session = zx.Session(cfg, tmp_path / "whole", quiet=True)
+    assert session.loop.buffer.sampler == Prioritized(0.6, 0.4, 1.0, 80)  # beta comes to 1 with the last update
+    session.run()
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, tmp_path / "parts", [StopAt()], quiet=True).run()
     zx.Session.resume(tmp_path / "parts", quiet=True).run()

@@ -69,7 +69,7 @@ def test_a_large_network_is_to_blame(small: Small) -> None:
     assert 0.0 <= found.shares["the rest"] < 0.2
 
 
-@pytest.mark.parametrize("name", ["gail", "bc", "mcts", "alphazero", "qmix"])
+@pytest.mark.parametrize("name", ["gail", "bc", "mcts", "alphazero", "qmix", "impala"])
 def test_every_way_of_training_is_taken_apart(
     name: str, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,20 @@ def test_the_default_folder_names_algorithm_task_and_seed(monkeypatch: pytest.Mo
     assert str(zx.session.default_out(cfg)).startswith("runs/ppo-tasks-Many-3-2")
 
 
+def test_default_folders_are_reserved_at_once_and_given_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda pattern: "20260101-000000")  # all in the same second
+    cfg = zx.config.load(algorithm="pg", env="toy/match", env_steps=200)
+    sessions = [zx.Session(cfg, quiet=True) for _ in range(3)]
+    assert [session.folder.path.name[-2:] for session in sessions] == ["00", "-2", "-3"]
+    sessions[1].run()
+    for session in sessions:
+        session.close()
+    with pytest.raises(zx.UserError):
+        zx.Session(zx.config.load(algorithm="dqn", env="Pendulum-v1"), quiet=True)
+    assert [folder.name[-2:] for folder in (tmp_path / "runs").iterdir()] == ["-2"]
+
+
 def test_one_line_trains_and_evaluates(tmp_path: Path) -> None:
     short = {"env_steps": 512, "steps_per_iteration": 64, "vector": {"num": 2}}
     result = zx.train("ppo", env="toy/match", seed=1, out=tmp_path / "run", quiet=True, **short)

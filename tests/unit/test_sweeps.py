@@ -124,6 +124,12 @@ def test_everything_wrong_is_told_before_the_first_run(values: Any, message: str
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_limit_per_step_is_for_the_processes_of_the_run(tmp_path: Path) -> None:
+    limited = {"vector": {"backend": "process", "step_seconds": 5.0, "num": 2}}
+    (setting,) = plan([*PPO, limited], {"lr": [1e-3]}, [0], tmp_path)
+    assert setting.jobs[0].settings["vector"]["step_seconds"] == 5.0
+
+
 # --- the table ---
 
 

@@ -80,6 +80,7 @@ class A3CConfig(Config, AsynchronousConfig):
 class A2C(Learner):
     settings = Config
     metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
+    shared_dim = 1  # rollouts are short, often of a single step
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from typing import Any
 
 from zhixing.distributed.cluster import Cluster
@@ -39,6 +40,7 @@ class RayJobs(Executor):
         return list(self._jobs)
 
     def start(self, job: Job) -> None:
+        job = replace(job, folder=job.folder.resolve())  # processes there work elsewhere
         job.output.parent.mkdir(parents=True, exist_ok=True)
         actor = self._jobs[job.name] = self._remote.remote(job, [entry for entry in sys.path if entry])
         self._ask(job.name, actor)
@@ -92,8 +94,11 @@ class RemoteJob:
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        with open(self.job.output, "a") as output, redirect_stdout(output), redirect_stderr(output):
-            last = outcome(self.job, self._tell)
+        try:
+            with open(self.job.output, "a") as output, redirect_stdout(output), redirect_stderr(output):
+                last = outcome(self.job, self._tell)
+        except OSError as error:  # a folder that isn't seen from here
+            last = "failed", {"error": f"{error}; all machines must see the folder of the runs"}
         self._told.put(last)
 
     def _tell(self, kind: str, told: Mapping[str, Any]) -> bool:

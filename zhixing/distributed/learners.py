@@ -7,14 +7,16 @@ they keep nothing, so whatever an algorithm does with its weights between two st
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import os
 import pickle
 import shutil
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,14 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(minutes=10)  # that the first waits for others; these wait for as long as it acts and evaluates
+# Ctrl-C, or the end of a whole group of processes, is the first's business: it saves a checkpoint and tells the others
+PROGRAM = """
+import pickle, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+from zhixing.distributed.learners import serve
+serve(*pickle.load(sys.stdin.buffer))
+"""
 
 
 class Partners:
@@ -43,8 +53,9 @@ class Partners:
         self.learner, self.cfg, self.spaces, self.folder = learner, cfg, spaces, folder
         self.num = cfg.distributed.learners
         self.group: Group | None = None
-        self._processes: list[SpawnProcess] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._close: list[Callable[[], Any]] = []
+        self._under_way = False  # others are at a step, and hear nothing before its end
 
     def step(self, find: Callable[..., Gradients], batch: Batch, **parts: Any) -> Update:
         """What `learner.apply(find(batch, **parts))` does, up to how means of shares differ from those of the whole."""
@@ -54,21 +65,27 @@ class Partners:
             what = ("rows", "a batch size") if dim == 0 else ("environments", "a vector.num")
             raise UserError(f"{self.num} learners can't share {rows} {what[0]} equally: set {what[1]} that they divide")
         if self.group is None:
-            self.group = self._start()
+            with self._together():
+                self.group = self._start()
         share = rows // self.num
         shares = [batch.map(partial(torch.narrow, dim=dim, start=k * share, length=share)) for k in range(self.num)]
         tensors = {name: value.cpu() for name, value in vars(learner).items() if type(value) is Tensor}
         work = {"find": find.__name__, "parts": parts, "updates": learner.updates, "tensors": tensors}
         with self._together():
-            if any(process.exitcode is not None for process in self._processes):
-                raise RuntimeError("gone")  # to send it something would wait for long
+            self._check_alive()  # to send something to one that is gone would wait for long
+            self._under_way = True
             for k in range(1, self.num):
                 self.group.send(k, {**work, "share": _fields(shares[k])})
             self.group.share_weights(learner)
         own = learner.found(find, shares[0], **parts)
         with self._together():
             mean = self.group.mean(own)
+        self._under_way = False
         return learner.apply(mean)
+
+    def _check_alive(self) -> None:
+        if any(process.poll() is not None for process in self._processes):
+            raise RuntimeError("gone")
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
@@ -76,7 +93,7 @@ class Partners:
         try:
             yield
         except RuntimeError as error:
-            ended = {k + 1: process.exitcode for k, process in enumerate(self._processes)}
+            ended = {k + 1: process.poll() for k, process in enumerate(self._processes)}
             codes = [f"learner {k} with exit code {code}" for k, code in ended.items() if code is not None]
             told = ", ".join(codes) or "the connection broke"
             raise UserError(f"one of the {self.num} learners ended: {told} (`zhixing resume` goes on)") from error
@@ -85,36 +102,69 @@ class Partners:
         """On this machine as processes, reachable from it alone; with an address on that Ray cluster, whose machines
         must see the run's folder."""
         cfg, address = self.cfg, self.cfg.distributed.address
-        meeting = tempfile.mkdtemp(prefix="zhixing-learners-", dir=None if address is None else self.folder)
+        meeting = tempfile.mkdtemp(prefix="zhixing-learners-", dir=None if address is None else self.folder.resolve())
         self._close.append(lambda: shutil.rmtree(meeting, ignore_errors=True))
         settings, device = cfg.model_dump(mode="json"), self.learner.device.type
         if address is None:
-            context = multiprocessing.get_context("spawn")
             for rank in range(1, self.num):
-                arguments = rank, self.num, meeting, LOOPBACK, settings, self.spaces, device
-                process = context.Process(target=serve, args=arguments, daemon=True)
-                process.start()
-                self._processes.append(process)
-                self._close.append(partial(process.join, 5.0))
+                self._spawn(rank, self.num, meeting, LOOPBACK, settings, self.spaces, device)
+            self._meet(meeting, self._check_alive)
             return Group(0, self.num, meeting, LOOPBACK)
         from zhixing.distributed.cluster import Cluster
 
         cluster = Cluster(address)
         self._close.append(cluster.close)
         remote = cluster.ray.remote(num_cpus=cluster.cpus(self.num - 1))(serve)
-        for rank in range(1, self.num):
-            remote.remote(rank, self.num, meeting, None, settings, self.spaces, device)
+        others = range(1, self.num)
+        tasks = [remote.remote(k, self.num, meeting, None, settings, self.spaces, device) for k in others]
+
+        def check() -> None:
+            ended, _ = cluster.ray.wait(tasks, timeout=0)
+            cluster.ray.get(ended)  # raises what it failed of
+
+        self._meet(meeting, check)
         return Group(0, self.num, meeting, cluster.ray.util.get_node_ip_address())
+
+    def _spawn(self, *arguments: Any) -> None:
+        """`serve` in a process of its own, which doesn't run the user's script again."""
+        search = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        environment = {**os.environ, "PYTHONPATH": search}  # what can be imported here can be imported there
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, env=environment)
+        self._processes.append(process)
+        self._close.append(partial(_end, process))
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # if it is gone, its exit code tells
+            stdin.write(pickle.dumps(arguments))
+
+    def _meet(self, meeting: str, check: Callable[[], None]) -> None:
+        """Wait until all others are about to join the group, which in itself would wait for those that are gone."""
+        until = time.monotonic() + TIMEOUT.total_seconds()
+        while len(list(Path(meeting).glob("ready-*"))) < self.num - 1:
+            check()
+            if time.monotonic() > until:
+                raise RuntimeError("some didn't come")
+            time.sleep(0.02)
 
     def close(self) -> None:
         group, self.group = self.group, None
-        gone = [k + 1 for k, process in enumerate(self._processes) if process.exitcode is not None]
-        if group is not None:
+        if group is None or self._under_way:
+            for process in self._processes:
+                process.kill()
+        else:
+            gone = [k + 1 for k, process in enumerate(self._processes) if process.poll() is not None]
             for k in set(range(1, self.num)) - set(gone):
                 with contextlib.suppress(RuntimeError):
                     group.send(k, None)
         while self._close:
             self._close.pop()()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(5.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class Group:
@@ -186,10 +236,11 @@ def serve(
         import ray
 
         host = ray.util.get_node_ip_address()
-    group = Group(rank, num, meeting, host)
     device = torch.device("cuda", rank % torch.cuda.device_count()) if kind == "cuda" else torch.device(kind)
     learner = algorithms.get(cfg.algorithm).make(cfg, spaces, device)
-    with contextlib.suppress(RuntimeError, KeyboardInterrupt):  # the first is gone, and has told why
+    Path(meeting, f"ready-{rank}").touch()
+    group = Group(rank, num, meeting, host)
+    with contextlib.suppress(RuntimeError):  # the first is gone, and has told why
         while (work := group.receive()) is not None:
             learner.updates = work["updates"]
             for name, value in work["tensors"].items():
@@ -208,6 +259,8 @@ def _fields(batch: Batch) -> dict[str, Any]:
 
 def check_learners(cfg: RunConfig, learner: Learner) -> None:
     """Refuse what several learners can't share."""
+    from zhixing.learner import Learner
+
     reason = None
     if learner.learns_apart:
         reason = "its workers take gradients already"
@@ -219,6 +272,10 @@ def check_learners(cfg: RunConfig, learner: Learner) -> None:
         reason = "sequences of recurrent networks aren't shared"
     elif cfg.precision == "fp16":
         reason = "precision=fp16 scales losses in one place; bf16 needs no scale"
+    elif any(isinstance(part, Learner) for part in vars(learner).values()):
+        reason = "it is made of several learners itself"
+    elif cfg.scheme == "on_policy" and learner.shared_dim == 1 and cfg.vector.num % cfg.distributed.learners:
+        reason = f"vector.num={cfg.vector.num} must be a multiple of the learners"
     for name in ("batch_size", "minibatch_size"):  # others are known at the first update
         size = getattr(cfg, name, 0)
         if size % cfg.distributed.learners:

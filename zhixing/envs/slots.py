@@ -104,16 +104,23 @@ class Slots:
         return {INTERRUPTED: True}
 
     def _renew(self, slot: Slot, crash: EnvCrashError) -> None:
+        """Another copy, whose first reset may fail as well."""
         if self.twin is None:
             raise crash
-        slot.strikes += 1
-        if slot.strikes > IN_A_ROW:
-            crash.args = (f"{crash}\nit failed {slot.strikes} times without an episode that ended by itself",)
-            raise crash
-        with suppress(Exception):  # it may be broken altogether
-            slot.env.close()
-        slot.renew(self.makers[slot.row]())
-        self.crashes.append(crash)
+        failed: EnvCrashError | None = crash
+        while failed is not None:
+            crash, failed = failed, None
+            slot.strikes += 1
+            if slot.strikes > IN_A_ROW:
+                crash.args = (f"{crash}\nit failed {slot.strikes} times without an episode that ended by itself",)
+                raise crash
+            with suppress(Exception):  # it may be broken altogether
+                slot.env.close()
+            self.crashes.append(crash)
+            try:
+                slot.renew(self.makers[slot.row]())
+            except EnvCrashError as another:
+                failed = another
 
     def revive(self, known: Sequence[tuple[int | None, int]]) -> None:
         for slot, (seed, replaced) in zip(self.slots, known, strict=True):

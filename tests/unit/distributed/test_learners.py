@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -89,12 +92,69 @@ def test_a_partner_that_dies_is_told(pair: Callable[..., tuple[zx.Learner, zx.Le
     before = {name: value.clone() for name, value in first.policy.state_dict().items()}
     assert first.partners is not None
     for process in first.partners._processes:
-        assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
-        process.join()
+        process.wait()
     with pytest.raises(zx.UserError, match="one of the 2 learners ended: learner 1 with exit code -9"):
         first.update(transitions(4))
     assert all(torch.equal(before[name], value) for name, value in first.policy.state_dict().items())
+
+
+def test_signals_are_for_the_first_alone(pair: Callable[..., tuple[zx.Learner, zx.Learner]]) -> None:
+    """At Ctrl-C the first goes on to the end of the iteration and saves."""
+    _, first = pair("dqn", "CartPole-v1")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        first.update(transitions(4))
+        assert first.partners is not None
+        os.kill(first.partners._processes[0].pid, number)
+    first.update(transitions(4))
+    assert first.updates == 3
+
+
+def test_a_failure_of_the_first_keeps_nobody_waiting(
+    pair: Callable[..., tuple[zx.Learner, zx.Learner]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first = pair("dqn", "CartPole-v1")
+    first.update(transitions(4))
+
+    def fail(*args: object, **settings: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(first, "found", fail)
+    with pytest.raises(KeyboardInterrupt):
+        first.update(transitions(4))
+    assert first.partners is not None
+    begin = time.monotonic()
+    first.partners.close()
+    assert time.monotonic() - begin < 5.0
+    assert [process.returncode for process in first.partners._processes] == [-signal.SIGKILL]
+
+
+def test_a_partner_that_never_comes_is_told(
+    pair: Callable[..., tuple[zx.Learner, zx.Learner]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zhixing.distributed.learners.PROGRAM", "raise SystemExit(3)")
+    _, first = pair("dqn", "CartPole-v1")
+    with pytest.raises(zx.UserError, match="one of the 2 learners ended: learner 1 with exit code 3"):
+        first.update(transitions(4))
+
+
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    """Partners don't run it again."""
+    script = tmp_path / "script.py"
+    settings = "env_steps=64, steps_per_iteration=16, vector__num=4, distributed__learners=2, quiet=True"
+    script.write_text(f"import zhixing as zx\nprint('begun')\nzx.train('a2c', 'toy/match', out='run', {settings})\n")
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("begun") == 1
+
+
+def test_short_rollouts_are_shared_by_environments(small: Small, tmp_path: Path) -> None:
+    for learners in (1, 2):
+        settings = {"distributed__learners": learners, "vector__num": 4, "vector__backend": "serial", "env_steps": 100}
+        zx.Session(small("ac", "CartPole-v1", **settings), tmp_path / str(learners), quiet=True).run()
+    one, two = learned(tmp_path / "1"), learned(tmp_path / "2")
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5)
 
 
 def test_runs_with_two_learners_resume_exactly(small: Small, tmp_path: Path) -> None:
@@ -112,6 +172,8 @@ def test_runs_with_two_learners_resume_exactly(small: Small, tmp_path: Path) -> 
         ("a3c", {}, "its workers take gradients already"),
         ("ppo", {"net__recurrent": "gru"}, "sequences of recurrent networks aren't shared"),
         ("ppo", {"graph": True}, "graph=true makes one graph"),
+        ("gail", {}, "it is made of several learners itself"),
+        ("a2c", {"vector__num": 3}, "vector.num=3 must be a multiple of the learners"),
         ("dqn", {"batch_size": 33}, "batch_size=33 must be a multiple of the learners"),
     ],
 )

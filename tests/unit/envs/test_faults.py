@@ -118,6 +118,29 @@ def test_a_failing_reset_takes_nothing_from_the_episode_before() -> None:
     assert env.replaced == 1
 
 
+class ColdStart(broken.Fails):
+    """Fails in its steps, and then so many times in resets."""
+
+    left = 0
+
+    def reset(self, **settings: Any) -> Any:
+        if ColdStart.left:
+            ColdStart.left -= 1
+            raise ConnectionError("the port isn't free yet")
+        return super().reset(**settings)
+
+
+def test_a_new_copy_may_fail_at_its_first_reset() -> None:
+    env = SerialVectorEnv(partial(ColdStart, chance=1.0), 1, faults=REPLACE)
+    env.reset(seed=0)
+    ColdStart.left = 2
+    truncated = np.zeros(1, bool)
+    while not truncated.any():
+        _, _, _, truncated, _ = env.step(np.ones(1, int))
+    assert ColdStart.left == 0
+    assert env.replaced == 3
+
+
 def trajectories(env: VectorEnv, steps: int) -> list[Any]:
     env.reset(seed=4)
     rng, seen = np.random.default_rng(0), []
