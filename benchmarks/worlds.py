@@ -56,6 +56,7 @@ FEW_HOURS = {
     "net": {"cnn": "small"},
     "steps_per_iteration": 128,
     "minibatch_size": 1024,
+    "shared_network": False,
     "gamma": 0.99,
     "threads": 1,
 }
