@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,9 +48,11 @@ def test_a_replay_gets_few_copies(speeds: dict[int, float]) -> None:
     assert built("dqn").vector.num == 16
 
 
-def test_what_it_measures_is_real() -> None:
+def test_what_it_measures_is_real(capsys: pytest.CaptureFixture[str]) -> None:
+    """Which is fastest is up to the machine and its other work."""
     slow = zx.config.load(algorithm="ppo", env="CartPole-v1", vector__num=1, vector__backend="native", epochs=1)
-    assert auto.best_copies(slow).vector.num > 1  # a step of two copies of this task takes no longer than one's
+    assert auto.best_copies(slow).vector.num in (1, 2, 4, 8, 16)
+    assert re.search(r"by number of copies: 1: [1-9][\d,]+, 2: [1-9][\d,]+", capsys.readouterr().err)
 
 
 def test_other_numbers_are_left_as_they_are() -> None:
