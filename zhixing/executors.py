@@ -73,7 +73,6 @@ class LocalProcesses(Executor):
 
     def start(self, job: Job) -> None:
         ours, theirs = socket.socketpair()
-        search = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         job.output.parent.mkdir(parents=True, exist_ok=True)
         with theirs, open(job.output, "ab") as output:
             process = subprocess.Popen(
@@ -82,8 +81,8 @@ class LocalProcesses(Executor):
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # what can be imported here can be imported there; libraries besides torch mustn't take all cores
-                env={**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": str(job.settings["threads"])},
+                # libraries besides torch mustn't take all cores
+                env={**child_environment(), "OMP_NUM_THREADS": str(job.settings["threads"])},
                 start_new_session=True,  # Ctrl-C in a terminal comes to us alone, who then ask each job once
             )
         connection = Connection(ours.detach())

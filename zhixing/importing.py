@@ -13,6 +13,11 @@ from zhixing.errors import UserError, unknown
 known: set[str] = set()  # what was imported in this process, so that somebody must have named it
 
 
+def child_environment() -> dict[str, str]:
+    """For a process of ours: what can be imported here can be imported there."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+
+
 def imported(name: str) -> Any:
     """The thing that `my.module:Thing` names; modules in the current folder are found, too."""
     known.add(name)

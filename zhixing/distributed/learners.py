@@ -7,7 +7,6 @@ they keep nothing, so whatever an algorithm does with its weights between two st
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import shutil
 import subprocess
@@ -26,6 +25,7 @@ from torch import distributed as dist
 
 from zhixing.batch import Batch
 from zhixing.errors import UserError
+from zhixing.importing import child_environment
 from zhixing.ops.seeding import stream
 from zhixing.spaces import Spaces
 from zhixing.tree import tree_leaves, tree_map
@@ -127,9 +127,7 @@ class Partners:
 
     def _spawn(self, *arguments: Any) -> None:
         """`serve` in a process of its own, which doesn't run the user's script again."""
-        search = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        environment = {**os.environ, "PYTHONPATH": search}  # what can be imported here can be imported there
-        process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, env=environment)
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, env=child_environment())
         self._processes.append(process)
         self._close.append(partial(_end, process))
         assert process.stdin is not None

@@ -107,9 +107,7 @@ class Slots:
         """Another copy, whose first reset may fail as well."""
         if self.twin is None:
             raise crash
-        failed: EnvCrashError | None = crash
-        while failed is not None:
-            crash, failed = failed, None
+        while True:
             slot.strikes += 1
             if slot.strikes > IN_A_ROW:
                 crash.args = (f"{crash}\nit failed {slot.strikes} times without an episode that ended by itself",)
@@ -119,8 +117,9 @@ class Slots:
             self.crashes.append(crash)
             try:
                 slot.renew(self.makers[slot.row]())
+                return
             except EnvCrashError as another:
-                failed = another
+                crash = another
 
     def revive(self, known: Sequence[tuple[int | None, int]]) -> None:
         for slot, (seed, replaced) in zip(self.slots, known, strict=True):

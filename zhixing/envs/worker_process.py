@@ -19,6 +19,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from zhixing.envs.tapes import Tapes
 from zhixing.envs.worker import CALL, DONE, ENDED, ERROR, STEP, VALUE, Setup
 from zhixing.errors import EnvCrashError
+from zhixing.importing import child_environment
 
 CLOSE_SECONDS = 5.0  # how long close() waits for a step under way
 # SIGINT is ignored before the slow imports, or Ctrl-C during the start would print a traceback per worker
@@ -38,13 +39,12 @@ class WorkerProcess:
         self.strikes = 0  # how often in a row it had to be replaced
         self._since: float | None = None  # when the step under way began, where there is a limit
         ours, theirs = socket.socketpair()
-        search = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, str(theirs.fileno()), str(memory_fd)],
                 pass_fds=(theirs.fileno(), memory_fd),
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": search},  # what can be imported here can be imported there
+                env=child_environment(),
             )
         self.connection = Connection(ours.detach())
         self.fd = self.connection.fileno()
