@@ -23,6 +23,7 @@ from typing import Any
 
 from zhixing.envs.choice import cpu_count
 from zhixing.errors import UserError
+from zhixing.importing import child_environment
 from zhixing.jobs import TOLD_EVERY_SECONDS, Job, News
 
 PROGRAM = "import sys; from zhixing.jobs import main; main(int(sys.argv[1]))"
