@@ -95,7 +95,7 @@ class NetConfig(Strict):
     kind: str = "auto"  # auto (from the observation's shape), or your.module:Net, called with the observation space
     hidden_sizes: list[Positive] = [64, 64]  # units of the fully connected layers
     activation: Literal["tanh", "relu", "silu", "elu", "gelu"] = "tanh"  # after each fully connected layer
-    cnn: Literal["nature", "small", "simple", "pooled"] = "nature"  # convolutions for images
+    cnn: Literal["nature", "small", "simple"] = "nature"  # convolutions for images
     recurrent: Literal["none", "gru", "lstm"] = "none"  # memory after the fully connected layers
     recurrent_size: Positive = 64  # units of the memory
 

@@ -10,21 +10,18 @@ from torch import Tensor, nn
 from zhixing.errors import UserError
 from zhixing.nets.mlp import orthogonal
 
-CnnKind = Literal["nature", "small", "simple", "pooled"]
+CnnKind = Literal["nature", "small", "simple"]
 
 
 class Plan(NamedTuple):
     convolutions: list[tuple[int, int, int, int]]  # channels, size, stride, padding
     units: int  # of the layer behind them
-    pooled: bool = False  # that layer sees the mean of each channel, wherever something is
 
 
 PLANS: dict[CnnKind, Plan] = {
     "nature": Plan([(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)], 512),  # Mnih et al. (2015)
     "small": Plan([(16, 8, 4, 0), (32, 4, 2, 0)], 256),  # Mnih et al. (2013): a third of the time
     "simple": Plan([(32, 3, 2, 1)] * 4, 512),
-    # for few levels: what was learned in one place holds in all others (after Trumpp et al., 2025)
-    "pooled": Plan([(16, 6, 4, 1), (32, 3, 2, 1), (32, 3, 1, 1), (64, 3, 1, 1)], 256, pooled=True),
 }
 
 
@@ -46,9 +43,6 @@ class CNN(nn.Module):
             channels = out
         if height < 1 or width < 1:
             raise UserError(f"images of shape {shape} are too small for net.cnn={kind} (try net.cnn=simple)")
-        if plan.pooled:
-            layers.append(nn.AdaptiveAvgPool2d(1))
-            height = width = 1
         linear = nn.Linear(channels * height * width, plan.units)
         orthogonal(linear, 2**0.5)
         self.layers = nn.Sequential(*layers, nn.Flatten(), linear, nn.ReLU())
