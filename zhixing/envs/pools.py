@@ -21,9 +21,12 @@ from zhixing.envs.vector import Info, Result
 class Pool:
     """Copies whose episodes are begun by hand. EnvPool fixes seeds for good: others make another pool."""
 
-    def __init__(self, make: Callable[..., Any], num: int, obs: Array) -> None:
-        """`make` is EnvPool's, but for seeds and threads; `obs` the place for what is shown, `[N,...]`."""
-        self.make, self.num, self.obs = make, num, obs
+    def __init__(self, make: Callable[..., Any], num: int, obs: Array, skip: int = 1) -> None:
+        """`make` is EnvPool's, but for seeds and threads; `obs` the place for what is shown, `[N,...]`.
+
+        Each action is done `skip` times, or until the episode ends, and the rewards are summed.
+        """
+        self.make, self.num, self.obs, self.skip = make, num, obs, skip
         self.rng = np.random.default_rng()
         self.env: Any = None
 
@@ -53,13 +56,20 @@ class Pool:
 
     def act(self, actions: Array) -> tuple[Array, Array, Array, Array]:
         """One step of all, whose episodes may end: what they show (live), rewards, terminated, truncated."""
-        obs, reward, terminated, truncated, info = self.env.step(actions)
-        rows = info["env_id"]
-        self.obs[rows] = obs
+        reward = np.zeros(self.num, np.float32)
+        terminated, truncated = np.zeros((2, self.num), bool)
+        going = np.arange(self.num, dtype=np.int32)
+        for _ in range(self.skip):
+            obs, earned, fell, cut, info = self.env.step(actions[going], going)
+            rows = info["env_id"]
+            self.obs[rows], terminated[rows], truncated[rows] = obs, fell, cut
+            reward[rows] += earned
+            going = rows[~(fell | cut)]
+            if not len(going):
+                break
         for log, action in zip(self.log, actions.tolist(), strict=True):
             log.append(action)
-        order = np.argsort(rows)
-        return self.obs, reward[order].astype(np.float32), terminated[order], truncated[order]
+        return self.obs, reward, terminated, truncated
 
     def step(self, actions: Array) -> Result:
         """`act`, and those whose episodes end begin anew in the same step; EnvPool itself would do so in the next."""
@@ -88,7 +98,7 @@ class Pool:
         while (left := np.flatnonzero(self.episodes < state["episodes"])).size:
             self.begin(left)
         for row, actions in enumerate(state["actions"]):
-            for action in actions:
+            for action in actions.repeat(self.skip, 0):
                 self.env.send(action[None], np.array([row], np.int32))
                 self.obs[row] = self.env.recv()[0][0]
             self.log[row] = actions.tolist()
@@ -114,8 +124,8 @@ class ShiftedPool(Pool):
     An agent can't learn such pictures by heart (random crops in Laskin et al., 2020). `obs` isn't moved, `shown` is.
     """
 
-    def __init__(self, make: Callable[..., Any], num: int, obs: Array, shift: int) -> None:
-        super().__init__(make, num, obs)
+    def __init__(self, make: Callable[..., Any], num: int, obs: Array, skip: int, shift: int) -> None:
+        super().__init__(make, num, obs, skip)
         self.shift, self.moved = shift, obs.copy()
 
     def begin_all(self, seeds: Array) -> Array:

@@ -64,13 +64,14 @@ def settings(
     use_backgrounds: bool = True,
     use_monochrome_assets: bool = False,
     restrict_themes: bool = False,
+    skip: int = 1,
     shift: int = 0,
     render_mode: str | None = None,
 ) -> tuple[str, State]:
     """EnvPool's name of the game and its settings.
 
     `levels` are those to train on (the first 200, of hard games 500), to test on (all others) or all; `start_level` and
-    `num_levels` say it by number, where 0 levels mean all.
+    `num_levels` say it by number, where 0 levels mean all. Each action is done for `skip` steps of the game.
     """
     game = name.removeprefix("procgen/")
     allowed = [known for known in MODES if game in FURTHER.get(known, GAMES)]
@@ -84,6 +85,8 @@ def settings(
     start, count = start if start_level is None else start_level, count if num_levels is None else num_levels
     if min(start, count) < 0 or start + count >= 2**31:
         raise UserError(f"{name}: start_level={start} and num_levels={count} must be 0 or more, together below 2^31")
+    if skip < 1:
+        raise UserError(f"{name}: skip={skip} must be at least 1")
     if not 0 <= shift <= 32:
         raise UserError(f"{name}: shift={shift} must be 0 to 32 pixels")
     return f"{game.capitalize()}{mode.capitalize()}-v0", {
@@ -110,8 +113,8 @@ def pool(name: str, num: int, options: State) -> Pool:
             raise UserError(f"{name} needs libraries of Qt 5: {QT}") from error
 
     obs = np.zeros((num, 64, 64, 3), np.uint8)
-    shift = options.get("shift", 0)
-    return ShiftedPool(make, num, obs, shift) if shift else Pool(make, num, obs)
+    skip, shift = options.get("skip", 1), options.get("shift", 0)
+    return ShiftedPool(make, num, obs, skip, shift) if shift else Pool(make, num, obs, skip)
 
 
 def picture(obs: Array) -> Array:

@@ -51,8 +51,8 @@ class Dealing:
         late = over & (self.level[rows] == 8)  # the longest are cut off
         return self._show(rows), self.sums[rows].astype(float), over & ~late, late, {"env_id": rows}
 
-    def step(self, actions: Any) -> tuple[Any, ...]:
-        self.send(actions, np.arange(self.num))
+    def step(self, actions: Any, rows: Any) -> tuple[Any, ...]:
+        self.send(actions, rows)
         return self.recv()
 
     def close(self) -> None:
@@ -95,10 +95,10 @@ def test_ended_rows_begin_anew_in_the_same_step_and_keep_their_last_picture() ->
 
 
 @pytest.mark.usefixtures("dealing")
-@pytest.mark.parametrize("shift", [0, 3])
+@pytest.mark.parametrize("options", [{}, {"shift": 3}, {"skip": 2}])
 @pytest.mark.parametrize("backend", ["native", "serial"])
-def test_levels_are_dealt_again_and_actions_repeated(backend: str, shift: int) -> None:
-    first, second = (make_vector(BIGFISH, 3, backend, options={"shift": shift}) for _ in range(2))
+def test_levels_are_dealt_again_and_actions_repeated(backend: str, options: dict[str, int]) -> None:
+    first, second = (make_vector(BIGFISH, 3, backend, options=options) for _ in range(2))
     rng = np.random.default_rng(0)
     first.reset(seed=4)
     second.reset(seed=5)
@@ -111,6 +111,28 @@ def test_levels_are_dealt_again_and_actions_repeated(backend: str, shift: int) -
         actions = rng.integers(0, 15, 3)
         for mine, its in zip(first.step(actions)[:4], second.step(actions)[:4], strict=True):
             np.testing.assert_array_equal(mine, its)
+
+
+@pytest.mark.usefixtures("dealing")
+@pytest.mark.parametrize("backend", ["native", "serial"])
+def test_an_action_is_done_several_times_or_until_the_end(backend: str) -> None:
+    env = make_vector(BIGFISH, 4, backend, options={"skip": 4})
+    obs, _ = env.reset(seed=0)
+    levels, steps, short = obs[:, 0, 0, 0].copy(), np.zeros(4, int), 0
+    for _ in range(40):
+        obs, reward, terminated, truncated, info = env.step(np.full(4, 2))
+        done = np.minimum(levels - steps, 4)  # of the game's steps, which earn 2, 4, 6 and so on within a level
+        wanted = [sum(2 * k for k in range(step + 1, step + n + 1)) for step, n in zip(steps, done, strict=True)]
+        assert reward.tolist() == wanted
+        steps += done
+        ended = steps == levels
+        assert ((terminated | truncated) == ended).all()
+        short += int((done < 4).sum())
+        if ended.any():
+            np.testing.assert_array_equal(info["final_obs"][ended, 5, 5, 1], 2 * levels[ended])
+        steps[ended] = 0
+        levels[ended] = obs[ended, 0, 0, 0]
+    assert short > 10
 
 
 @pytest.mark.usefixtures("dealing")
@@ -193,6 +215,7 @@ def test_wrong_options_are_told() -> None:
 
     assert refusal(BIGFISH, mode="memory") == "procgen/bigfish: mode='memory' is none of easy, hard"
     assert "none of easy, hard, memory, exploration" in refusal("procgen/maze", mode="extreme")
+    assert refusal(BIGFISH, skip=0) == "procgen/bigfish: skip=0 must be at least 1"
     assert refusal(BIGFISH, shift=-1) == "procgen/bigfish: shift=-1 must be 0 to 32 pixels"
     assert refusal(BIGFISH, levels="unseen") == "procgen/bigfish: levels='unseen' is none of train, test, all"
     assert "must be 0 or more, together below 2^31" in refusal(BIGFISH, start_level=2**31)
