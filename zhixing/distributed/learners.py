@@ -93,6 +93,9 @@ class Partners:
         try:
             yield
         except RuntimeError as error:
+            until = time.monotonic() + 5.0  # a broken connection is heard of before the end of the process
+            while {process.poll() for process in self._processes} == {None} and time.monotonic() < until:
+                time.sleep(0.02)
             ended = {k + 1: process.poll() for k, process in enumerate(self._processes)}
             codes = [f"learner {k} with exit code {code}" for k, code in ended.items() if code is not None]
             told = ", ".join(codes) or "the connection broke"
@@ -247,7 +250,11 @@ def serve(
             learner.rng.manual_seed(stream(stream(cfg.seed, "learner", rank), "update", learner.updates))
             group.share_weights(learner)
             find = getattr(learner, work["find"])
-            group.mean(learner.found(find, Batch(**work["share"]).to(device), **work["parts"]))
+            try:
+                own = learner.found(find, Batch(**work["share"]).to(device), **work["parts"])
+            except RuntimeError as error:  # not of the connection: it must be told
+                raise UserError(f"learner {rank} failed: {error}") from error
+            group.mean(own)
 
 
 def _fields(batch: Batch) -> dict[str, Any]:

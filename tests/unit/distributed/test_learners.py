@@ -99,6 +99,17 @@ def test_a_partner_that_dies_is_told(pair: Callable[..., tuple[zx.Learner, zx.Le
     assert all(torch.equal(before[name], value) for name, value in first.policy.state_dict().items())
 
 
+def test_a_failure_of_a_partner_is_told(
+    pair: Callable[..., tuple[zx.Learner, zx.Learner]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, first = pair("dqn", "CartPole-v1")
+    batch = transitions(4)
+    batch.action[-1] = 7  # in the partner's share
+    with pytest.raises(zx.UserError, match="one of the 2 learners ended: learner 1 with exit code 1"):
+        first.update(batch)
+    assert "learner 1 failed: index 7 is out of bounds" in capfd.readouterr().err
+
+
 def test_signals_are_for_the_first_alone(pair: Callable[..., tuple[zx.Learner, zx.Learner]]) -> None:
     """At Ctrl-C the first goes on to the end of the iteration and saves."""
     _, first = pair("dqn", "CartPole-v1")
