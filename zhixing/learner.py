@@ -66,6 +66,7 @@ class Learner(ABC):
         self.rng = torch.Generator(self.device).manual_seed(stream(cfg.seed, "learner"))
         self._init_seed = stream(cfg.seed, "networks")
         self.updates = 0
+        self._made: list[Optimizer] = []
         self.low: torch.dtype | None = LOW.get(cfg.precision)  # type of matrix products, if not that of the weights
         if self.low is not None and cfg.scheme == "play":
             raise UserError(f"precision={cfg.precision} is for updates, and {cfg.algorithm} makes none: set fp32")
@@ -162,7 +163,9 @@ class Learner(ABC):
         """Told before each iteration how much of the budget is used, for schedules."""
 
     def optimizer(self, parameters: Iterable[nn.Parameter], lr: float, **settings: Any) -> Optimizer:
-        return Optimizer(parameters, lr, scaled=self.low is torch.float16, **settings)
+        made = Optimizer(parameters, lr, scaled=self.low is torch.float16, **settings)
+        self._made.append(made)
+        return made
 
     def optimizers(self) -> dict[str, Optimizer]:
         """All of them by name."""
@@ -174,12 +177,12 @@ class Learner(ABC):
 
     def skipped_steps(self) -> int:
         """How many steps were left out since a gradient wasn't finite. Waits for the device."""
-        return int(sum(float(optimizer.skipped) for optimizer in self.optimizers().values()))
+        return int(sum(float(optimizer.skipped) for optimizer in self._made))
 
     @property
     def failed(self) -> bool:
         """Whether a step was left out. Waits for nothing: elsewhere than on the CPU only `skipped_steps` knows."""
-        return any(part.broken for part in vars(self).values() if isinstance(part, Optimizer))
+        return any(optimizer.broken for optimizer in self._made)
 
     def broken(self) -> list[str]:
         """The names of the weights whose gradients weren't finite, in the first step that was left out."""

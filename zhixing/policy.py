@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from gymnasium.spaces import Discrete, MultiDiscrete
 from torch import Tensor, nn
@@ -170,9 +171,10 @@ class GreedyPolicy(Policy):
         best = (q if mask is None else q.masked_fill(~mask, -torch.inf)).argmax(-1)
         epsilon = self.eval_epsilon if phase is Phase.EVAL else self.epsilon(env_steps)
         if epsilon > 0:
-            explore = torch.rand(num, generator=rng, device=rng.device) < epsilon
-            if rng.device.type != "cpu" or explore.any():  # elsewhere asking costs more than an action
-                best = torch.where(explore, self.random_action(num, mask, rng), best)
+            drawn = torch.rand(num, generator=rng, device=rng.device)
+            # elsewhere than on the CPU asking costs more than an action
+            if rng.device.type != "cpu" or (drawn.numpy() < epsilon).any():
+                best = torch.where(drawn < epsilon, self.random_action(num, mask, rng), best)
         return Decision(best, hidden=hidden)
 
 
@@ -214,8 +216,6 @@ def _zeros_like(hidden: Tree, num: int) -> Tree:
 
 def as_tensor(tree: Tree, device: torch.device) -> Any:
     """Arrays of an environment as tensors; on the CPU they share memory."""
-    if isinstance(tree, Mapping):
-        return tree_map(lambda leaf: torch.as_tensor(leaf, device=device), tree)
-    if device.type == "cpu":
+    if device.type == "cpu" and type(tree) is np.ndarray:
         return torch.from_numpy(tree)  # a quarter of as_tensor's cost
-    return torch.as_tensor(tree, device=device)
+    return tree_map(lambda leaf: torch.as_tensor(leaf, device=device), tree)

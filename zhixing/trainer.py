@@ -104,7 +104,7 @@ class Loop:
     def fraction(self) -> float:
         """How much of the budget is used: the largest share of those that are set."""
         cfg = self.cfg
-        budget = cfg.offline_updates if isinstance(cfg, DataConfig) and self.actor is None else cfg.env_steps
+        budget = cfg.offline_updates if self.actor is None and isinstance(cfg, DataConfig) else cfg.env_steps
         shares = [self.steps / budget]
         if cfg.episodes is not None:
             shares.append(self.episodes / cfg.episodes)
@@ -179,16 +179,21 @@ class Loop:
         self._tick()
         self.episodes += len(episodes)
         self.out_of_budget = self.fraction >= 1.0
-        listening = [each for each in self.callbacks if type(each).episode_end is not Callback.episode_end]
-        for episode in episodes if listening else ():  # of thousands of environments they are thousands
-            self.recent.append(episode)
-            for callback in listening:
-                callback.episode_end(self, episode)
-        if not listening:
-            self.recent.extend(episodes)
+        if episodes:
+            self._tell(episodes)
         self.metrics = metrics or self.metrics
         for callback in self.callbacks:
             callback.iteration_end(self, metrics)
+
+    def _tell(self, episodes: list[Episode]) -> None:
+        listening = [each for each in self.callbacks if type(each).episode_end is not Callback.episode_end]
+        if not listening:  # of thousands of environments they are thousands
+            self.recent.extend(episodes)
+            return
+        for episode in episodes:
+            self.recent.append(episode)
+            for callback in listening:
+                callback.episode_end(self, episode)
 
     def evaluation_end(self, evaluation: Evaluation) -> None:
         for callback in self.callbacks:

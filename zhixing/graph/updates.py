@@ -40,8 +40,9 @@ class Graphs:
 
     def step(self, find: Find, batch: Batch, **parts: Any) -> Update:
         for graph in self.graphs:
-            if graph.fits(find, batch, parts):
-                return graph.step(batch)
+            leaves = graph.read(find, batch, parts)
+            if leaves is not None:
+                return graph.step(leaves)
         begin = time.perf_counter()
         try:
             graph = Graph(self.learner, find, batch, parts)
@@ -51,7 +52,7 @@ class Graphs:
             ) from None
         self.graphs.append(graph)
         self.seconds += time.perf_counter() - begin
-        return graph.step(batch)
+        return self.step(find, batch, **parts)
 
 
 class Graph:
@@ -68,29 +69,32 @@ class Graph:
         )
         self.run: Run = compiled(_module(recorder, update, changed), recorder.examples)
         self.inputs: list[Tensor] = list(recorder.examples)
-        self.leaves = [(i, source) for i, source in enumerate(recorder.sources) if isinstance(source, Leaf)]
+        self.optimizers = list(learner.optimizers().values())
+        self.leaves = [source for source in recorder.sources if isinstance(source, Leaf)]
+        self.places = [i for i, source in enumerate(recorder.sources) if isinstance(source, Leaf)]
         self.attributes = [(i, source) for i, source in enumerate(recorder.sources) if isinstance(source, str)]
         self.random = [(i, source) for i, source in enumerate(recorder.sources) if callable(source)]
-        self.looks = [_look(_leaf(batch, leaf)) for _, leaf in self.leaves]
+        self.looks = [_look(_leaf(batch, leaf)) for leaf in self.leaves]
 
-    def fits(self, find: Find, batch: Batch, parts: dict[str, Any]) -> bool:
+    def read(self, find: Find, batch: Batch, parts: dict[str, Any]) -> list[Tensor] | None:
+        """The leaves that the graph reads; None if it is one of another kind of update."""
+        if self.find != find or self.parts != parts or self.fields != batch.fields:
+            return None
         updates = self.learner.updates
-        return (
-            self.find == find
-            and self.parts == parts
-            and self.fields == batch.fields
-            and all(asked.holds(updates) for asked in self.asked)
-            and self.looks == [_look(_leaf(batch, leaf)) for _, leaf in self.leaves]
-        )
+        for asked in self.asked:
+            if not asked.holds(updates):
+                return None
+        leaves = [_leaf(batch, leaf) for leaf in self.leaves]
+        return leaves if [_look(leaf) for leaf in leaves] == self.looks else None
 
-    def step(self, batch: Batch) -> Update:
+    def step(self, leaves: list[Tensor]) -> Update:
         from zhixing.learner import Update
 
         learner, inputs = self.learner, self.inputs
-        for optimizer in learner.optimizers().values():
+        for optimizer in self.optimizers:
             optimizer.tell_rate()
-        for i, leaf in self.leaves:
-            inputs[i] = _leaf(batch, leaf)
+        for i, leaf in zip(self.places, leaves, strict=True):
+            inputs[i] = leaf
         for i, name in self.attributes:
             inputs[i] = getattr(learner, name)
         for i, draw in self.random:

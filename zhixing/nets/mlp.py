@@ -79,7 +79,7 @@ class TwinMLP(nn.Module):
         weights, biases = (layers.values() for layers in self._layers)
         h = x if x.ndim == 3 else x.expand(self.copies, *x.shape)
         for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            h = torch.baddbmm(bias, h, weight)  # type: ignore[arg-type]  # [K,B,features]
+            h = _products(h, weight, bias)  # type: ignore[arg-type]
             if i < self.activated:
                 h = self.activation(F.layer_norm(h, h.shape[-1:]) if self.normed else h)
         return h
@@ -92,3 +92,10 @@ class TwinMLP(nn.Module):
             if i < self.activated:
                 x = self.activation(F.layer_norm(x, x.shape[-1:]) if self.normed else x)
         return x
+
+
+def _products(x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
+    """`[K,B,n] x [K,n,m] + [K,1,m]`. Matrices of one column are far quicker without a library that expects more."""
+    if weights.shape[-1] == 1:
+        return (x * weights.mT).sum(-1, keepdim=True) + biases
+    return torch.baddbmm(biases, x, weights)
