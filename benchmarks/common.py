@@ -238,11 +238,14 @@ def made_line(repeats: int, found: Mapping[str, str]) -> str:
     return f"Rounds: {repeats}. {where}."
 
 
+def file_of(name: str, quick: bool) -> Path:
+    return HERE / "results" / ("quick" if quick else "") / f"{name}.json"
+
+
 def publish(name: str, results: Mapping[str, Any], text: str, quick: bool) -> None:
     """Keep results and show them on the page; what was measured quickly goes into a folder that nobody keeps."""
     print(f"\n{text}")
-    folder = HERE / "results" / ("quick" if quick else "")
-    file = folder / f"{name}.json"
+    file = file_of(name, quick)
     write_results(file, results)
     page = file.with_suffix(".md") if quick else PAGE
     if quick:

@@ -25,6 +25,7 @@ from common import (
     asked,
     compared,
     cpu,
+    file_of,
     find_python,
     peer_python,
     publish,
@@ -32,9 +33,8 @@ from common import (
     run_alone,
     spread,
     table,
+    write_results,
 )
-
-RESULTS = HERE / "results" / "fixed_work.json"
 
 FROM_DATA: dict[str, Any] = {
     "env": "Pendulum-v1",
@@ -236,23 +236,23 @@ def main() -> None:
         for name, peer in peers.items()
         if (base := bases[name])
     }
-    measured, skipped = {}, {}
+    # rows and peers that aren't measured now keep their last figures
+    kept = {} if options.quick else read_results(file_of("fixed_work", quick=False))
+    kept = {"titles": {}, "rows": {}, "skipped": {}} | kept
     for name, row in rows.items():
         able = [peer for peer in peers if _does(peer, peers[peer], row)]
-        if fitting := {peer: pythons[peer] for peer in able if peer in pythons}:
-            measured[name] = _measure(name, row, fitting, options.repeats)
         for peer in able:
             if peer not in pythons:
-                skipped[name] = f"{peers[peer].TITLE} (it needs Python {peers[peer].PYTHON}, which wasn't found)"
-                print(f"skipped: {name} by {skipped[name]}", flush=True)
-    # rows and peers that weren't measured now keep their last figures
-    kept = {"titles": {}, "rows": {}} if options.quick else read_results(RESULTS) or {"titles": {}, "rows": {}}
-    for name, row in measured.items():
-        before = kept["rows"].get(name, {"peers": {}})
-        kept["rows"][name] = {**row, "peers": {**before["peers"], **row["peers"]}}
-    kept["titles"] |= {name: peers[name].TITLE for name in pythons}
-    skipped = {**kept.get("skipped", {}), **skipped}
-    kept["skipped"] = {name: why for name, why in skipped.items() if name not in kept["rows"]}
+                why = f"{peers[peer].TITLE} (it needs Python {peers[peer].PYTHON}, which wasn't found)"
+                kept["skipped"][name] = why
+                print(f"skipped: {name} by {why}", flush=True)
+        if fitting := {peer: pythons[peer] for peer in able if peer in pythons}:
+            found = _measure(name, row, fitting, options.repeats)
+            before = kept["rows"].get(name, {"peers": {}})
+            kept["rows"][name] = {**found, "peers": {**before["peers"], **found["peers"]}}
+            kept["titles"] |= {peer: peers[peer].TITLE for peer in fitting}
+            write_results(file_of("fixed_work", options.quick), kept)  # whoever interrupts keeps what is done
+    kept["skipped"] = {name: why for name, why in kept["skipped"].items() if name not in kept["rows"]}
     publish("fixed_work", kept, _table(kept["rows"], kept["titles"], kept["skipped"]), options.quick)
 
 
@@ -282,7 +282,8 @@ def _measure(name: str, row: dict[str, Any], pythons: dict[str, Path], repeats: 
             task |= {"data": str(ROOT / "datasets" / row["data"]), "arrays": _arrays(row["data"])}
         for peer, python in pythons.items():
             order = {"ours": Path(sys.executable), peer: python}
-            runs = {who: _run(who, order[who], task) for who in sorted(order, reverse=repeat % 2 == 1)}
+            pair = {"one_core": getattr(_peer(peer), "ONE_CORE", False), **task}
+            runs = {who: _run(who, order[who], pair) for who in sorted(order, reverse=repeat % 2 == 1)}
             check_same_work(name, peer, row, runs["ours"], runs[peer])
             pairs[peer].append((runs["ours"], runs[peer]))
             rates = {who: run["env_steps"] / run["seconds"] for who, run in runs.items()}
