@@ -30,6 +30,8 @@ from zhixing.envs.worker_process import CLOSE_SECONDS, WorkerProcess
 from zhixing.errors import EnvCrashError, UserError
 from zhixing.tree import Tree
 
+_GOES_ON: Numbers = {INTERRUPTED: True}  # of an episode that hasn't ended, for who asks whether one ended by itself
+
 
 class ProcessVectorEnv(VectorEnv):
     def __init__(
@@ -90,10 +92,7 @@ class ProcessVectorEnv(VectorEnv):
             self._twin.take()
         for worker in self._workers:
             worker.start_step()
-        ended: dict[int, Numbers] = {}
-        for worker in list(self._workers):
-            ended.update(self._ended(worker))
-        return result(self.arrays, ended)
+        return result(self.arrays, self._ended(self._workers))
 
     def send(self, actions: Array, ids: Array) -> None:
         wanted = set(as_ids(ids).tolist())
@@ -117,10 +116,10 @@ class ProcessVectorEnv(VectorEnv):
         while len(ids) < min_ready:
             waiting = [worker for worker in busy if worker.busy]
             seconds = [worker.seconds_left for worker in waiting if worker.seconds_left is not None]
-            ready = wait([worker.connection for worker in waiting], min(seconds, default=None))
+            ready = wait([worker.answers for worker in waiting], min(seconds, default=None))
             for worker in waiting:
-                if worker.connection in ready or worker.seconds_left == 0.0:
-                    ended.update(self._ended(worker))
+                if worker.answers in ready or worker.seconds_left == 0.0:
+                    ended.update(self._ended([worker]))
                     ids += range(worker.first, worker.last)
         return partial_result(self.arrays, ended, as_ids(ids))
 
@@ -143,7 +142,7 @@ class ProcessVectorEnv(VectorEnv):
 
     def close_extras(self) -> None:
         for worker in self._workers:
-            worker.connection.close()  # the end of the file tells the worker to go
+            worker.hang_up()
         deadline = time.monotonic() + CLOSE_SECONDS
         for worker in self._workers:
             worker.exit_code(max(0.0, deadline - time.monotonic()))
@@ -165,7 +164,27 @@ class ProcessVectorEnv(VectorEnv):
             self._keep(crash, self.factory)
             raise
 
-    def _ended(self, worker: WorkerProcess) -> dict[int, Numbers]:
+    def _ended(self, workers: list[WorkerProcess]) -> dict[int, Numbers]:
+        """Wait for neighbours to end their steps; gives the last numbers of the episodes that ended, by index."""
+        ended: dict[int, Numbers] = {}
+        for worker in list(workers):
+            told = self._told(worker)
+            if told is not None:
+                ended.update(told)
+        # who had no numbers to tell said nothing: asked of all at once, for most steps end no episode
+        first, last = workers[0].first, workers[-1].last
+        flags = self.arrays.terminated[first:last] | self.arrays.truncated[first:last]
+        if 1 in flags.tobytes():
+            for row in flags.nonzero()[0].tolist():
+                ended.setdefault(first + row, {})
+        for worker in workers:
+            if worker.strikes and any(
+                INTERRUPTED not in ended.get(index, _GOES_ON) for index in range(worker.first, worker.last)
+            ):
+                worker.strikes = 0
+        return ended
+
+    def _told(self, worker: WorkerProcess) -> dict[int, Numbers] | None:
         try:
             told = worker.answer()
         except EnvCrashError as crash:
@@ -173,24 +192,19 @@ class ProcessVectorEnv(VectorEnv):
             if self._twin is None or not worker.lost or worker.strikes >= IN_A_ROW:
                 raise
             return self._replace(worker, self._twin)
-        if told is not None:
-            ended, crashes = told
-            for survived in crashes:
-                self._keep(survived, self.factory)
-                self.replaced += 1
-        else:
-            own = slice(worker.first, worker.last)
-            rows = (self.arrays.terminated[own] | self.arrays.truncated[own]).nonzero()[0]
-            ended = {worker.first + row: {} for row in rows.tolist()}
-        if any(INTERRUPTED not in numbers for numbers in ended.values()):
-            worker.strikes = 0
+        if told is None:
+            return None
+        ended, crashes = told
+        for survived in crashes:
+            self._keep(survived, self.factory)
+            self.replaced += 1
         return ended
 
     def _replace(self, worker: WorkerProcess, twin: Twin) -> dict[int, Numbers]:
         """A new process for one that is gone: the episodes of all its environments are over."""
         indices = range(worker.first, worker.last)
         tapes = [self._tapes.read(index) or {"seed": None, "replaced": 0} for index in indices]
-        worker.connection.close()
+        worker.hang_up()
         worker.busy = False
         new = self._worker(worker.first, worker.last)
         new.strikes = worker.strikes + 1

@@ -1,4 +1,4 @@
-"""The process at the other end of a ProcessVectorEnv: some environments, their rows in shared memory, one socket.
+"""The process at the other end of a ProcessVectorEnv: some environments, their rows in shared memory, two pipes.
 
 Each command and each answer is one byte. `CALL`, `VALUE`, `ENDED` and `ERROR` are followed by a pickle; steps are not,
 unless an episode ended with numbers in its last info or an environment was replaced. The end of the file means that the
@@ -44,13 +44,13 @@ class Setup:
     die_with_parent: bool
 
 
-def main(socket_fd: int, memory_fd: int) -> None:
+def main(commands_fd: int, answers_fd: int, memory_fd: int) -> None:
     # Ctrl-C, or the end of a whole group of processes, is the parent's business: it saves a checkpoint first
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    parent = Connection(socket_fd)
+    commands, answers = Connection(commands_fd, writable=False), Connection(answers_fd, readable=False)
     try:
-        setup: Setup = pickle.loads(parent.recv_bytes())
+        setup: Setup = pickle.loads(commands.recv_bytes())
         if setup.die_with_parent and sys.platform == "linux":
             # the end of the file is seen between steps only; the kernel ends a worker in the middle of one, too
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -58,10 +58,10 @@ def main(socket_fd: int, memory_fd: int) -> None:
         os.close(memory_fd)
         arrays = allocate(setup.layout.spaces, setup.num, memory).rows(slice(setup.first, setup.last))
         tapes = Tapes(setup.layout.spaces, setup.num, memory, setup.tapes_at)
-        slots = _attempt(parent, lambda: _make(setup, arrays, tapes))
+        slots = _attempt(answers, lambda: _make(setup, arrays, tapes))
         if slots is not None:
             try:
-                _serve(parent, slots)
+                _serve(commands, answers, slots)
             finally:
                 slots.close()
     except (EOFError, ConnectionError):  # the parent is gone
@@ -74,14 +74,14 @@ def _make(setup: Setup, arrays: Any, tapes: Tapes) -> tuple[bytes, Any]:
     return DONE, slots
 
 
-def _serve(parent: Connection, slots: Slots) -> None:
-    fd = parent.fileno()
+def _serve(commands: Connection, answers: Connection, slots: Slots) -> None:
+    fd = commands.fileno()
     while command := os.read(fd, 1):
         if command == STEP:
-            _attempt(parent, lambda: _step(slots))
+            _attempt(answers, lambda: _step(slots))
         else:
-            method, arguments = pickle.loads(parent.recv_bytes())
-            _attempt(parent, lambda: (VALUE, getattr(slots, method)(*arguments)))  # noqa: B023
+            method, arguments = pickle.loads(commands.recv_bytes())
+            _attempt(answers, lambda: (VALUE, getattr(slots, method)(*arguments)))  # noqa: B023
 
 
 def _step(slots: Slots) -> tuple[bytes, Any]:
@@ -90,7 +90,7 @@ def _step(slots: Slots) -> tuple[bytes, Any]:
     return (ENDED if crashes or any(ended.values()) else DONE), (ended, crashes)
 
 
-def _attempt(parent: Connection, work: Any) -> Any:
+def _attempt(answers: Connection, work: Any) -> Any:
     """Do it and tell the parent how it went."""
     try:
         kind, value = work()
@@ -98,7 +98,7 @@ def _attempt(parent: Connection, work: Any) -> Any:
         kind, value = ERROR, error
     except Exception as error:
         kind, value = ERROR, EnvCrashError(f"{type(error).__name__}: {error}")
-    os.write(parent.fileno(), kind)
+    os.write(answers.fileno(), kind)
     if kind != DONE:
-        parent.send_bytes(pickle.dumps(value))
+        answers.send_bytes(pickle.dumps(value))
     return None if kind == ERROR else value

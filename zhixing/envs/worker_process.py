@@ -6,7 +6,6 @@ import os
 import pickle
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 from zhixing.envs.worker import main
-main(int(sys.argv[1]), int(sys.argv[2]))
+main(*map(int, sys.argv[1:]))
 """
 
 
@@ -38,27 +37,36 @@ class WorkerProcess:
         self.lost = False  # it was killed, by whomever
         self.strikes = 0  # how often in a row it had to be replaced
         self._since: float | None = None  # when the step under way began, where there is a limit
-        ours, theirs = socket.socketpair()
-        with theirs:
+        # two pipes: a byte through each takes less than through a socket
+        (commands, self._commands), (self._answers, answers) = os.pipe(), os.pipe()
+        fds = commands, answers, memory_fd
+        try:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(theirs.fileno()), str(memory_fd)],
-                pass_fds=(theirs.fileno(), memory_fd),
+                [sys.executable, "-c", PROGRAM, *map(str, fds)],
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 env=child_environment(),
             )
-        self.connection = Connection(ours.detach())
-        self.fd = self.connection.fileno()
+        finally:
+            os.close(commands)
+            os.close(answers)
+        self.commands, self.answers = Connection(self._commands, readable=False), Connection(self._answers)
         self._poll = select.poll()
-        self._poll.register(self.fd, select.POLLIN)
+        self._poll.register(self._answers, select.POLLIN)
         self.busy = True
-        self._tell(lambda: self.connection.send_bytes(cloudpickle.dumps(setup)))  # takes what __main__ defines, too
+        self._tell(lambda: self.commands.send_bytes(cloudpickle.dumps(setup)))  # takes what __main__ defines, too
+
+    def hang_up(self) -> None:
+        """The end of the file tells it to go."""
+        self.commands.close()
+        self.answers.close()
 
     def start_step(self) -> None:
         self.busy = True
         if self.step_seconds is not None:
             self._since = time.monotonic()
         with suppress(OSError):  # if it is gone, the answer tells
-            os.write(self.fd, STEP)
+            os.write(self._commands, STEP)
 
     @property
     def seconds_left(self) -> float | None:
@@ -69,8 +77,8 @@ class WorkerProcess:
 
     def start_call(self, method: str, arguments: Any) -> None:
         self.busy = True
-        self._tell(lambda: os.write(self.fd, CALL))
-        self._tell(lambda: self.connection.send_bytes(pickle.dumps((method, arguments))))
+        self._tell(lambda: os.write(self._commands, CALL))
+        self._tell(lambda: self.commands.send_bytes(pickle.dumps((method, arguments))))
 
     def answer(self) -> Any:
         """Wait for it. None for a step in which no episode ended with numbers to tell."""
@@ -78,8 +86,8 @@ class WorkerProcess:
         if seconds is not None and not self._poll.poll(1000 * min(seconds, 1e6)):
             raise self._hung()
         try:
-            kind = os.read(self.fd, 1)
-            value: Any = None if kind == DONE else pickle.loads(self.connection.recv_bytes())
+            kind = os.read(self._answers, 1)
+            value: Any = None if kind == DONE else pickle.loads(self.answers.recv_bytes())
         except (OSError, EOFError):
             raise self._death() from None
         self.busy, self._since = False, None
