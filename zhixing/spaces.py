@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import gymnasium as gym
@@ -105,15 +106,23 @@ class Spaces:
             return action + box.start if box.start else action
         if isinstance(box, MultiDiscrete):
             return action + box.start
-        if not isinstance(box, Box) or not box.is_bounded():
+        if self._scale is None:
             return action
-        return box.low + (np.clip(action, -1.0, 1.0) + 1.0) * (0.5 * (box.high - box.low))
+        low, half = self._scale
+        return low + (action.clip(-1.0, 1.0) + 1.0) * half
 
     def from_env(self, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The inverse of `to_env`, for experience recorded elsewhere."""
         box = self.action
         if isinstance(box, (Discrete, MultiDiscrete)):
             return action - box.start
-        if not isinstance(box, Box) or not box.is_bounded():
+        if self._scale is None:
             return action
-        return (action - box.low) / (0.5 * (box.high - box.low)) - 1.0
+        low, half = self._scale
+        return (action - low) / half - 1.0
+
+    @cached_property
+    def _scale(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
+        """The lowest actions and half of their range; None where they have no bounds."""
+        box = self.action
+        return (box.low, 0.5 * (box.high - box.low)) if isinstance(box, Box) and box.is_bounded() else None

@@ -38,7 +38,8 @@ from zhixing.tree import Tree
 
 
 class Losses(NamedTuple):
-    """Of each step `[B]`: the loss, the value of the action taken, and how wrong it was, where priorities need it."""
+    """Of each step `[B]`: the loss (or its mean, where nothing weighs the steps), the value of the action taken, and how
+    wrong it was, where priorities need it."""
 
     loss: Tensor
     q: Tensor
@@ -90,7 +91,7 @@ class ValueLearner(Learner):
             resample(self.target, self.rng)
         steps = learned_steps(batch, self.cfg) if self.net.recurrent else batch
         losses, q, error = self.losses(batch, steps)
-        loss = (losses * steps.weight).mean() if "weight" in steps else losses.mean()
+        loss = (losses * steps.weight).mean() if "weight" in steps else losses.mean() if losses.ndim else losses
         gradient = self.q_optimizer.gradient(loss)
         metrics = {"loss": loss.detach(), "q_mean": q.detach().mean()}
         return Gradients({"q_optimizer": gradient}, metrics, None if error is None else priorities(error, batch))

@@ -61,4 +61,4 @@ class DQN(ValueLearner):
         q = self.said(self.net, batch).gather(-1, steps.action.unsqueeze(-1)).squeeze(-1)  # [B]
         target = self.target_value(batch, steps)
         error = (target - q.detach()).abs() if "weight" in steps else None
-        return Losses(self.error(q, target, reduction="none"), q, error)
+        return Losses(self.error(q, target, reduction="mean" if error is None else "none"), q, error)

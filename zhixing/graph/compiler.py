@@ -21,7 +21,6 @@ from torch import Tensor, fx
 from zhixing.errors import UserError
 
 Run = Callable[[list[Tensor]], list[Tensor]]
-_OPTIONS = {"aot_inductor.compile_wrapper_opt_level": "O0"}  # what only calls kernels is compiled in half the time
 
 
 def cache_folder() -> Path:
@@ -62,7 +61,7 @@ def _compile(module: fx.GraphModule, examples: list[Tensor], file: Path) -> None
     # under another name until it is whole: others may be looking for it
     with tempfile.TemporaryDirectory(dir=file.parent) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        options = {**_OPTIONS, "aot_inductor.output_path": f"{folder}/graph.so"}
+        options = {"aot_inductor.output_path": f"{folder}/graph.so"}
         made = torch._inductor.aot_compile(module, tuple(examples), options=options)
         os.replace(str(made), file)
 
@@ -71,7 +70,7 @@ def _name(module: fx.GraphModule, examples: list[Tensor]) -> str:
     """The same for the same work on the same kind of machine."""
     inputs = [f"{e.dtype} {list(e.shape)} {list(e.stride())}" for e in examples]
     around = [torch.__version__, torch.backends.cpu.get_cpu_capability(), platform.machine(), torch.get_num_threads()]
-    words = "\n".join([module.code, *inputs, *map(str, around), str(_OPTIONS)])
+    words = "\n".join([module.code, *inputs, *map(str, around)])
     return hashlib.sha256(words.encode()).hexdigest()[:32]
 
 
