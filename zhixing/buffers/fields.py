@@ -135,6 +135,7 @@ class Table:
         self.spec = dict(spec)
         self.device = torch.device(device)
         self.on_cpu = self.device.type == "cpu"
+        self.single = {name for name, tree in self.spec.items() if isinstance(tree, Field)}  # fields of one array
         self.arrays: dict[str, list[Any]] = {
             name: [self._allocate(f"{name}.{i}", field, size, folder) for i, field in enumerate(fields)]
             for name, fields in ((name, tree_leaves(tree)) for name, tree in self.spec.items())
@@ -183,9 +184,15 @@ class Table:
 
     def take(self, name: str, index: Array) -> Tree:
         """Copies of the rows `index`, as torch tensors on the device."""
-        if self.on_cpu and isinstance(self.spec[name], Field):  # nearly always
+        if self.on_cpu and name in self.single:  # nearly always
             return torch.from_numpy(self.arrays[name][0].take(index, 0))
         return self.tree(name, self.leaves(name, index))
+
+    def take_all(self, index: Array) -> dict[str, Tree]:
+        """The same of every field."""
+        if self.on_cpu and len(self.single) == len(self.spec):  # without a call per field: this is hot
+            return {name: torch.from_numpy(arrays[0].take(index, 0)) for name, arrays in self.arrays.items()}
+        return {name: self.take(name, index) for name in self.spec}
 
     def leaves(self, name: str, index: Array) -> list[Any]:
         """The same, leaf by leaf, of the kind that the table holds."""

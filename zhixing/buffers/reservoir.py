@@ -65,6 +65,9 @@ class ReservoirStorage:
     def take(self, name: str, flat: Array) -> Tree:
         return self.table.take(name, flat)
 
+    def take_all(self, flat: Array) -> dict[str, Tree]:
+        return self.table.take_all(flat)
+
     def successor(self, name: str, flat: Array) -> Tree:
         return self.successors.take(SUCCESSORS[name], flat)
 

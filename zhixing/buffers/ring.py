@@ -336,15 +336,26 @@ class Ring:
         """The rows at `flat` (one dimension) of a field, as tensors on the device."""
         return self.table.take(name, self._frames(flat) if self.frame_stack > 1 and name == "obs" else flat)
 
+    def take_all(self, flat: Array) -> dict[str, Tree]:
+        """The same of every field."""
+        if self.frame_stack > 1:
+            return {name: self.take(name, flat) for name in self.table.spec}
+        return self.table.take_all(flat)
+
     def successor(self, name: str, flat: Array) -> Tree:
         """What `name` became after the rows at `flat`."""
         stacked = self.frame_stack > 1 and name == "obs"
         after = (flat + self.num_envs) % self.size
+        slots = self.slot.take(flat)
+        hits = (slots >= 0).nonzero()[0]
+        if self.table.on_cpu and name in self.table.single and not stacked:  # the same as below: this is hot
+            rows = self.table.arrays[name][0].take(after, 0)
+            if len(hits):
+                rows[hits] = self.lasts.table.arrays[name][0].take(slots.take(hits), 0)
+            return self.table.tensor(rows)
         if stacked:
             after = np.concatenate([self._frames(flat)[:, 1:], after[:, None]], axis=1)
         leaves = self.table.leaves(name, after)
-        slots = self.slot.take(flat)
-        hits = (slots >= 0).nonzero()[0]
         if len(hits):
             at: Any = hits if self.table.on_cpu else self.table.tensor(hits)
             for leaf, last in zip(leaves, self.lasts.table.leaves(name, slots[hits]), strict=True):

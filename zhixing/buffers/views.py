@@ -53,36 +53,34 @@ class NStep:
         return None
 
     def gather(self, storage: Storage, index: Array) -> dict[str, Tree]:
-        fields: dict[str, Tree] = {}
-        last = index
-        if self.n > 1 and isinstance(storage, Ring):
-            path = index[:, None] + np.arange(self.n) * storage.num_envs  # [B,n]
-            newest = storage.count[index % storage.num_envs] - 1
-            goes_on = ~storage.cut(path[:, :-1]) & (path[:, :-1] // storage.num_envs < newest[:, None])
-            used = np.ones(path.shape, bool)
-            used[:, 1:] = np.logical_and.accumulate(goes_on, axis=1)
-            steps = used.sum(1)
-            last = index + (steps - 1) * storage.num_envs
-            factor = np.where(used, self.gamma ** np.arange(self.n), 0.0).astype(np.float32)
-            # an unused step may lie on a row of another time: its reward must not enter, not even as 0 · NaN
-            reward = storage.take("reward", storage.flat(np.where(used, path, index[:, None]).reshape(-1)))
-            reward = reward.reshape(*path.shape, *reward.shape[1:])
-            weight = storage.table.tensor(factor)
-            fields["reward"] = (reward * weight.reshape(*path.shape, *[1] * (reward.dim() - 2))).sum(1)
-            discount = (self.gamma**steps).astype(np.float32)
-        else:
-            discount = np.full(len(index), self.gamma, np.float32)
         first = storage.flat(index)
-        last = first if last is index else storage.flat(last)
-        for name in storage.table.spec:
-            if name in ("terminated", "truncated"):
-                fields[name] = storage.take(name, last)
-            elif name not in fields:
-                fields[name] = storage.take(name, first)
-            if name in SUCCESSORS:
-                fields[SUCCESSORS[name]] = storage.successor(name, last)
+        fields = storage.take_all(first)
+        if self.n > 1 and isinstance(storage, Ring):
+            steps, fields["reward"] = self._sums(storage, index)
+            last = storage.flat(index + (steps - 1) * storage.num_envs)
+            fields |= {name: storage.take(name, last) for name in ("terminated", "truncated")}
+            discount = (self.gamma ** np.arange(self.n + 1)).astype(np.float32)[steps]
+        else:
+            last = first
+            discount = np.full(len(index), self.gamma, np.float32)
+        for name in [name for name in SUCCESSORS if name in fields]:
+            fields[SUCCESSORS[name]] = storage.successor(name, last)
         fields["discount"] = storage.table.tensor(discount)
         return fields
+
+    def _sums(self, storage: Ring, index: Array) -> tuple[Array, torch.Tensor]:
+        """How many steps are used [B], and the sum of their rewards."""
+        path = index[:, None] + np.arange(self.n) * storage.num_envs  # [B,n]
+        newest = storage.count[index % storage.num_envs] - 1
+        goes_on = ~storage.cut(path[:, :-1]) & (path[:, :-1] // storage.num_envs < newest[:, None])
+        used = np.ones(path.shape, bool)
+        used[:, 1:] = np.logical_and.accumulate(goes_on, axis=1)
+        factor = np.where(used, self.gamma ** np.arange(self.n), 0.0).astype(np.float32)
+        # an unused step may lie on a row of another time: its reward must not enter, not even as 0 · NaN
+        reward = storage.take("reward", storage.flat(np.where(used, path, index[:, None]).reshape(-1)))
+        reward = reward.reshape(*path.shape, *reward.shape[1:])
+        weight = storage.table.tensor(factor)
+        return used.sum(1), (reward * weight.reshape(*path.shape, *[1] * (reward.dim() - 2))).sum(1)
 
 
 @dataclass(frozen=True)
