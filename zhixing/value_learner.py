@@ -38,8 +38,8 @@ from zhixing.tree import Tree
 
 
 class Losses(NamedTuple):
-    """Of each step `[B]`: the loss (its mean where nothing weighs the steps), the value of the action taken, and how wrong
-    it was, where priorities need it."""
+    """Of each step `[B]`: the loss (where nothing weighs the steps, its mean), the value of the action taken, and how
+    wrong it was, where priorities need it."""
 
     loss: Tensor
     q: Tensor
