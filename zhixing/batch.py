@@ -94,7 +94,11 @@ class Batch:
 
     def flatten(self, dims: int = 2) -> Batch:
         """Merge the first `dims` dimensions: `[T,N,...]` to `[B,...]`."""
-        return self.map(lambda leaf: leaf.reshape(-1, *leaf.shape[dims:]))
+        return self.map(
+            lambda leaf: (
+                leaf.flatten(0, dims - 1) if isinstance(leaf, torch.Tensor) else leaf.reshape(-1, *leaf.shape[dims:])
+            )
+        )
 
     def numpy(self) -> Batch:
         return self.map(lambda leaf: leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf)

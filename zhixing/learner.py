@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -41,7 +41,7 @@ class Gradients(NamedTuple):
 
 
 class Update(NamedTuple):
-    metrics: dict[str, Tensor]
+    metrics: Mapping[str, Tensor]
     priority: Tensor | None = None
 
 

@@ -6,7 +6,7 @@ early at a KL divergence. Truncated episodes bootstrap from their true last obse
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from pydantic import model_validator
@@ -134,13 +134,13 @@ class PPO(Learner):
         policy_loss, log_ratio = self.policy_loss(logp, batch)
         value_loss = self.value_loss(value, batch)
         actor_loss = policy_loss - self.cfg.entropy_coef * entropy if self.cfg.entropy_coef else policy_loss
-        critic_loss = self.cfg.value_coef * value_loss
         if not self.cfg.own_critic:
-            found = {"both_optimizer": self.both_optimizer.gradient(actor_loss + critic_loss)}
+            loss = torch.add(actor_loss, value_loss, alpha=self.cfg.value_coef)
+            found = {"both_optimizer": self.both_optimizer.gradient(loss)}
         else:
             found = {"actor_optimizer": self.actor_optimizer.gradient(actor_loss)} if actor else {}
             if critic:
-                found["critic_optimizer"] = self.critic_optimizer.gradient(critic_loss)
+                found["critic_optimizer"] = self.critic_optimizer.gradient(self.cfg.value_coef * value_loss)
         metrics = {
             "policy_loss": policy_loss.detach(),
             "value_loss": value_loss.detach(),
@@ -164,7 +164,7 @@ class PPO(Learner):
 
     def update(self, batch: Batch) -> Update:
         data = self.prepare(batch)
-        told: list[dict[str, Tensor]] = []
+        told: list[Mapping[str, Tensor]] = []
         actor_epochs = self.cfg.epochs
         critic_epochs = actor_epochs if self.cfg.critic_epochs is None else self.cfg.critic_epochs
         for epoch in range(max(actor_epochs, critic_epochs)):

@@ -11,6 +11,7 @@ and uses every state, not a tenth of them; the critic learns by Adam. Truncated 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -125,7 +126,7 @@ class TRPO(Learner):
         data = prepare(self.net, batch, batch.reward, self.cfg.gamma, self.cfg.gae_lambda)
         whole = data if self.net.recurrent else data.flatten()
         metrics = self.policy_step(whole.replace(advantage=normalised(whole.advantage)))
-        told: list[dict[str, Tensor]] = []
+        told: list[Mapping[str, Tensor]] = []
         for _ in range(self.cfg.critic_epochs):
             for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent):
                 told.append(self.descend(self.gradients, minibatch).metrics)

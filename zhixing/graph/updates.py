@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -70,22 +70,30 @@ class Graph:
         self.run: Run = compiled(_module(recorder, update, changed), recorder.examples)
         self.inputs: list[Tensor] = list(recorder.examples)
         self.optimizers = list(learner.optimizers().values())
-        self.leaves = [source for source in recorder.sources if isinstance(source, Leaf)]
         self.places = [i for i, source in enumerate(recorder.sources) if isinstance(source, Leaf)]
         self.attributes = [(i, source) for i, source in enumerate(recorder.sources) if isinstance(source, str)]
         self.random = [(i, source) for i, source in enumerate(recorder.sources) if callable(source)]
-        self.looks = [_look(_leaf(batch, leaf)) for leaf in self.leaves]
+        leaves = [source for source in recorder.sources if isinstance(source, Leaf)]
+        self.looks = [(leaf, _look(_leaf(batch, leaf))) for leaf in leaves]
 
     def read(self, find: Find, batch: Batch, parts: dict[str, Any]) -> list[Tensor] | None:
         """The leaves that the graph reads; None if it is one of another kind of update."""
-        if self.find != find or self.parts != parts or self.fields != batch.fields:
+        fields = batch._fields
+        if self.find != find or self.parts != parts or self.fields != tuple(fields):
             return None
         updates = self.learner.updates
         for asked in self.asked:
             if not asked.holds(updates):
                 return None
-        leaves = [_leaf(batch, leaf) for leaf in self.leaves]
-        return leaves if [_look(leaf) for leaf in leaves] == self.looks else None
+        leaves = []
+        for leaf, look in self.looks:
+            value = fields[leaf.field]  # a tensor, nearly always; a batch's attributes take longer
+            if type(value) is not Tensor:
+                value = _leaf(batch, leaf)
+            if _look(value) != look:
+                return None
+            leaves.append(value)
+        return leaves
 
     def step(self, leaves: list[Tensor]) -> Update:
         from zhixing.learner import Update
@@ -104,7 +112,26 @@ class Graph:
         for name, value in zip(self.changed, others, strict=True):
             setattr(learner, name, value)
         learner.updates += self.updates
-        return Update(dict(zip(self.metrics, told.unbind(), strict=True)), priority)
+        return Update(Told(self.metrics, told), priority)
+
+
+class Told(Mapping[str, Tensor]):
+    """Numbers of an update, by name, that came as one vector. It is taken apart when somebody asks, which few do."""
+
+    def __init__(self, names: tuple[str, ...], numbers: Tensor) -> None:
+        self._names, self._numbers = names, numbers
+        self._parts: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if not self._parts:
+            self._parts = dict(zip(self._names, self._numbers.unbind(), strict=True))
+        return self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class Asked(NamedTuple):

@@ -76,7 +76,10 @@ class RewardScale(nn.Module):
 def normalised(x: Tensor, counted: Tensor | None = None) -> Tensor:
     """Zero mean and unit spread over all of `x`, or over its `counted` elements."""
     if counted is None:
-        return (x - x.mean()) / (x.std() + 1e-8) if x.numel() > 1 else x
+        if x.numel() <= 1:
+            return x
+        spread, mean = torch.std_mean(x)
+        return (x - mean) / (spread + 1e-8)
     n = counted.sum().clamp_min(1)
     centred = x - (x * counted).sum() / n
     spread = ((centred.square() * counted).sum() / n).sqrt().clamp_min(1e-8)

@@ -32,7 +32,7 @@ def mean_of(x: Tensor, counted: Tensor | None = None) -> Tensor:
 def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: float, counted: Tensor | None = None) -> Tensor:
     """`-E[min(r A, clip(r, 1 - ε, 1 + ε) A)]` (Schulman et al., 2017)."""
     # of the two bounds only the one on the side that A favours can be the lesser; it needs no gradient
-    bound = (1 + clip * advantage.sign()) * advantage
+    bound = torch.add(advantage, advantage.abs(), alpha=clip)
     return -mean_of(torch.min(log_ratio.exp() * advantage, bound), counted)
 
 
