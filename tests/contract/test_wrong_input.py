@@ -39,7 +39,7 @@ WRONG = {
     "no duration": (["train", "ppo", "--env", "CartPole-v1", "duration=soon"], "'soon' is no duration"),
     "minibatch": (
         ["train", "ppo", "--env", "CartPole-v1", "minibatch_size=100"],
-        "minibatch_size 100 must divide the rollout's 256 steps (steps_per_iteration x vector.num; try 64)",
+        "minibatch_size 100 must divide the rollout's 512 steps (steps_per_iteration x vector.num; try 64)",
     ),
     "continuous actions": (["train", "dqn", "--env", "Pendulum-v1"], "dqn needs Discrete actions"),
     "environment option": (["train", "ppo", "--env", "CartPole-v1", "env.gravty=3"], "gravty"),

@@ -116,7 +116,8 @@ def test_main_tells_what_went_wrong(small: Small, tmp_path: Path, capsys: pytest
 def test_an_interrupt_stops_all_with_checkpoints(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cfg = small("ppo", env_steps=10_000_000, eval_every_steps=640, log_every_steps=640, vector__backend="serial")
+    # evaluations are told, too, and put off the next word of progress: there must be time between them
+    cfg = small("ppo", env_steps=10_000_000, eval_every_steps=64_000, log_every_steps=640, vector__backend="serial")
     heard: list[str] = []
     with claimed(tmp_path) as lock:
         executor = LocalProcesses(1, lock)

@@ -17,7 +17,8 @@ def learners(*names: str, **settings: float) -> tuple[list[zx.Learner], Batch]:
     env = zx.envs.make_vector("CartPole-v1", 2, backend="serial")
     made = []
     for name in names:
-        cfg = zx.config.load(algorithm=name, env="CartPole-v1", max_grad_norm=None, **settings)
+        plain = {"max_grad_norm": None} | ({"gae_lambda": 1.0} if name == "a2c" else {})
+        cfg = zx.config.load(algorithm=name, env="CartPole-v1", **plain, **settings)
         made.append(zx.algorithms.get(name).make(cfg, env.spaces))
     actor = zx.Actor(made[0].policy, env, {**made[0].fields, **made[-1].fields})
     batch = actor.collect(steps=30).batch.map(np.array).to("cpu")
