@@ -205,7 +205,7 @@ for _name in ("ppo-cartpole", "dqn-cartpole", "sac-pendulum", "td3-pendulum", "c
     ROWS[f"{_name}-graph"] = {**ROWS[_name], "title": f"{ROWS[_name]['title']}; here with graph=true", "graph": True}
 ROWS["cql-pendulum-graph"]["measured_steps"] = 2_000  # what is learned in the end is in the other row
 
-# two threads of MindSpore hand each other the work, which costs most where each has a core
+# two threads of MindSpore hand each other the work: less time of the clock, twice that of the CPU
 ROWS["dqn-mindrl-threads"] = {
     **ROWS["dqn-mindrl"],
     "title": ROWS["dqn-mindrl"]["title"].replace("one core each", "MindRL with the threads that it takes"),
