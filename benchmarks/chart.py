@@ -96,7 +96,7 @@ def draw(found: list[Mark], picture: Path) -> None:
     axes.tick_params(axis="x", labelsize=7)
     axes.grid(axis="x", alpha=0.3)
     axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.3, 1.0), ncols=5, frameon=False)
-    figure.savefig(picture, dpi=110, bbox_inches="tight")
+    figure.savefig(picture, dpi=90, bbox_inches="tight")
 
 
 def main() -> None:
