@@ -39,6 +39,7 @@ class WorkerProcess:
         self._since: float | None = None  # when the step under way began, where there is a limit
         # two pipes: a byte through each takes less than through a socket
         (commands, self._commands), (self._answers, answers) = os.pipe(), os.pipe()
+        self.commands, self.answers = Connection(self._commands, readable=False), Connection(self._answers)
         fds = commands, answers, memory_fd
         try:
             self.process = subprocess.Popen(
@@ -50,7 +51,6 @@ class WorkerProcess:
         finally:
             os.close(commands)
             os.close(answers)
-        self.commands, self.answers = Connection(self._commands, readable=False), Connection(self._answers)
         self._poll = select.poll()
         self._poll.register(self._answers, select.POLLIN)
         self.busy = True
