@@ -45,6 +45,28 @@ class Update(NamedTuple):
     priority: Tensor | None = None
 
 
+class Told(Mapping[str, Tensor]):
+    """Numbers of an update, by name, that came as one vector. It is taken apart when somebody asks, which few do."""
+
+    def __init__(self, names: tuple[str, ...], numbers: Tensor) -> None:
+        self._names, self._numbers = names, numbers
+        self._parts: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if not self._parts:
+            self._parts = dict(zip(self._names, self._numbers.unbind(), strict=True))
+        return self._parts[name]
+
+    def floats(self) -> list[float]:
+        return self._numbers.tolist()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 class Learner(ABC):
     """An algorithm. `metrics` names what every update tells; `policy` is what acts with its weights."""
 

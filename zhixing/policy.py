@@ -173,7 +173,7 @@ class GreedyPolicy(Policy):
         if epsilon > 0:
             drawn = torch.rand(num, generator=rng, device=rng.device)
             # elsewhere than on the CPU asking costs more than an action
-            if rng.device.type != "cpu" or drawn.min().item() < epsilon:
+            if rng.device.type != "cpu" or min(drawn.tolist()) < epsilon:
                 best = torch.where(drawn < epsilon, self.random_action(num, mask, rng), best)
         return Decision(best, hidden=hidden)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from zhixing.callbacks.base import Callback
 from zhixing.checkpoint import RunFolder
 from zhixing.errors import NonFiniteError
+from zhixing.learner import Told
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,8 @@ class StopOnNonFinite(Callback):
         self.folder = folder
 
     def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
-        bad = [name for name, value in metrics.items() if not math.isfinite(float(value))]
+        floats = metrics.floats() if isinstance(metrics, Told) else map(float, metrics.values())
+        bad = [name for name, value in zip(metrics, floats, strict=True) if not math.isfinite(value)]
         if bad or loop.learner.skipped_steps():
             name = bad[0] if bad else "a gradient"
             value = f" is {float(metrics[name])}" if bad else " was not finite"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,11 +13,12 @@ from zhixing.batch import Batch
 from zhixing.errors import UserError
 from zhixing.graph.compiler import Run, check_compiler, compiled
 from zhixing.graph.recorder import Leaf, NoGraphError, Recorder, Watch, aten
+from zhixing.learner import Told, Update
 from zhixing.tree import tree_leaves
 
 if TYPE_CHECKING:
     from zhixing.config import RunConfig
-    from zhixing.learner import Gradients, Learner, Update
+    from zhixing.learner import Gradients, Learner
 
     Find = Callable[..., Gradients]
 
@@ -96,8 +97,6 @@ class Graph:
         return leaves
 
     def step(self, leaves: list[Tensor]) -> Update:
-        from zhixing.learner import Update
-
         learner, inputs = self.learner, self.inputs
         for optimizer in self.optimizers:
             optimizer.tell_rate()
@@ -113,25 +112,6 @@ class Graph:
             setattr(learner, name, value)
         learner.updates += self.updates
         return Update(Told(self.metrics, told), priority)
-
-
-class Told(Mapping[str, Tensor]):
-    """Numbers of an update, by name, that came as one vector. It is taken apart when somebody asks, which few do."""
-
-    def __init__(self, names: tuple[str, ...], numbers: Tensor) -> None:
-        self._names, self._numbers = names, numbers
-        self._parts: dict[str, Tensor] = {}
-
-    def __getitem__(self, name: str) -> Tensor:
-        if not self._parts:
-            self._parts = dict(zip(self._names, self._numbers.unbind(), strict=True))
-        return self._parts[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 class Asked(NamedTuple):
