@@ -73,7 +73,7 @@ class EnvConfig(Strict):
         return dict(self.model_extra or {})
 
 
-Backend = Literal["auto", "serial", "process", "native", "envpool", "torch", "ray"]
+Backend = Literal["auto", "serial", "process", "mixed", "native", "envpool", "torch", "ray"]
 
 
 class VectorConfig(Strict):

@@ -251,7 +251,7 @@ def alternatives(found: Profile) -> dict[str, dict[str, Any]]:
     if cfg.scheme == "self_play":  # games of its own, in this process
         return changes
     native = ["native"] if has_native(cfg.env.name, cfg.env.options) else []
-    for backend in ("serial", *(["process"] if num > 1 else []), *native):
+    for backend in ("serial", *(["process", "mixed"] if num > 1 else []), *native):
         if backend != cfg.vector.backend:
             changes[f"vector.backend={backend}"] = {"vector": {"backend": backend, "workers": "auto"}}
     return changes

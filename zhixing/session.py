@@ -91,6 +91,7 @@ class Session:
                     faults=_faults(cfg, self.folder, guarded=not playing),
                     address=cfg.distributed.address,
                     device=resolve_device(cfg).device,
+                    idle=not (isinstance(cfg, OffPolicyConfig) and cfg.overlap),
                 )
                 self.spaces = self.env.spaces
             else:

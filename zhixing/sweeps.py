@@ -160,7 +160,7 @@ def try_to_build(cfg: RunConfig) -> None:
     """Tells what is wrong with a configuration beyond its words: the task, its options, what suits the algorithm."""
     is_spread(cfg)
     # nobody is to wait for processes that do nothing
-    if cfg.vector.backend in ("auto", "process", "ray"):
+    if cfg.vector.backend in ("auto", "process", "mixed", "ray"):
         changes: dict[str, Any] = {"backend": "serial"}
         if cfg.vector.backend != "ray":
             changes["step_seconds"] = None  # which only processes can keep

@@ -29,7 +29,7 @@ def test_resumed_run_ends_like_one_never_stopped(algorithm: str, small: Callable
 
 
 # what a back end restores doesn't depend on the algorithm: one of each scheme will do
-@pytest.mark.parametrize("backend", ["process", "native", "torch"])
+@pytest.mark.parametrize("backend", ["process", "mixed", "native", "torch"])
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_every_back_end_resumes_exactly(name: str, backend: str, small: Callable, tmp_path: Path) -> None:
     stop_and_resume(small(name, seed=3, checkpoint_every_steps=150, vector__backend=backend), tmp_path)

@@ -27,9 +27,10 @@ def test_same_seed_same_run(algorithm: str, small: Callable, tmp_path: Path) -> 
 def test_any_number_of_processes_gives_the_serial_run(name: str, small: Callable, tmp_path: Path) -> None:
     ways = {"serial": {"backend": "serial"}, "one": {"backend": "process", "workers": 1}}
     ways["two"] = {"backend": "process", "workers": 2}
+    ways["mixed"] = {"backend": "mixed", "workers": 2}
     for way, vector in ways.items():
         zx.Session(small(name, seed=5, vector={"num": 3, **vector}), tmp_path / way, quiet=True).run()
-    for way in ("one", "two"):
+    for way in ("one", "two", "mixed"):
         assert differing(tmp_path / "serial", tmp_path / way) == []
         assert metrics_rows(tmp_path / "serial") == metrics_rows(tmp_path / way)
 

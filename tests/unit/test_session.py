@@ -66,7 +66,7 @@ def test_what_is_auto_is_resolved_and_written(tmp_path: Path) -> None:
     assert (cfg.vector.backend, cfg.vector.workers, cfg.threads, cfg.device) == ("auto",) * 4
     run_of(cfg, tmp_path / "run")
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert written["vector"]["backend"] in ("serial", "process", "native")
+    assert written["vector"]["backend"] in ("serial", "process", "mixed", "native")
     assert isinstance(written["vector"]["workers"], int)
     assert written["threads"] == 1  # no images
     assert written["device"] == ("cuda" if torch.cuda.is_available() else "cpu")

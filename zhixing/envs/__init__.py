@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zhixing.envs.checks import Finding, check
-from zhixing.envs.choice import default_workers, probe, worth_processes
+from zhixing.envs.choice import choose, default_workers, probe
 from zhixing.envs.families import Task, make, names
 from zhixing.envs.faults import ON_CRASH, Faults, keep_capsule
 from zhixing.envs.native import NativeVectorEnv, suits_auto
@@ -29,7 +29,7 @@ __all__ = [
     "names",
 ]
 
-BACKENDS = ("auto", "serial", "process", "native", "envpool", "torch", "ray")
+BACKENDS = ("auto", "serial", "process", "mixed", "native", "envpool", "torch", "ray")
 
 
 def make_vector(
@@ -42,9 +42,11 @@ def make_vector(
     faults: Faults | None = None,
     address: str | None = None,
     device: str = "cpu",
+    idle: bool = True,
 ) -> VectorEnv:
     """`num` copies of an environment. What was chosen for `auto` is in `.backend` and `.workers`. With backend ray
-    `address` is that of a cluster, with backend torch `device` where they live."""
+    `address` is that of a cluster, with backend torch `device` where they live. `idle` tells `auto` that this process
+    has nothing else to do while they step."""
     faults = faults or Faults()
     if backend not in BACKENDS:
         raise unknown("backend", backend, BACKENDS)
@@ -55,8 +57,9 @@ def make_vector(
     if workers is not None and not 1 <= workers <= num:
         raise UserError(f"the number of workers is {workers}; it must be from 1 to the {num} environments")
     guarded = faults.replace or faults.step_seconds is not None
-    if guarded and backend in ("native", "envpool", "torch"):
-        raise UserError(f"{backend} environments step together: on_crash=replace and step_seconds take backend process")
+    if guarded and backend in ("native", "envpool", "torch", "mixed"):
+        why = "live in this process too" if backend == "mixed" else "step together"
+        raise UserError(f"{backend} environments {why}: on_crash=replace and step_seconds take backend process")
     given = dict(options or {})
     if render_mode is not None:
         given["render_mode"] = render_mode
@@ -81,14 +84,17 @@ def make_vector(
             raise UserError("a limit per step (vector.step_seconds) takes worker processes; use backend process")
         return RayVectorEnv(task, num, workers or num, layout_of(task), faults, address)
     # only a process can be ended, and a trial in this one, where it decides nothing, could be its end
-    if guarded or (backend == "process" and workers is not None):
-        return ProcessVectorEnv(task, num, workers or default_workers(num, waits=False), layout_of(task), faults)
+    if guarded or (backend != "auto" and workers is not None):
+        workers = workers or default_workers(num, waits=False)
+        return ProcessVectorEnv(task, num, workers, layout_of(task), faults, mixed=backend == "mixed")
     try:
         found = probe(task)
     except EnvCrashError as crash:
         keep_capsule(crash, faults, env={"name": name, "options": given}, backend="serial")
         raise
     workers = workers or default_workers(num, found.waits)
-    if backend == "process" or worth_processes(num, found.step_seconds, found.waits, workers):
-        return ProcessVectorEnv(task, num, workers, found.layout, faults)
-    return SerialVectorEnv(task, num, found.layout, faults)
+    if backend == "auto":
+        backend = choose(num, found, workers, idle)
+    if backend == "serial":
+        return SerialVectorEnv(task, num, found.layout, faults)
+    return ProcessVectorEnv(task, num, workers, found.layout, faults, mixed=backend == "mixed")

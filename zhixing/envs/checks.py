@@ -16,7 +16,7 @@ from gymnasium.spaces import Box
 
 from zhixing.envs import trial
 from zhixing.envs.arrays import Arrays, allocate
-from zhixing.envs.choice import default_workers, probe, random_action, worth_processes
+from zhixing.envs.choice import choose, default_workers, probe, random_action
 from zhixing.envs.families import Task
 from zhixing.envs.layout import Layout, describe
 from zhixing.envs.looks import Look
@@ -283,10 +283,9 @@ class _Checker:
         workers = default_workers(COPIES, found.waits)
         if isinstance(self.factory, Task) and suits_auto(self.name, self.options):
             backend = "native"
-        elif worth_processes(COPIES, found.step_seconds, found.waits, workers):
-            backend = f"process with {workers} workers"
         else:
-            backend = "serial"
+            backend = choose(COPIES, found, workers, idle=True)
+            backend += "" if backend == "serial" else f" with {workers} workers"
         self.say("speed", "ok", f"{1 / found.step_seconds:,.0f} steps/s of one copy; {COPIES} would run {backend}")
 
 

@@ -16,10 +16,12 @@ from zhixing.envs.serial import Factory, name_of
 from zhixing.envs.slots import Slots
 
 PROBE_SECONDS = 0.05
-# What worker processes must save per step of the vector to be worth it. Measured on two virtual CPUs, 8 environments,
-# 2 workers: waking and answering costs 65-140 us; steps of 10, 20, 40, 80 us take 90, 170, 335, 655 us in one
-# process and 120-160, 145-240, 250-420, 420-430 us in two. So 20 us is about even and 40 us mostly a gain.
-WAKE_SECONDS = 150e-6
+# What worker processes must save per step of the vector to be worth it. Measured on two virtual CPUs, 8 environments:
+# - `process`, 2 workers: waking and answering costs 65-140 us; steps of 10, 20, 40, 80 us take 90, 170, 335, 655 us in
+#   one process and 120-160, 145-240, 250-420, 420-430 us in two. So 20 us is about even and 40 us mostly a gain.
+# - `mixed`, where who has just worked is awake: steps of 8, 13, 42 us take 66, 108, 345 us in one process and 50, 67,
+#   200 us in two. It would pay for all of these, but a further process takes its time to start.
+WAKE_SECONDS = {"process": 150e-6, "mixed": 75e-6}
 MAX_WAITING_WORKERS = 32  # an interpreter each, about 40 MB
 
 
@@ -76,7 +78,11 @@ def default_workers(num: int, waits: bool) -> int:
     return min(num, MAX_WAITING_WORKERS if waits else cpu_count())
 
 
-def worth_processes(num: int, step_seconds: float, waits: bool, workers: int) -> bool:
-    at_once = workers if waits else min(workers, cpu_count())
-    saved = num * step_seconds * (1.0 - 1.0 / at_once)
-    return num > 1 and cpu_count() > 1 and saved > WAKE_SECONDS
+def choose(num: int, found: Probe, workers: int, idle: bool) -> str:
+    """The back end that is fastest. Where this process computes meanwhile (not `idle`), it steps none of them itself;
+    tasks that wait have more workers than there are CPUs, which must be woken anyway."""
+    backend = "mixed" if idle and not found.waits else "process"
+    at_once = workers if found.waits else min(workers, cpu_count())
+    saved = num * found.step_seconds * (1.0 - 1.0 / at_once)
+    worth = num > 1 and cpu_count() > 1 and saved > WAKE_SECONDS[backend]
+    return backend if worth else "serial"

@@ -2,6 +2,9 @@
 
 A step costs one byte to each worker and one back. Workers are fresh interpreters: safe beside threads, free of torch,
 and a script needs no `if __name__ == "__main__"`.
+
+As the back end `mixed`, this process is the first of the workers: fewer have to be woken, and none is idle while others
+work. It protects from nothing: a task that ends its process ends this one.
 """
 
 from __future__ import annotations
@@ -19,23 +22,33 @@ from typing import Any
 import numpy as np
 
 from zhixing.envs.arrays import Array, Twin, allocate, shared_bytes
+from zhixing.envs.choice import cpu_count
 from zhixing.envs.faults import IN_A_ROW, INTERRUPTED, Faults
 from zhixing.envs.layout import Layout
+from zhixing.envs.own_share import OwnShare
 from zhixing.envs.serial import Factory, layout_of, name_of
-from zhixing.envs.slots import Numbers, State
+from zhixing.envs.slots import Numbers, Slots, State
 from zhixing.envs.tapes import Tapes, tape_bytes
 from zhixing.envs.vector import Info, Result, VectorEnv, as_ids, partial_result, result, shown
-from zhixing.envs.worker import Setup
+from zhixing.envs.worker import WATCH_SECONDS, Setup
 from zhixing.envs.worker_process import CLOSE_SECONDS, WorkerProcess
 from zhixing.errors import EnvCrashError, UserError
 from zhixing.tree import Tree
 
+Worker = WorkerProcess | OwnShare
 _GOES_ON: Numbers = {INTERRUPTED: True}  # of an episode that hasn't ended, for who asks whether one ended by itself
 
 
 class ProcessVectorEnv(VectorEnv):
     def __init__(
-        self, factory: Factory, num: int, workers: int, layout: Layout | None = None, faults: Faults | None = None
+        self,
+        factory: Factory,
+        num: int,
+        workers: int,
+        layout: Layout | None = None,
+        faults: Faults | None = None,
+        *,
+        mixed: bool = False,
     ) -> None:
         if not 1 <= workers <= num:
             raise UserError(f"the number of workers is {workers}; it must be from 1 to the {num} environments")
@@ -43,11 +56,14 @@ class ProcessVectorEnv(VectorEnv):
         name = name_of(factory)
         self.layout = layout = layout or layout_of(factory)
         self.tells = layout.tells
-        super().__init__(name, layout.spaces, num, "process", workers)
+        super().__init__(name, layout.spaces, num, "mixed" if mixed else "process", workers)
+        # where each has a CPU to itself, nobody has to be woken who has just worked
+        self._watch_seconds = WATCH_SECONDS if mixed and workers <= cpu_count() else 0.0
+
         self._tapes_at = shared_bytes(layout.spaces, num)
         self._size = self._tapes_at + tape_bytes(layout.spaces, num)
-        bounds = np.linspace(0, num, workers + 1).astype(int).tolist()
-        self._workers: list[WorkerProcess] = []
+        bounds = [-(-num * i // workers) for i in range(workers + 1)]  # the first have one more, where they differ
+        self._workers: list[Worker] = []
         self._memory_fd = _unnamed_file(self._size)
         self.closed = False
         try:
@@ -55,7 +71,10 @@ class ProcessVectorEnv(VectorEnv):
             self.arrays = allocate(layout.spaces, num, memory)
             self._tapes = Tapes(layout.spaces, num, memory, self._tapes_at)
             self._twin = Twin(self.arrays) if self.faults.replace else None
-            for first, last in itertools.pairwise(bounds):
+            if mixed:
+                own = self.arrays.rows(slice(0, bounds[1]))
+                self._workers.append(OwnShare(Slots([factory] * bounds[1], layout, own, 0, name)))
+            for first, last in itertools.pairwise(bounds[mixed:]):
                 self._workers.append(self._worker(first, last))
             for worker in self._workers:
                 worker.answer()
@@ -77,6 +96,7 @@ class ProcessVectorEnv(VectorEnv):
             self._tapes_at,
             self.faults.replace,
             lasting,
+            self._watch_seconds,
         )
         return WorkerProcess(setup, self._memory_fd, self._tapes, self.faults.step_seconds)
 
@@ -116,9 +136,10 @@ class ProcessVectorEnv(VectorEnv):
         while len(ids) < min_ready:
             waiting = [worker for worker in busy if worker.busy]
             seconds = [worker.seconds_left for worker in waiting if worker.seconds_left is not None]
-            ready = wait([worker.answers for worker in waiting], min(seconds, default=None))
+            pipes = [worker.answers for worker in waiting if worker.answers is not None]
+            ready = wait(pipes, 0.0 if len(pipes) < len(waiting) else min(seconds, default=None))
             for worker in waiting:
-                if worker.answers in ready or worker.seconds_left == 0.0:
+                if worker.answers is None or worker.answers in ready or worker.seconds_left == 0.0:
                     ended.update(self._ended([worker]))
                     ids += range(worker.first, worker.last)
         return partial_result(self.arrays, ended, as_ids(ids))
@@ -164,7 +185,7 @@ class ProcessVectorEnv(VectorEnv):
             self._keep(crash, self.factory)
             raise
 
-    def _ended(self, workers: list[WorkerProcess]) -> dict[int, Numbers]:
+    def _ended(self, workers: list[Worker]) -> dict[int, Numbers]:
         """Wait for neighbours to end their steps; gives the last numbers of the episodes that ended, by index."""
         ended: dict[int, Numbers] = {}
         for worker in list(workers):
@@ -184,7 +205,7 @@ class ProcessVectorEnv(VectorEnv):
                 worker.strikes = 0
         return ended
 
-    def _told(self, worker: WorkerProcess) -> dict[int, Numbers] | None:
+    def _told(self, worker: Worker) -> dict[int, Numbers] | None:
         try:
             told = worker.answer()
         except EnvCrashError as crash:
@@ -200,7 +221,7 @@ class ProcessVectorEnv(VectorEnv):
             self.replaced += 1
         return ended
 
-    def _replace(self, worker: WorkerProcess, twin: Twin) -> dict[int, Numbers]:
+    def _replace(self, worker: Worker, twin: Twin) -> dict[int, Numbers]:
         """A new process for one that is gone: the episodes of all its environments are over."""
         indices = range(worker.first, worker.last)
         tapes = [self._tapes.read(index) or {"seed": None, "replaced": 0} for index in indices]
@@ -216,7 +237,7 @@ class ProcessVectorEnv(VectorEnv):
         self.replaced += len(indices)
         return {index: {INTERRUPTED: True} for index in indices}
 
-    def _refuse_busy(self, workers: list[WorkerProcess]) -> None:
+    def _refuse_busy(self, workers: list[Worker]) -> None:
         for worker in workers:
             if worker.busy:
                 raise RuntimeError(f"environments {worker.range} are still at a step: recv first")

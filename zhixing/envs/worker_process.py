@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from zhixing.envs.tapes import Tapes
-from zhixing.envs.worker import CALL, DONE, ENDED, ERROR, STEP, VALUE, Setup
+from zhixing.envs.worker import CALL, DONE, ENDED, ERROR, STEP, VALUE, Setup, watch
 from zhixing.errors import EnvCrashError
 from zhixing.importing import child_environment
 
@@ -33,7 +33,7 @@ main(*map(int, sys.argv[1:]))
 class WorkerProcess:
     def __init__(self, setup: Setup, memory_fd: int, tapes: Tapes, step_seconds: float | None) -> None:
         self.name, self.first, self.last, self.tapes = setup.name, setup.first, setup.last, tapes
-        self.step_seconds = step_seconds
+        self.step_seconds, self.watch_seconds = step_seconds, setup.watch_seconds
         self.lost = False  # it was killed, by whomever
         self.strikes = 0  # how often in a row it had to be replaced
         self._since: float | None = None  # when the step under way began, where there is a limit
@@ -85,6 +85,8 @@ class WorkerProcess:
         seconds = self.seconds_left
         if seconds is not None and not self._poll.poll(1000 * min(seconds, 1e6)):
             raise self._hung()
+        if self.watch_seconds:
+            watch(self._poll, self.watch_seconds)
         try:
             kind = os.read(self._answers, 1)
             value: Any = None if kind == DONE else pickle.loads(self.answers.recv_bytes())

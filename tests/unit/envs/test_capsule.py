@@ -44,7 +44,7 @@ def crashed(folder: Path, backend: str = "serial", limit: float | None = None, h
 
 
 def crash(folder: Path, backend: str = "serial", limit: float | None = None, how: str = "raise") -> str:
-    faults, workers = Faults("stop", limit, folder), 2 if backend == "process" else None
+    faults, workers = Faults("stop", limit, folder), None if backend == "serial" else 2
     env = make_vector(FAILS, 3, backend, workers, {"how": how, "chance": 0.004}, faults=faults)
     env.reset(seed=5)
     with pytest.raises(EnvCrashError) as caught:
@@ -54,7 +54,8 @@ def crash(folder: Path, backend: str = "serial", limit: float | None = None, how
 
 
 @pytest.mark.parametrize(
-    ("backend", "how"), [("serial", "raise"), ("process", "raise"), ("serial", "nan"), ("process", "die")]
+    ("backend", "how"),
+    [("serial", "raise"), ("process", "raise"), ("mixed", "raise"), ("serial", "nan"), ("process", "die")],
 )
 def test_what_failed_once_fails_again(backend: str, how: str, tmp_path: Path) -> None:
     """The failure hangs on the task's chance, of some episode after the first, and on its actions."""

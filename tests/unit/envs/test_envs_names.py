@@ -113,23 +113,36 @@ def test_auto_takes_native_where_there_is_one() -> None:
 
 def test_auto_takes_one_process_for_cheap_tasks_and_many_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(envs.choice, "cpu_count", lambda: 2)
-    monkeypatch.setattr(envs.choice, "WAKE_SECONDS", 2e-3)  # measured under coverage, on a busy machine, all is slow
+    # measured under coverage, on a busy machine, all is slow
+    monkeypatch.setattr(envs.choice, "WAKE_SECONDS", {"process": 2e-3, "mixed": 2e-3})
     env = make_vector("toy/match", 8)
     assert (env.backend, env.workers) == ("serial", 1)
     env = make_vector("sample_tasks:Sleeper", 5, options={"always": 0.002})
     assert (env.backend, env.workers) == ("process", 5)  # it sleeps: more workers than CPUs help
     env.close()
+    monkeypatch.setattr(envs.choice, "WAKE_SECONDS", {"process": 1.0, "mixed": 0.0})
+    env = make_vector("toy/match", 4)
+    assert (env.backend, env.workers) == ("mixed", 2)  # this process is one of the two
+    env.close()
+    assert make_vector("toy/match", 4, idle=False).backend == "serial"
     monkeypatch.setattr(envs.choice, "cpu_count", lambda: 1)
     assert make_vector("sample_tasks:Sleeper", 4, options={"always": 0.002}).backend == "serial"
 
 
-def test_auto_weighs_time_saved_against_waking() -> None:
-    worth = envs.choice.worth_processes
-    cpus = envs.choice.cpu_count()
-    if cpus > 1:  # 8 steps of 100 us on two workers save 400 us of 800; of 10 us they save 40 of 80
-        assert worth(8, 100e-6, waits=False, workers=2)
-        assert not worth(8, 10e-6, waits=False, workers=2)
-        assert not worth(1, 1.0, waits=False, workers=1)
+def test_auto_weighs_time_saved_against_waking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envs.choice, "cpu_count", lambda: 2)
+    layout = envs.layout_of(envs.Task("toy/match"))
+
+    def chosen(num: int, step_seconds: float, workers: int = 2, waits: bool = False, idle: bool = True) -> str:
+        return envs.choice.choose(num, envs.choice.Probe(layout, step_seconds, waits), workers, idle)
+
+    # 8 steps of 100 us on two workers save 400 us of 800, of 25 us 100 of 200, of 10 us 40 of 80
+    assert chosen(8, 100e-6) == chosen(8, 25e-6) == "mixed"
+    assert chosen(8, 10e-6) == "serial"
+    assert chosen(8, 100e-6, idle=False) == "process"
+    assert chosen(8, 25e-6, idle=False) == "serial"
+    assert chosen(8, 1e-3, workers=8, waits=True) == "process"
+    assert chosen(1, 1.0, workers=1) == "serial"
 
 
 @pytest.mark.parametrize(

@@ -38,15 +38,17 @@ def gone(pids: list[int], seconds: float = 5.0) -> bool:
     return not any(alive(pid) for pid in pids)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_crash_shows_traceback_name_index_and_step(workers: int) -> None:
-    env: VectorEnv = ProcessVectorEnv(Trouble, 4, workers) if workers else SerialVectorEnv(Trouble, 4)
+@pytest.mark.parametrize(("backend", "index"), [("serial", 3), ("process", 3), ("mixed", 3), ("mixed", 0)])
+def test_crash_shows_traceback_name_index_and_step(backend: str, index: int) -> None:
+    env: VectorEnv = SerialVectorEnv(Trouble, 4)
+    if backend != "serial":
+        env = ProcessVectorEnv(Trouble, 4, 2, mixed=backend == "mixed")
     env.reset(seed=0)
     env.step(actions(4))
     with pytest.raises(EnvCrashError) as caught:
-        env.step(actions(4, at3=7))
+        env.step(actions(4, **{f"at{index}": 7}))
     message = str(caught.value)
-    assert "Trouble (index 3) crashed at step 2" in message
+    assert f"Trouble (index {index}) crashed at step 2" in message
     assert "ZeroDivisionError: the wheels came off" in message
     assert "sample_tasks.py" in message
     env.close()
@@ -88,6 +90,35 @@ def test_ready_environments_are_returned_first() -> None:
     ids, obs, _, _, _, _ = env.recv(min_ready=4)
     assert ids.tolist() == [0, 1, 2, 3]
     assert obs[:, 1].tolist() == [1, 1, 2, 2]
+    env.close()
+
+
+def test_the_first_worker_of_a_mixed_vector_is_this_process() -> None:
+    env = ProcessVectorEnv(Spy, 5, 2, mixed=True)
+    assert (env.backend, env.workers) == ("mixed", 2)
+    env.reset(seed=0)
+    infos = env.step(actions(5))[4]["final_info"]
+    pids = [infos[index]["pid"] for index in range(5)]
+    assert pids == [os.getpid()] * 3 + pids[-1:] * 2
+    assert pids[-1] != os.getpid()
+    env.close()
+
+
+def test_mixed_environments_are_sent_and_received_in_part() -> None:
+    env = ProcessVectorEnv(Sleeper, 4, 2, mixed=True)
+    env.reset(seed=0)
+    env.send(actions(4, at2=7), np.arange(4))  # index 2 sleeps 350 ms, and its worker with it
+    ids, obs, _, _, _, _ = env.recv()
+    assert ids.tolist() == [0, 1]
+    assert obs.tolist() == [[0, 1], [0, 1]]
+    with pytest.raises(RuntimeError, match="2 to 3 are still at a step"):
+        env.send(actions(2), np.array([2, 3]))
+    env.send(actions(2), ids)
+    with pytest.raises(RuntimeError, match="0 to 1 are still at a step"):
+        env.send(actions(2), ids)
+    ids, obs, _, _, _, _ = env.recv(min_ready=4)
+    assert ids.tolist() == [0, 1, 2, 3]
+    assert obs[:, 1].tolist() == [2, 2, 1, 1]
     env.close()
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,8 +56,8 @@ def test_worker_processes_change_no_bit(factory: Any, all_workers: tuple[int, ..
     first = tree_map(np.copy, first)
     wanted = record(serial, 500, seed=1)
     assert any(infos for _, infos in wanted)
-    for workers in all_workers:
-        env = ProcessVectorEnv(factory, 4, workers)
+    for workers, mixed in itertools.product(all_workers, (False, True)):
+        env = ProcessVectorEnv(factory, 4, workers, mixed=mixed)
         obs, _ = env.reset(seed=3)
         assert_same([(tree_leaves(first), {})], [(tree_leaves(obs), {})])
         assert_same(wanted, record(env, 500, seed=1))
@@ -70,7 +72,9 @@ def test_each_environment_has_its_own_stream_whatever_their_number() -> None:
     assert not np.array_equal(large, SerialVectorEnv(Chaser, 3).reset(seed=6)[0])
 
 
-@pytest.mark.parametrize("backend", [SerialVectorEnv, lambda factory, num: ProcessVectorEnv(factory, num, 2)])
+@pytest.mark.parametrize(
+    "backend", [SerialVectorEnv, partial(ProcessVectorEnv, workers=2), partial(ProcessVectorEnv, workers=2, mixed=True)]
+)
 @pytest.mark.parametrize("how", ["death", "limit"])
 def test_end_of_episode_shows_next_first_and_true_last_observation(backend: Any, how: str) -> None:
     env = backend(lambda: Counter(**{how: 3}), 2)
@@ -152,6 +156,7 @@ def makers() -> dict[str, Any]:
         "serial-mixed": lambda: SerialVectorEnv(Mixed, 3),
         "serial-chaser": lambda: SerialVectorEnv(Chaser, 3),
         "process-mixed": lambda: ProcessVectorEnv(Mixed, 3, 2),
+        "mixed-mixed": lambda: ProcessVectorEnv(Mixed, 3, 2, mixed=True),
         "process-toy": lambda: make_vector("toy/reach", 3, "process", 2),
         "serial-gymnasium": lambda: make_vector("Acrobot-v1", 3, "serial"),
         "native": lambda: make_vector("CartPole-v1", 3, "native"),
@@ -205,12 +210,13 @@ def test_snapshot_remembers_reset_options() -> None:
 
 
 def test_serial_snapshot_continues_in_worker_processes() -> None:
-    serial, process = SerialVectorEnv(Mixed, 4), ProcessVectorEnv(Mixed, 4, 3)
-    serial.reset(seed=1)
-    record(serial, 60, seed=0)
-    process.load_state_dict(serial.state_dict())
-    assert_same(record(serial, 100, seed=4), record(process, 100, seed=4))
-    process.close()
+    for mixed in (False, True):
+        serial, process = SerialVectorEnv(Mixed, 4), ProcessVectorEnv(Mixed, 4, 3, mixed=mixed)
+        serial.reset(seed=1)
+        record(serial, 60, seed=0)
+        process.load_state_dict(serial.state_dict())
+        assert_same(record(serial, 100, seed=4), record(process, 100, seed=4))
+        process.close()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

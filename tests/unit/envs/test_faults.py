@@ -237,6 +237,8 @@ def test_what_can_not_be_guarded_is_refused() -> None:
         make_vector("toy/match", 2, "serial", faults=Faults(step_seconds=1.0))
     with pytest.raises(UserError, match="native environments step together"):
         make_vector("CartPole-v1", 2, "native", faults=REPLACE)
+    with pytest.raises(UserError, match="mixed environments live in this process too"):
+        make_vector("toy/match", 2, "mixed", faults=Faults(step_seconds=1.0))
     with pytest.raises(UserError, match="did you mean 'replace'"):
         make_vector("CartPole-v1", 2, faults=Faults("replac"))
     env = make_vector("CartPole-v1", 2, faults=REPLACE)  # auto: what survives most
