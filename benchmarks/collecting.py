@@ -90,7 +90,8 @@ def ours(row: Mapping[str, Any], backend: str) -> tuple[Any, dict[str, Any]]:
 
     env = envs.make_vector(row["env"], row["num"], backend)
     env.reset(seed=0)
-    return env, {"chosen": f"{env.backend}, {env.workers}" if env.backend == "process" else env.backend}
+    chosen = f"{env.backend}, {env.workers}" if env.backend in ("process", "mixed") else env.backend
+    return env, {"chosen": chosen}
 
 
 def gymnasium(row: Mapping[str, Any], kind: str) -> tuple[Any, dict[str, Any]]:

@@ -188,7 +188,8 @@ class ProcessVectorEnv(VectorEnv):
     def _ended(self, workers: list[Worker]) -> dict[int, Numbers]:
         """Wait for neighbours to end their steps; gives the last numbers of the episodes that ended, by index."""
         ended: dict[int, Numbers] = {}
-        for worker in list(workers):
+        # the last to begin is mostly the last to end: to wait for it first takes one sleep instead of several
+        for worker in (workers[0], *reversed(workers[1:])):
             told = self._told(worker)
             if told is not None:
                 ended.update(told)
