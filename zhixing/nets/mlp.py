@@ -11,9 +11,34 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Activation = Literal["tanh", "relu", "silu", "elu", "gelu"]
+FEW = 8192  # numbers, for which a further call costs more than it saves
+
+
+class _Tanh(torch.autograd.Function):
+    """2 σ(2x) - 1, in place. torch computes σ six times as fast as tanh; the difference is below 2e-7."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        y = x.mul_(2.0).sigmoid_().mul_(2.0).sub_(1.0)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return torch.ops.aten.tanh_backward.default(gradient, y)
+
+
+def tanh_(x: Tensor) -> Tensor:
+    if x.numel() < FEW or not x.is_cpu or x.dtype != torch.float32:
+        return torch.tanh_(x)
+    return _Tanh.apply(x)  # type: ignore[no-untyped-call]
+
+
 # in place where the gradient needs only the result
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh_,
+    "tanh": tanh_,
     "relu": torch.relu_,
     "silu": F.silu,
     "elu": F.elu,

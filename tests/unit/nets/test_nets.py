@@ -21,7 +21,7 @@ from zhixing.nets.actor_critic import ActorCritic
 from zhixing.nets.body import Encoder, RecurrentBody, make_body, num_features, unroll
 from zhixing.nets.cnn import CNN, CnnKind
 from zhixing.nets.heads import PolicyHead
-from zhixing.nets.mlp import MLP, TwinMLP
+from zhixing.nets.mlp import FEW, MLP, TwinMLP, tanh_
 from zhixing.ops.distributions import Categorical, Gaussian, MultiCategorical
 from zhixing.spaces import Spaces
 from zhixing.tree import tree_leaves
@@ -339,3 +339,21 @@ def test_memory_is_made_where_the_network_is(name: str, memories: int, recurrent
     leaves = [] if hidden is None else tree_leaves(hidden)
     expected = [("meta", (4, 64))] * memories if recurrent == "gru" else []
     assert [(leaf.device.type, tuple(leaf.shape)) for leaf in leaves] == expected
+
+
+def test_tanh_of_many_numbers_is_torchs_with_its_derivatives() -> None:
+    x = torch.linspace(-12.0, 12.0, FEW, dtype=torch.float32)
+    firsts, seconds = [], []
+    for tanh in (torch.tanh, tanh_):
+        at = x.clone().requires_grad_()
+        y = tanh(at + 0.0)  # in place, so not of the leaf itself
+        (first,) = torch.autograd.grad(y.square().sum(), at, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), at)
+        firsts.append((y.detach(), first.detach()))
+        seconds.append(second)
+    for one, other in zip((*firsts[0], seconds[0]), (*firsts[1], seconds[1]), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-6, rtol=0)
+    assert torch.isnan(tanh_(torch.full((FEW,), torch.nan))).all()
+    assert tanh_(torch.tensor([-torch.inf, torch.inf]).repeat(FEW)).unique().tolist() == [-1.0, 1.0]
+    half = torch.randn(FEW, dtype=torch.bfloat16)
+    assert torch.equal(tanh_(half.clone()), half.tanh())
