@@ -20,8 +20,8 @@ PROBE_SECONDS = 0.05
 # - `process`, 2 workers: waking and answering costs 65-140 us; steps of 10, 20, 40, 80 us take 90, 170, 335, 655 us in
 #   one process and 120-160, 145-240, 250-420, 420-430 us in two. So 20 us is about even and 40 us mostly a gain.
 # - `mixed`, where who has just worked is awake: steps of 8, 13, 42 us take 66, 108, 345 us in one process and 50, 67,
-#   200 us in two. It would pay for all of these, but a further process takes its time to start.
-WAKE_SECONDS = {"process": 150e-6, "mixed": 75e-6}
+#   200 us in two. It pays for all of these, but least for the first, and a further process takes its time to start.
+WAKE_SECONDS = {"process": 150e-6, "mixed": 50e-6}
 MAX_WAITING_WORKERS = 32  # an interpreter each, about 40 MB
 
 
@@ -42,14 +42,15 @@ def probe(factory: Factory) -> Probe:
         slots.reset([0], None)
         action = layout.spaces.action
         action.seed(0)
-        wall, cpu = [time.perf_counter()], [time.process_time()]
-        while len(wall) < 4 or wall[-1] - wall[0] < PROBE_SECONDS:
+        walls, cpus, until = [], [], time.perf_counter() + PROBE_SECONDS
+        while len(walls) < 3 or time.perf_counter() < until:
             arrays.action[0] = random_action(action, arrays.beside.get("mask"), layout.spaces.num_agents)
+            wall, cpu = time.perf_counter(), time.process_time()
             slots.step()
-            wall.append(time.perf_counter())
-            cpu.append(time.process_time())
+            walls.append(time.perf_counter() - wall)
+            cpus.append(time.process_time() - cpu)
         # a quarter of the steps are faster: on a busy machine the others take long, and not because of the task
-        step_seconds, cpu_seconds = (float(np.quantile(np.diff(times), 0.25)) for times in (wall, cpu))
+        step_seconds, cpu_seconds = (float(np.quantile(times, 0.25)) for times in (walls, cpus))
         return Probe(layout, step_seconds, waits=cpu_seconds < 0.5 * step_seconds)
     finally:
         env.close()

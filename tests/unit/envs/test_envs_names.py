@@ -136,11 +136,11 @@ def test_auto_weighs_time_saved_against_waking(monkeypatch: pytest.MonkeyPatch) 
     def chosen(num: int, step_seconds: float, workers: int = 2, waits: bool = False, idle: bool = True) -> str:
         return envs.choice.choose(num, envs.choice.Probe(layout, step_seconds, waits), workers, idle)
 
-    # 8 steps of 100 us on two workers save 400 us of 800, of 25 us 100 of 200, of 10 us 40 of 80
-    assert chosen(8, 100e-6) == chosen(8, 25e-6) == "mixed"
+    # 8 steps of 100 us on two workers save 400 us of 800, of 30 us 120 of 240, of 10 us 40 of 80
+    assert chosen(8, 100e-6) == chosen(8, 30e-6) == "mixed"
     assert chosen(8, 10e-6) == "serial"
     assert chosen(8, 100e-6, idle=False) == "process"
-    assert chosen(8, 25e-6, idle=False) == "serial"
+    assert chosen(8, 30e-6, idle=False) == "serial"
     assert chosen(8, 1e-3, workers=8, waits=True) == "process"
     assert chosen(1, 1.0, workers=1) == "serial"
 
