@@ -108,6 +108,7 @@ def test_settings_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
         "vector.num=32",
         "vector.backend=serial",
         "vector.backend=process",
+        "vector.backend=mixed",
     ]
     alone = zx.config.load(**task, vector={"num": 1, "backend": "serial"}, minibatch_size=32)
     assert list(alternatives(made_up(alone))) == [

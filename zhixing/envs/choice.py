@@ -42,7 +42,9 @@ def probe(factory: Factory) -> Probe:
         slots.reset([0], None)
         action = layout.spaces.action
         action.seed(0)
-        walls, cpus, until = [], [], time.perf_counter() + PROBE_SECONDS
+        walls: list[float] = []
+        cpus: list[float] = []
+        until = time.perf_counter() + PROBE_SECONDS
         while len(walls) < 3 or time.perf_counter() < until:
             arrays.action[0] = random_action(action, arrays.beside.get("mask"), layout.spaces.num_agents)
             wall, cpu = time.perf_counter(), time.process_time()
