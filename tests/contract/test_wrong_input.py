@@ -32,7 +32,7 @@ WRONG = {
     "a bool for a number": (["train", "ppo", "--env", "CartPole-v1", "lr=true"], "lr=True"),
     "wrong choice": (
         ["train", "ppo", "--env", "CartPole-v1", "vector.backend=threads"],
-        "'auto', 'serial', 'process', 'native', 'envpool', 'torch' or 'ray'",
+        "'auto', 'serial', 'process', 'mixed', 'native', 'envpool', 'torch' or 'ray'",
     ),
     "not a setting": (["train", "ppo", "--env", "CartPole-v1", "fast"], "'fast' is no setting; write name=value"),
     "a half number": (["train", "ppo", "--env", "CartPole-v1", "env_steps=10.5"], "env_steps=10.5"),

@@ -59,7 +59,6 @@ class ProcessVectorEnv(VectorEnv):
         super().__init__(name, layout.spaces, num, "mixed" if mixed else "process", workers)
         # where each has a CPU to itself, nobody has to be woken who has just worked
         self._watch_seconds = WATCH_SECONDS if mixed and workers <= cpu_count() else 0.0
-
         self._tapes_at = shared_bytes(layout.spaces, num)
         self._size = self._tapes_at + tape_bytes(layout.spaces, num)
         bounds = [-(-num * i // workers) for i in range(workers + 1)]  # the first have one more, where they differ
@@ -71,11 +70,11 @@ class ProcessVectorEnv(VectorEnv):
             self.arrays = allocate(layout.spaces, num, memory)
             self._tapes = Tapes(layout.spaces, num, memory, self._tapes_at)
             self._twin = Twin(self.arrays) if self.faults.replace else None
-            if mixed:
-                own = self.arrays.rows(slice(0, bounds[1]))
-                self._workers.append(OwnShare(Slots([factory] * bounds[1], layout, own, 0, name)))
             for first, last in itertools.pairwise(bounds[mixed:]):
                 self._workers.append(self._worker(first, last))
+            if mixed:  # while the others start
+                own = self.arrays.rows(slice(0, bounds[1]))
+                self._workers.insert(0, OwnShare(Slots([factory] * bounds[1], layout, own, 0, name)))
             for worker in self._workers:
                 worker.answer()
         except BaseException:
