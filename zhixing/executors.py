@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from zhixing.envs.choice import cpu_count
+from zhixing.envs.choice import CPU_COUNT, cpu_count
 from zhixing.errors import UserError
 from zhixing.importing import child_environment
 from zhixing.jobs import TOLD_EVERY_SECONDS, Job, News
@@ -82,14 +82,18 @@ class LocalProcesses(Executor):
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # libraries besides torch mustn't take all cores
-                env={**child_environment(), "OMP_NUM_THREADS": str(job.settings["threads"])},
+                env={**child_environment(), **self._share(job)},
                 start_new_session=True,  # Ctrl-C in a terminal comes to us alone, who then ask each job once
             )
         connection = Connection(ours.detach())
         self._processes[job.name] = (process, connection)
         with suppress(OSError):  # it died at once, which `news` tells
             connection.send(job)
+
+    def _share(self, job: Job) -> dict[str, str]:
+        """Each run has a part of the CPUs for its environments; libraries besides torch mustn't take all either."""
+        cpus = max(1, cpu_count() // self.workers)
+        return {CPU_COUNT: str(cpus), "OMP_NUM_THREADS": str(job.settings["threads"])}
 
     def news(self, seconds: float) -> list[News]:
         by_connection = {connection: name for name, (_, connection) in self._processes.items()}

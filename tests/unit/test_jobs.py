@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -17,6 +18,7 @@ from conftest import differing
 import zhixing as zx
 from zhixing import executors
 from zhixing.config import RunConfig
+from zhixing.envs.choice import cpu_count
 from zhixing.executors import Board, LocalProcesses, claimed, drive
 from zhixing.jobs import Job, News, main, run_job
 
@@ -138,6 +140,21 @@ def test_an_interrupt_stops_all_with_checkpoints(
     assert not (tmp_path / "first" / "result.json").exists()
     assert not (tmp_path / "second").exists()
     assert "stopping all runs" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_runs_share_the_cpus(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that environments of one don't take those of the others."""
+    monkeypatch.setenv("PYTHON_CPU_COUNT", "8")
+    with claimed(tmp_path) as lock:
+        executor = LocalProcesses(3, lock)
+        executor.start(job(small("ppo", env_steps=10_000_000), tmp_path))
+        (process, _) = executor._processes["run"]
+        told = Path(f"/proc/{process.pid}/environ").read_text().split("\0")
+        executor.close()
+    assert "PYTHON_CPU_COUNT=2" in told
+    monkeypatch.setenv("PYTHON_CPU_COUNT", "0")  # nonsense is passed over
+    assert cpu_count() == len(os.sched_getaffinity(0))
 
 
 def test_a_killed_process_is_told_and_jobs_hold_the_claim(
