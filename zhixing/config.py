@@ -79,7 +79,7 @@ Backend = Literal["auto", "serial", "process", "mixed", "native", "envpool", "to
 class VectorConfig(Strict):
     backend: Backend = "auto"  # what runs copies; auto measures
     num: Positive = 1  # copies of the task; `zhixing train ... vector.num=auto` measures how many are fastest
-    workers: Positive | Auto = "auto"  # processes that share the copies, with backend=process or ray
+    workers: Positive | Auto = "auto"  # processes that share the copies, with backend=process, mixed or ray
     on_crash: Literal["stop", "replace"] = "stop"  # a copy that fails ends the run, or a new one takes its place
     step_seconds: PositiveFloat | None = None  # how long a step of a copy may take, with backend=process
 

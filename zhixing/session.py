@@ -86,7 +86,7 @@ class Session:
                     cfg.env.name,
                     1 if playing else cfg.vector.num,
                     backend="serial" if playing else cfg.vector.backend,
-                    workers=_number(cfg.vector.workers),
+                    workers=None if playing else _number(cfg.vector.workers),
                     options=cfg.env.options,
                     faults=_faults(cfg, self.folder, guarded=not playing),
                     address=cfg.distributed.address,
@@ -422,7 +422,9 @@ def resolve(cfg: RunConfig, spaces: Spaces, env: envs.VectorEnv | None) -> RunCo
     if env is not None:
         vector = vector.model_copy(update={"backend": env.backend, "workers": env.workers})
     elif vector.backend == "auto" and is_spread(cfg):
-        vector = vector.model_copy(update={"backend": "serial"})  # workers step theirs at the same time already
+        # workers step theirs at the same time already, unless somebody asks for more
+        own = isinstance(vector.workers, int) and vector.workers > 1
+        vector = vector.model_copy(update={"backend": "process" if own else "serial"})
     if threads == "auto":
         # small matrices are slower on several threads; convolutions gain from them
         sizes = tree_leaves(tree_map(lambda f: math.prod(f.shape) if len(f.shape) == 3 else 0, spaces.fields()["obs"]))

@@ -162,6 +162,8 @@ def try_to_build(cfg: RunConfig) -> None:
     # nobody is to wait for processes that do nothing
     if cfg.vector.backend in ("auto", "process", "mixed", "ray"):
         changes: dict[str, Any] = {"backend": "serial"}
+        if isinstance(cfg.vector.workers, int) and cfg.vector.workers <= cfg.vector.num:  # else that is told
+            changes["workers"] = "auto"
         if cfg.vector.backend != "ray":
             changes["step_seconds"] = None  # which only processes can keep
         cfg = cfg.model_copy(update={"vector": cfg.vector.model_copy(update=changes)})

@@ -61,6 +61,19 @@ def test_a_run_that_was_never_evaluated_has_the_evaluation_at_its_end(small: Cal
     assert 0 <= result["final_return"] == result["best_return"] <= 10
 
 
+def test_environments_of_workers_have_processes_where_asked_for(small: Callable, tmp_path: Path) -> None:
+    """Two actors that take turns, each with two environments in two processes: the same as in one."""
+    cfg = small("a3c", vector__num=4, actors=2)
+    run_of(cfg, tmp_path / "serial")
+    run_of(cfg.model_copy(update={"vector": cfg.vector.model_copy(update={"workers": 2})}), tmp_path / "process")
+    backends = [
+        yaml.safe_load((tmp_path / way / "config.yaml").read_text())["vector"]["backend"]
+        for way in ("serial", "process")
+    ]
+    assert backends == ["serial", "process"]
+    assert differing(tmp_path / "serial", tmp_path / "process") == []
+
+
 def test_what_is_auto_is_resolved_and_written(tmp_path: Path) -> None:
     cfg = zx.config.load(algorithm="ppo", env="CartPole-v1", env_steps=256)
     assert (cfg.vector.backend, cfg.vector.workers, cfg.threads, cfg.device) == ("auto",) * 4

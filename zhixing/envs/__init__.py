@@ -56,6 +56,8 @@ def make_vector(
         raise UserError(f"the number of environments is {num}; it must be at least 1")
     if workers is not None and not 1 <= workers <= num:
         raise UserError(f"the number of workers is {workers}; it must be from 1 to the {num} environments")
+    if workers not in (None, 1) and backend in ("serial", "native", "envpool", "torch"):
+        raise UserError(f"{backend} environments have no workers, not {workers}; backends process, mixed and ray have")
     guarded = faults.replace or faults.step_seconds is not None
     if guarded and backend in ("native", "envpool", "torch", "mixed"):
         why = "live in this process too" if backend == "mixed" else "step together"

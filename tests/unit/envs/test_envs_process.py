@@ -214,5 +214,7 @@ def test_killed_parent_leaves_no_worker_and_no_shared_memory(stuck: int) -> None
 def test_wrong_numbers_are_refused_before_a_process_starts() -> None:
     with pytest.raises(UserError, match="workers is 3; it must be from 1 to the 2"):
         make_vector("toy/match", 2, "process", workers=3)
+    with pytest.raises(UserError, match="serial environments have no workers, not 2; backends process, mixed and ray"):
+        make_vector("toy/match", 2, "serial", workers=2)
     with pytest.raises(UserError, match="environments is 0"):
         make_vector("toy/match", 0)
