@@ -42,7 +42,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        """Whole numbers as such; groups of settings given in part keep the rest of their defaults."""
+        """Whole numbers as such, and `none`; groups of settings given in part keep the rest of their defaults."""
         if not isinstance(values, Mapping):
             return values
         return {key: _complete(cls.model_fields.get(key), value) for key, value in values.items()}
@@ -54,6 +54,8 @@ def _complete(field: FieldInfo | None, value: Any) -> Any:
     if isinstance(value, Mapping) and isinstance(field.default, BaseModel):
         return {**field.default.model_dump(), **value}
     kind = str(field.annotation)
+    if value == "none" and "None" in kind:  # as `zhixing show` writes it
+        return None
     if "int" not in kind or "float" in kind:
         return value
     return [_whole(part) for part in value] if isinstance(value, list) else _whole(value)
