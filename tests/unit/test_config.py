@@ -112,11 +112,11 @@ def test_whole_numbers_may_have_an_exponent() -> None:
 def test_none_is_nothing_where_nothing_is_allowed() -> None:
     """As `zhixing show` writes it; elsewhere it is a word like any other."""
     words = ["max_grad_norm=none", "stop_return=none", "net.recurrent=none", "distributed.address=none"]
-    cfg = zx.config.load(algorithm="ppo", env="CartPole-v1", **zx.config.parse_overrides(words))
+    cfg = load(algorithm="ppo", env="CartPole-v1", **parse_overrides(words))
     assert (cfg.max_grad_norm, cfg.stop_return, cfg.distributed.address) == (None, None, None)  # type: ignore[attr-defined]
     assert cfg.net.recurrent == "none"
     with pytest.raises(UserError, match="lr='none': should be a valid number"):
-        zx.config.load(algorithm="ppo", env="CartPole-v1", lr="none")
+        load(algorithm="ppo", env="CartPole-v1", lr="none")
 
 
 def test_whole_numbers_with_an_exponent_in_a_list() -> None:
