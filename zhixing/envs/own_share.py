@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zhixing.envs.slots import Slots
+from zhixing.envs.worker_process import range_of
 
 
 class OwnShare:
@@ -43,7 +44,7 @@ class OwnShare:
 
     @property
     def range(self) -> str:
-        return f"{self.first} to {self.last - 1}"
+        return range_of(self.first, self.last)
 
     def hang_up(self) -> None:
         self.slots.close()

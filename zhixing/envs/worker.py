@@ -91,13 +91,12 @@ def _serve(commands: Connection, answers: Connection, slots: Slots, watch_second
     fd = commands.fileno()
     coming = select.poll()
     coming.register(fd, select.POLLIN)
-
-    def read() -> bytes:
+    while True:
         if watch_seconds:
             watch(coming, watch_seconds)
-        return os.read(fd, 1)
-
-    while command := read():
+        command = os.read(fd, 1)
+        if not command:
+            break
         if command == STEP:
             _attempt(answers, lambda: _step(slots))
         else:

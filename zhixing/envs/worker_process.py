@@ -105,7 +105,7 @@ class WorkerProcess:
 
     @property
     def range(self) -> str:
-        return str(self.first) if self.last == self.first + 1 else f"{self.first} to {self.last - 1}"
+        return range_of(self.first, self.last)
 
     def exit_code(self, seconds: float) -> int:
         """Of a worker that is going; one that isn't gone after `seconds` is killed."""
@@ -147,3 +147,8 @@ class WorkerProcess:
             crash.capsule = {"index": index, **story, "error": error}
         self.lost = True
         return crash
+
+
+def range_of(first: int, last: int) -> str:
+    """The indices of a worker's environments, for people; `last` is one past them."""
+    return str(first) if last == first + 1 else f"{first} to {last - 1}"

@@ -75,21 +75,25 @@ def test_close_ends_workers_even_in_the_middle_of_a_step() -> None:
     assert gone(pids, 0.0)
 
 
-def test_ready_environments_are_returned_first() -> None:
-    env = ProcessVectorEnv(Sleeper, 4, 2)
+@pytest.mark.parametrize(("mixed", "slow", "fast"), [(False, [0, 1], [2, 3]), (True, [2, 3], [0, 1])])
+def test_ready_environments_are_returned_first(mixed: bool, slow: list[int], fast: list[int]) -> None:
+    env = ProcessVectorEnv(Sleeper, 4, 2, mixed=mixed)
     env.reset(seed=0)
-    env.send(actions(4, at0=7), np.arange(4))  # index 0 sleeps 350 ms, and its worker with it
+    env.send(actions(4, **{f"at{slow[0]}": 7}), np.arange(4))  # it sleeps 350 ms, and its worker with it
     ids, obs, _, _, _, _ = env.recv()
-    assert ids.tolist() == [2, 3]
+    assert ids.tolist() == fast
     assert obs.tolist() == [[0, 1], [0, 1]]
-    with pytest.raises(RuntimeError, match="0 to 1 are still at a step"):
-        env.send(actions(2), np.arange(2))
+    with pytest.raises(RuntimeError, match=f"{slow[0]} to {slow[1]} are still at a step"):
+        env.send(actions(2), np.array(slow))
     with pytest.raises(ValueError, match="not the environments of whole workers"):
         env.send(actions(1), np.array([3]))
     env.send(actions(2), ids)
+    with pytest.raises(RuntimeError, match=f"{fast[0]} to {fast[1]} are still at a step"):
+        env.send(actions(2), ids)
     ids, obs, _, _, _, _ = env.recv(min_ready=4)
     assert ids.tolist() == [0, 1, 2, 3]
-    assert obs[:, 1].tolist() == [1, 1, 2, 2]
+    assert obs[slow, 1].tolist() == [1, 1]
+    assert obs[fast, 1].tolist() == [2, 2]
     env.close()
 
 
@@ -101,24 +105,6 @@ def test_the_first_worker_of_a_mixed_vector_is_this_process() -> None:
     pids = [infos[index]["pid"] for index in range(5)]
     assert pids == [os.getpid()] * 3 + pids[-1:] * 2
     assert pids[-1] != os.getpid()
-    env.close()
-
-
-def test_mixed_environments_are_sent_and_received_in_part() -> None:
-    env = ProcessVectorEnv(Sleeper, 4, 2, mixed=True)
-    env.reset(seed=0)
-    env.send(actions(4, at2=7), np.arange(4))  # index 2 sleeps 350 ms, and its worker with it
-    ids, obs, _, _, _, _ = env.recv()
-    assert ids.tolist() == [0, 1]
-    assert obs.tolist() == [[0, 1], [0, 1]]
-    with pytest.raises(RuntimeError, match="2 to 3 are still at a step"):
-        env.send(actions(2), np.array([2, 3]))
-    env.send(actions(2), ids)
-    with pytest.raises(RuntimeError, match="0 to 1 are still at a step"):
-        env.send(actions(2), ids)
-    ids, obs, _, _, _, _ = env.recv(min_ready=4)
-    assert ids.tolist() == [0, 1, 2, 3]
-    assert obs[:, 1].tolist() == [2, 2, 1, 1]
     env.close()
 
 
