@@ -180,11 +180,11 @@ def profile(cfg: RunConfig, seconds: float) -> Profile:
 
 
 def shorter(cfg: RunConfig, rollout: int | None) -> RunConfig:
-    """With iterations halved until they have at most so many steps, if minibatches allow."""
+    """With iterations halved until they have at most so many steps, but never smaller than a minibatch."""
     if rollout is None or not isinstance(cfg, OnPolicyConfig):
         return cfg
     num, steps, minibatch = cfg.vector.num, cfg.steps_per_iteration, getattr(cfg, "minibatch_size", cfg.vector.num)
-    while num * steps > rollout and steps % 2 == 0 and num * steps // 2 % minibatch == 0:
+    while num * steps > rollout and steps % 2 == 0 and num * steps // 2 >= minibatch:
         steps //= 2
     return cfg.model_copy(update={"steps_per_iteration": steps})
 

@@ -37,9 +37,9 @@ WRONG = {
     "not a setting": (["train", "ppo", "--env", "CartPole-v1", "fast"], "'fast' is no setting; write name=value"),
     "a half number": (["train", "ppo", "--env", "CartPole-v1", "env_steps=10.5"], "env_steps=10.5"),
     "no duration": (["train", "ppo", "--env", "CartPole-v1", "duration=soon"], "'soon' is no duration"),
-    "minibatch": (
-        ["train", "ppo", "--env", "CartPole-v1", "minibatch_size=100"],
-        "minibatch_size 100 must divide the rollout's 512 steps (steps_per_iteration x vector.num; try 64)",
+    "settings that exclude each other": (
+        ["train", "ppo", "--env", "CartPole-v1", "shared_network=true", "critic_lr=1e-3"],
+        "shared_network=true allows no critic_lr",
     ),
     "continuous actions": (["train", "dqn", "--env", "Pendulum-v1"], "dqn needs Discrete actions"),
     "environment option": (["train", "ppo", "--env", "CartPole-v1", "env.gravty=3"], "gravty"),

@@ -200,14 +200,6 @@ def test_everything_wrong_is_told_at_once() -> None:
     assert "clip=0" in message
 
 
-def test_a_minibatch_that_does_not_divide_gets_the_nearest_that_does() -> None:
-    # 128 x 3 = 384: the largest divisor up to 100 is 96
-    message = told(vector__num=3, steps_per_iteration=128, minibatch_size=100)
-    assert message == (
-        "minibatch_size 100 must divide the rollout's 384 steps (steps_per_iteration x vector.num; try 96)"
-    )
-
-
 @pytest.mark.parametrize("word", ["lr", "=3", "--lr=3", "lr 3"])
 def test_words_that_are_no_settings_are_told(word: str) -> None:
     with pytest.raises(UserError, match="is no setting; write name=value"):

@@ -115,18 +115,18 @@ def test_one_that_was_to_be_pruned_stays_so_after_a_kill(tmp_path: Path) -> None
 
 
 def test_a_combination_that_makes_no_sense_fails_alone(tmp_path: Path) -> None:
-    spaces: dict[str, Space] = {"steps_per_iteration": Choice(["32", "33"]), "gamma": Range(0.9, 1.0)}
-    layers = [*LAYERS, {"minibatch_size": 64, "vector": {"num": 8}}]
+    spaces: dict[str, Space] = {"shared_network": Choice(["false", "true"]), "gamma": Range(0.9, 1.0)}
+    layers = [*LAYERS, {"critic_lr": 1e-3}]
     mine = Study(layers, spaces, tmp_path, 12)
-    sizes = []
+    shared = []
     while (job := mine.next_job()) is not None:
-        sizes.append(job.settings["steps_per_iteration"])
+        shared.append(job.settings["shared_network"])
         mine.end(job.name, {"final_return": 0.0})
     failed = [one for one in mine.outcomes() if one.state == "failed"]
-    assert set(sizes) == {32}
+    assert set(shared) == {False}
     assert failed
-    assert len(failed) + len(sizes) == 12
-    assert "minibatch_size 64 must divide" in failed[0].error
+    assert len(failed) + len(shared) == 12
+    assert "shared_network=true allows no critic_lr" in failed[0].error
 
 
 def test_another_question_in_the_same_folder_is_refused(tmp_path: Path) -> None:

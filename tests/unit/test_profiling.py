@@ -121,18 +121,19 @@ def test_settings_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 NUMS = {f"vector.num={n}": {"vector": {"num": n}} for n in (1, 4)}
+REJECTED = {"shared_network=true": {"shared_network": True}}
 
 
 def test_tries_are_measured_and_refusals_told(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "alternatives", lambda found: NUMS)
-    cfg = small("ppo", env="toy/match", vector__num=3, minibatch_size=96, vector__backend="serial", threads=1)
+    monkeypatch.setattr(profiling, "alternatives", lambda found: {"vector.num=1": NUMS["vector.num=1"], **REJECTED})
+    cfg = small("ppo", env="toy/match", vector__num=3, critic_lr=1e-3, vector__backend="serial", threads=1)
     told: list[str] = []
     tries = try_alternatives(cfg, made_up(cfg), 0.05, told.append)
-    assert [one.setting for one in tries] == ["as it is", "vector.num=1", "vector.num=4"]
+    assert [one.setting for one in tries] == ["as it is", "vector.num=1", "shared_network=true"]
     assert tries[0].times == 1.0
     assert tries[1].speed > 0
-    assert "minibatch_size 96 must divide" in tries[2].untold
-    assert told == ["as it is", "vector.num=1", "vector.num=4", "as it is", "vector.num=1"]
+    assert "shared_network=true allows no critic_lr" in tries[2].untold
+    assert told == ["as it is", "vector.num=1", "shared_network=true", "as it is", "vector.num=1"]
 
 
 def test_only_what_is_clearly_faster_is_advised() -> None:
@@ -158,7 +159,7 @@ def test_the_command_tells_all_of_it(monkeypatch: pytest.MonkeyPatch, capsys: py
         assert word in out
 
 
-def test_iterations_are_halved_as_far_as_minibatches_allow() -> None:
+def test_iterations_are_halved_down_to_a_minibatch() -> None:
     """8 environments x 256 steps are 2048: half is 1024, then 512, 256; a minibatch of 256 allows no less."""
     task = {"env": "CartPole-v1", "vector": {"num": 8}, "steps_per_iteration": 256}
     cfg = zx.config.load(algorithm="ppo", minibatch_size=256, **task)

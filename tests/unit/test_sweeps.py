@@ -111,7 +111,7 @@ def test_names_of_folders_are_safe_and_short(tmp_path: Path) -> None:
         ({"lrr": [1, 2]}, "did you mean 'lr'"),
         ({"seed": [1, 2]}, "--seeds"),
         ({"gamma": [0.9, 0.9]}, "gamma is to be 0.9 twice"),
-        ({"minibatch_size": [64, 100]}, "minibatch_size=100: minibatch_size 100 must divide"),
+        ({"shared_network": [False, True], "critic_lr": [1e-3]}, "shared_network=true allows no critic_lr"),
         ({"env.max": [1, 2]}, "env.max=1: "),  # only making the task shows it
         ({"vector.workers": [1, 9], "vector.num": [4]}, "vector.workers=9: the number of workers is 9"),
         ({"env.name": ["toy/match", "toy/reach"], "algorithm": ["dqn"]}, "env.name=toy/reach: dqn needs Discrete"),

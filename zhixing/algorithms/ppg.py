@@ -39,7 +39,7 @@ class Config(OnPolicyConfig):
     policy_iterations: Positive = 4  # rollouts between auxiliary phases
     auxiliary_epochs: Positive = 6  # passes over all of these in an auxiliary phase
     clone_coef: NonNegative = 1.0  # weight of the divergence from the policy before the auxiliary phase
-    minibatch_size: Positive = 256  # steps per gradient
+    minibatch_size: Positive = 256  # steps per gradient at most; the rollout is cut evenly
     clip: PositiveFloat = 0.2  # how far the probability ratio may move before its gradient ends
     entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
     gae_lambda: Fraction = 0.95  # how far advantages look ahead before trusting the critic

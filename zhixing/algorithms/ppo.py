@@ -34,7 +34,7 @@ class Config(OnPolicyConfig):
     lr_decay: bool = False  # let learning rates fall to zero over the budget of steps
     epochs: Positive = 10  # passes over each rollout
     critic_epochs: Count | None = None  # the critic's own number of passes
-    minibatch_size: Positive = 256  # steps per gradient; a rollout's size or more is one minibatch
+    minibatch_size: Positive = 256  # steps per gradient at most; the rollout is cut evenly
     clip: PositiveFloat = 0.2  # how far the probability ratio may move before its gradient ends
     value_clip: PositiveFloat | None = None  # the same for the value, in its own units
     value_coef: NonNegative = 0.5  # weight of the value loss
@@ -57,13 +57,6 @@ class Config(OnPolicyConfig):
     def _parts_fit(self) -> Config:
         if self.shared_network and self.own_critic:
             raise ValueError("shared_network=true allows no critic_lr or critic_epochs: both parts move together")
-        size = self.steps_per_iteration * self.vector.num
-        if self.minibatch_size < size and size % self.minibatch_size:
-            fits = next(n for n in range(self.minibatch_size, 0, -1) if size % n == 0)
-            raise ValueError(
-                f"minibatch_size {self.minibatch_size} must divide the rollout's {size} steps "
-                f"(steps_per_iteration x vector.num; try {fits})"
-            )
         return self
 
 

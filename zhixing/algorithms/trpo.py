@@ -41,7 +41,7 @@ class Config(OnPolicyConfig):
     line_search_shrink: Fraction = 0.8  # how much shorter each is
     lr: PositiveFloat = 1e-3  # learning rate of the critic
     critic_epochs: Positive = 10  # passes of the critic over each rollout
-    minibatch_size: Positive = 128  # steps per gradient of the critic
+    minibatch_size: Positive = 128  # steps per gradient of the critic at most; the rollout is cut evenly
     max_grad_norm: PositiveFloat | None = None  # the critic's gradients are clipped to this norm
     gae_lambda: Fraction = 0.95  # how far advantages look ahead before trusting the critic
     normalise_obs: bool = False  # running mean and spread of observations

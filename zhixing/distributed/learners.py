@@ -285,5 +285,8 @@ def check_learners(cfg: RunConfig, learner: Learner) -> None:
         size = getattr(cfg, name, 0)
         if size % cfg.distributed.learners:
             reason = f"{name}={size} must be a multiple of the learners"
+    rollout, minibatch = getattr(cfg, "steps_per_iteration", 1) * cfg.vector.num, getattr(cfg, "minibatch_size", 1)
+    if rollout > minibatch and rollout % minibatch:  # minibatches differ by a step then, and so would the shares
+        reason = f"minibatch_size={minibatch} must divide the rollout's {rollout} steps"
     if reason is not None:
         raise UserError(f"distributed.learners={cfg.distributed.learners} isn't for this {cfg.algorithm}: {reason}")

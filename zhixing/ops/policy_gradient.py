@@ -10,18 +10,33 @@ from torch import Tensor
 from zhixing.batch import Batch
 
 
+def num_minibatches(total: int, size: int) -> int:
+    """Return how many minibatches of at most `size` samples an epoch over `total` samples takes.
+
+    Cut evenly, they differ by one sample at most, so no leftover of a few samples makes a full update. A size of 2
+    becomes 3 where an odd sample would be left alone: advantages of one sample can't be normalized.
+    """
+    count = -(-total // size)
+    return count if size == 1 else min(count, max(1, total // 2))
+
+
 def minibatches(data: Batch, size: int, rng: torch.Generator, sequences: bool = False) -> Iterator[Batch]:
-    """Random parts `[B]` of a rollout `[T,N]`, or `[T,n]`, of its environments, where memory needs whole sequences."""
+    """Yield random minibatches `[B]` of a rollout `[T,N]` that together cover it once, each of about `size` steps.
+
+    With `sequences`, for recurrent networks, they are `[T,n]`: whole columns of the rollout.
+    """
     steps, envs = data.ret.shape[:2]
     if sequences:
-        for columns in torch.randperm(envs, generator=rng, device=rng.device).split(max(1, size // steps)):
-            yield data[:, columns]
-    elif size >= steps * envs:
-        yield data.flatten()
-    else:
-        flat = data.flatten()
-        for rows in torch.randperm(steps * envs, generator=rng, device=rng.device).split(size):
-            yield flat[rows]
+        columns = torch.randperm(envs, generator=rng, device=rng.device)
+        for part in columns.tensor_split(num_minibatches(envs, max(1, size // steps))):
+            yield data[:, part]
+        return
+    flat, count = data.flatten(), num_minibatches(steps * envs, size)
+    if count == 1:
+        yield flat
+        return
+    for rows in torch.randperm(steps * envs, generator=rng, device=rng.device).tensor_split(count):
+        yield flat[rows]
 
 
 def mean_of(x: Tensor, counted: Tensor | None = None) -> Tensor:

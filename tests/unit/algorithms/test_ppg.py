@@ -14,7 +14,6 @@ from torch import Tensor
 import zhixing as zx
 from zhixing.algorithms.ppg import PPG
 from zhixing.batch import Batch
-from zhixing.ops.policy_gradient import minibatches
 from zhixing.spaces import Spaces
 from zhixing.tree import tree_map
 
@@ -222,13 +221,3 @@ def test_dict_observations_are_stored() -> None:
 def test_what_an_update_tells_is_what_it_names() -> None:
     ppg = learner()
     assert set(ppg.update(rollout(ppg)).metrics) == set(PPG.metrics)
-
-
-# --- minibatches, as ppo and trpo take them too ---
-
-
-def test_a_rest_is_a_smaller_minibatch() -> None:
-    data = Batch(ret=torch.arange(12.0).view(6, 2))
-    parts = [part.ret for part in minibatches(data, 5, torch.Generator().manual_seed(0))]
-    assert [len(part) for part in parts] == [5, 5, 2]
-    assert torch.cat(parts).sort().values.tolist() == list(range(12))

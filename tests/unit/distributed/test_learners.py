@@ -185,6 +185,7 @@ def test_runs_with_two_learners_resume_exactly(small: Small, tmp_path: Path) -> 
         ("ppo", {"graph": True}, "graph=true makes one graph"),
         ("gail", {}, "it is made of several learners itself"),
         ("a2c", {"vector__num": 3}, "vector.num=3 must be a multiple of the learners"),
+        ("ppo", {"minibatch_size": 30}, "minibatch_size=30 must divide the rollout's 64 steps"),
         ("dqn", {"batch_size": 33}, "batch_size=33 must be a multiple of the learners"),
     ],
 )

@@ -1,0 +1,115 @@
+"""How a rollout is cut into minibatches: evenly, whatever the size, and never down to a single sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import differing
+
+import zhixing as zx
+from zhixing.batch import Batch
+from zhixing.graph import updates
+from zhixing.learner import Learner
+from zhixing.ops.policy_gradient import minibatches
+from zhixing.trainer import Loop
+
+Small = Callable[..., zx.config.RunConfig]
+
+
+def cut(steps: int, envs: int, size: int, sequences: bool = False) -> list[torch.Tensor]:
+    data = Batch(ret=torch.arange(float(steps * envs)).view(steps, envs))
+    return [part.ret for part in minibatches(data, size, torch.Generator().manual_seed(0), sequences)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "envs", "size", "sizes"),
+    [
+        (6, 2, 4, [4, 4, 4]),
+        (6, 2, 5, [4, 4, 4]),  # not 5, 5 and a full update from 2
+        (64, 8, 100, [86, 86, 85, 85, 85, 85]),  # as many updates as with a leftover of 12
+        (13, 1, 12, [7, 6]),  # not 12 and 1
+        (6, 2, 12, [12]),
+        (6, 2, 100, [12]),
+        (3, 1, 2, [3]),  # not 2 and 1
+        (5, 1, 2, [3, 2]),
+        (3, 1, 1, [1, 1, 1]),  # as asked
+        (1, 1, 64, [1]),
+    ],
+)
+def test_minibatches_are_even_and_cover_the_rollout_once(steps: int, envs: int, size: int, sizes: list[int]) -> None:
+    parts = cut(steps, envs, size)
+    assert [len(part) for part in parts] == sizes
+    assert torch.cat(parts).sort().values.tolist() == list(range(steps * envs))
+
+
+@pytest.mark.parametrize(("envs", "size", "columns"), [(4, 12, [2, 2]), (7, 18, [3, 2, 2]), (3, 6, [1, 1, 1])])
+def test_recurrent_networks_get_whole_columns(envs: int, size: int, columns: list[int]) -> None:
+    parts = cut(6, envs, size, sequences=True)
+    assert [part.shape for part in parts] == [(6, n) for n in columns]
+    rollout = torch.arange(6.0 * envs).view(6, envs)
+    assert sorted(torch.cat(parts, 1)[0].tolist()) == rollout[0].tolist()
+    for part in parts:
+        assert torch.equal(part, rollout[:, part[0].long()])
+
+
+class Sizes(zx.Callback):
+    """Notes how many rows each update gets."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def train_begin(self, loop: Loop) -> None:
+        descend = loop.learner.descend
+
+        def counting(find: Callable, batch: Batch, **parts: bool) -> object:
+            self.rows.append(len(batch.ret) if "ret" in batch else 0)
+            return descend(find, batch, **parts)
+
+        loop.learner.descend = counting  # type: ignore[method-assign,assignment]
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppg", "trpo", "gail", "mappo", "coma"])
+def test_a_leftover_sample_is_no_update(name: str, small: Small, tmp_path: Path) -> None:
+    """2 environments x 32 steps in minibatches of 63: two of 32, not one of 63 and one of 1."""
+    sizes = Sizes()
+    cfg = small(name, minibatch_size=63, env_steps=64, eval_every_steps=0, vector__backend="serial")
+    session = zx.Session(cfg, tmp_path / "run", [sizes], quiet=True)
+    if name == "gail":  # whose policy is a learner inside
+        sizes.train_begin(Inside(session.learner.learner))  # type: ignore[attr-defined,arg-type]
+    session.run()
+    assert set(sizes.rows) - {0} == {32}
+
+
+class Inside:
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+
+
+class StopAfter(zx.Callback):
+    def __init__(self, iterations: int) -> None:
+        self.left = iterations
+
+    def iteration_end(self, loop: Loop, metrics: object) -> None:
+        self.left -= 1
+        if not self.left:
+            loop.stop("interrupted")
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_size_that_does_not_divide_resumes_exactly(
+    graph: bool, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 steps in minibatches of 30 are 22, 21 and 21: two shapes, each a graph of its own."""
+    monkeypatch.setattr(updates, "compiled", lambda module, examples: lambda inputs: list(module(*inputs)))
+    settings = {"minibatch_size": 30, "env_steps": 256, "eval_every_steps": 0, "graph": graph, "epochs": 2}
+    cfg = small("ppo", vector__backend="serial", **settings)
+    whole = zx.Session(cfg, tmp_path / "whole", quiet=True)
+    assert whole.run()["updates"] == 4 * 2 * 3
+    assert whole.learner.graphs is None or len(whole.learner.graphs.graphs) == 2
+    with pytest.raises(KeyboardInterrupt):
+        zx.Session(cfg, tmp_path / "parts", [StopAfter(2)], quiet=True).run()
+    zx.Session.resume(tmp_path / "parts", quiet=True).run()
+    assert differing(tmp_path / "whole", tmp_path / "parts") == []
