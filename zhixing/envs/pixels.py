@@ -52,10 +52,10 @@ def wrap_pixels(
       things in every other frame only), or the "last"
     - `sticky`: the chance with which a frame takes the action of the frame before (Machado et al., 2018)
     - `noops`: an episode begins with 0 to so many frames without action, at random
-    - `end_on_life_loss`: a lost life terminates the episode; the next one goes on where the game stands
+    - `end_on_life_loss`: a lost life terminates the episode; the next one continues the game
     - `shaping`: a function, or "my.module:function", called as `(reward, info, before, terminated)` for the new reward
     - `clip_reward`: only the reward's sign is left, after any shaping
-    - `max_episode_steps`: episodes are truncated after so many actions
+    - `max_episode_steps`: episodes are truncated after so many actions; the next one starts a new game
     - `grey`, `size` (a side, or [height, width]; None: as it is) and `stack` make the observation. An episode begins
       with its first picture repeated. Of grey stacks [stack, H, W] a replay with `frame_stack=stack` keeps each picture
       once; coloured ones are [3 * stack, H, W], as networks take them, and stored whole.
@@ -159,7 +159,10 @@ class Frames(Chained):
 
 
 class LifeEnds(Chained):
-    """A lost life terminates; the game itself begins anew only when it was over, or with a seed."""
+    """End the episode when a life is lost. Only after a lost life the next episode continues the game.
+
+    Any other reset restarts the game: after its end, with a seed, and after a truncation, whichever wrapper made it.
+    """
 
     kept = ("lives", "over")
 
@@ -179,10 +182,9 @@ class LifeEnds(Chained):
 
     def step(self, action: Any) -> Step:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        self.over = terminated or truncated
         key = _lives(info)
         lost = LIVES[key] <= info[key] < self.lives
-        self.lives = info[key]
+        self.lives, self.over = info[key], terminated or truncated or not lost
         return obs, float(reward), terminated or lost, truncated, info
 
 

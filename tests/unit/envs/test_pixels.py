@@ -183,6 +183,22 @@ def test_a_lost_life_ends_the_episode_but_not_the_game(key: str, playing: list[i
     assert game.games == 3  # a seed begins anew
 
 
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_truncation_restarts_the_game(outside: bool) -> None:
+    """Whoever sets the limit: the option, or a wrapper around everything, as `gym.make` puts one."""
+    game = Film(losses=(3,))
+    env = wrap_pixels(game, **PLAIN, end_on_life_loss=True, max_episode_steps=None if outside else 5)
+    if outside:
+        env = gym.wrappers.TimeLimit(env, 5)
+    env.reset(seed=0)
+    assert [env.step(0)[2:4] for _ in range(3)] == [(False, False), (False, False), (True, False)]
+    assert env.reset()[1]["time"] == 4  # a lost life: the game continues
+    ends = [env.step(0)[2:4] for _ in range(5)]
+    assert ends == [(False, False)] * 4 + [(False, True)]
+    assert env.reset()[1] == {"lives": 3, "time": 0, "odd": ("not", "a number")}
+    assert game.games == 2
+
+
 def test_a_game_that_ends_while_it_goes_on_begins_anew() -> None:
     game = Film(length=4, losses=(3,))
     env = wrap_pixels(game, **PLAIN, end_on_life_loss=True)
