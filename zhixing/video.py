@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -31,9 +32,11 @@ def record(run: str | Path, out: str | Path, episodes: int = 1, seed: int = 0, c
 
 
 def without_screen() -> None:
-    """Let pygame draw where there is no screen; else it complains."""
-    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    """Let pygame draw on a machine without a screen. Some environments draw nothing with SDL's driver `dummy`, so
+    `offscreen` takes its place: it shows nothing either, but is a driver like any other."""
+    headless = sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if headless and os.environ.get("SDL_VIDEODRIVER", "dummy") == "dummy":
+        os.environ["SDL_VIDEODRIVER"] = "offscreen"
 
 
 class Show:
@@ -122,6 +125,8 @@ class Video:
         self.aside = path.with_name(f".{path.stem}.tmp.mp4")
         self._writer: Any = None
         self._even = (0, 0)  # players want even sizes: a black line pads where needed
+        self._first: Any = None  # frame
+        self.frames, self.still = 0, True  # `still` as long as all frames are equal
 
     def __enter__(self) -> Video:
         return self
@@ -135,6 +140,9 @@ class Video:
         try:
             if self._writer is None:
                 self._open(height, width)
+                self._first = frame.copy()
+            self.frames += 1
+            self.still = self.still and np.array_equal(frame, self._first)
             padded = np.zeros((*self._even, 3), np.uint8)
             padded[:height, :width] = frame
             self._writer.send(padded)
@@ -161,10 +169,18 @@ class Video:
             if kind is None:
                 self._look()
                 self.aside.replace(self.path)
+                self._warn_if_still()
         except OSError as failed:
             raise self._refused(failed) from None
         finally:
             self.aside.unlink(missing_ok=True)
+
+    def _warn_if_still(self) -> None:
+        if self.still and self.frames > 1:
+            what = "equal" if self._first.any() else "black"
+            advice = "check its render() and, without a screen, its options for drawing offscreen"
+            with suppress(OSError):
+                print(f"warning: all {self.frames} frames of {self.path} are {what}; {advice}", file=sys.stderr)
 
     def _look(self) -> None:
         """The encoder may have failed on its last bytes, of which nobody tells."""

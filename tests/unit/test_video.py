@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from gymnasium.spaces import Box, Discrete
 
 import zhixing as zx
 from zhixing.errors import UserError
-from zhixing.video import record, write_video
+from zhixing.video import record, without_screen, write_video
 
 
 class Clock(gym.Env[Any, Any]):
@@ -133,3 +134,31 @@ def test_film_that_cannot_be_written_is_told(runs: dict[str, Path], tmp_path: Pa
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="can't be written"):
         record(runs["toy/match"], tmp_path / "file" / "film.mp4")
+
+
+@pytest.mark.parametrize(("gray", "word"), [(0, "black"), (80, "equal")])
+def test_a_video_of_equal_frames_warns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], gray: int, word: str
+) -> None:
+    frame = np.full((32, 48, 3), gray, np.uint8)
+    write_video(tmp_path / "still.mp4", [frame, frame, frame], 5)
+    assert f"warning: all 3 frames of {tmp_path / 'still.mp4'} are {word}" in capsys.readouterr().err
+    write_video(tmp_path / "moving.mp4", [frame, frame, 255 - frame], 5)
+    write_video(tmp_path / "single.mp4", [frame], 5)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("driver", [None, "dummy"])
+def test_pygame_draws_offscreen_and_not_with_the_dummy_driver(
+    monkeypatch: pytest.MonkeyPatch, driver: str | None
+) -> None:
+    """highway-env draws nothing with the driver `dummy`."""
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("SDL_VIDEODRIVER", driver or "")  # put back in the end, also where it wasn't set
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", *(["SDL_VIDEODRIVER"] if driver is None else [])):
+        monkeypatch.delenv(name, raising=False)
+    without_screen()
+    assert os.environ["SDL_VIDEODRIVER"] == "offscreen"
+    monkeypatch.setenv("SDL_VIDEODRIVER", "x11")  # somebody's choice
+    without_screen()
+    assert os.environ["SDL_VIDEODRIVER"] == "x11"
