@@ -20,6 +20,7 @@ import torch
 from zhixing import config, importing
 from zhixing.archive import read_archive
 from zhixing.errors import UserError
+from zhixing.locking import FolderLock
 
 if TYPE_CHECKING:
     from zhixing.batch import Batch
@@ -30,6 +31,8 @@ FORMAT = 1  # of checkpoints; readers keep understanding older ones
 
 class RunFolder:
     def __init__(self, path: Path) -> None:
+        self.given = path  # as the user wrote it, for messages
+        path = path.absolute()  # an environment may change the current folder
         self.path = path
         self.config_file = path / "config.yaml"
         self.metrics_file = path / "metrics.csv"
@@ -41,14 +44,30 @@ class RunFolder:
         self.card_file = path / "agent.json"  # and what it was measured at
         self._kept: list[dict[str, Any]] = []  # states of the buffers in the kept checkpoints, newest first
         self.notices: list[str] = []  # what people should know of the last reading
+        self._lock: FolderLock | None = None
 
     def create(self, cfg: config.RunConfig) -> None:
         self.check_free()
         try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock()
+            self.check_free()  # again: another process may have been faster
+            self.checkpoints.mkdir(exist_ok=True)
             self.write_config(cfg)
         except OSError as error:
             raise self._unwritable(error) from None
+
+    def lock(self) -> None:
+        """Keep other processes from writing to this run until `unlock`. Raise `UserError` if one is at it."""
+        try:
+            self._lock = FolderLock(self.path)
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def write_config(self, cfg: config.RunConfig) -> None:
         self._write_text(self.config_file, config.dump(cfg))

@@ -117,7 +117,7 @@ def resume(
 
 
 def _run(session: Any) -> None:
-    folder = session.folder.path
+    folder = session.folder.given
     try:
         result = session.run()
     except KeyboardInterrupt:

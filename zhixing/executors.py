@@ -6,8 +6,6 @@ busy.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import signal
 import socket
@@ -25,6 +23,7 @@ from zhixing.envs.choice import CPU_COUNT, cpu_count
 from zhixing.errors import UserError
 from zhixing.importing import child_environment
 from zhixing.jobs import TOLD_EVERY_SECONDS, Job, News
+from zhixing.locking import FolderLock
 
 PROGRAM = "import sys; from zhixing.jobs import main; main(int(sys.argv[1]))"
 
@@ -171,22 +170,13 @@ def claimed(folder: Path, seconds: float = 5.0) -> Iterator[int]:
     jobs of one that was killed may still be saving. Gives the file that holds the claim."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = FolderLock(folder, seconds)
     except OSError as error:
         raise UserError(f"--out {folder} can't be written: {error.strerror or error}") from None
     try:
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise UserError(f"others are at work in {folder}; wait for them, or choose another --out") from None
-                time.sleep(0.1)
-        yield lock
+        yield lock.fd
     finally:
-        os.close(lock)
+        lock.drop()  # jobs that still run keep the folder locked
 
 
 def executor_on(where: str, workers: int | None, lock: int) -> Executor:

@@ -70,7 +70,9 @@ def run_job(job: Job, tell: TellNews) -> dict[str, Any]:
     if any(folder.checkpoints.glob("[0-9]*.pt")):
         return Session.resume(job.folder, told, quiet=True, trust=config.code_in(job.settings)).run()
     if folder.config_file.exists():  # killed before its first checkpoint: there is nothing in it to go on from
+        folder.lock()
         shutil.rmtree(job.folder)
+        folder.unlock()
     return Session(config.build([job.settings], {}), job.folder, told, quiet=True).run()
 
 

@@ -71,7 +71,9 @@ class Session:
         try:
             if folder is None:
                 self.folder.check_free()
-            elif not folder.begun:
+            else:
+                folder.lock()
+            if folder is not None and not folder.begun:
                 folder.notices.append(f"{folder.path} has no checkpoint yet; it begins anew")
             # a run that was stopped before its first checkpoint begins anew
             self.state = None if folder is None or not folder.begun else folder.load()
@@ -325,6 +327,7 @@ class Session:
             self.film.close()
         if self.partners is not None:
             self.partners.close()
+        self.folder.unlock()
         if self._reserved:
             with suppress(OSError):  # it holds a run, or `runs` others
                 self.folder.path.rmdir()

@@ -163,7 +163,7 @@ def test_a_killed_process_is_told_and_jobs_hold_the_claim(
     with claimed(tmp_path) as lock:
         executor = LocalProcesses(1, lock)
         executor.start(job(small("ppo", env_steps=10_000_000), tmp_path))
-    with pytest.raises(zx.UserError, match="others are at work"), claimed(tmp_path, 0.1):
+    with pytest.raises(zx.UserError, match="is in use by process"), claimed(tmp_path, 0.1):
         pass
     (process, _) = executor._processes["run"]
     os.kill(process.pid, signal.SIGKILL)
