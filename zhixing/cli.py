@@ -313,9 +313,11 @@ def _task_options(command: str, settings: list[str] | None) -> dict[str, Any]:
 
     given = config.parse_overrides(settings or [])
     options = given.pop("env", {})
-    if given or not isinstance(options, dict):
-        raise UserError(f"to {command} a task takes only options of the task, written env.NAME=VALUE")
-    return options
+    if not isinstance(options, dict):
+        raise UserError(
+            f"env={options!r}: `zhixing {command}` takes options of the environment, written env.NAME=VALUE"
+        )
+    return {**given, **options}  # only the environment has settings here, so `actions=complex` is plain, too
 
 
 @app.command()

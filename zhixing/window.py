@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from zhixing import envs
+from zhixing.envs.headless import headless
 from zhixing.envs.layout import MASK
 from zhixing.errors import UserError
 from zhixing.video import Show
 
+ARROWS = {"w": "up", "a": "left", "s": "down", "d": "right"}
+CODES = {273: "up", 274: "down", 275: "right", 276: "left"}  # of pygame 1, which Gymnasium's MountainCar still uses
+CODES |= {0x4000004F: "right", 0x40000050: "left", 0x40000051: "down", 0x40000052: "up"}
 LEAST = 480  # pixels that the longer side has at least: small pictures are shown larger
 
 
@@ -31,7 +36,16 @@ class Window:
         self.screen: Any = None
 
     def __enter__(self) -> Window:
-        self.pygame.display.init()  # not all of it: sound would complain where there is none
+        if headless() and not os.environ.get("SDL_VIDEODRIVER"):
+            raise _no_screen("neither DISPLAY nor WAYLAND_DISPLAY is set")
+        try:
+            self.pygame.display.init()  # not all of pygame: its sound fails on machines without a sound card
+        except self.pygame.error as error:
+            raise _no_screen(str(error)) from error
+        # where the display can't be reached SDL falls back to a driver that draws nowhere
+        if self.pygame.display.get_driver() in ("dummy", "offscreen") and not os.environ.get("SDL_VIDEODRIVER"):
+            self.pygame.display.quit()
+            raise _no_screen(f"the display {os.environ.get('DISPLAY', '')} can't be reached")
         self.clock = self.pygame.time.Clock()
         return self
 
@@ -49,7 +63,7 @@ class Window:
             try:
                 self.screen = pygame.display.set_mode((width * scale, height * scale))
             except pygame.error as error:
-                raise UserError(f"there is no screen for a window ({error}); film with `zhixing record`") from error
+                raise _no_screen(str(error)) from error
             pygame.display.set_caption(self.title)
         surface = pygame.surfarray.make_surface(frame.swapaxes(0, 1))
         self.screen.blit(pygame.transform.scale(surface, self.screen.get_size()), (0, 0))
@@ -70,6 +84,10 @@ class Window:
         letters = {name: getattr(pygame, f"K_{name}") for name in "abcdefghijklmnopqrstuvwxyz0123456789"}
         others = ("up", "down", "left", "right", "space", "return")
         return letters | {name: getattr(pygame, f"K_{name.upper()}") for name in others}
+
+
+def _no_screen(reason: str) -> UserError:
+    return UserError(f"no screen to open a window on ({reason}); `zhixing record RUN -o video.mp4` needs none")
 
 
 def play(
@@ -110,7 +128,7 @@ def _episodes(
         window.show(env.render())
         while not ended:
             held = window.keys()
-            action = _any(env, obs, info) if random else keymap.get(held, keymap[()])
+            action = _any(env, obs, info) if random else action_of(held, keymap)
             obs, reward, terminated, truncated, info = env.step(action)
             total += float(np.mean(np.asarray(reward)))
             ended = bool(terminated or truncated)
@@ -126,24 +144,42 @@ def _any(env: gym.Env[Any, Any], obs: Any, info: dict[str, Any]) -> Any:
     return env.action_space.sample()
 
 
+def action_of(held: tuple[str, ...], keymap: dict[tuple[str, ...], Any]) -> Any:
+    """Return the action of the largest combination of keys that are all held: further keys change nothing."""
+    return keymap[max((keys for keys in keymap if set(keys) <= set(held)), key=len)]
+
+
 def keys_of(env: gym.Env[Any, Any], name: str) -> dict[tuple[str, ...], Any]:
-    """Sets of held keys to actions: the task's own, or its actions by number; () is nothing held."""
+    """Return the action for each combination of held keys; () is for none.
+
+    The environment's `get_keys_to_action` decides. Without one, number keys choose among up to ten discrete actions.
+    """
     own = _own_keys(env)
     if own:
+        print(f"{env.metadata.get('keys', 'keys: ' + ', '.join(_names(own)))}; escape ends", flush=True)
         return {(): 0, **own}
     space = env.action_space
     if not isinstance(space, Discrete) or space.n > 10 or getattr(env, "num_agents", 1) > 1:
-        raise UserError(f"{name} can't be played with keys: that takes at most 10 discrete actions; try --random")
-    print(
-        f"keys 0 to {space.n - 1} are the actions; left and right are the first and the last; escape ends", flush=True
-    )
-    first, last = int(space.start), int(space.start + space.n - 1)
-    keymap: dict[tuple[str, ...], Any] = {(str(i),): first + i for i in range(int(space.n))}
-    return keymap | {("left",): first, ("right",): last, (): first}
+        raise UserError(
+            f"{name} can't be played with keys: its action space is {space}, and only up to 10 discrete actions have "
+            f"keys by default; give it a method get_keys_to_action(), or try --random"
+        )
+    first, count = int(space.start), int(space.n)
+    keymap: dict[tuple[str, ...], Any] = {(str(i),): first + i for i in range(count)}
+    arrows = ""
+    if count in (2, 3):  # of three the middle one mostly does nothing, as in MountainCar and Acrobot
+        keymap |= {("left",): first, ("right",): first + count - 1}
+        arrows = "; left and right arrow: the first and the last"
+    print(f"keys 0 to {count - 1}: the actions{arrows}; escape ends", flush=True)
+    return keymap | {(): first + (1 if count == 3 else 0)}
+
+
+def _names(keymap: dict[tuple[str, ...], Any]) -> list[str]:
+    return sorted({"+".join(keys) for keys in keymap if keys})
 
 
 def _own_keys(env: gym.Env[Any, Any]) -> dict[tuple[str, ...], Any]:
-    """What the task's `get_keys_to_action` says, as Gymnasium's tasks have it: tuples of codes or characters."""
+    """Return what `get_keys_to_action` of Gymnasium says; where it has w, a, s and d, arrow keys work, too."""
     try:
         found = env.get_wrapper_attr("get_keys_to_action")()
     except AttributeError:
@@ -152,10 +188,15 @@ def _own_keys(env: gym.Env[Any, Any]) -> dict[tuple[str, ...], Any]:
     for keys, action in found.items():
         held = keys if isinstance(keys, (tuple, list, frozenset)) else (keys,)
         named[tuple(sorted(_word(key) for key in held if key is not None))] = action
+    if not any(set(keys) & set(ARROWS.values()) for keys in named):
+        named |= {tuple(sorted(ARROWS.get(key, key) for key in keys)): action for keys, action in named.items()}
     return named
 
 
 def _word(key: int | str) -> str:
+    """Return the name of a key that is given as a character or as a code of pygame 1 or 2."""
+    if isinstance(key, int) and key in CODES:
+        return CODES[key]
     character = chr(key) if isinstance(key, int) else key
     return {" ": "space", "\r": "return"}.get(character, character)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,7 @@ from gymnasium.spaces import Discrete
 
 import zhixing as zx
 from zhixing.cli import main
-from zhixing.window import Window, WindowClosed, keys_of, play, watch
+from zhixing.window import Window, WindowClosed, action_of, keys_of, play, watch
 
 pygame = pytest.importorskip("pygame")
 
@@ -81,7 +85,7 @@ def test_keys_move_and_returns_are_told(holding: Callable[..., None], capsys: py
 
 def test_a_tasks_own_keys_win(holding: Callable[..., None]) -> None:
     keymap = keys_of(Corridor(keys=True), "corridor")
-    assert keymap == {(): 1, ("d",): 2, ("a", "space"): 0}
+    assert keymap == {(): 1, ("d",): 2, ("right",): 2, ("a", "space"): 0, ("left", "space"): 0}
     Corridor.done.clear()
     holding(pygame.K_d)
     assert play("test_window:Corridor", {"keys": True}, episodes=1) == [1.0]
@@ -120,7 +124,7 @@ def test_pictures_are_enlarged_and_drawn_upright() -> None:
             window.show(None)
 
 
-def test_what_has_no_keys_is_told() -> None:
+def test_what_has_no_keys_is_an_error() -> None:
     with pytest.raises(zx.UserError, match="try --random"):
         play("Pendulum-v1", episodes=1)
 
@@ -140,4 +144,109 @@ def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
-    assert "env.NAME=VALUE" in capsys.readouterr().err
+    assert "lr" in capsys.readouterr().err
+
+
+def test_no_screen_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("SDL_VIDEODRIVER", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("sys.argv", ["zhixing", "play", "CartPole-v1"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert "no screen" in capsys.readouterr().err
+
+
+def test_held_keys_choose_the_largest_combination() -> None:
+    keymap = {(): 0, ("right",): 1, ("right", "z"): 2, ("left",): 6}
+    for held, action in {
+        (): 0,
+        ("right",): 1,
+        ("right", "z"): 2,
+        ("q", "right", "z"): 2,  # further keys change nothing
+        ("z",): 0,
+        ("left", "x"): 6,
+    }.items():
+        assert action_of(held, keymap) == action
+
+
+def test_arrows_work_where_letters_do() -> None:
+    class Letters(Corridor):
+        def get_keys_to_action(self) -> dict[tuple[str, ...], int]:
+            return {("w",): 1, ("d", " "): 2}
+
+    keymap = keys_of(Letters(), "letters")
+    assert keymap == {(): 0, ("w",): 1, ("up",): 1, ("d", "space"): 2, ("right", "space"): 2}
+
+
+def test_arrow_codes_of_gymnasium_are_understood() -> None:
+    keymap = keys_of(gym.make("MountainCar-v0"), "MountainCar-v0")
+    assert (keymap[()], keymap[("left",)], keymap[("right",)]) == (1, 0, 2)
+
+
+def test_nothing_held_is_the_middle_of_three_actions(capsys: pytest.CaptureFixture[str]) -> None:
+    keymap = keys_of(Corridor(), "corridor")
+    assert (keymap[()], keymap[("left",)], keymap[("right",)]) == (1, 0, 2)
+    assert "left and right arrow" in capsys.readouterr().out
+
+
+def test_mario_has_keys_for_every_set_of_actions() -> None:
+    from zhixing.envs.mario import task
+
+    for name, buttons in task.ACTIONS.items():
+        mario = task.SuperMario.__new__(task.SuperMario)  # its keys need no emulator
+        mario.buttons = buttons
+        keymap = mario.get_keys_to_action()
+        assert buttons[action_of(("right",), keymap)] == task.RIGHT, name
+        assert buttons[action_of(("right", "space", "x"), keymap)] == task.RIGHT | task.A | task.B, name
+        if name != "right":
+            assert buttons[action_of(("left",), keymap)] == task.LEFT, name
+            assert buttons[action_of(("z",), keymap)] == task.A, name
+        if name in ("complex", "all"):
+            assert buttons[action_of(("down",), keymap)] == task.DOWN, name
+            assert buttons[action_of(("left", "z"), keymap)] == task.LEFT | task.A, name
+
+
+def test_atari_has_keys() -> None:
+    pytest.importorskip("ale_py")
+    env = zx.envs.make("ALE/Breakout-v5", render_mode="rgb_array")
+    keymap = keys_of(env, "ALE/Breakout-v5")  # its actions are NOOP, FIRE, RIGHT, LEFT
+    assert [action_of(held, keymap) for held in ((), ("space",), ("right",), ("left",))] == [0, 1, 2, 3]
+    env.close()
+
+
+PRESS_RIGHT = """
+import subprocess, sys, threading
+from zhixing import envs, window
+
+make, positions = envs.make, []
+
+def make_and_look(name, **options):
+    env = make(name, **options)
+    step = env.step
+    def step_and_look(action):
+        result = step(action)
+        positions.append(result[4]["x_pos"])
+        if len(positions) == 40:
+            subprocess.run(["xdotool", "keydown", "Right"], check=True)
+        elif len(positions) == 100:
+            subprocess.run(["xdotool", "keyup", "Right", "key", "Escape"], check=True)
+        return result
+    env.step = step_and_look
+    return env
+
+envs.make = make_and_look
+window.play("mario/1-1", {"noops": 0, "skip": 1})
+print(positions[39], positions[99])
+"""
+
+
+@pytest.mark.skipif(not (shutil.which("xvfb-run") and shutil.which("xdotool")), reason="needs xvfb and xdotool")
+def test_mario_runs_right_in_a_real_window() -> None:
+    pytest.importorskip("stable_retro")
+    environment = {name: value for name, value in os.environ.items() if name != "SDL_VIDEODRIVER"}
+    command = ["xvfb-run", "-a", sys.executable, "-c", PRESS_RIGHT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    start, end = map(int, done.stdout.split()[-2:])
+    assert end > start + 20

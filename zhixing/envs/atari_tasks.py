@@ -93,7 +93,11 @@ def prepared(
 class Game(gym.Env[Any, Any]):
     """A game frame by frame; the screen is grey as the emulator itself makes it, or in colours."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 60}  # noqa: RUF012  (as in gym.Env)
+    metadata = {  # noqa: RUF012  (as in gym.Env)
+        "render_modes": ["rgb_array"],
+        "render_fps": 60,
+        "keys": "arrow keys move, space or Z fires",
+    }
 
     def __init__(
         self,
@@ -156,6 +160,15 @@ class Game(gym.Env[Any, Any]):
 
     def render(self) -> Array | None:
         return None if self.render_mode is None else self.ale.getScreenRGB()
+
+    def get_keys_to_action(self) -> dict[tuple[str, ...], int]:
+        """Return the action for each combination of held keys, as in Gymnasium; see `zhixing play`."""
+        keymap: dict[tuple[str, ...], int] = {}
+        for number, action in enumerate(self.actions):  # their names are NOOP, FIRE, UP, ..., DOWNLEFTFIRE
+            directions = tuple(key for key in ("up", "down", "left", "right") if key.upper() in action.name)
+            for fire in (("space",), ("z",)) if "FIRE" in action.name else ((),):
+                keymap[(*directions, *fire)] = number
+        return keymap
 
     def state_dict(self) -> State:
         saved = np.frombuffer(self.ale.cloneState().serialize(), np.uint8).copy()

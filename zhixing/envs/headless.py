@@ -16,7 +16,7 @@ INSTALL = "apt-get install libegl1 libgl1-mesa-dri"
 
 def choose_renderer() -> bool:
     """Whether EGL was chosen here. What a person chose stays, and without its library numbers are all that is made."""
-    if not _headless() or "MUJOCO_GL" in os.environ or not has_egl():
+    if not headless() or "MUJOCO_GL" in os.environ or not has_egl():
         return False
     os.environ["MUJOCO_GL"] = "egl"
     return True
@@ -40,7 +40,7 @@ def drawn(name: str, draw: Callable[[], T]) -> T:
     try:
         return draw()
     except Exception as error:
-        if _headless() and ("MUJOCO_GL" not in os.environ or not has_egl()):
+        if headless() and ("MUJOCO_GL" not in os.environ or not has_egl()):
             raise UserError(f"{name} needs EGL to draw pictures without a screen: {INSTALL}") from error
         raise
 
@@ -53,5 +53,6 @@ def has_egl() -> bool:
     return True
 
 
-def _headless() -> bool:
+def headless() -> bool:
+    """Return whether there is no screen: on Linux, neither an X nor a Wayland display."""
     return sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +37,8 @@ ACTIONS: dict[str, tuple[int, ...]] = {
     "all": tuple(range(256)),
 }
 CORES: dict[str, Any] = {"retro": RetroConsole, "nes": NesConsole}
+# keys of the keyboard that press a button when a person plays
+KEYS = {RIGHT: ("right",), LEFT: ("left",), DOWN: ("down",), UP: ("up",), B: ("x",), A: ("z", "space")}
 
 
 class SuperMario(gym.Env[Any, Any]):
@@ -45,7 +48,12 @@ class SuperMario(gym.Env[Any, Any]):
     gym-super-mario-bros does; with `core="retro"` the same rules run on a faster emulator, whose state can be saved.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 60, "tells": ("x_pos", "flag_get")}  # noqa: RUF012
+    metadata = {  # noqa: RUF012
+        "render_modes": ["rgb_array"],
+        "render_fps": 60,
+        "tells": ("x_pos", "flag_get"),
+        "keys": "arrow keys move and duck, Z or space jumps, X runs",
+    }
 
     def __init__(
         self,
@@ -103,6 +111,15 @@ class SuperMario(gym.Env[Any, Any]):
 
     def render(self) -> Array | None:
         return self.picture() if self.render_mode == "rgb_array" else None
+
+    def get_keys_to_action(self) -> dict[tuple[str, ...], int]:
+        """Return the action for each combination of held keys, as in Gymnasium; see `zhixing play`."""
+        return {
+            keys: action
+            for action, pressed in enumerate(self.buttons)
+            if not pressed & ~sum(KEYS)  # start and select have no key
+            for keys in itertools.product(*(KEYS[button] for button in KEYS if pressed & button))
+        }
 
     def close(self) -> None:
         if self.console is not None:
