@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from zhixing import config
 from zhixing.errors import UserError
+from zhixing.extras import missing_extra
 from zhixing.jobs import Job, News
 from zhixing.ops.seeding import stream
 from zhixing.sweeps import result_of, single_threaded
@@ -24,7 +25,7 @@ try:
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
     from optuna.trial import Trial, TrialState
 except ModuleNotFoundError as missing:
-    raise UserError("tuning needs the extra 'tune': pip install 'zhixing[tune]'") from missing
+    raise missing_extra("tuning", "tune") from missing
 
 WAIT_TRIALS = 5  # that have ended, before others are judged by them
 WAIT_FRACTION = 0.2  # of a trial's budget, before it is judged: early evaluations say little

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 
 import zhixing as zx
 from zhixing.errors import UserError
+from zhixing.extras import install_hint
 from zhixing.tuning import (
     Choice,
     Outcome,
@@ -136,6 +138,6 @@ def test_the_file_of_the_best_is_a_configuration(tmp_path: Path) -> None:
 def test_a_missing_optuna_is_told_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)  # as where it isn't installed
     monkeypatch.delitem(__import__("sys").modules, "zhixing.optuna_study", raising=False)
-    with pytest.raises(UserError, match=r"pip install 'zhixing\[tune\]'"):
+    with pytest.raises(UserError, match=re.escape(install_hint("tune"))):
         tune(PPO, ["lr=1e-4..1e-2"], 1, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

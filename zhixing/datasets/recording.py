@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict
 
 from zhixing.errors import UserError, unknown
+from zhixing.extras import install_hint
 from zhixing.spaces import Spaces
 from zhixing.tree import Field, Tree, tree_map
 
@@ -137,5 +138,5 @@ def from_extra(module: str, who: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        message = f'{who} needs {package}, which can\'t be imported ({error}): pip install "zhixing[offline]"'
+        message = f"{who} needs {package}, which can't be imported ({error}): {install_hint('offline')}"
         raise UserError(message) from error

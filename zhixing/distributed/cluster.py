@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from zhixing.errors import UserError
+from zhixing.extras import missing_extra
 
 LOOPBACK = "127.0.0.1"
 KNOCK_SECONDS = 5.0  # that a cluster has to answer
@@ -109,5 +110,5 @@ def imported() -> Any:
     try:
         import ray
     except ImportError:
-        raise UserError("workers on Ray need the extra 'ray': pip install 'zhixing[ray]'") from None
+        raise missing_extra("a worker on Ray", "ray") from None
     return ray

@@ -15,11 +15,6 @@ from zhixing.envs.options import check_options
 from zhixing.errors import UserError
 
 
-def missing(name: str, extra: str) -> UserError:
-    """The one sentence for a task whose package isn't installed."""
-    return UserError(f"{name} needs the extra {extra!r}: pip install 'zhixing[{extra}]'")
-
-
 def built(name: str, constructor: Callable[..., Any], options: Mapping[str, Any], named: Callable[..., Any]) -> Any:
     """What the constructor gives; `named` is the callable whose signature names the options."""
     check_options(name, named, options)

@@ -17,12 +17,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from zhixing.envs.agents import built, missing
+from zhixing.envs.agents import built
 from zhixing.envs.arrays import Array
 from zhixing.envs.pixels import wrap_pixels
 from zhixing.envs.slots import Numbers, State
 from zhixing.envs.vector import Info, Result
 from zhixing.errors import UserError
+from zhixing.extras import missing_extra
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree
 
@@ -111,7 +112,7 @@ class Game(gym.Env[Any, Any]):
         try:
             import ale_py
         except ImportError as error:
-            raise missing(name, "atari") from error
+            raise missing_extra(name, "atari") from error
         self.ale_py: Any = ale_py
         self.rom = self.ale_py.roms.get_rom_path(games()[name])
         self.mode, self.difficulty, self.grey, self.render_mode = mode, difficulty, grey, render_mode
@@ -210,7 +211,7 @@ class NativeAtari:
         try:
             from ale_py.vector_env import AtariVectorEnv
         except ImportError as error:
-            raise missing(self.name, "atari") from error
+            raise missing_extra(self.name, "atari") from error
         if size is None:
             raise UserError(f"native {self.name} needs a size of pictures; use backend process for size=null")
         height, width = (size, size) if isinstance(size, int) else size

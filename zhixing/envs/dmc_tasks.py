@@ -16,12 +16,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict
 
-from zhixing.envs.agents import built, missing
+from zhixing.envs.agents import built
 from zhixing.envs.arrays import Array
 from zhixing.envs.headless import drawn, imported
 from zhixing.envs.pixels import wrap_pixels
 from zhixing.envs.slots import State
 from zhixing.errors import UserError
+from zhixing.extras import missing_extra
 
 DOMAINS = {
     "acrobot": "swingup swingup_sparse",
@@ -116,7 +117,7 @@ class Control(gym.Env[Any, Any]):
         try:
             mujoco, suite = imported(_packages)
         except ImportError as error:
-            raise missing(name, "dmc") from error
+            raise missing_extra(name, "dmc") from error
         self.mujoco = mujoco
         domain, task = name.removeprefix("dmc/").split("-")
         # lqr builds its model with this seed: one model for all copies; the first reset seeds the episodes

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from zhixing.envs.agents import missing
 from zhixing.envs.arrays import Array
 from zhixing.envs.pools import Pool
 from zhixing.envs.slots import State
 from zhixing.envs.vector import Info, Result, TogetherVectorEnv
 from zhixing.errors import EnvCrashError, UserError
+from zhixing.extras import missing_extra
 from zhixing.spaces import Spaces
 from zhixing.tree import Field, Tree
 
@@ -26,7 +26,7 @@ class EnvPoolVectorEnv(TogetherVectorEnv):
         try:
             import envpool
         except ImportError as error:
-            raise missing(f"vector.backend=envpool ({name})", "envpool") from error
+            raise missing_extra(f"vector.backend=envpool ({name})", "envpool") from error
         field = spaces.fields()["obs"]
         if name not in envpool.list_all_envs() or not isinstance(field, Field):
             raise UserError(f"EnvPool has no task {name} under Gymnasium's name; use another vector.backend")

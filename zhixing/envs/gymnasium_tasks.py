@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id,
 from zhixing.envs import mujoco_tasks
 from zhixing.envs.options import check_options, parameters, unknown_option
 from zhixing.errors import UserError
+from zhixing.extras import missing_extra
 
 # where a task's code lives -> the extra that brings what it needs
 EXTRAS = {
@@ -61,7 +62,7 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
             return mujoco_tasks.make(name, options)
         return gym.make(name, disable_env_checker=True, **options)
     except gym.error.DependencyNotInstalled as error:
-        raise missing_extra(name, error) from error
+        raise missing_package(name, error) from error
     except ImportError as error:
         # tasks on mujoco-py have left Gymnasium, but their ids are still there
         advice = f"; the current version is {current!r}" if current != name else ""
@@ -84,15 +85,15 @@ def _plug_in(name: str) -> None:
             try:
                 importlib.import_module(package)
             except ImportError as error:
-                raise UserError(f"{name} needs the extra {extra!r}: pip install 'zhixing[{extra}]'") from error
+                raise missing_extra(name, extra) from error
 
 
-def missing_extra(name: str, error: Exception) -> UserError:
+def missing_package(name: str, error: Exception) -> UserError:
     """The one sentence for a task whose package isn't installed."""
     where = str(registry[name].entry_point) if name in registry else ""
     for module, extra in EXTRAS.items():
         if where.startswith(module):
-            return UserError(f"{name} needs the extra {extra!r}: pip install 'zhixing[{extra}]'")
+            return missing_extra(name, extra)
     return UserError(f"{name} needs a package that isn't installed: {error}")
 
 

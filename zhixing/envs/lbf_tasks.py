@@ -14,9 +14,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from zhixing.envs.agents import built, missing, unbatched
+from zhixing.envs.agents import built, unbatched
 from zhixing.envs.arrays import Array
 from zhixing.errors import UserError
+from zhixing.extras import missing_extra
 
 NUMBER = r"([1-9]\d*)"
 NAME = re.compile(rf"lbf/(?:{NUMBER}s-)?{NUMBER}x{NUMBER}-{NUMBER}p-{NUMBER}f(-coop)?")
@@ -77,7 +78,7 @@ class Foraging(gym.Env[Any, Any]):
         try:
             from lbforaging.foraging.environment import ForagingEnv
         except ImportError as error:
-            raise missing(name, "marl") from error
+            raise missing_extra(name, "marl") from error
         self.env = ForagingEnv(
             players=players,
             field_size=field,

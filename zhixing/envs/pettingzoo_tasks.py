@@ -13,10 +13,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from zhixing.envs.agents import Seats, built, mask_of, missing, unbatched
+from zhixing.envs.agents import Seats, built, mask_of, unbatched
 from zhixing.envs.arrays import Array
 from zhixing.envs.layout import MASK
 from zhixing.errors import UserError
+from zhixing.extras import missing_extra
 
 Step = tuple[Array, Array, bool, bool, dict[str, Any]]
 
@@ -189,4 +190,4 @@ def _newest(name: str) -> ModuleType:
             warnings.simplefilter("ignore", DeprecationWarning)  # PettingZoo's modules warn of being there
             return importlib.import_module(f"{package}.{task}_v{max(versions)}")
     except ImportError as error:
-        raise missing(name, "marl") from error
+        raise missing_extra(name, "marl") from error

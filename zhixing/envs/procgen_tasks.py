@@ -15,12 +15,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from zhixing.envs.agents import built, missing
+from zhixing.envs.agents import built
 from zhixing.envs.arrays import Array
 from zhixing.envs.pools import Pool, ShiftedPool
 from zhixing.envs.slots import State
 from zhixing.envs.vector import Info, Result
 from zhixing.errors import UserError
+from zhixing.extras import missing_extra
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree
 
@@ -103,7 +104,7 @@ def pool(name: str, num: int, options: State) -> Pool:
     try:
         import envpool
     except ImportError as error:
-        raise missing(name, "procgen") from error
+        raise missing_extra(name, "procgen") from error
     task, chosen = settings(name, **options)
 
     def make(**more: Any) -> Any:

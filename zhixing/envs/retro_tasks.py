@@ -14,12 +14,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from zhixing.envs.agents import built, missing
+from zhixing.envs.agents import built
 from zhixing.envs.arrays import Array
 from zhixing.envs.mario.retro_core import Emulator, one_per_process
 from zhixing.envs.options import check_options
 from zhixing.envs.pixels import PIXEL_OPTIONS, Info, split_options, wrap_pixels
 from zhixing.errors import UserError, unknown
+from zhixing.extras import missing_extra
 
 PREFIX = "retro/"
 ACTIONS = ("discrete", "multi_discrete")
@@ -69,7 +70,7 @@ class RetroGame(gym.Env[Any, Any]):
         try:
             import stable_retro
         except ImportError as error:
-            raise missing(name, "mario") from error
+            raise missing_extra(name, "mario") from error
         data = stable_retro.data
         known = data.list_games(data.Integrations.ALL)
         if game not in known:

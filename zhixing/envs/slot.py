@@ -15,7 +15,7 @@ from zhixing.envs.faults import (
     finite,
     fits_of,
 )
-from zhixing.envs.gymnasium_tasks import missing_extra
+from zhixing.envs.gymnasium_tasks import missing_package
 from zhixing.envs.layout import BESIDE, MASK, Layout, follow
 from zhixing.envs.tapes import Tapes
 from zhixing.errors import EnvCrashError, UserError
@@ -233,7 +233,7 @@ class Slot:
         try:
             frame = self.env.render()
         except gym.error.DependencyNotInstalled as error:
-            raise missing_extra(self.name, error) from error
+            raise missing_package(self.name, error) from error
         except Exception as error:
             raise crash_of(self.name, self.index, "rendering", error, None) from error
         if frame is None:

@@ -16,11 +16,12 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from zhixing.envs.agents import built, missing
+from zhixing.envs.agents import built
 from zhixing.envs.arrays import Array
 from zhixing.envs.layout import BESIDE
 from zhixing.envs.slots import State
 from zhixing.envs.vector import Info, Result
+from zhixing.extras import missing_extra
 from zhixing.spaces import Spaces
 from zhixing.tree import Tree
 
@@ -83,7 +84,7 @@ class Battle:
             with _quiet():
                 from jaxmarl.environments.smax import HeuristicEnemySMAX, map_name_to_scenario
         except ImportError as error:
-            raise missing(name, "smax") from error
+            raise missing_extra(name, "smax") from error
         self.jax, self.jnp = jax, jax.numpy
         self.env = HeuristicEnemySMAX(scenario=map_name_to_scenario(name.removeprefix("smax/")), **options)
         self.num_agents = int(self.env.num_allies)

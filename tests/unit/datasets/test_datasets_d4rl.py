@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from gymnasium.spaces import Box, Discrete
 from zhixing import datasets
 from zhixing.datasets import Dataset
 from zhixing.errors import UserError
+from zhixing.extras import install_hint
 
 h5py = pytest.importorskip("h5py")
 
@@ -243,5 +245,5 @@ def test_damage_inside_is_told(tmp_path: Path) -> None:
 def test_a_missing_package_is_told_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.hdf5")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(UserError, match=r'a.hdf5 needs h5py, .* pip install "zhixing\[offline\]"'):
+    with pytest.raises(UserError, match="a.hdf5 needs h5py, .*" + re.escape(install_hint("offline"))):
         datasets.open(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 import warnings
@@ -18,6 +19,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from zhixing import datasets
 from zhixing.datasets import Dataset, minari_data
 from zhixing.errors import UserError
+from zhixing.extras import install_hint
 from zhixing.spaces import Spaces
 from zhixing.tree import tree_map
 
@@ -305,5 +307,5 @@ def test_a_missing_package_is_told_with_its_extra(missing: str, monkeypatch: pyt
         lambda: datasets.open("minari:cartpole/theirs-v1"),
         lambda: minari_data.write(Dataset(**small()), "ours/one-v0"),
     ):
-        with pytest.raises(UserError, match=rf'needs {missing}, .* pip install "zhixing\[offline\]"'):
+        with pytest.raises(UserError, match=f"needs {missing}, .*" + re.escape(install_hint("offline"))):
             call()

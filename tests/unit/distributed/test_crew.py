@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from zhixing.distributed.actor import SpreadActor, spread
 from zhixing.distributed.cluster import Cluster
 from zhixing.distributed.crew import LocalCrew
 from zhixing.distributed.worker import SPREAD, packed
+from zhixing.extras import install_hint
 
 Small = Callable[..., RunConfig]
 
@@ -166,7 +168,7 @@ def test_a_missing_ray_is_named_with_its_command(
     settings: dict, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # as where it isn't installed
-    with pytest.raises(zx.UserError, match=r"pip install 'zhixing\[ray\]'"):
+    with pytest.raises(zx.UserError, match=re.escape(install_hint("ray"))):
         zx.Session(small("ppo", **settings), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 

@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Discrete
 from zhixing.envs import atari_tasks, make_vector
 from zhixing.envs.families import adapter
 from zhixing.errors import UserError
+from zhixing.extras import install_hint
 
 PONG = "ALE/Pong-v5"
 STACK = 4
@@ -140,7 +141,7 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     for create in (lambda: atari_tasks.make(PONG, {}), lambda: native(2)):
         with pytest.raises(UserError) as caught:
             create()
-        assert str(caught.value) == f"{PONG} needs the extra 'atari': pip install 'zhixing[atari]'"
+        assert str(caught.value) == f"{PONG} needs the extra 'atari': {install_hint('atari')}"
 
 
 def test_wrong_options_are_told() -> None:

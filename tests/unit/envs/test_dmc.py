@@ -10,6 +10,7 @@ import pytest
 from zhixing.envs import dmc_tasks, headless, make_vector
 from zhixing.envs.families import adapter
 from zhixing.errors import UserError
+from zhixing.extras import install_hint
 
 WALKER = "dmc/walker-walk"
 
@@ -88,7 +89,7 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError) as caught:
         dmc_tasks.make(WALKER, {})
-    assert str(caught.value) == f"{WALKER} needs the extra 'dmc': pip install 'zhixing[dmc]'"
+    assert str(caught.value) == f"{WALKER} needs the extra 'dmc': {install_hint('dmc')}"
 
 
 def test_wrong_options_are_told() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import gymnasium as gym
@@ -9,6 +10,7 @@ import pytest
 from zhixing import envs
 from zhixing.envs import make, make_vector, names
 from zhixing.errors import UserError
+from zhixing.extras import install_hint
 
 
 def refusal(name: str, **options: object) -> str:
@@ -57,7 +59,7 @@ def test_missing_package_names_our_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     for name, extra in (("HalfCheetah-v5", "mujoco"), ("LunarLander-v3", "box2d"), ("Taxi-v4", "toy-text")):
         with monkeypatch.context() as patch:
             patch.setattr("zhixing.envs.gymnasium_tasks.load_env_creator", without)
-            assert refusal(name) == f"{name} needs the extra '{extra}': pip install 'zhixing[{extra}]'"
+            assert refusal(name) == f"{name} needs the extra '{extra}': {install_hint(extra)}"
 
 
 def test_missing_package_for_pictures_names_our_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +70,7 @@ def test_missing_package_for_pictures_names_our_extra(monkeypatch: pytest.Monkey
         raise gym.error.DependencyNotInstalled("pygame")
 
     monkeypatch.setattr(env.slots.slots[0].env, "render", without)
-    with pytest.raises(UserError, match=r"pip install 'zhixing\[toy-text\]'"):
+    with pytest.raises(UserError, match=re.escape(install_hint("toy-text"))):
         env.render()
 
 

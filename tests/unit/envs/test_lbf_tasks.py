@@ -12,6 +12,7 @@ pytest.importorskip("lbforaging")
 from zhixing.envs import lbf_tasks
 from zhixing.envs.serial import SerialVectorEnv
 from zhixing.errors import UserError
+from zhixing.extras import install_hint
 
 LOAD = 5
 
@@ -151,4 +152,4 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "lbforaging.foraging.environment", None)
     with pytest.raises(UserError) as caught:
         make("lbf/8x8-2p-3f")
-    assert str(caught.value) == "lbf/8x8-2p-3f needs the extra 'marl': pip install 'zhixing[marl]'"
+    assert str(caught.value) == f"lbf/8x8-2p-3f needs the extra 'marl': {install_hint('marl')}"

@@ -11,6 +11,7 @@ from gymnasium.spaces import Box
 
 from zhixing.envs import headless, make, make_vector, mujoco_tasks
 from zhixing.errors import UserError
+from zhixing.extras import install_hint
 
 TASKS = ("HalfCheetah-v5", "Ant-v5", "Hopper-v5", "Humanoid-v5", "Pusher-v5", "InvertedDoublePendulum-v5")
 
@@ -25,7 +26,7 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in [name for name in sys.modules if name.startswith(("gymnasium.envs.mujoco", "mujoco"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mujoco", None)
-    assert refusal("Hopper-v5") == "Hopper-v5 needs the extra 'mujoco': pip install 'zhixing[mujoco]'"
+    assert refusal("Hopper-v5") == f"Hopper-v5 needs the extra 'mujoco': {install_hint('mujoco')}"
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -18,6 +18,7 @@ from zhixing.envs.layout import describe
 from zhixing.envs.pettingzoo_tasks import ParallelEnv, TurnsEnv
 from zhixing.envs.serial import SerialVectorEnv
 from zhixing.errors import UserError
+from zhixing.extras import install_hint
 
 
 def make(name: str, **options: Any) -> Any:
@@ -294,7 +295,7 @@ def test_missing_package_names_the_extra(name: str, package: str, monkeypatch: p
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError) as caught:
         make(name)
-    assert str(caught.value) == f"{name} needs the extra 'marl': pip install 'zhixing[marl]'"
+    assert str(caught.value) == f"{name} needs the extra 'marl': {install_hint('marl')}"
 
 
 def test_other_versions_of_the_package_may_lack_a_task(monkeypatch: pytest.MonkeyPatch) -> None:

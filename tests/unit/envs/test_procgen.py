@@ -13,6 +13,7 @@ from zhixing.envs.pools import Pool
 from zhixing.envs.procgen_tasks import NATIVE, settings
 from zhixing.envs.procgen_tasks import pool as make_pool
 from zhixing.errors import UserError
+from zhixing.extras import install_hint
 
 BIGFISH = "procgen/bigfish"
 
@@ -231,7 +232,7 @@ def test_missing_package_and_missing_library_are_told(monkeypatch: pytest.Monkey
     for create in (lambda: procgen_tasks.make(BIGFISH, {}), lambda: NATIVE[BIGFISH](2)):
         with pytest.raises(UserError) as caught:
             create()
-        assert str(caught.value) == "procgen/bigfish needs the extra 'procgen': pip install 'zhixing[procgen]'"
+        assert str(caught.value) == f"procgen/bigfish needs the extra 'procgen': {install_hint('procgen')}"
 
     def without_qt(*_: Any, **__: Any) -> None:
         raise ImportError("EnvPool Procgen requires the system Qt 5 runtime")

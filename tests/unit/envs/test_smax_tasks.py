@@ -8,6 +8,7 @@ import pytest
 
 from zhixing.envs import smax_tasks
 from zhixing.errors import UserError
+from zhixing.extras import install_hint
 
 STEPS = 12  # of an episode: soon over, so that ends are seen
 
@@ -197,4 +198,4 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     for make in (lambda: smax_tasks.make("smax/3m", {}), lambda: smax_tasks.NATIVE["smax/3m"](2)):
         with pytest.raises(UserError) as caught:
             make()
-        assert str(caught.value) == "smax/3m needs the extra 'smax': pip install 'zhixing[smax]'"
+        assert str(caught.value) == f"smax/3m needs the extra 'smax': {install_hint('smax')}"

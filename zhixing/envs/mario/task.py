@@ -12,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from zhixing.envs.agents import missing
 from zhixing.envs.arrays import Array
 from zhixing.envs.mario import rules, scenes
 from zhixing.envs.mario.nes_core import NesConsole
@@ -20,6 +19,7 @@ from zhixing.envs.mario.retro_core import RetroConsole
 from zhixing.envs.mario.rules import Level
 from zhixing.envs.pixels import Info
 from zhixing.errors import UserError
+from zhixing.extras import missing_extra
 
 ROMS = {
     "standard": "super-mario-bros.nes",
@@ -74,7 +74,7 @@ class SuperMario(gym.Env[Any, Any]):
         try:
             self.console = CORES[core](rom_path(name, rom))
         except ImportError as error:
-            raise missing(name, "mario") from error
+            raise missing_extra(name, "mario") from error
         scenes.to_the_start(self.console, level)
         self.console.begin_here()
         self.mark = rules.mark(self.console.ram())
@@ -144,7 +144,7 @@ def rom_path(name: str, rom: str) -> Path:
     """The file inside gym-super-mario-bros, found without importing that and the old Gym with it."""
     package = find_spec("gym_super_mario_bros")
     if package is None or not package.submodule_search_locations:
-        raise missing(name, "mario")
+        raise missing_extra(name, "mario")
     return Path(package.submodule_search_locations[0]) / "_roms" / ROMS[rom]
 
 
