@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from zhixing import __version__
+from zhixing.arguments import SettingsCommand, settings_of
 from zhixing.errors import EnvCrashError, UserError
 
 app = typer.Typer(
     name="zhixing",
     help="Deep reinforcement learning: train, evaluate, resume, record and plot agents.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -62,7 +62,7 @@ def _options(
 ) -> None: ...
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 def train(
     algorithm: Algorithm = None,
     settings: Words = None,
@@ -87,16 +87,17 @@ def _asked(
     """Layers of settings, and the words that go on top of them."""
     from zhixing import config
 
-    words = list(settings or [])
-    if algorithm is not None and "=" in algorithm:  # a configuration file may name the algorithm
-        words.insert(0, algorithm)
-        algorithm = None
-    named = {"algorithm": algorithm, **named}
+    words = [word for word in (algorithm, *(settings or [])) if word is not None]
+    # a configuration file may name the algorithm instead, and options may stand before it
+    first = next((i for i, word in enumerate(words) if "=" not in word and not word.startswith("-")), None)
+    named = {"algorithm": None if first is None else words.pop(first), **named}
     layers = [config.read_yaml(file) for file in config_files or []]
-    return [*layers, {name: value for name, value in named.items() if value is not None}], words
+    layers.append({name: value for name, value in named.items() if value is not None})
+    algorithm = next((layer["algorithm"] for layer in reversed(layers) if "algorithm" in layer), None)
+    return layers, settings_of(words, algorithm if isinstance(algorithm, str) else None)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 def resume(
     run: Run,
     settings: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="A longer budget.")] = None,
@@ -106,7 +107,7 @@ def resume(
     from zhixing import config
     from zhixing.session import Session
 
-    session = Session.resume(run, **config.parse_overrides(settings or []))
+    session = Session.resume(run, **config.parse_overrides(settings_of(settings or [], None)))
     for notice in session.folder.notices:
         print(f"note: {notice}", file=sys.stderr)
     if session.finished:
@@ -245,7 +246,7 @@ def watch(run: Run, episodes: Shown = None, seed: Seed = 0, checkpoint: Which = 
     watch(run, episodes, seed, checkpoint)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 def play(
     env: Annotated[str, typer.Argument(metavar="ENV", help="The task, such as CartPole-v1, or a run: its task.")],
     settings: Annotated[
@@ -267,7 +268,7 @@ def play(
     play(env, options, random=random, seed=seed, episodes=episodes)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 def check(
     env: Annotated[str, typer.Argument(metavar="ENV", help="The task, such as my.module:MyEnv.")],
     settings: Annotated[
@@ -311,7 +312,7 @@ def replay(
 def _task_options(command: str, settings: list[str] | None) -> dict[str, Any]:
     from zhixing import config
 
-    given = config.parse_overrides(settings or [])
+    given = config.parse_overrides(settings_of(settings or [], None))
     options = given.pop("env", {})
     if not isinstance(options, dict):
         raise UserError(
@@ -333,7 +334,7 @@ def plot(
     print(out)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 def sweep(
     out: Folder,
     algorithm: Algorithm = None,
@@ -374,7 +375,7 @@ def sweep(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 def tune(
     out: Folder,
     trials: Annotated[int, typer.Option("--trials", min=1, help="Trials in all, with those that are there.")],
@@ -410,7 +411,7 @@ def tune(
     print(f"{out / 'best.yaml'}: train with it by --config")
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 def profile(
     algorithm: Algorithm = None,
     settings: Words = None,
@@ -512,7 +513,7 @@ def _rows(model: Any, meanings: dict[str, str], prefix: str) -> list[tuple[str, 
 def main() -> None:
     """Errors that people can mend are one message and exit code 2; an interrupt is 130."""
     try:
-        code = app(standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         if code:  # an interrupt comes back as 130
             sys.exit(code)
     except UserError as error:

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from zhixing import importing
 from zhixing.errors import UserError, unknown
+from zhixing.other_libraries import OTHER_NAMES
 from zhixing.tree import check_size
 
 Positive = Annotated[int, Field(gt=0)]
@@ -54,6 +55,8 @@ def _complete(field: FieldInfo | None, value: Any) -> Any:
     if isinstance(value, Mapping) and isinstance(field.default, BaseModel):
         return {**field.default.model_dump(), **value}
     kind = str(field.annotation)
+    if isinstance(value, str) and "," in value and kind.startswith("list["):  # 256,256 as the shell leaves it
+        value = parse_yaml(f"[{value}]", "a list")
     if value == "none" and "None" in kind:  # as `zhixing show` writes it
         return None
     if "int" not in kind or "float" in kind:
@@ -139,6 +142,11 @@ class RunConfig(Strict):
         if isinstance(values, Mapping) and isinstance(values.get("env"), str):
             return {**values, "env": {"name": values["env"]}}
         return values
+
+    @field_validator("device")
+    @classmethod
+    def _gpu_is_cuda(cls, device: str) -> str:
+        return re.sub(r"^gpu(?=$|:)", "cuda", device)
 
     @model_validator(mode="after")
     def _duration_is_readable(self) -> RunConfig:
@@ -275,28 +283,6 @@ def seconds(duration: str | float) -> float:
 
 
 LARGEST = 1 << 20  # bytes of a configuration
-# what people who come from Stable-Baselines3, Tianshou or CleanRL would write
-ELSEWHERE = {
-    "learning_rate": "lr",
-    "total_timesteps": "env_steps",
-    "num_envs": "vector.num",
-    "n_envs": "vector.num",
-    "n_steps": "steps_per_iteration",
-    "num_steps": "steps_per_iteration",
-    "n_epochs": "epochs",
-    "update_epochs": "epochs",
-    "buffer_size": "replay.capacity",
-    "learning_starts": "warmup_steps",
-    "ent_coef": "entropy_coef",
-    "vf_coef": "value_coef",
-    "clip_range": "clip",
-    "clip_coef": "clip",
-    "policy_delay": "actor_delay",
-    "target_update_interval": "sync_every_updates",
-    "target_update_freq": "sync_every_updates",
-    "hidden_sizes": "net.hidden_sizes",
-    "net_arch": "net.hidden_sizes",
-}
 
 
 class _Loader(yaml.SafeLoader):
@@ -353,12 +339,15 @@ def code_in(values: Any, name: str = "") -> set[str]:
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """`["lr=3e-4", "vector.num=8"]` as nested settings."""
+    """Return `["lr=3e-4", "vector.num=8"]` as nested settings."""
     values: dict[str, Any] = {}
     for word in words:
         key, sign, text = word.partition("=")
         if not sign or not key or key.startswith("-"):
-            raise UserError(f"{word!r} is no setting; write name=value, for example lr=3e-4 or vector.num=8")
+            raise UserError(
+                f"{word!r} is no setting; write name=value, for example lr=3e-4 or vector.num=8 "
+                f"(environments are named by --env)"
+            )
         values = merge(values, nest(key, parse_yaml(text, f"the value of {key!r}")))
     return values
 
@@ -431,7 +420,8 @@ def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> 
         raise UserError("no algorithm is named; set `algorithm`, for example algorithm=ppo (see `zhixing list`)")
     if not isinstance(name, str):
         raise UserError("no environment is named; set `env`, for example env=CartPole-v1 (see `zhixing list envs`)")
-    settings = algorithms.get(algorithm).settings
+    algorithm, _, _, settings, _ = algorithms.get(algorithm)
+    values["algorithm"] = algorithm  # as it is registered: PPO is ppo
     if values.get("dataset") is not None and "dataset" not in settings.model_fields:
         raise UserError(
             f"{algorithm} takes no dataset: it learns from what it has just done itself; those with a replay take one, "
@@ -468,7 +458,7 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
         for part in path[:-1]:
             owner = owner.model_fields[part].annotation
         prefix = "".join(part + "." for part in path[:-1])
-        return _unknown_setting(name, [prefix + field for field in owner.model_fields])
+        return _unknown_setting(name, model, [prefix + field for field in owner.model_fields])
     if problem["type"] == "missing":
         return f"the setting {name!r} is missing"
     if name == "vector.num" and problem["input"] == "auto":
@@ -481,18 +471,34 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
     return f"{name}={problem['input']!r}: {message}"
 
 
-def _unknown_setting(name: str, allowed: list[str]) -> str:
-    """Where other libraries, or our other algorithms, know it, that says more than names that look alike."""
+def _unknown_setting(name: str, model: type[BaseModel], allowed: list[str]) -> str:
+    """Name the setting that other libraries, or other algorithms, have by this name; else the most similar names."""
     from zhixing import algorithms
 
-    ours = ELSEWHERE.get(name)
-    if ours is not None and ours.split(".")[0] in allowed:
-        return f"unknown setting {name!r}: here it is {ours!r}"
-    known_by = [each for each in algorithms.names() if name in algorithms.get(each).settings.model_fields]
+    other = OTHER_NAMES.get(name.rpartition(".")[2])
+    if other is not None:
+        setting = next((one for one in other.here if one.startswith("-") or has_setting(model, one)), None)
+        if setting is not None or not other.here:
+            return f"unknown setting: {other.sentence(name, setting)}"
+    known_by = [each for each in algorithms.names() if has_setting(algorithms.get(each).settings, name)]
     if known_by:
         these = ", ".join(known_by[:6]) + (" and others" if len(known_by) > 6 else "")
         return f"unknown setting {name!r}: only other algorithms have it, such as {these}"
     return str(unknown("setting", name, allowed))
+
+
+def setting_type(model: type[BaseModel], name: str) -> Any:
+    """Return the annotation of a setting by its dotted name, or None where there is no such setting."""
+    first, _, rest = name.partition(".")
+    field = model.model_fields.get(first)
+    if field is None or not rest:
+        return None if field is None else field.annotation
+    group = field.annotation
+    return setting_type(group, rest) if isinstance(group, type) and issubclass(group, BaseModel) else None
+
+
+def has_setting(model: type[BaseModel], name: str) -> bool:
+    return setting_type(model, name) is not None
 
 
 def dump(cfg: RunConfig) -> str:

@@ -83,7 +83,13 @@ def read_grid(path: Path) -> Values:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """`0-4`, `3` and `0-2,7` as seeds."""
+    """Return the seeds of `0-4`, `0,3,7` or `0-2,7`."""
+    if re.fullmatch(r"\s*[1-9]\d*\s*", text):
+        number = int(text)
+        raise UserError(
+            f"--seeds {number} is ambiguous: write --seeds 0-{number - 1} for {number} seeds, or "
+            f"--seeds {number}-{number} for the seed {number} alone"
+        )
     seeds: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)

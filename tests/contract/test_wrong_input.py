@@ -51,7 +51,20 @@ WRONG = {
         "there is no configuration file",
     ),
     "missing init": (["train", "ppo", "--env", "CartPole-v1", "--init", "nowhere"], "there is no run folder nowhere"),
-    "unknown option": (["train", "ppo", "--environment", "CartPole-v1"], "--environment"),
+    "unknown option": (["train", "ppo", "--env", "CartPole-v1", "--frobnicate", "3"], "'frobnicate'"),
+    "misspelled option": (["train", "ppo", "--evn", "CartPole-v1"], "unknown option --evn: did you mean --env?"),
+    "misspelled option of eval": (["eval", "nowhere", "--episods", "3"], "--episodes"),
+    "misspelled setting as an option": (
+        ["train", "ppo", "--env", "CartPole-v1", "--lrr", "1"],
+        "unknown setting 'lrr': did you mean 'lr'",
+    ),
+    "option without its value": (["train", "ppo", "--env"], "option --env needs a value"),
+    "setting without its value": (["train", "ppo", "--env", "CartPole-v1", "--lr"], "--lr needs a value"),
+    "option of another library": (
+        ["train", "ppo", "--env", "CartPole-v1", "--num-minibatches", "4"],
+        "`num_minibatches` (CleanRL) is `minibatch_size` here: steps_per_iteration x vector.num / num_minibatches",
+    ),
+    "environment without --env": (["train", "ppo", "CartPole-v1"], "environments are named by --env"),
     "missing run": (["resume", "nowhere"], "there is no run folder nowhere"),
     "missing run to evaluate": (["eval", "nowhere"], "there is no run folder nowhere"),
     "missing run to record": (["record", "nowhere", "-o", "a.mp4"], "there is no run folder nowhere"),
@@ -64,6 +77,10 @@ WRONG = {
         "lr=-1: lr=-1: should be greater than 0",
     ),
     "seeds": (["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "4-0", "--out", "all"], "--seeds '4-0'"),
+    "one number of seeds": (
+        ["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "5", "--out", "all"],
+        "--seeds 5 is ambiguous: write --seeds 0-4 for 5 seeds, or --seeds 5-5 for the seed 5 alone",
+    ),
     "no folder for a sweep": (["sweep", "ppo", "--env", "CartPole-v1"], "--out"),
     "missing grid": (
         ["sweep", "ppo", "--env", "toy/match", "--grid", "a.yaml", "--out", "all"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from zhixing import config
+from zhixing import algorithms, config
 from zhixing.algorithms.dqn import Config as DQNConfig
 from zhixing.algorithms.ppo import Config as PPOConfig
 from zhixing.config import NetConfig, RunConfig, build, dump, load, meanings, merge, parse_overrides, parse_yaml
 from zhixing.errors import UserError
+from zhixing.other_libraries import OTHER_NAMES
 
 
 def told(**overrides: Any) -> str:
@@ -142,15 +144,51 @@ def test_a_duration_of_nothing_is_told(duration: str | int) -> None:
     assert "duration" in told(duration=duration)
 
 
+@pytest.mark.parametrize("written", ["256,128", "256, 128", "[256,128]", "[256, 128]"])
+def test_lists_need_no_brackets(written: str) -> None:
+    cfg = load(algorithm="ppo", env="Acrobot-v1", **parse_overrides([f"net.hidden_sizes={written}"]))
+    assert cfg.net.hidden_sizes == [256, 128]  # type: ignore[attr-defined]
+
+
+def test_gpu_is_cuda() -> None:
+    found = [load(algorithm="ppo", env="Acrobot-v1", device=name).device for name in ("gpu", "gpu:1", "cuda", "cpu")]
+    assert found == ["cuda", "cuda:1", "cuda", "cpu"]
+
+
+@pytest.mark.parametrize("name", ["PPO", "Ppo", " ppo ", "Double-DQN", "DoubleDQN", "double dqn", "QR-DQN", "TD3+BC"])
+def test_algorithms_are_found_in_any_spelling(name: str) -> None:
+    registered = re.sub(r"[^a-z0-9]", "", name.lower())
+    cfg = load(algorithm=name, env="Acrobot-v1")
+    assert cfg.algorithm.replace("_", "") == registered
+    assert cfg == load(algorithm=cfg.algorithm, env="Acrobot-v1")  # with the same preset
+
+
 # --- what is wrong ---
+
+
+def test_every_name_of_another_library_leads_to_a_setting() -> None:
+    models = [algorithms.get(name).settings for name in algorithms.names()]
+    for name, other in OTHER_NAMES.items():
+        assert other.libraries
+        assert other.here or other.difference, name
+        for setting in other.here:
+            assert setting == "--out" or any(config.has_setting(model, setting) for model in models), (name, setting)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"lrr": 1}, "unknown setting 'lrr': did you mean 'lr'"),
-        ({"learning_rate": 1}, "unknown setting 'learning_rate': here it is 'lr'"),
-        ({"n_envs": 8}, "unknown setting 'n_envs': here it is 'vector.num'"),
+        ({"learning_rate": 1}, "unknown setting: `learning_rate` (Stable-Baselines3, CleanRL) is `lr` here"),
+        ({"n_envs": 8}, "unknown setting: `n_envs` (Stable-Baselines3) is `vector.num` here"),
+        ({"n_steps": 8}, "`n_steps` (Stable-Baselines3) is `steps_per_iteration` here"),
+        ({"n_steps": 8, "algorithm": "dqn"}, "`n_steps` (Stable-Baselines3) is `replay.n_step` here"),
+        ({"batch_size": 8}, "`batch_size` (Stable-Baselines3, Tianshou) is `minibatch_size` here"),
+        ({"replay__buffer_size": 8, "algorithm": "dqn"}, "is `replay.capacity` here"),
+        ({"clip_param": 8}, "`clip_param` (RLlib) is `clip` here"),
+        ({"epsi_low": 8, "algorithm": "dqn"}, "`epsi_low` (MindSpore RL) is `epsilon_end` here"),
+        ({"step_per_collect": 8}, "is `steps_per_iteration` here: steps of each environment, not over all of them"),
+        ({"state_space_dim": 8}, "(MindSpore RL) is not a setting here: it is read from the environment"),
         ({"overlap": True}, "unknown setting 'overlap': only other algorithms have it, such as awac, c51"),
         ({"learning_starts": 5}, "unknown setting 'learning_starts': "),  # of a replay, which there is none
         ({"net__hiden_sizes": [3]}, "unknown setting 'net.hiden_sizes': did you mean 'net.hidden_sizes'"),

@@ -58,9 +58,10 @@ def test_wrong_words_are_told(word: str) -> None:
 
 def test_seeds() -> None:
     assert parse_seeds("0-4") == [0, 1, 2, 3, 4]
-    assert parse_seeds("7") == [7]
+    assert parse_seeds("7-7") == [7]
+    assert parse_seeds("0") == [0]
     assert parse_seeds("0-1, 5,9-9") == [0, 1, 5, 9]
-    for wrong in ("", "4-0", "a", "-1", "0..4", "1-2,2"):
+    for wrong in ("", "4-0", "a", "-1", "0..4", "1-2,2", "5"):
         with pytest.raises(UserError, match="--seeds"):
             parse_seeds(wrong)
 
@@ -182,7 +183,7 @@ SHORT += ["eval_episodes=2", "tensorboard=false", "vector.backend=serial", "net.
 
 def test_a_failed_run_is_told_and_the_others_go_on(zhixing: Command) -> None:
     """Then again: what has ended is kept. Other settings in the same folders are refused."""
-    words = ["sweep", "ppo", "env=tasks:Raises,toy/match", "--seeds", "1", "--out", "all", *SHORT]
+    words = ["sweep", "ppo", "env=tasks:Raises,toy/match", "--seeds", "1-1", "--out", "all", *SHORT]
     code, out, err = zhixing(*words, "--workers", "2")
     assert code == 1
     assert "done     env=toy-match_seed=1  return" in err

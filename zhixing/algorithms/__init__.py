@@ -48,12 +48,20 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Algorithm:
-    """An algorithm by its name, or `your.module:YourLearner`."""
+    """Return an algorithm by its name, in any spelling (`PPO`, `Double-DQN`), or `your.module:YourLearner`."""
     if ":" in name:
         return _own(name)
-    if name not in _registered and name not in names():
-        raise unknown("algorithm", name, names(), "(see `zhixing list algorithms`)")
+    if name not in _registered:
+        same = [each for each in names() if _bare(each) == _bare(name)]
+        if len(same) != 1:
+            raise unknown("algorithm", name.strip().lower(), names(), "(see `zhixing list algorithms`)")
+        (name,) = same
     return _registered[name]
+
+
+def _bare(name: str) -> str:
+    """Return a name without case, spaces and signs: `Double-DQN` and `double_dqn` are `doubledqn`."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def _own(name: str) -> Algorithm:

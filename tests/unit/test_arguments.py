@@ -1,0 +1,78 @@
+"""Settings written as options, and words that the shell has split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import Command
+
+from zhixing.arguments import join_brackets, settings_of, split_arguments
+from zhixing.errors import UserError
+
+FLAGS = {"--env": False, "--out": False, "--trust": True, "--help": True, "-h": True}
+SHORT = ["--env-steps", "64", "--eval-episodes=1", "--no-tensorboard", "steps_per_iteration=32", "threads=1"]
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "words"),
+    [
+        (["ppo", "--env", "A", "lr=1"], ["--env", "A"], ["ppo", "lr=1"]),
+        (["--lr", "1e-3", "ppo", "--trust"], ["--trust"], ["--lr=1e-3", "ppo"]),
+        (["ppo", "--lr=1e-3", "--env=A"], ["--env=A"], ["ppo", "--lr=1e-3"]),
+        (["ppo", "--stop-return", "-200"], [], ["ppo", "--stop-return=-200"]),  # a value may be negative
+        (["ppo", "--graph", "--env", "A"], ["--env", "A"], ["ppo", "--graph"]),
+        (["ppo", "--graph", "lr=1"], [], ["ppo", "--graph", "lr=1"]),
+        (["ppo", "sizes=[64,", "64]", "lr=1"], [], ["ppo", "sizes=[64, 64]", "lr=1"]),
+        (["ppo", "--sizes", "[64,", "64]"], [], ["ppo", "--sizes=[64, 64]"]),
+        (["-h"], ["-h"], []),
+    ],
+)
+def test_options_of_the_command_come_first(args: list[str], options: list[str], words: list[str]) -> None:
+    assert split_arguments(args, FLAGS) == [*options, *(["--", *words] if words else [])]
+
+
+def test_brackets_that_are_never_closed_take_the_rest() -> None:
+    assert join_brackets(["a=[1,", "b=2"]) == ["a=[1, b=2"]
+
+
+def test_typos_of_options_are_no_settings() -> None:
+    with pytest.raises(UserError, match=r"unknown option --outt: did you mean --out\?"):
+        split_arguments(["ppo", "--outt", "a"], FLAGS)
+
+
+def test_options_become_settings_of_the_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--env-steps=9", "--vector.num=2", "lr=1", "--graph", "--no-tensorboard"]
+    assert settings_of(words, "ppo") == ["env_steps=9", "vector.num=2", "lr=1", "graph=true", "tensorboard=false"]
+    assert capsys.readouterr().err == ""  # these are our own names
+    assert settings_of(["--n-steps=9"], "ppo") == ["steps_per_iteration=9"]
+    assert "note: `--n-steps` (Stable-Baselines3) is `steps_per_iteration` here" in capsys.readouterr().err
+    assert settings_of(["--n-steps=9"], "dqn") == ["replay.n_step=9"]
+    assert settings_of(["--batch-size=9"], "ppo") == ["minibatch_size=9"]
+    assert settings_of(["--batch-size=9"], "dqn") == ["batch_size=9"]
+
+
+def test_names_with_another_meaning_are_not_translated() -> None:
+    """They reach the configuration, which names the difference."""
+    assert settings_of(["--target-update-interval=9"], "dqn") == ["target_update_interval=9"]
+
+
+def test_options_train_as_settings_do(zhixing: Command) -> None:
+    command = ["train", "--learning-rate", "1e-3", "PPO", "--env-id", "toy/match", "--num-envs", "2", *SHORT]
+    code, _, err = zhixing(*command, "--net.hidden_sizes", "[8,", "8]", "--out", "run")
+    assert code == 0, err
+    cfg = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert (cfg["algorithm"], cfg["lr"], cfg["env"]["name"], cfg["vector"]["num"]) == ("ppo", 1e-3, "toy/match", 2)
+    assert (cfg["env_steps"], cfg["tensorboard"], cfg["net"]["hidden_sizes"]) == (64, False, [8, 8])
+    assert "`--learning-rate` (Stable-Baselines3, CleanRL) is `lr` here" in err
+    code, out, err = zhixing("resume", "run", "--total-timesteps", "128")
+    assert code == 0, err
+    assert "trained 128 steps" in out
+
+
+def test_without_a_command_there_is_help_and_no_error(zhixing: Command) -> None:
+    code, out, err = zhixing()
+    assert (code, err) == (0, "")
+    assert "Usage:" in out
+    assert "train" in out
