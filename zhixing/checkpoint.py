@@ -29,6 +29,19 @@ if TYPE_CHECKING:
 FORMAT = 1  # of checkpoints; readers keep understanding older ones
 
 
+def bundled_agents() -> Path:
+    """Return the folder of the agents that come with the package: its own, or `zoo` of a checkout."""
+    package = Path(__file__).parent
+    return package / "agents" if (package / "agents").is_dir() else package.parent / "zoo"
+
+
+def _find(run: str | Path) -> Path:
+    """Return the folder of a run, or of an agent that comes with the package and is given by its bare name."""
+    if not Path(run).exists() and Path(run).name == str(run) and (bundled_agents() / run).is_dir():
+        return bundled_agents() / run
+    return Path(run)
+
+
 class RunFolder:
     def __init__(self, path: Path) -> None:
         self.given = path  # as the user wrote it, for messages
@@ -91,9 +104,9 @@ class RunFolder:
 
     @staticmethod
     def open(path: str | Path) -> RunFolder:
-        folder = RunFolder(Path(path))
+        folder = RunFolder(_find(path))
         if not folder.path.is_dir():
-            raise UserError(f"there is no run folder {path}")
+            raise UserError(f"there is no run folder {path}, and no agent of that name in `zhixing zoo`")
         if not folder.config_file.is_file():
             raise UserError(f"{path} is no run: it holds no config.yaml")
         check_inside(folder.path)

@@ -37,7 +37,7 @@ Files = Annotated[list[Path] | None, typer.Option("--config", help="YAML setting
 Folder = Annotated[Path, typer.Option("--out", help="The folder of the runs; what has ended in it isn't done again.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Runs at once; without, half the CPUs.")]
 On = Annotated[str, typer.Option("--on", help="local: processes here; ray; or a Ray cluster's address.")]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or an agent that `zhixing zoo` lists.")]
 Episodes = Annotated[int, typer.Option("--episodes", min=1, help="Fresh episodes to play.")]
 Shown = Annotated[int | None, typer.Option("--episodes", min=1, help="Episodes; without, until the window is closed.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Fixes the episodes.")]
@@ -188,7 +188,7 @@ def collect(
 @app.command()
 def record(
     run: Run,
-    out: Annotated[Path, typer.Option("-o", "--out", help="The video, an .mp4 file.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The video: .mp4 or .gif.")],
     episodes: Episodes = 1,
     seed: Seed = 0,
     checkpoint: Which = "last",
@@ -220,9 +220,12 @@ def export(
 
 @app.command()
 def zoo(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where the agents are.")] = Path("zoo"),
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FOLDER]", help="A folder of exported agents; without, those of zhixing."),
+    ] = None,
 ) -> None:
-    """The agents that come along, their measured returns and the commands that trained them."""
+    """List trained agents with their returns and the commands that trained them; other commands take their names."""
     from zhixing import tables
     from zhixing.zoo import agents
 
@@ -326,11 +329,14 @@ def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs, or folders of runs.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="The picture: .png, .svg or .pdf.")],
     y: Annotated[str, typer.Option("--y", help="return, or a column of metrics.csv, such as x_pos.")] = "return",
+    x: Annotated[str, typer.Option("--x", help="steps, seconds, or both: a panel each.")] = "both",
+    smooth: Annotated[int | None, typer.Option("--smooth", min=1, help="Average over so many rows.")] = None,
+    title: Annotated[str | None, typer.Option("--title", help="Instead of the environment's name.")] = None,
 ) -> None:
     """Draw return against steps and seconds; runs that differ only in their seed are one curve."""
     from zhixing.plots import plot
 
-    plot(runs, out, y)
+    plot(runs, out, y, x=x, smooth=smooth, title=title)
     print(out)
 
 

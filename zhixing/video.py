@@ -19,12 +19,19 @@ from zhixing.agent import load
 from zhixing.errors import UserError
 from zhixing.ops.seeding import stream
 
+# how ffmpeg writes each kind of video; a GIF gets a palette of its own and at most 25 frames per second, to stay small
+GIF = "fps='min(25,source_fps)',split[a][b];[a]palettegen[colors];[b][colors]paletteuse=dither=none"
+ENCODERS: dict[str, dict[str, Any]] = {
+    ".mp4": {},  # H.264, which every player shows
+    ".gif": {"codec": "gif", "pix_fmt_out": "pal8", "output_params": ["-filter_complex", GIF]},
+}
+
 
 def record(run: str | Path, out: str | Path, episodes: int = 1, seed: int = 0, checkpoint: str = "last") -> list[float]:
     """Film an agent in its task; returns the returns of the episodes shown."""
     out = Path(out)
-    if out.suffix.lower() != ".mp4":
-        raise UserError(f"the video {out} must end in .mp4")
+    if out.suffix.lower() not in ENCODERS:
+        raise UserError(f"the video {out} must end in {' or '.join(ENCODERS)}")
     without_screen()
     with Show(run, seed, checkpoint) as show:
         write_video(out, show.frames(episodes), show.fps)
@@ -118,11 +125,11 @@ def write_video(path: Path, frames: Iterable[Any], fps: float) -> None:
 
 
 class Video:
-    """H.264 that every player shows, picture by picture. Written aside and renamed at its end."""
+    """An .mp4 or .gif file, written frame by frame. It is written under another name and renamed at its end."""
 
     def __init__(self, path: Path, fps: float) -> None:
         self.path, self.fps = path, fps
-        self.aside = path.with_name(f".{path.stem}.tmp.mp4")
+        self.aside = path.with_name(f".{path.stem}.tmp{path.suffix.lower()}")
         self._writer: Any = None
         self._even = (0, 0)  # players want even sizes: a black line pads where needed
         self._first: Any = None  # frame
@@ -155,7 +162,12 @@ class Video:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._even = (height + height % 2, width + width % 2)
         self._writer = imageio_ffmpeg.write_frames(
-            str(self.aside), self._even[::-1], fps=self.fps, macro_block_size=1, ffmpeg_log_level="error"
+            str(self.aside),
+            self._even[::-1],
+            fps=self.fps,
+            macro_block_size=1,
+            ffmpeg_log_level="error",
+            **ENCODERS[self.path.suffix.lower()],
         )
         self._writer.send(None)
 

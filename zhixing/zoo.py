@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zhixing import config
-from zhixing.checkpoint import RunFolder
+from zhixing.checkpoint import RunFolder, bundled_agents
 from zhixing.config import RunConfig
 from zhixing.errors import UserError
 from zhixing.plots.runs import IRRELEVANT, flat_settings, shown
@@ -57,9 +57,10 @@ def _word(value: Any) -> str:
     return "null" if value is None else json.dumps(value) if isinstance(value, (list, dict)) else shown(value)
 
 
-def agents(folder: str | Path) -> dict[str, dict[str, Any]]:
-    """What the `agent.json` of each exported agent in a folder says, by name."""
-    files = sorted(Path(folder).glob("*/agent.json"))
+def agents(folder: str | Path | None = None) -> dict[str, dict[str, Any]]:
+    """Return the `agent.json` of each exported agent in a folder, by name; by default, of those that come along."""
+    folder = bundled_agents() if folder is None else Path(folder)
+    files = sorted(folder.glob("*/agent.json"))
     if not files:
         raise UserError(f"there are no agents in {folder}; `zhixing export RUN -o {folder}/NAME` puts one there")
     return {file.parent.name: RunFolder(file.parent).read_card() for file in files}

@@ -27,9 +27,9 @@ def test_installed_wheel_trains_from_another_folder(tmp_path: Path) -> None:
     # what setuptools leaves beside the sources would enter the next wheel: build from a copy
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         (source / name).write_bytes((ROOT / name).read_bytes())
-    for file in (ROOT / "zhixing").rglob("*"):
+    for file in (*(ROOT / "zhixing").rglob("*"), *(ROOT / "zoo").rglob("*")):
         if file.is_file() and "__pycache__" not in file.parts:
             copy = source / file.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,9 @@ def test_installed_wheel_trains_from_another_folder(tmp_path: Path) -> None:
     modules = {str(file.relative_to(source)) for file in (source / "zhixing").rglob("*.py")}
     presets = {f"zhixing/presets/{file.name}" for file in (ROOT / "zhixing" / "presets").glob("*.yaml")}
     assert len(presets) >= 2
-    assert modules | presets | {"zhixing/py.typed"} <= held
+    agents = {f"zhixing/agents/{file.relative_to(ROOT / 'zoo')}" for file in (ROOT / "zoo").glob("*/*")}
+    assert "zhixing/agents/cartpole/agent.json" in agents
+    assert modules | presets | agents | {"zhixing/py.typed"} <= held
     assert not [name for name in held if name.startswith(("tests", "benchmarks", "examples", "docs"))]
 
     home = tmp_path / "venv"
@@ -63,3 +65,4 @@ def test_installed_wheel_trains_from_another_folder(tmp_path: Path) -> None:
     assert "trained 512 steps" in out
     assert json.loads((away / "run" / "result.json").read_text())["env_steps"] == 512
     assert "vector:\n  backend: native\n  num: 8" in (away / "run" / "config.yaml").read_text()  # the preset is there
+    assert "cartpole" in call(script, "zoo", cwd=away)

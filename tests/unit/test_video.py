@@ -102,7 +102,7 @@ def test_same_seed_films_the_same_episode(runs: dict[str, Path], tmp_path: Path)
 
 def test_wrong_suffix_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
     for name in ("film.avi", "film", "mp4"):
-        with pytest.raises(UserError, match=r"must end in \.mp4"):
+        with pytest.raises(UserError, match=r"must end in \.mp4 or \.gif"):
             record(runs["toy/match"], tmp_path / name)
     record(runs["toy/match"], tmp_path / "film.MP4")
 
@@ -162,3 +162,10 @@ def test_pygame_draws_offscreen_and_not_with_the_dummy_driver(
     monkeypatch.setenv("SDL_VIDEODRIVER", "x11")  # somebody's choice
     without_screen()
     assert os.environ["SDL_VIDEODRIVER"] == "x11"
+
+
+def test_gif_shows_every_frame_at_its_speed(runs: dict[str, Path], tmp_path: Path) -> None:
+    assert record(runs["Clock"], tmp_path / "film.gif", episodes=2) == [10.0, 10.0]
+    assert (tmp_path / "film.gif").read_bytes()[:6] == b"GIF89a"
+    assert greys(tmp_path / "film.gif")[:6] == pytest.approx([40 * t * 33 * 47 / (34 * 48) for t in range(6)], abs=6)
+    assert imageio_ffmpeg.count_frames_and_secs(str(tmp_path / "film.gif"))[1] == pytest.approx(12 / 5, abs=0.3)

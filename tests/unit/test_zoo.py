@@ -65,7 +65,7 @@ def test_an_exported_agent_acts_as_its_run_and_commands_take_it(
     assert zhixing("record", "zoo/one", "-o", "one.mp4")[0] == 0
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     assert zhixing("play", "zoo/one", "--random", "--episodes", "1")[1].startswith("return ")
-    code, out, _ = zhixing("zoo")
+    code, out, _ = zhixing("zoo", "zoo")
     assert code == 0
     assert (
         "one: zhixing train ppo --env CartPole-v1 --seed 3 env_steps=512 eval_episodes=2 'net.hidden_sizes=[8, 16]' "
@@ -89,3 +89,15 @@ def test_export_takes_the_best_weights_where_asked(tmp_path: Path) -> None:
     kept = RunFolder.open(tmp_path / "best").load_agent()
     assert card["steps"] == best["steps"] == kept["steps"]
     assert all(best["policy"][key].equal(kept["policy"][key]) for key in best["policy"])
+
+
+def test_bundled_agents_are_found_from_any_folder(zhixing: Command, tmp_path: Path) -> None:
+    code, out, _ = zhixing("zoo")  # in an empty folder
+    assert code == 0
+    assert "cartpole" in out
+    code, out, err = zhixing("eval", "cartpole", "--episodes", "2")
+    assert (code, err) == (0, "")
+    assert "mean return" in out
+    code, _, err = zhixing("eval", "cartpool")
+    assert code == 2
+    assert "no run folder cartpool" in err

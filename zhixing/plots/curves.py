@@ -15,9 +15,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from zhixing.checkpoint import write_aside
-from zhixing.errors import UserError
+from zhixing.errors import UserError, note, unknown
 from zhixing.plots.interval import Curve, band
-from zhixing.plots.runs import Configuration, Run, find_runs, group, read_run
+from zhixing.plots.runs import Configuration, NoDataError, Run, find_runs, group, read_run
 
 FORMATS = ("png", "svg", "pdf")
 ENOUGH_EVALUATIONS = 3  # points of a curve; with fewer, training returns tell more
@@ -34,18 +34,52 @@ Y_LABELS = {
 }
 POINTS: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 5, "markeredgecolor": "white"}
 RETURNS = ("eval_return_mean", "return_mean")
-WINDOWS = 50  # of what isn't a return each point is the mean of a fiftieth of the rows: losses are rough
+PANELS = {"both": ("steps", "seconds"), "steps": ("steps",), "seconds": ("seconds",)}
+WINDOWS = 50  # columns other than returns are smoothed over a fiftieth of their rows: losses are noisy
 
 
-def plot(runs: Iterable[str | Path], out: str | Path, y: str = "return") -> None:
-    """Draw runs, or folders of runs, to a .png, .svg or .pdf file. Runs that differ only in their seed are one colour.
+def plot(
+    runs: Iterable[str | Path],
+    out: str | Path,
+    y: str = "return",
+    *,
+    x: str = "both",
+    smooth: int | None = None,
+    title: str | None = None,
+) -> None:
+    """Draw runs, or folders of runs, to a .png, .svg or .pdf file. Runs that differ only in their seed are one color.
 
-    A row of panels per task. Several seeds: their mean, its 95 % interval, and each seed as a thin line. `y` may be any
-    column of metrics.csv, such as `entropy` or `x_pos`; it is smoothed, and where evaluations have it, too, these are
-    marked by points.
+    A row of panels per environment. Several seeds: their mean, its 95 % interval, and each seed as a thin line. `y` is
+    `return` or any column of metrics.csv, such as `entropy` or `x_pos`; where evaluations have the column, too, they
+    are marked by points. `x` is `steps`, `seconds` or `both`, a panel each. Each point is the mean of `smooth` rows;
+    by default returns aren't smoothed, and other columns over a fiftieth of their rows. `title` replaces the name of
+    the environment. Runs without data are left out, with a note.
     """
     kind_of(Path(out))  # before the runs are read
-    save(draw(group([read_run(path) for path in find_runs(runs)]), y), Path(out))
+    if x not in PANELS:
+        raise unknown("x axis", x, PANELS)
+    if smooth is not None and smooth < 1:
+        raise UserError(f"smooth={smooth}: each point is the mean of so many rows; it must be at least 1")
+    figure = draw(group(runs_with_data(find_runs(runs), y)), y, x=x, smooth=smooth, title=title)
+    save(figure, Path(out))
+
+
+def runs_with_data(paths: Sequence[Path], y: str) -> list[Run]:
+    """Read the runs; those that have no value of `y` yet are left out with a note, unless none has one."""
+    runs: list[Run] = []
+    missing: list[NoDataError] = []
+    for path in paths:
+        try:
+            run = read_run(path)
+            choose_measure([run]) if y == "return" else known([run], y)
+            runs.append(run)
+        except NoDataError as error:
+            missing.append(error)
+    if not runs:
+        raise missing[0]
+    for error in missing:
+        note(f"left out: {error}")
+    return runs
 
 
 def kind_of(out: Path) -> str:
@@ -64,7 +98,14 @@ def save(figure: Figure, out: Path) -> None:
         raise UserError(f"the picture {out} can't be written: {error.strerror or error}") from None
 
 
-def draw(configurations: Sequence[Configuration], y: str = "return") -> Figure:
+def draw(
+    configurations: Sequence[Configuration],
+    y: str = "return",
+    *,
+    x: str = "both",
+    smooth: int | None = None,
+    title: str | None = None,
+) -> Figure:
     tasks = list(dict.fromkeys(configuration.task for configuration in configurations))
     labels = list(dict.fromkeys(configuration.label for configuration in configurations))
     # one look per label, so that an algorithm keeps its colour in all rows
@@ -74,22 +115,30 @@ def draw(configurations: Sequence[Configuration], y: str = "return") -> Figure:
     }
     rows = [[one for one in configurations if one.task == task] for task in tasks]
     heights = [4.2 + 0.22 * len(row) for row in rows]
-    figure = Figure(figsize=(11, sum(heights)), layout="constrained")
+    figure = Figure(figsize=(5.5 * len(PANELS[x]), sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
     parts = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=heights)[:, 0]
     for part, row in zip(parts, rows, strict=True):
-        _draw_task(part, row, looks, y)
+        _draw_task(part, row, looks, y, x, smooth)
+        part.suptitle(_plain(row[0].task if title is None else title), fontweight="bold")
     return figure
 
 
-def _draw_task(part: SubFigure, configurations: list[Configuration], looks: dict[str, dict[str, Any]], y: str) -> None:
+def _draw_task(
+    part: SubFigure,
+    configurations: list[Configuration],
+    looks: dict[str, dict[str, Any]],
+    y: str,
+    x_axes: str,
+    smooth: int | None,
+) -> None:
     runs = [run for configuration in configurations for run in configuration.runs]
     measure = choose_measure(runs) if y == "return" else known(runs, y)
     evaluated = _evaluations(runs, measure)
     steps = "updates" if any(run.offline for run in runs) else "env_steps"
-    part.suptitle(_plain(configurations[0].task), fontweight="bold")
-    left, right = part.subplots(1, 2, sharey=True)
-    for axes, x in ((left, steps), (right, "seconds")):
+    panels = part.subplots(1, len(PANELS[x_axes]), sharey=True, squeeze=False)[0]
+    for axes, what in zip(panels, PANELS[x_axes], strict=True):
+        x = steps if what == "steps" else "seconds"
         axes.set_title(f"{_plain(y)} against {X_LABELS[x]}", fontsize="medium")
         axes.set_xlabel(X_LABELS[x])
         axes.xaxis.set_major_formatter(EngFormatter(sep="") if x == steps else "{x:g}")
@@ -100,20 +149,20 @@ def _draw_task(part: SubFigure, configurations: list[Configuration], looks: dict
         for configuration in configurations:
             curves = [curve(run, x, measure) for run in configuration.runs]
             look = looks[configuration.label]
-            if measure not in RETURNS:
+            if measure not in RETURNS or smooth is not None:
                 for rough in curves if len(curves) == 1 else []:
                     axes.plot(*rough, linewidth=0.8, alpha=0.35, **look)
-                curves = [smoothed(one) for one in curves]
+                curves = [smoothed(one, smooth or len(one.y) // WINDOWS) for one in curves]
             _draw_configuration(axes, curves, look)
             if evaluated:
                 for run in configuration.runs:
                     axes.plot(*curve(run, x, evaluated), color=look["color"], **POINTS)
         axes.set_xlim(left=0)
-    left.set_ylabel(Y_LABELS.get(measure, _plain(measure)))
-    right.tick_params(labelleft=True)
-    _fit_height(left, runs, [measure, *([evaluated] if evaluated else [])])
+        axes.tick_params(labelleft=True)
+    panels[0].set_ylabel(Y_LABELS.get(measure, _plain(measure)))
+    _fit_height(panels[0], runs, [measure, *([evaluated] if evaluated else [])])
     handles = [Line2D([], [], linewidth=2, **looks[configuration.label]) for configuration in configurations]
-    labels = [fill(_plain(configuration.legend), 110) for configuration in configurations]
+    labels = [fill(_plain(configuration.legend), 55 * len(panels)) for configuration in configurations]
     if evaluated:
         handles.append(Line2D([], [], color="#606060", **POINTS))
         labels.append("evaluations; lines: training")
@@ -122,7 +171,7 @@ def _draw_task(part: SubFigure, configurations: list[Configuration], looks: dict
         handles,
         labels,
         loc="outside lower center",
-        ncols=2 if max(len(configuration.legend) for configuration in configurations) < 60 else 1,
+        ncols=2 if max(len(configuration.legend) for configuration in configurations) < 30 * len(panels) else 1,
         frameon=False,
         title="mean of the seeds, its 95 % interval (Student's t), thin: each seed" if several else None,
         title_fontsize="small",
@@ -158,7 +207,7 @@ def choose_measure(runs: Sequence[Run]) -> str:
     if points["eval_return_mean"]:  # training that plays no episodes, such as from a dataset
         return "eval_return_mean"
     empty = next(run for run in runs if not len(curve(run, "env_steps", "return_mean").x))
-    raise UserError(f"the run {empty.path} has no return yet: none of its episodes has ended")
+    raise NoDataError(f"the run {empty.path} has no return yet: none of its episodes has ended")
 
 
 def known(runs: Sequence[Run], y: str) -> str:
@@ -167,7 +216,7 @@ def known(runs: Sequence[Run], y: str) -> str:
         if y not in run.metrics:
             raise UserError(f"the run {run.path} logs no {y!r}; it logs {', '.join(run.metrics)}")
         if not len(curve(run, "env_steps", y).x):
-            raise UserError(f"the run {run.path} has no {y} yet")
+            raise NoDataError(f"the run {run.path} has no {y} yet")
     return y
 
 
@@ -178,9 +227,9 @@ def _evaluations(runs: Sequence[Run], measure: str) -> str | None:
     return name if there else None
 
 
-def smoothed(rough: Curve) -> Curve:
-    """Each point the mean of its neighbours, as many on both sides as there are."""
-    reach = len(rough.y) // WINDOWS // 2
+def smoothed(rough: Curve, rows: int) -> Curve:
+    """Return the running mean over so many rows; near the ends over as many as there are on both sides."""
+    reach = rows // 2
     sums = np.concatenate([[0.0], np.cumsum(rough.y)])
     at = np.arange(len(rough.y))
     half = np.minimum(reach, np.minimum(at, at[::-1]))

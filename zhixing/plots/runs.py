@@ -14,7 +14,11 @@ from zhixing.plots.metrics import Columns, read_metrics
 
 # what changes no return; runs that differ only in these are one configuration
 IRRELEVANT = {"seed", "log_every_steps", "checkpoint_every_steps", "keep_checkpoints", "tensorboard"}
-IRRELEVANT |= {"eval_video", "plot"}
+IRRELEVANT |= {"eval_video", "plot", "threads", "device", "vector.backend", "vector.workers"}
+
+
+class NoDataError(UserError):
+    """A run has nothing to draw yet."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def read_run(path: Path) -> Run:
             raise UserError(f"{folder.config_file} is no configuration of a run: it lacks {name}")
     metrics = read_metrics(folder.metrics_file) if folder.metrics_file.exists() else {}
     if not metrics or not len(metrics[next(iter(metrics))]):
-        raise UserError(f"the run {path} has no rows of metrics yet; wait for its first, or leave it out")
+        raise NoDataError(f"the run {path} has no rows of metrics yet; wait for its first, or leave it out")
     for name in ("env_steps", "seconds", "return_mean", "eval_return_mean"):
         if name not in metrics:
             raise UserError(f"{folder.metrics_file} has no column {name}")

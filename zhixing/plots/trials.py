@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from zhixing.plots.curves import COLOURS, STYLES
 
@@ -44,6 +44,11 @@ def draw_trials(outcomes: Sequence[Outcome], logarithmic: Mapping[str, bool]) ->
             xs = [texts.index(x) for x in xs]
         elif by_log:
             panel.set_xscale("log")
+            # a label for each power of ten, and for 2 and 5 times it where there are few: 0.0005, not 5 x 10^-4
+            few = max(xs, default=1.0) < 100 * min(xs, default=1.0)
+            panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
+            panel.xaxis.set_major_formatter("{x:g}")
+            panel.xaxis.set_minor_formatter(NullFormatter())
         _scatter(panel, seen, xs)
         panel.set_xlabel(name)
     for panel in panels[1 + len(logarithmic) :]:

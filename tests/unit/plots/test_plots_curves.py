@@ -183,3 +183,31 @@ def test_a_column_that_is_not_there_is_told(tmp_path: Path) -> None:
         plot([run], tmp_path / "a.png", y="x_pos")
     with pytest.raises(UserError, match="has no loss yet"):
         plot([run], tmp_path / "a.png", y="loss")
+
+
+def test_runs_without_data_are_left_out_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "runs/old")
+    write_run(tmp_path / "runs/young", [np.nan, np.nan], seed=1)
+    (write_run(tmp_path / "runs/new", seed=2) / "metrics.csv").unlink()
+    plot([tmp_path / "runs"], tmp_path / "a.png")
+    notes = capsys.readouterr().err
+    assert notes.count("note: left out: the run") == 2
+    assert "young has no return yet" in notes
+    assert "new has no rows of metrics yet" in notes
+    with pytest.raises(UserError, match="has no rows of metrics yet"):
+        plot([tmp_path / "runs/new"], tmp_path / "a.png")
+
+
+def test_one_panel_a_title_and_smoothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", [0.0, 3.0, 0.0, 3.0, 0.0])
+    figure = draw(group([read_run(run)]), x="seconds", smooth=3, title="Two settings")
+    (seconds,) = figure.subfigs[0].axes
+    assert seconds.get_xlabel() == "seconds of training"
+    assert figure.subfigs[0].get_suptitle() == "Two settings"
+    rough, smooth = seconds.lines
+    assert list(rough.get_ydata()) == [0, 3, 0, 3, 0]
+    assert list(smooth.get_ydata()) == [0, 1, 2, 1, 0]  # means of three, the ends alone
+    with pytest.raises(UserError, match=r"x axis 'stepps'.*steps"):
+        plot([run], tmp_path / "a.png", x="stepps")
+    with pytest.raises(UserError, match="smooth=0"):
+        plot([run], tmp_path / "a.png", smooth=0)

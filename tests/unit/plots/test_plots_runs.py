@@ -85,3 +85,10 @@ def test_folder_that_is_no_run_of_ours_is_named(tmp_path: Path) -> None:
     (run / "config.yaml").write_text("algorithm: ppo\n")
     with pytest.raises(UserError, match=r"config\.yaml is no configuration of a run: it lacks env\.name"):
         read_run(run)
+
+
+def test_what_cannot_change_a_return_is_not_in_the_legend(tmp_path: Path) -> None:
+    settings = [{"vector": {"backend": "serial", "workers": 1}, "threads": 1}]
+    settings += [{"vector": {"backend": "process", "workers": 2}, "threads": 2}]
+    runs = [write_run(tmp_path / str(i), seed=i, **setting) for i, setting in enumerate(settings)]
+    assert [configuration.legend for configuration in group([read_run(run) for run in runs])] == ["ppo (2 seeds)"]

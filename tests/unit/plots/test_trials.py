@@ -26,6 +26,9 @@ def test_the_best_so_far_and_each_setting() -> None:
     assert complete.get_offsets().tolist() == [[1e-3, 5.0], [2e-3, 3.0], [3e-3, 9.0]]
     assert pruned.get_offsets().tolist() == [[1e-4, 1.0]]
     assert lr.get_xscale() == "log"
+    labels = [text.get_text() for text in lr.get_xticklabels()]
+    assert {"0.0005", "0.001", "0.002"} <= set(labels)
+    assert not [label for label in labels if "10^" in label or "times" in label]
     assert [text.get_text() for text in sizes.get_xticklabels()] == ["[8]", "[8,8]"]
     assert sizes.collections[0].get_offsets().tolist() == [[1, 5.0], [0, 3.0], [1, 9.0]]
 
