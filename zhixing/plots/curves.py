@@ -77,8 +77,8 @@ def runs_with_data(paths: Sequence[Path], y: str) -> list[Run]:
             missing.append(error)
     if not runs:
         raise missing[0]
-    for error in missing:
-        note(f"left out: {error}")
+    for nothing in missing:
+        note(f"left out: {nothing}")
     return runs
 
 
