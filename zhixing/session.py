@@ -193,7 +193,7 @@ class Session:
         for name, kind in learner.further_buffers.items():
             samplers[name] = Uniform() if kind == "uniform" else Reservoir(stream(cfg.seed, name))
         views: dict[str, View] = {
-            "transitions": NStep(replay.n_step, cfg.gamma),
+            "transitions": NStep(replay.n_step, cfg.gamma, alive_only=self.spaces.individual_ends),
             "sequences": Sequence(replay.sequence_length, replay.burn_in),
             "episodes": Episode(),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -32,12 +32,19 @@ def space_fields(space: gym.Space[Any]) -> Tree:
     )
 
 
+RewardKind = Literal["shared", "individual", "opposed"]
+
+
 @dataclass(frozen=True)
 class Spaces:
     """The spaces of one environment of a vector, as one agent sees it; agents have equal ones.
 
     What a task may show beside observations: `mask` is the number of discrete actions when it tells which of them are
     allowed at each step; `state` the size of a global state; `alive` is true when agents may leave before the end.
+
+    `reward_kind` says whom rewards belong to: "shared" is one reward of the team, which also counts for agents that
+    have left; "individual" is a reward per agent, which ends when the agent leaves; "opposed" is the same where one
+    agent's gain is another's loss.
     """
 
     obs: gym.Space[Any]
@@ -46,6 +53,19 @@ class Spaces:
     mask: int | None = None
     state: int | None = None
     alive: bool = False
+    reward_kind: RewardKind = "individual"
+
+    def __post_init__(self) -> None:
+        if self.reward_kind not in get_args(RewardKind):
+            raise UserError(
+                f"reward_kind is {self.reward_kind!r}; allowed are {', '.join(get_args(RewardKind))} (set it as an "
+                f"attribute of the environment)"
+            )
+
+    @property
+    def individual_ends(self) -> bool:
+        """Whether an agent's rewards end when it leaves, not when the episode ends."""
+        return self.alive and self.reward_kind != "shared"
 
     @property
     def agents(self) -> tuple[int, ...]:

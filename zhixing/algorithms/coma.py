@@ -1,11 +1,12 @@
 """COMA (Foerster et al., 2018).   A_a = Q(s, u) - Σ_u' π_a(u'|τ_a) Q(s, (u_-a, u')),   ∇ = E[Σ_a ∇ log π_a(u_a) A_a]
 
 Each agent acts by what it sees itself. One critic gives the value of all of an agent's actions at once, of the state,
-that agent's observation and number, and what the others do: so each agent's advantage asks what its own action changed.
+that agent's observation and number, and the others' actions: an agent's advantage is what its own action changed. The
+team's reward is the mean of its agents', who must not be opposed. An agent that has left counts in no loss.
 Differs from the paper: targets bootstrap from V = Σ_u' π_a(u') Q'(s, (u_-a, u')), averaged over the agents, in place
 of one taken action's Q', for all of them estimate the same; beyond a cut episode or rollout the others' actions are
 drawn from their policies; the target network follows slowly; the critic takes random minibatches and isn't shown last
-actions; exploration is kept up by the entropy, not by a floor of the chances; an agent that has left counts in no loss.
+actions; exploration is kept up by the entropy, not by a floor of the chances.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from zhixing.ops.distributions import Categorical
 from zhixing.ops.optim import Average
 from zhixing.ops.policy_gradient import explained_variance, mean_of, minibatches
 from zhixing.ops.returns import gae, next_values
+from zhixing.ops.team_reward import TeamReward
 from zhixing.spaces import Spaces
 from zhixing.team_policy import TeamSampledPolicy
 from zhixing.tree import Tree, tree_leaves, tree_map
@@ -66,7 +68,7 @@ class COMA(Learner):
         if not isinstance(spaces.action, Discrete):
             raise UserError(f"{cfg.algorithm} needs Discrete actions, this task has {spaces.action} (there is mappo)")
         super().__init__(cfg, spaces, device)
-        self.cfg = cfg
+        self.cfg, self.team_reward = cfg, TeamReward(cfg.algorithm, spaces)
         joint = Box(0.0, 1.0, (spaces.num_agents * spaces.num_actions,), np.float32)
         state = Box(-np.inf, np.inf, (state_size(spaces, cfg.algorithm),), np.float32)
         judged = dataclasses.replace(spaces, obs=Dict({"obs": spaces.obs, "others": joint, "state": state}))
@@ -163,6 +165,7 @@ class COMA(Learner):
     # --- the update ---
 
     def update(self, batch: Batch) -> Update:
+        self.team_reward.check(batch.reward)
         data = self.prepare(batch)
         told = [
             self.descend(self.critic_gradients, part).metrics["critic_loss"]

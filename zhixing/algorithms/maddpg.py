@@ -5,7 +5,8 @@ agent i climbs Q_i(x, a_1, ..., μ_i(o_i), ..., a_A), the others' actions being 
 in critics; the actor's gradient passes through Gumbel-softmax samples, one-hot forward (straight-through).
 Differs from the paper: critics see observations alone, also where the task tells a state; targets take each target
 actor's likeliest choice, not a sample; noise is normal, not a drifting process; no ensembles and no guesses of the
-others' policies; an agent that has left counts in no loss, does nothing in the joint action, and has no future.
+others' policies. An agent that has left does nothing in the joint action, and its actor doesn't learn. Its critic goes
+on to learn a reward that the team shares, as in EPyMARL's version; rewards per agent end for it when it leaves.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Config(ContinuousConfig):
     tau: Fraction = 0.01  # how far targets move towards the networks at each update
     noise: NonNegative = 0.1  # continuous actions: spread of exploration, of the action's half range
     gumbel_temperature: PositiveFloat = 1.0  # discrete actions: softness of the samples that gradients pass through
-    output_penalty: NonNegative = 1e-2  # weight of the actors' squared outputs, which keeps them off the flat ends
+    output_penalty: NonNegative = 1e-3  # weight of the actors' squared outputs, which keeps them off the flat ends
     max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm, that of all agents together
     net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="relu")
 
@@ -94,14 +95,14 @@ class MADDPG(Learner):
         out = self.target_actor(batch.next_obs)
         action = self.best(out, batch.next_mask if "mask" in batch else None)
         future = self.target_critics(batch.next_obs, _of_the_living(action, batch, following=True))  # [B,A]
-        if "alive" in batch:
+        if self.spaces.individual_ends:
             future = future * batch.next_alive
         return td_target(batch, future)
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Also returns the errors, for priorities, and the mean value."""
         q = self.critics(batch.obs, self.taken(batch))  # [B,A]
-        counted = _counted(batch)
+        counted = _counted(batch) if self.spaces.individual_ends else torch.ones_like(q)
         error = (q - self.target_value(batch)) * counted
         losses = error.square().sum(-1)
         weighted = losses * batch.weight if "weight" in batch else losses

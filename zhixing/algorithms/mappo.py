@@ -1,9 +1,10 @@
 """MAPPO (Yu et al., 2022).   L = E[min(r A, clip(r, 1 - ε, 1 + ε) A)] per agent,   A by GAE with V(s, agent)
 
 PPO for teams: each agent acts by what it sees itself, the critic sees the global state. IPPO (de Witt et al., 2020)
-has a critic that sees what its agent sees; an agent that has left has no future there.
+has a critic that sees what its agent sees. An agent that has left counts in no loss. A reward that the team shares
+counts in its return until the episode ends, as in the authors' code; rewards per agent end when it leaves.
 Differs from the papers: the critic has no memory, also where actors have one; values are normalised by the running mean
-and spread of all returns; an agent that has left counts in no loss, and is worth to its team what the others are.
+and spread of all returns; where the team shares its reward, the value of an agent that has left is the others' mean.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class MAPPO(Learner):
             judged = dataclasses.replace(spaces, obs=state)
         settings = {"shared": cfg.share_weights, "normalise": cfg.normalise_obs, "orthogonal_init": True}
         with self.building():
-            self.chances = Chances(spaces)
+            self.chances = Chances(spaces, copies=spaces.agents if not cfg.share_weights else ())
             self.actor = TeamNet(spaces, cfg.net, net, self._policy_head, last_action=cfg.last_action, **settings)
             critic_net = cfg.net.model_copy(update={"recurrent": "none", "kind": "auto"})
             self.critic = TeamNet(judged, critic_net, None, ValueHead, **settings)
@@ -121,9 +122,9 @@ class MAPPO(Learner):
         return raw if self.value_norm is None else self.value_norm.inverse(raw)
 
     def _of_the_living(self, value: Tensor, alive: Tensor) -> Tensor:
-        """No loss teaches the critic what those who have left are worth `[...,A]`: to a team what the others are, to
-        an agent for itself nothing."""
-        if not self.central:
+        """Values `[...,A]`, with those of agents that have left replaced, which no loss teaches: by the others' mean
+        where the team shares its reward, else by zero."""
+        if self.spaces.individual_ends:
             return value * alive
         others = (value * alive).sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp_min(1)
         return torch.where(alive, value, others)
@@ -142,7 +143,7 @@ class MAPPO(Learner):
                 self._of_the_living(value, batch.alive),
                 self._of_the_living(after, batch.next_alive[boundary]),
             )
-            reward = reward if self.central else reward * batch.alive
+            reward = reward * batch.alive if self.spaces.individual_ends else reward
         next_value = next_values(value, boundary.unsqueeze(-1).expand_as(value), after)
         ends = batch.terminated.unsqueeze(-1), batch.truncated.unsqueeze(-1)
         advantage = gae(reward, value, next_value, *ends, self.cfg.gamma, self.cfg.gae_lambda)

@@ -3,8 +3,11 @@
 Each agent values its actions by what it has seen; a mixer, monotone in these values, makes the team's value of them, so
 that agents who each do their best do the team's best. VDN (Sunehag et al., 2018) adds them up; independent DQN (Tampuu
 et al., 2017) has no team value: each agent learns from its own reward.
-Differs from the papers: the network chooses the next action and its target values it (double Q-learning); an agent that
-has left counts as zero; targets may look further ahead (`td_lambda`).
+The team's reward is the mean of its agents', who must not be opposed. An agent that has left counts as zero in the
+mixers. In `idqn` it goes on to learn from a reward that the team shares, as in PyMARL; rewards per agent end for it
+when it leaves.
+Differs from the papers: the network chooses the next action and its target values it (double Q-learning); targets may
+look further ahead (`td_lambda`).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from zhixing.algorithms import register
 from zhixing.batch import Batch
 from zhixing.config import Fraction, NetConfig, Positive, PositiveFloat, ValueConfig
 from zhixing.errors import UserError
-from zhixing.learner import Gradients, Learner
+from zhixing.learner import Gradients, Learner, Update
 from zhixing.nets.body import MakeNet
 from zhixing.nets.mixers import MonotonicMixer, SumMixer
 from zhixing.nets.qnet import check_discrete, epsilon_at
@@ -29,6 +32,7 @@ from zhixing.nets.teams import TeamNet, global_state, state_size
 from zhixing.ops.distributions import MASKED
 from zhixing.ops.optim import Average
 from zhixing.ops.returns import gae
+from zhixing.ops.team_reward import TeamReward
 from zhixing.spaces import Spaces
 from zhixing.team_policy import TeamGreedyPolicy
 from zhixing.tree import Tree, tree_leaves, tree_map
@@ -98,6 +102,7 @@ class QMIX(Learner):
                 raise UserError(f"{cfg.algorithm} learns from whole episodes: set replay.{name}={str(only).lower()}")
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
+        self.team_reward = None if mixer is independent else TeamReward(cfg.algorithm, spaces)
         with self.building():
             agents = TeamNet(
                 spaces,
@@ -141,15 +146,19 @@ class QMIX(Learner):
         reward, terminated, truncated = (_by_time(part) for part in (batch.reward, batch.terminated, batch.truncated))
         if self.net.mixer is None:
             terminated, truncated = terminated.unsqueeze(-1), truncated.unsqueeze(-1)
+            if self.spaces.individual_ends:
+                terminated = terminated | ~_by_time(batch.next_alive)
         else:
             reward = reward.mean(-1)
         return best[:-1] + gae(reward, best[:-1], best[1:], terminated, truncated, self.cfg.gamma, self.cfg.td_lambda)
 
     def mixed(self, net: Team, q: Tensor, state: Tensor, batch: Batch) -> Tensor:
         """The team's value of each time step, out of its agents' `[T,B,A]`; who has left counts as zero."""
+        if net.mixer is None:
+            return q
         if "alive" in batch:
             q = q * _with_last(batch.alive, batch.next_alive)[: len(q)]
-        return q if net.mixer is None else net.mixer(q, state[: len(q)])
+        return net.mixer(q, state[: len(q)])
 
     def gradients(self, batch: Batch) -> Gradients:
         state = _with_last(global_state(batch, self.spaces), global_state(batch, self.spaces, following=True))
@@ -159,10 +168,17 @@ class QMIX(Learner):
         error = q - self.target_value(batch, q_all.detach(), state)
         counted = _by_time(batch.valid).float()  # not what only fills up shorter episodes
         if self.net.mixer is None:
-            counted = counted.unsqueeze(-1) * (_by_time(batch.alive) if "alive" in batch else torch.ones_like(error))
+            counted = counted.unsqueeze(-1).expand_as(error)
+            if self.spaces.individual_ends:
+                counted = counted * _by_time(batch.alive)
         loss = (error.square() * counted).sum() / counted.sum()
         metrics = {"loss": loss.detach(), "q_mean": ((q * counted).sum() / counted.sum()).detach()}
         return Gradients({"q_optimizer": self.q_optimizer.gradient(loss)}, metrics)
+
+    def update(self, batch: Batch) -> Update:
+        if self.team_reward is not None:
+            self.team_reward.check(batch.reward[batch.valid])
+        return super().update(batch)
 
     def value(self, obs: Tree) -> Tensor | None:
         """Of first observations `[B,A,...]`: memory is that of an episode's start."""

@@ -38,11 +38,13 @@ class NStep:
     """Transitions over up to `n` steps [B]: target = reward + discount · ~terminated · value(next_obs).
 
     `reward` is Σ γ^i r_i over the k steps used and `discount` γ^k. k < n at an episode's end and at the newest row;
-    `terminated`, `truncated` and the successors are those of the last step used.
+    `terminated`, `truncated` and the successors are those of the last step used. With `alive_only`, an agent's rewards
+    after it has left (`alive` false before the step) are not added.
     """
 
     n: int
     gamma: float
+    alive_only: bool = False
     ahead = 0
 
     def __post_init__(self) -> None:
@@ -77,7 +79,10 @@ class NStep:
         used[:, 1:] = np.logical_and.accumulate(goes_on, axis=1)
         factor = np.where(used, self.gamma ** np.arange(self.n), 0.0).astype(np.float32)
         # an unused step may lie on a row of another time: its reward must not enter, not even as 0 · NaN
-        reward = storage.take("reward", storage.flat(np.where(used, path, index[:, None]).reshape(-1)))
+        rows = storage.flat(np.where(used, path, index[:, None]).reshape(-1))
+        reward = storage.take("reward", rows)
+        if self.alive_only:
+            reward = reward.masked_fill(~storage.take("alive", rows), 0.0)
         reward = reward.reshape(*path.shape, *reward.shape[1:])
         weight = storage.table.tensor(factor)
         return used.sum(1), (reward * weight.reshape(*path.shape, *[1] * (reward.dim() - 2))).sum(1)

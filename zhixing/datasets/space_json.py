@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 from zhixing.datasets.recording import Array
 from zhixing.errors import UserError
-from zhixing.spaces import Spaces
+from zhixing.spaces import RewardKind, Spaces
 
 Json = Any
 
@@ -29,14 +29,19 @@ def encode(spaces: Spaces) -> dict[str, Json]:
         "mask": spaces.mask,
         "state": spaces.state,
         "alive": spaces.alive,
+        "reward_kind": spaces.reward_kind,
     }
 
 
 def decode(data: Json) -> Spaces:
     """Raises ValueError for what `encode` never wrote."""
-    _has(data, "obs", "action", "num_agents", "mask", "state", "alive")
+    if isinstance(data, dict):
+        data = {"reward_kind": "individual"} | data  # earlier versions didn't record it
+    _has(data, "obs", "action", "num_agents", "mask", "state", "alive", "reward_kind")
     if type(data["alive"]) is not bool:
         raise ValueError(f"alive is {data['alive']!r}, expected true or false")
+    if data["reward_kind"] not in get_args(RewardKind):
+        raise ValueError(f"reward_kind is {data['reward_kind']!r}, expected one of {', '.join(get_args(RewardKind))}")
     return Spaces(
         _decode(data["obs"]),
         _decode(data["action"]),
@@ -44,6 +49,7 @@ def decode(data: Json) -> Spaces:
         None if data["mask"] is None else _count(data, "mask"),
         None if data["state"] is None else _count(data, "state"),
         data["alive"],
+        data["reward_kind"],
     )
 
 

@@ -58,6 +58,7 @@ def describe(env: gym.Env[Any, Any], name: str) -> Layout:
         mask=_mask_size(obs[MASK] if mask_in_obs else info.get(MASK), env.action_space, agents, name),
         state=_state_size(info, agents, name),
         alive=bool(agents) and "alive" in info,
+        reward_kind=getattr(env.unwrapped, "reward_kind", "individual") if agents else "individual",
     )
     return Layout(spaces, paths, mask_in_obs, tuple(env.metadata.get("tells", ())))
 

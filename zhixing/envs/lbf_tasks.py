@@ -95,6 +95,7 @@ class Foraging(gym.Env[Any, Any]):
             penalty=penalty,
         )
         self.team, self.num_agents, self.render_mode = team, players, render_mode
+        self.reward_kind = "shared" if team else "individual"
         space = self.env.observation_space[0]
         self.observation_space = Box(space.low, space.high, dtype=np.float32)
         self.action_space = Discrete(6)  # nothing, north, south, west, east, load

@@ -18,6 +18,7 @@ from zhixing.envs.arrays import Array
 from zhixing.envs.layout import MASK
 from zhixing.errors import UserError
 from zhixing.extras import missing_extra
+from zhixing.spaces import RewardKind
 
 Step = tuple[Array, Array, bool, bool, dict[str, Any]]
 
@@ -30,6 +31,7 @@ GAMES = (
     "chess", "connect_four", "go", "hanabi", "leduc_holdem", "rps", "texas_holdem", "texas_holdem_no_limit",
     "tictactoe",
 )  # fmt: skip
+OPPOSED_MPE = ("simple_adversary", "simple_crypto", "simple_push", "simple_tag", "simple_world_comm")
 PACKAGES = {"mpe": "mpe2", "pettingzoo": "pettingzoo.classic"}
 
 
@@ -43,21 +45,25 @@ def knows(name: str) -> bool:
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     module = _newest(name)
-    if name.startswith("mpe/"):
+    family, short = name.split("/")
+    if family == "mpe":
+        kind: RewardKind = "opposed" if short in OPPOSED_MPE else "individual"
         task = built(name, module.parallel_env, options, named=module.raw_env)
         # its global state is the agents' observations in a row, and its agents end together
-        return unbatched(ParallelEnv(task, name, leaving=False, state=False))
-    return unbatched(TurnsEnv(built(name, module.env, options, named=module.raw_env), name))
+        return unbatched(ParallelEnv(task, name, leaving=False, state=False, reward_kind=kind))
+    kind = "shared" if short == "hanabi" else "opposed"
+    return unbatched(TurnsEnv(built(name, module.env, options, named=module.raw_env), name, reward_kind=kind))
 
 
 class _PettingZooEnv(gym.Env[Any, Any]):
     """What both kinds share. Agents are seats, numbered in the order of `possible_agents`.
 
     PettingZoo's generators are its own. Each episode gets a seed of ours, so that our generator alone repeats it.
+    `reward_kind` is that of `zhixing.spaces.Spaces`.
     """
 
-    def __init__(self, env: Any, name: str | None = None) -> None:
-        self.env = env
+    def __init__(self, env: Any, name: str | None = None, *, reward_kind: RewardKind = "individual") -> None:
+        self.env, self.reward_kind = env, reward_kind
         self.agents: list[Any] = list(env.possible_agents)
         self.num_agents = len(self.agents)
         self.seats = Seats(
@@ -71,12 +77,12 @@ class _PettingZooEnv(gym.Env[Any, Any]):
 
     def _begin(self, seed: int | None) -> int:
         super().reset(seed=seed)
-        self.cut = False  # whether an agent's time was over before it came to an end of its own
         return int(self.np_random.integers(2**31)) if seed is None else seed
 
     def _ends(self, ended: bool, terminated: dict[Any, bool], truncated: dict[Any, bool]) -> tuple[bool, bool]:
-        self.cut |= any(cut and not terminated.get(agent, False) for agent, cut in truncated.items())
-        return ended and not self.cut, ended and self.cut
+        """An episode is truncated if one of the agents that were there until its end was, and terminated otherwise."""
+        cut = any(truncated[agent] and not terminated[agent] for agent in truncated)
+        return ended and not cut, ended and cut
 
     def _by_seat(self, values: Any) -> dict[int, Any]:
         return {seat: values[agent] for seat, agent in enumerate(self.agents) if agent in values}
@@ -98,8 +104,16 @@ class ParallelEnv(_PettingZooEnv):
     global state is told where it has one.
     """
 
-    def __init__(self, env: Any, name: str | None = None, *, leaving: bool = True, state: bool = True) -> None:
-        super().__init__(env, name)
+    def __init__(
+        self,
+        env: Any,
+        name: str | None = None,
+        *,
+        leaving: bool = True,
+        state: bool = True,
+        reward_kind: RewardKind = "individual",
+    ) -> None:
+        super().__init__(env, name, reward_kind=reward_kind)
         self.leaving, self.has_state = leaving, state
         self.has_mask = self.seats.allowed is not None
 

@@ -64,6 +64,7 @@ class SmacEnv(gym.Env[Any, Any]):
     """
 
     metadata = {"render_modes": ["rgb_array"], "tells": ("won",)}  # noqa: RUF012  (declared so by gym.Env)
+    reward_kind = "shared"
 
     def __init__(self, construct: Callable[..., Any]) -> None:
         self.construct = construct

@@ -96,6 +96,7 @@ class Battle:
             mask=int(self.env.num_ally_actions),
             state=int(self.env.state_size),
             alive=True,
+            reward_kind="shared",
         )
 
     def begin(self, key: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -145,6 +146,7 @@ class Smax(gym.Env[Any, Any]):
     """One battle. At its end `won` tells whether only units of ours were left."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8, "tells": ("won",)}  # noqa: RUF012  (as in gym.Env)
+    reward_kind = "shared"
 
     def __init__(self, name: str, /, render_mode: str | None = None, **options: Any) -> None:
         self.battle = Battle(name, options)

@@ -16,9 +16,9 @@ from zhixing.spaces import Spaces
 
 class Chances(nn.Module):
     """The raw outputs of a network to a distribution: categorical, several of them, or Gaussian with a spread of its
-    own per action. `outputs` is how many it needs."""
+    own per action. `outputs` is how many it needs. `copies=(A,)` gives each agent a spread of its own."""
 
-    def __init__(self, spaces: Spaces, log_std: float = 0.0) -> None:
+    def __init__(self, spaces: Spaces, log_std: float = 0.0, copies: tuple[int, ...] = ()) -> None:
         super().__init__()
         space = spaces.action
         self.sizes: list[int] | None = None
@@ -29,7 +29,7 @@ class Chances(nn.Module):
             self.outputs = sum(self.sizes)
         elif isinstance(space, Box) and len(space.shape) == 1:
             self.outputs = space.shape[0]
-            self.log_std = nn.Parameter(torch.full((self.outputs,), log_std))
+            self.log_std = nn.Parameter(torch.full((*copies, self.outputs), log_std))
         else:
             raise UserError(f"actions {space} can't be taken; allowed are Discrete, MultiDiscrete and a flat Box")
         self.kind = type(space)

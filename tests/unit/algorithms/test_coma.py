@@ -340,6 +340,21 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
         learner(Spaces(OBS, Discrete(3)))
 
 
+def test_opposed_agents_are_rejected() -> None:
+    with pytest.raises(UserError, match=r"coma learns one value for the whole team.*use ippo, mappo, maddpg or idqn"):
+        learner(Spaces(OBS, Discrete(3), num_agents=2, state=1, reward_kind="opposed"))
+    versus = torch.tensor([[[1.0, -1.0]]])
+    made = learner()
+    with pytest.raises(UserError, match="they sum to zero in each of the first 12 steps with rewards"):
+        made.update(rollout(12, reward=versus.expand(12, 1, 2)))
+    made = learner()
+    for _ in range(4):  # nothing is paid in the others' steps
+        made.update(rollout(3, reward=torch.cat([versus, torch.zeros(2, 1, 2)])))
+    assert (made.team_reward.undecided, made.team_reward.seen) == (True, 4)
+    made.update(rollout(**PAID))  # 1 and 3
+    made.update(rollout(12, reward=versus.expand(12, 1, 2)))
+
+
 def test_state_round_trip_gives_the_same_next_update() -> None:
     made, other = learner(net__hidden_sizes=[8]), learner(net__hidden_sizes=[8], seed=9)
     made.update(rollout(**PAID))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 import zhixing as zx
 from zhixing.algorithms.maddpg import MADDPG
 from zhixing.batch import Batch
+from zhixing.buffers import Buffer, NStep
 from zhixing.errors import UserError
 from zhixing.policy import Phase
 from zhixing.spaces import Spaces
@@ -20,6 +23,8 @@ from zhixing.spaces import Spaces
 OBS = Box(-9.0, 9.0, (2,), np.float32)
 CHOICES = Spaces(OBS, Discrete(3), num_agents=2)
 MOVES = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32), num_agents=2)
+LEAVING = dataclasses.replace(CHOICES, alive=True)
+TEAM = dataclasses.replace(LEAVING, reward_kind="shared")
 
 
 def learner(spaces: Spaces = CHOICES, **settings: Any) -> MADDPG:
@@ -108,13 +113,50 @@ def test_targets_never_come_from_a_forbidden_action() -> None:
 
 
 def test_who_has_left_has_no_future_and_does_nothing_in_that_of_others() -> None:
-    made = learner()
+    made = learner(LEAVING)
     judging(made.target_critics)
     acting(made.target_actor, [0.0, 0.0, 5.0], [1.0, 0.0, 0.0])
     left = torch.tensor([[True, False]]).expand(3, 2)
     # Q'_1 = 3 without the second agent's 10: 1 + 0.9 * 3; the second keeps its last reward
     found = made.target_value(batch(alive=everybody(), next_alive=left))
     assert torch.allclose(found, torch.tensor([[3.7, -1.0], [1.0, -1.0], [3.7, -1.0]]))
+
+
+def test_a_shared_reward_has_a_future_for_who_has_left() -> None:
+    made = learner(TEAM)
+    judging(made.target_critics)
+    acting(made.target_actor, [0.0, 0.0, 5.0], [1.0, 0.0, 0.0])
+    left = torch.tensor([[True, False]]).expand(3, 2)
+    # Q'_1 = 3 without the second agent's 10, Q'_2 = 100 - 3: -1 + 0.9 * 97; the episode's end is an end for both
+    found = made.target_value(batch(alive=everybody(), next_alive=left))
+    assert torch.allclose(found, torch.tensor([[3.7, 86.3], [1.0, -1.0], [3.7, 86.3]]))
+
+
+@pytest.mark.parametrize(("spaces", "second"), [(LEAVING, 1.0), (TEAM, 9.55)])
+def test_rewards_that_come_after_an_agents_end_are_not_added_over_several_steps(spaces: Spaces, second: float) -> None:
+    made = learner(spaces, gamma=0.9)
+    put(made.target_critics, [[0.0] * 10] * 2, [[100.0], [100.0]])
+    buffer = Buffer(spaces.fields(), 8, view=NStep(3, 0.9, alive_only=spaces.individual_ends))
+    for t, reward in enumerate(([2.0, 1.0], [2.0, 5.0], [2.0, 5.0])):
+        step = {"obs": np.zeros((1, 2, 2), np.float32), "action": np.zeros((1, 2), np.int64)}
+        ends = {"terminated": np.array([t == 2]), "truncated": np.array([False])}
+        alive = {"alive": np.array([[True, t == 0]]), "next_alive": np.array([[True, False]])}
+        buffer.add(Batch(**step, **ends, **alive, next_obs=step["obs"], reward=np.array([reward], np.float32)))
+    shown = buffer.sample(64, np.random.default_rng(0))
+    # three steps pay the first agent 2 (1 + 0.9 + 0.81). The second left by the first of them, which paid it 1; where
+    # the team shares its reward, 0.9 * 5 + 0.81 * 5 follow
+    targets = made.target_value(shown)[shown.index == 0]
+    assert targets[0].tolist() == pytest.approx([5.42, second])
+
+
+@pytest.mark.parametrize(("env", "alone"), [("tasks:Masked", True), ("skirmish/3m", False)])
+def test_the_replay_knows_whether_rewards_end_with_an_agent(env: str, alone: bool, tmp_path: Path) -> None:
+    options = {"env__agents": 2} if alone else {}
+    cfg = zx.config.load(algorithm="maddpg", env=env, replay__n_step=3, tensorboard=False, **options)
+    session = zx.Session(cfg, tmp_path / "run", quiet=True)
+    assert session.loop.buffer is not None
+    assert session.loop.buffer.view == NStep(3, cfg.gamma, alive_only=alone)
+    session.close()
 
 
 def test_continuous_targets_by_hand() -> None:
@@ -143,7 +185,7 @@ def test_critic_loss_by_hand() -> None:
 
 
 def test_critic_loss_leaves_out_who_has_left() -> None:
-    made = learner()
+    made = learner(LEAVING)
     judging(made.critics)
     put(made.target_critics, [[0.0] * 10] * 2, [[0.0], [0.0]])
     alive = torch.tensor([[True, False]]).expand(3, 2)
@@ -154,11 +196,33 @@ def test_critic_loss_leaves_out_who_has_left() -> None:
     assert q_mean.item() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("spaces", [CHOICES, MOVES])
+def test_critics_of_a_shared_reward_learn_of_who_has_left() -> None:
+    made = learner(TEAM)
+    judging(made.critics)
+    put(made.target_critics, [[0.0] * 10] * 2, [[0.0], [0.0]])
+    alive = torch.tensor([[True, False]]).expand(3, 2)
+    # Q_1 = 1 and Q_2 = 100 - 1 against the rewards 1 and -1
+    loss, error, q_mean = made.critic_loss(batch(alive=alive, next_alive=alive))
+    assert loss.item() == pytest.approx(100.0**2)
+    assert error.tolist() == pytest.approx([50.0] * 3)
+    assert q_mean.item() == pytest.approx(50.0)
+    # but its actor does nothing that could be better
+    (gradient,) = torch.autograd.grad(
+        made.actor_loss(batch(alive=alive, next_alive=alive)), [made.actor.towers.biases[0]]
+    )
+    assert gradient[1].abs().sum() == 0
+
+
+def test_the_default_penalty_is_the_authors() -> None:
+    cfg = zx.config.load(algorithm="maddpg", env="mpe/simple_spread")
+    assert cfg.output_penalty == 1e-3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("spaces", [LEAVING, dataclasses.replace(MOVES, alive=True)])
 def test_who_has_left_gets_no_gradient(spaces: Spaces) -> None:
     made = learner(spaces, net__hidden_sizes=[8], output_penalty=1e-2)
     alive = torch.tensor([[True, False]]).expand(3, 2)
-    action = torch.zeros(3, 2, 1) if spaces is MOVES else torch.tensor([[0, 1]]).expand(3, 2)
+    action = torch.tensor([[0, 1]]).expand(3, 2) if spaces is LEAVING else torch.zeros(3, 2, 1)
     shown = batch(obs=torch.randn(3, 2, 2), action=action, alive=alive, next_alive=alive)
     for net, loss in ((made.actor, made.actor_loss(shown)), (made.critics, made.critic_loss(shown)[0])):
         for gradient in torch.autograd.grad(loss, list(net.parameters())):

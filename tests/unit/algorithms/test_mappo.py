@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 from unittest import mock
@@ -23,6 +24,8 @@ from zhixing.tree import tree_map
 
 OBS = Box(-999.0, 999.0, (1,), np.float32)
 SPACES = Spaces(OBS, Discrete(3), num_agents=3, state=1)
+LEAVING = dataclasses.replace(SPACES, alive=True)
+TEAM = dataclasses.replace(LEAVING, reward_kind="shared")
 HALVES = [math.log(0.5), math.log(0.25), math.log(0.25)]  # logits of a policy with entropy 1.5 ln 2
 ENTROPY = 1.5 * math.log(2)
 CHANCES = np.array([0.5, 0.25, 0.25])
@@ -176,8 +179,9 @@ def test_the_critic_of_a_task_without_a_state_sees_all_observations() -> None:
 # --- what those who have left are worth ---
 
 
-def test_to_a_team_who_has_left_is_worth_what_the_others_are_on_average() -> None:
-    made = plain()
+@pytest.mark.parametrize("name", ["mappo", "ippo"])
+def test_to_a_team_who_has_left_is_worth_what_the_others_are_on_average(name: str) -> None:
+    made = plain(name, spaces=TEAM)
     data = made.prepare(rollout(**leaving(0)))
     # of 2 and 200, 3 and 300
     assert data.value[:, 0, 1].tolist() == pytest.approx([10.0, 101.0, 151.5])
@@ -187,28 +191,40 @@ def test_to_a_team_who_has_left_is_worth_what_the_others_are_on_average() -> Non
     assert found[0] == pytest.approx([1.0, 0.5, 2.0])  # they are worth what they were
 
 
-def test_to_a_team_who_has_left_by_a_truncated_step_is_worth_what_the_others_are_then() -> None:
-    found = advantages(plain(), truncated=at(1), **leaving(1))
+@pytest.mark.parametrize("name", ["mappo", "ippo"])
+def test_a_shared_reward_counts_in_the_return_of_who_has_left(name: str) -> None:
+    made = plain(name, spaces=TEAM, gae_lambda=1.0)
+    found = made.prepare(rollout(terminated=at(2), **leaving(0))).ret[:, 0, 1]
+    # 2 at each of three steps: 2 + 0.5 (2 + 0.5 * 2)
+    assert found.tolist() == pytest.approx([3.5, 3.0, 2.0])
+
+
+@pytest.mark.parametrize("name", ["mappo", "ippo"])
+def test_to_a_team_who_has_left_by_a_truncated_step_is_worth_what_the_others_are_then(name: str) -> None:
+    found = advantages(plain(name, spaces=TEAM), truncated=at(1), **leaving(1))
     # 7 and 700: 2 + 0.5 * 353.5 - 20
     assert found[1][1] == pytest.approx(158.75)
 
 
-def test_a_team_that_has_left_is_worth_nothing() -> None:
+@pytest.mark.parametrize("name", ["mappo", "ippo"])
+def test_a_team_that_has_left_is_worth_nothing(name: str) -> None:
     nobody = torch.zeros(3, 1, 3, dtype=torch.bool)
-    assert plain().prepare(rollout(alive=nobody, next_alive=nobody)).value.abs().max() == 0
+    assert plain(name, spaces=TEAM).prepare(rollout(alive=nobody, next_alive=nobody)).value.abs().max() == 0
 
 
-def test_for_itself_who_has_left_is_worth_nothing_and_paid_nothing() -> None:
-    made = plain("ippo")
+@pytest.mark.parametrize("name", ["mappo", "ippo"])
+def test_for_itself_who_has_left_is_worth_nothing_and_paid_nothing(name: str) -> None:
+    made = plain(name, spaces=LEAVING)
     data = made.prepare(rollout(**leaving(0)))
     assert data.value[:, 0, 1].tolist() == [10.0, 0.0, 0.0]
     # its last action is still paid 2, and nothing follows
     found = data.advantage[:, 0].T.tolist()
     assert found[1] == pytest.approx([2.0 - 10, 0.0, 0.0])
     assert found[0] == pytest.approx([1.0, 0.5, 2.0])
-    # also where it leaves by a truncated step, or by the rollout's last
+    # also where it leaves by a truncated step, or by the rollout's last, or where traces are long
     assert advantages(made, truncated=at(1), **leaving(1))[1][1] == pytest.approx(2 - 20)
     assert advantages(made, **leaving(2))[1][2] == pytest.approx(2 - 30)
+    assert advantages(plain(name, spaces=LEAVING, gae_lambda=1.0), **leaving(0))[1][0] == pytest.approx(2 - 10)
 
 
 # --- losses ---
@@ -303,20 +319,19 @@ def test_what_is_shown_to_and_done_by_who_has_left_changes_nothing(
     name: str, share_weights: bool, recurrent: str
 ) -> None:
     settings = {"share_weights": share_weights, "net__recurrent": recurrent, "net__recurrent_size": 4, "epochs": 2}
-    one, other = (learner(name, **settings, gae_lambda=0.9, minibatch_size=2) for _ in range(2))
+    one, other = (learner(name, LEAVING, **settings, gae_lambda=0.9, minibatch_size=2) for _ in range(2))
     hidden = {} if recurrent == "none" else {"hidden": tree_map(lambda leaf: leaf.expand(3, 1, 3, 4), memory(one))}
     shown = rollout(**leaving(0), **hidden)
     obs, following, action, logp = (getattr(shown, n).clone() for n in ("obs", "next_obs", "action", "logp"))
     obs[1:, :, 1], following[:, :, 1], action[1:, :, 1], logp[1:, :, 1] = 55.0, -77.0, 2, -9.0
     reward = shown.reward.clone()
-    if name == "ippo":  # a team is paid also after one has left
-        reward[1:, :, 1] = 1e3
+    reward[1:, :, 1] = 1e3
     one.update(shown)
     other.update(shown.replace(obs=obs, next_obs=following, action=action, logp=logp, reward=reward))
     assert same(weights(one), weights(other))
-    assert not same(weights(one), weights(learner(name, **settings)))
+    assert not same(weights(one), weights(learner(name, LEAVING, **settings)))
     # what a living one is shown does change something
-    third = learner(name, **settings, gae_lambda=0.9, minibatch_size=2)
+    third = learner(name, LEAVING, **settings, gae_lambda=0.9, minibatch_size=2)
     obs[1:, :, 2] = 55.0
     third.update(shown.replace(obs=obs))
     assert not same(weights(one), weights(third))
@@ -540,6 +555,24 @@ def test_the_spread_of_continuous_actions_is_learned() -> None:
     assert made.chances.log_std.tolist() == [0.0, 0.0]
     made.update(rollout(action=action))
     assert made.chances.log_std.abs().tolist() == pytest.approx([1e-3] * 2, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["mappo", "ippo"])
+def test_agents_with_own_weights_have_own_spreads(name: str) -> None:
+    spaces = Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32), num_agents=3, state=1, alive=True)
+    made = learner(name, spaces, lr=1e-3, epochs=1, share_weights=False, normalise_advantage=False)
+    assert made.chances.log_std.tolist() == [[0.0, 0.0]] * 3
+    gone = torch.tensor([True, False, True]).expand(3, 1, 3)
+    # the first agent's action is likely under its policy, the third's isn't; both paid well: less spread, and more
+    action = torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 3.0]]).expand(3, 1, 3, 2)
+    logp = made.decisions(rollout(action=action).flatten())[0].detach().unsqueeze(1)
+    made.update(rollout(action=action, logp=logp, alive=gone, next_alive=gone, reward=torch.full((3, 1, 3), 1e3)))
+    first, second, third = made.chances.log_std.tolist()
+    assert first == pytest.approx([-1e-3] * 2, rel=0.05)
+    assert second == [0.0, 0.0]
+    assert third == pytest.approx([1e-3] * 2, rel=0.05)
+    # all of it is in what a policy elsewhere needs to act
+    assert any(torch.equal(part, made.chances.log_std) for part in made.weights().values())
 
 
 def test_value_is_each_agents_and_unknown_where_only_the_state_tells_it() -> None:

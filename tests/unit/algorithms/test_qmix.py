@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import zhixing as zx
 from zhixing.algorithms.qmix import QMIX
 from zhixing.batch import Batch
+from zhixing.errors import UserError
 from zhixing.spaces import Spaces
 
 SPACES = Spaces(Box(-9.0, 9.0, (2,), np.float32), Discrete(2), num_agents=2)
@@ -118,6 +119,74 @@ def test_who_has_left_contributes_nothing_to_a_loss(name: str) -> None:
     other = qmix.gradients(batch.replace(obs=obs, next_obs=next_obs, action=action)).by_optimizer["q_optimizer"]
     assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
     assert any(g.abs().sum() > 0 for g in first)
+
+
+LEAVING = Spaces(SPACES.obs, SPACES.action, num_agents=2, alive=True)
+TEAM = Spaces(SPACES.obs, SPACES.action, num_agents=2, alive=True, reward_kind="shared")
+
+
+@pytest.mark.parametrize("td_lambda", [0.0, 0.5, 1.0])
+def test_rewards_that_come_after_an_agents_end_are_not_added_to_its_targets(td_lambda: float) -> None:
+    reward = torch.tensor([[[1.0, 1.0], [2.0, 19.0]]])
+    left = episode(terminated=True, reward=reward, **gone([True, False], False))
+    found = targets(by_sight(learner("idqn", LEAVING, gamma=0.9, td_lambda=td_lambda)), left)
+    # the second agent left by the first step, which paid 1
+    assert found[0][1] == 1.0
+    # the first agent goes on: 1 + 0.9 (λ 2 + (1 - λ) 2 * 3)
+    assert found[0][0] == pytest.approx(1 + 0.9 * (2 * td_lambda + 6 * (1 - td_lambda)))
+
+
+def test_a_truncated_agent_has_a_future_and_one_that_left_has_none() -> None:
+    cut = episode(terminated=False, **gone([True, True], False))
+    # at the cut 2 + 0.5 * 12 for the first; the second left by that step
+    assert targets(by_sight(learner("idqn", LEAVING)), cut)[1] == [2 + GAMMA * 12, 2.0]
+    assert targets(by_sight(learner("idqn", TEAM)), cut)[1] == [2 + GAMMA * 12, 2 + GAMMA * 16]
+
+
+def test_a_shared_reward_counts_for_independent_agents_that_have_left() -> None:
+    shared = torch.tensor([[[1.0, 1.0], [2.0, 2.0]]])
+    alive = gone([True, False], False)
+    for td_lambda, expected in ((0.0, 1 + GAMMA * 4), (1.0, 1 + GAMMA * 2)):
+        qmix = by_sight(learner("idqn", TEAM, td_lambda=td_lambda))
+        # the second agent's value after it left is 2 * 2 by the target, its reward 2
+        assert targets(qmix, episode(terminated=True, reward=shared, **alive))[0][1] == pytest.approx(expected)
+    # its values after it left are learned, too, as in PyMARL: errors of q - y, 4 steps of single agents
+    qmix = by_sight(learner("idqn", TEAM))
+    told = qmix.gradients(episode(terminated=True, reward=shared, **alive)).metrics
+    # q: 1 and 3, then 3 and 0; y: 1 + 0.5 * 6 and 1 + 0.5 * 4, then 2 and 2
+    assert told["loss"].item() == pytest.approx((3.0**2 + 0.0 + 1.0 + 4.0) / 4)
+
+
+@pytest.mark.parametrize("name", ["qmix", "vdn"])
+def test_opposed_agents_are_rejected(name: str) -> None:
+    opposed = Spaces(SPACES.obs, SPACES.action, num_agents=2, reward_kind="opposed")
+    with pytest.raises(UserError, match=f"{name} learns one value for the whole team.*use ippo, mappo, maddpg or idqn"):
+        learner(name, opposed)
+    assert learner("idqn", opposed).team_reward is None
+    versus = torch.tensor([[[1.0, -1.0], [0.0, 0.0]]])
+    rows = episode(terminated=True, reward=versus)
+    one = Batch(**{field: torch.cat([getattr(rows, field)] * 6) for field in rows.fields})
+    made = learner(name)
+    made.update(one)  # six steps with rewards don't decide it yet
+    with pytest.raises(UserError, match="they sum to zero in each of the first 12 steps with rewards"):
+        made.update(one)
+    learner("idqn").update(one)
+    # rewards that differ and can be averaged are a team's, whatever single steps pay
+    fine = learner(name)
+    fine.update(one.replace(reward=torch.cat([versus] * 5 + [torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])])))
+    for _ in range(3):
+        fine.update(one)
+
+
+def test_padding_does_not_decide_whether_agents_are_opposed() -> None:
+    rows = episode(terminated=True, reward=torch.tensor([[[1.0, 0.0], [1.0, -1.0]]]))
+    padded = rows.replace(valid=torch.tensor([[False, True]]))
+    made = learner()
+    assert made.team_reward is not None
+    made.update(padded)
+    assert (made.team_reward.undecided, made.team_reward.seen) == (True, 1)
+    made.update(rows)
+    assert not made.team_reward.undecided
 
 
 def test_what_fills_up_shorter_episodes_counts_for_nothing() -> None:

@@ -50,6 +50,7 @@ def test_own_and_shared_rewards() -> None:
     shares = {False: [0.25, 0.5], True: [0.75, 0.75]}
     for team, share in shares.items():
         env = make("lbf/8x8-2p-2f", team=team)
+        assert env.reward_kind == ("shared" if team else "individual")
         env.reset(seed=0)
         arrange(env, [(3, 2, 1), (3, 4, 2)], [(3, 3, 3), (6, 6, 1)])
         _, reward, terminated, truncated, info = env.step(np.array([LOAD, LOAD]))

@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
 pytest.importorskip("pettingzoo")
 pytest.importorskip("mpe2")
 
+import zhixing as zx
 from zhixing.envs import pettingzoo_tasks
 from zhixing.envs.agents import Seats
 from zhixing.envs.layout import describe
@@ -26,7 +27,8 @@ def make(name: str, **options: Any) -> Any:
 
 
 class Leavers:
-    """Agent k is terminated at step `deaths[k]`; who is left is truncated at step 4. Each is paid its number."""
+    """Agent k is terminated at step `deaths[k]`, truncated at step `-deaths[k]` where that is negative; who is left is
+    truncated at step 4. Each is paid its number."""
 
     metadata: ClassVar[dict[str, Any]] = {}
     render_mode = None
@@ -57,7 +59,8 @@ class Leavers:
         self.steps += 1
         obs, acting = self.observe(), self.agents
         dead = {agent: self.deaths["abc".index(agent)] == self.steps for agent in acting}
-        cut = {agent: self.steps == 4 and not dead[agent] for agent in acting}
+        late = {agent: self.steps in (4, -self.deaths["abc".index(agent)]) for agent in acting}
+        cut = {agent: late[agent] and not dead[agent] for agent in acting}
         self.agents = [agent for agent in acting if not dead[agent] and not cut[agent]]
         return obs, {agent: float("abc".index(agent) + 1) for agent in acting}, dead, cut, {a: {} for a in acting}
 
@@ -104,6 +107,24 @@ def test_one_agent_terminated_and_the_other_truncated_is_a_truncation() -> None:
     ends = [env.step(np.zeros(3, int)) for _ in range(4)]
     assert [step[2:4] for step in ends] == [(False, False)] * 3 + [(False, True)]
     assert ends[-1][4]["alive"].tolist() == [False, False, True]
+
+
+def test_an_agent_truncated_earlier_does_not_make_the_end_of_the_others_a_truncation() -> None:
+    env = ParallelEnv(Leavers((-1, 3, 2)))  # a is cut off at step 1; c and b terminate later
+    env.reset(seed=0)
+    ends = [env.step(np.zeros(3, int)) for _ in range(3)]
+    assert [step[2:4] for step in ends] == [(False, False), (False, False), (True, False)]
+    assert [step[4]["alive"].tolist() for step in ends] == [[False, True, True], [False, True, False], [False] * 3]
+
+
+def test_environments_say_whom_their_rewards_belong_to() -> None:
+    kinds = {"mpe/simple_spread": "individual", "mpe/simple_tag": "opposed", "pettingzoo/tictactoe": "opposed"}
+    for name, kind in kinds.items():
+        assert zx.envs.make_vector(name, 1, backend="serial").spaces.reward_kind == kind
+    assert describe(ParallelEnv(Leavers((2, 9, 9))), "t").spaces.individual_ends  # type: ignore[arg-type]
+    assert not describe(ParallelEnv(Leavers((2, 9, 9)), reward_kind="shared"), "t").spaces.individual_ends
+    with pytest.raises(UserError, match="reward_kind is 'common'; allowed are shared, individual, opposed"):
+        describe(ParallelEnv(Leavers((2, 9, 9)), reward_kind="common"), "t")  # type: ignore[arg-type]
 
 
 def test_spread_equals_pettingzoo() -> None:

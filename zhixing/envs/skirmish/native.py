@@ -83,6 +83,7 @@ def spaces_of(views: Views) -> Spaces:
         mask=battles.num_actions,
         state=views.state_size,
         alive=True,
+        reward_kind="shared",
     )
 
 

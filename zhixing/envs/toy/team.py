@@ -19,6 +19,7 @@ class TwoStep(ToyEnv):
     """
 
     num_agents = 2
+    reward_kind = "shared"
     payoff = np.array([[[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]])
 
     def __init__(self, render_mode: str | None = None) -> None:
@@ -55,6 +56,7 @@ class TeamMatch(ToyEnv):
     episode_steps = 10
     cues = 4
     num_agents = 2
+    reward_kind = "shared"
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode)
@@ -81,6 +83,7 @@ class TeamReach(ToyEnv):
 
     episode_steps = Reach.episode_steps
     num_agents = 2
+    reward_kind = "shared"
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode)
