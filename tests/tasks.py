@@ -118,27 +118,28 @@ class Many(gym.Env):
 
 
 class Masked(gym.Env):
-    """Two of four actions are forbidden at each step; a forbidden one raises. The higher of the others pays.
+    """Most of the actions are forbidden at each step; a forbidden one raises. The highest of the others pays.
 
+    Of four actions two are allowed, of more one to three, chosen anew at each step.
     Of several `agents` the last leaves after five steps: it may only do nothing (action 0) then, and earns nothing.
     """
 
-    observation_space = Box(0.0, 1.0, (4,), np.float32)
-    action_space = Discrete(4)
-
-    def __init__(self, agents: int = 1) -> None:
-        self.num_agents = agents
+    def __init__(self, agents: int = 1, actions: int = 4) -> None:
+        self.num_agents, self.actions = agents, actions
+        self.observation_space = Box(0.0, 1.0, (actions,), np.float32)
+        self.action_space = Discrete(actions)
 
     def _see(self) -> tuple[np.ndarray, dict]:
-        self.mask = np.zeros((self.num_agents, 4), np.int8)
+        self.mask = np.zeros((self.num_agents, self.actions), np.int8)
         for row in self.mask:
-            row[self.np_random.permutation(4)[:2]] = 1
+            allowed = 2 if self.actions == 4 else int(self.np_random.integers(1, 4))
+            row[self.np_random.permutation(self.actions)[:allowed]] = 1
         if self.num_agents == 1:
             return self.mask[0].astype(np.float32), {"action_mask": self.mask[0]}
         self.alive = np.ones(self.num_agents, bool)
         if self.t >= 5:
             self.alive[-1] = False
-            self.mask[-1] = [1, 0, 0, 0]
+            self.mask[-1] = np.eye(self.actions)[0]
         return self.mask.astype(np.float32) * self.alive[:, None], {"action_mask": self.mask, "alive": self.alive}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:

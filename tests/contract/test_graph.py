@@ -79,6 +79,7 @@ def test_recorded_update_is_the_eager_one(name: str, small: Callable, tmp_path: 
         ("dqn", {"sync_every_updates": 3, "replay__prioritized": True, "replay__n_step": 3}),
         ("ppo", {"lr_decay": True, "normalise_obs": True, "entropy_coef": 0.01, "critic_lr": 1e-3, "epochs": 2}),
         ("ppo", {"env": "toy/match", "shared_network": True, "minibatch_size": 64}),
+        ("sac", {"env": "tasks:Masked"}),
         ("dqn", {"precision": "bf16"}),
     ],
 )

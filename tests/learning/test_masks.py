@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import zhixing as zx
+from zhixing.actor import Actor
+from zhixing.algorithms.sac import SAC
+from zhixing.policy import Phase
+from zhixing.recording import record
 
 # random play of toy tasks:Masked earns 5 of 10, the best 10; of two agents, who earn for five and ten steps, 7.5
 
@@ -28,3 +33,58 @@ def test_no_agent_of_a_team_takes_a_forbidden_action(name: str, tmp_path: Path) 
     cfg = zx.config.load(algorithm=name, env="tasks:Masked", env__agents=2, threads=1, tensorboard=False, **settings)
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     assert result["final_return"] > 6.5
+
+
+TWELVE = {"name": "tasks:Masked", "actions": 12}  # one to three are allowed: random play earns 6.1 of 10
+
+
+def train(name: str, out: Path, **settings: Any) -> tuple[dict[str, Any], zx.Learner]:
+    model = zx.algorithms.get(name).settings
+    if model.scheme in ("off_policy", "offline"):
+        settings = {"net__hidden_sizes": [64, 64], "batch_size": 64, "lr": 1e-3, **settings}
+    if model.scheme == "off_policy":
+        settings = {"steps_per_iteration": 4, "updates_per_step": 0.25, "warmup_steps": 500, **settings}
+    settings = {"env_steps": 20_000, "vector__backend": "serial", "threads": 1, "tensorboard": False} | settings
+    session = zx.Session(zx.config.load(algorithm=name, env=TWELVE, seed=1, **settings), out, quiet=True)
+    return session.run(), session.learner
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """3,000 steps of random play."""
+    env = zx.envs.make_vector("tasks:Masked", 2, backend="serial", options={"actions": 12})
+    policy = zx.algorithms.get("ppo").make(zx.config.load(algorithm="ppo", env=TWELVE), env.spaces).policy
+    out = str(tmp_path_factory.mktemp("recorded") / "data")
+    record(Actor(policy, env), out, 3_000, env="tasks:Masked", options={"actions": 12}, note="", phase=Phase.RANDOM)
+    env.close()
+    return out
+
+
+@pytest.mark.parametrize("name", ["sac", "redq", "cql"])
+def test_a_learned_temperature_stays_small_where_most_actions_are_forbidden(
+    name: str, data: str, tmp_path: Path
+) -> None:
+    """A target entropy that the allowed actions can't reach would let it grow without end."""
+    settings: dict[str, Any] = {"env_steps": 4_000, "updates_per_step": 0.5, "actor_delay": 1, "eval_every_steps": 0}
+    if name == "redq":
+        settings["critics"] = 4
+    if name == "cql":
+        settings |= {"dataset": data, "offline_updates": 1_500, "penalty": 0.5}
+    result, learner = train(name, tmp_path / "run", lr=2e-3, **settings)
+    assert result["final_return"] > 9.5
+    assert isinstance(learner, SAC)
+    assert float(learner.temperature) < 1.0
+
+
+@pytest.mark.parametrize("name", ["awac", "iql"])
+def test_few_allowed_actions_are_learned_from_random_data(name: str, data: str, tmp_path: Path) -> None:
+    settings = {"dataset": data, "offline_updates": 4_000, "eval_every_steps": 500, "stop_return": 9.5}
+    assert train(name, tmp_path / "run", **settings)[0]["reached"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a2c", "ac", "pg", "ppg", "trpo", "impala", "dqn", "c51", "qrdqn", "munchausen_dqn", "rainbow"]
+)
+def test_few_allowed_actions_are_learned(name: str, tmp_path: Path) -> None:
+    settings = {"lr": 2e-3} if name == "impala" else {}
+    assert train(name, tmp_path / "run", stop_return=9.5, eval_every_steps=1_000, **settings)[0]["reached"]

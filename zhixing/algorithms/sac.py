@@ -38,7 +38,7 @@ class Config(ContinuousConfig):
     critics: Positive = 2  # estimates of Q
     target_critics: Positive = 2  # how many of them, at random, a target takes the least of
     temperature: PositiveFloat | None = None  # weight of the entropy; none learns it
-    target_entropy: Finite | None = None  # for a learned temperature; none is -n, or 0.5 log n if discrete
+    target_entropy: Finite | None = None  # for a learned temperature; none is -n, or 0.5 log(allowed) if discrete
     actor_delay: Positive = 1  # critic updates per actor update
     entropy_in_targets: bool = True  # targets count the entropy to come; without, only the actor seeks it
 
@@ -96,8 +96,6 @@ class SAC(Learner):
         self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr)
         self.critic_optimizer = self.optimizer(self.critics.parameters(), cfg.lr)
         self.temperature_optimizer = self.optimizer(self.log_temperature.parameters(), cfg.lr)
-        usual = 0.5 * math.log(spaces.num_actions) if self.discrete else -float(spaces.num_actions)
-        self.target_entropy = usual if cfg.target_entropy is None else cfg.target_entropy
         self.target = copy.deepcopy(self.critics)
         self.follow = Average(self.target, self.critics)
         self.policy = SampledPolicy(spaces, self.actor)
@@ -162,8 +160,22 @@ class SAC(Learner):
         """What the actor climbs, of estimates `[K,B,...]`: the mean of an ensemble, the least of twins."""
         return q.mean(0) if self.cfg.target_critics < self.cfg.critics else q.amin(0)
 
-    def temperature_loss(self, entropy: Tensor) -> Tensor:
-        return self.log_temperature[0] * (entropy - self.target_entropy)
+    def target_entropy(self, batch: Batch) -> Tensor | float:
+        """Return the entropy that the temperature is learned for: with a mask, the mean over the states.
+
+        Discrete actions get half of the most that is possible, which in a state is the log of its allowed actions: a
+        target above that would let the temperature grow without end.
+        """
+        if self.cfg.target_entropy is not None:
+            return self.cfg.target_entropy
+        if not self.discrete:
+            return -float(self.spaces.num_actions)
+        if "mask" in batch:
+            return 0.5 * batch.mask.sum(-1).clamp(min=1).log().mean()
+        return 0.5 * math.log(self.spaces.num_actions)
+
+    def temperature_loss(self, entropy: Tensor, batch: Batch) -> Tensor:
+        return self.log_temperature[0] * (entropy - self.target_entropy(batch))
 
     def gradients(self, batch: Batch) -> Gradients:
         critic_loss, error, q = self.critic_loss(batch)
@@ -180,7 +192,8 @@ class SAC(Learner):
             actor_loss, entropy = self.actor_loss(batch)
             found["actor_optimizer"] = self.actor_optimizer.gradient(actor_loss)
             if self.cfg.temperature is None:
-                found["temperature_optimizer"] = self.temperature_optimizer.gradient(self.temperature_loss(entropy))
+                temperature_loss = self.temperature_loss(entropy, batch)
+                found["temperature_optimizer"] = self.temperature_optimizer.gradient(temperature_loss)
             self.last_actor_loss, self.last_entropy = actor_loss.detach(), entropy
         metrics = {"critic_loss": critic_loss.detach(), "actor_loss": self.last_actor_loss, "q_mean": q.detach().mean()}
         metrics |= {"temperature": self.temperature.detach(), "entropy": self.last_entropy}

@@ -221,7 +221,7 @@ def test_temperature_falls_where_entropy_is_above_its_target_and_rises_below() -
     for target, sign in ((0.5, -1), (2.0, 1)):
         made = learner(temperature=None, target_entropy=target, lr=1e-2)
         saying(made.actor, *HALVES)  # entropy 1.04
-        loss = made.temperature_loss(torch.tensor(ENTROPY))
+        loss = made.temperature_loss(torch.tensor(ENTROPY), batch())
         assert gradient_of(loss, made.log_temperature[0]) == pytest.approx([ENTROPY - target])
         assert made.temperature.item() == 1.0
         made.update(batch())
@@ -244,9 +244,27 @@ def test_the_actors_loss_doesnt_move_the_temperature() -> None:
 
 
 def test_the_usual_target_of_entropy() -> None:
-    assert learner().target_entropy == pytest.approx(0.5 * math.log(3))
-    assert learner(Spaces(OBS, Box(-1.0, 1.0, (4,), np.float32))).target_entropy == -4.0
-    assert learner(target_entropy=0.0).target_entropy == 0.0
+    assert learner().target_entropy(batch()) == pytest.approx(0.5 * math.log(3))
+    assert learner(Spaces(OBS, Box(-1.0, 1.0, (4,), np.float32))).target_entropy(batch()) == -4.0
+    assert learner(target_entropy=0.0).target_entropy(batch()) == 0.0
+
+
+@pytest.mark.parametrize("name", ["sac", "redq", "cql"])
+def test_a_mask_lowers_the_target_of_entropy_state_by_state(name: str) -> None:
+    """Allowed are 1, 2 and 3 of 3 actions. The most entropy is log 1, log 2 and log 3; the target is half of its mean,
+    so a policy that spreads evenly over what is allowed has twice the target, and its temperature falls."""
+    mask = torch.tensor([[0, 1, 0], [1, 1, 0], [1, 1, 1]], dtype=torch.bool)
+    masked = batch(mask=mask, next_mask=mask, action=torch.tensor([1, 0, 2]))
+    made = learner(name=name, temperature=None, lr=1e-2)
+    target = 0.5 * (math.log(1) + math.log(2) + math.log(3)) / 3
+    assert float(made.target_entropy(masked)) == pytest.approx(target)
+    saying(made.actor, 0.0, 0.0, 0.0)
+    entropy = made.actor_loss(masked)[1]
+    assert float(entropy) == pytest.approx(2 * target)
+    assert gradient_of(made.temperature_loss(entropy, masked), made.log_temperature[0]) == pytest.approx([target])
+    made.update(masked)
+    assert made.temperature.item() == pytest.approx(math.exp(-1e-2), rel=1e-5)
+    assert learner(name=name, target_entropy=0.7).target_entropy(masked) == 0.7
 
 
 # --- updates ---
