@@ -33,6 +33,7 @@ from zhixing.distributed.actor import SpreadActor, is_spread, spread
 from zhixing.distributed.learners import Partners, check_learners
 from zhixing.distributed.servers import check_servers
 from zhixing.envs.choice import cpu_count
+from zhixing.envs.tapes import action_room
 from zhixing.envs.torch_tasks import TorchVectorEnv
 from zhixing.errors import UserError
 from zhixing.learner import Learner
@@ -243,8 +244,9 @@ class Session:
             self.evaluate.reached = False  # it goes on to a higher return, or without one
         if lost:
             self.folder.notices.append(
-                f"{self.cfg.env.name} can't be put back into the middle of an episode; "
-                f"{len(lost)} environments start a new one"
+                f"{len(lost)} of {self.cfg.vector.num} environments of {self.cfg.env.name} start a new episode: they "
+                f"can't be put back into the middle of one, or it was longer than the recorded "
+                f"{action_room(self.spaces):,} steps"
             )
 
     @staticmethod

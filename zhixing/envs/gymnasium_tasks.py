@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id, registry
 
-from zhixing.envs import mujoco_tasks
+from zhixing.envs import box2d_tasks, mujoco_tasks
 from zhixing.envs.options import check_options, parameters, unknown_option
 from zhixing.errors import UserError
 from zhixing.extras import missing_extra
@@ -18,7 +18,7 @@ from zhixing.extras import missing_extra
 # where a task's code lives -> the extra that brings what it needs
 EXTRAS = {
     mujoco_tasks.HOME: "mujoco",
-    "gymnasium.envs.box2d": "box2d",
+    box2d_tasks.HOME: "box2d",
     "gymnasium.envs.toy_text": "toy-text",
 }
 # packages that register tasks when they are imported: their extra, and how the ids begin
@@ -60,7 +60,8 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
         check_options(name, creator, options, extra=further)
         if mujoco_tasks.is_mujoco(name):
             return mujoco_tasks.make(name, options)
-        return gym.make(name, disable_env_checker=True, **options)
+        env = gym.make(name, disable_env_checker=True, **options)
+        return box2d_tasks.FreshWorld(env) if str(spec.entry_point).startswith(box2d_tasks.HOME) else env
     except gym.error.DependencyNotInstalled as error:
         raise missing_package(name, error) from error
     except ImportError as error:

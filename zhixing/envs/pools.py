@@ -17,6 +17,8 @@ from zhixing.envs.arrays import Array
 from zhixing.envs.slots import Numbers, State
 from zhixing.envs.vector import Info, Result
 
+RECORDED = 131_072  # actions of an episode that are recorded; longer episodes begin again on resume
+
 
 class Pool:
     """Copies whose episodes are begun by hand. EnvPool fixes seeds for good: others make another pool."""
@@ -42,7 +44,8 @@ class Pool:
         threads = min(self.num, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
         self.env = self.make(num_envs=self.num, seed=seeds.tolist(), num_threads=threads)
         self.seeds, self.episodes = seeds, np.zeros(self.num, np.int64)
-        self.log: list[list[Any]] = [[] for _ in range(self.num)]
+        self.log: list[list[Any]] = [[] for _ in range(self.num)]  # actions of the present episodes
+        self.lengths = np.zeros(self.num, np.int64)  # of the present episodes
         return self.begin(np.arange(self.num))
 
     def begin(self, rows: Array) -> Array:
@@ -50,6 +53,7 @@ class Pool:
         obs, info = self.env.reset(rows.astype(np.int32))
         self.obs[info["env_id"]] = obs
         self.episodes[rows] += 1
+        self.lengths[rows] = 0
         for row in rows:
             self.log[row].clear()
         return self.obs
@@ -67,8 +71,10 @@ class Pool:
             going = rows[~(fell | cut)]
             if not len(going):
                 break
+        self.lengths += 1
         for log, action in zip(self.log, actions.tolist(), strict=True):
-            log.append(action)
+            if len(log) < RECORDED:
+                log.append(action)
         return self.obs, reward, terminated, truncated
 
     def step(self, actions: Array) -> Result:
@@ -87,7 +93,10 @@ class Pool:
             "rng": dict(self.rng.bit_generator.state),
             "seeds": self.seeds,
             "episodes": self.episodes.copy(),
-            "actions": [np.array(log) for log in self.log],
+            "actions": [
+                np.array(log) if length <= RECORDED else None
+                for log, length in zip(self.log, self.lengths, strict=True)
+            ],
             "obs": self.obs.copy(),
         }
 
@@ -97,12 +106,18 @@ class Pool:
         self.begin_all(state["seeds"])
         while (left := np.flatnonzero(self.episodes < state["episodes"])).size:
             self.begin(left)
+        unknown = [row for row, actions in enumerate(state["actions"]) if actions is None]
         for row, actions in enumerate(state["actions"]):
+            if actions is None:
+                continue
             for action in actions.repeat(self.skip, 0):
                 self.env.send(action[None], np.array([row], np.int32))
                 self.obs[row] = self.env.recv()[0][0]
             self.log[row] = actions.tolist()
-        strange = np.flatnonzero((self.obs != state["obs"]).reshape(self.num, -1).any(1))
+            self.lengths[row] = len(actions)
+        differ = (self.obs != state["obs"]).reshape(self.num, -1).any(1)
+        differ[unknown] = True
+        strange = np.flatnonzero(differ)
         if len(strange):
             self.begin(strange)
         return strange.tolist()

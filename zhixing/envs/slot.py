@@ -17,7 +17,7 @@ from zhixing.envs.faults import (
 )
 from zhixing.envs.gymnasium_tasks import missing_package
 from zhixing.envs.layout import BESIDE, MASK, Layout, follow
-from zhixing.envs.tapes import Tapes
+from zhixing.envs.tapes import Tapes, action_room
 from zhixing.errors import EnvCrashError, UserError
 from zhixing.tree import tree_leaves, tree_map
 
@@ -55,6 +55,8 @@ class Slot:
         self.single = layout.paths == ((),)  # the observation is one array: no keys to follow
         self.has_state = hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
         self.log: list[Any] = []  # the actions of this episode: with `origin` they give its state again
+        self.room = action_room(layout.spaces)  # longer episodes aren't recorded: they would fill memory and disk
+        self.count = 0  # actions of this episode
         self.origin: State = {}
         self.seed: int | None = None
         self.replaced = 0  # how often this is another copy because the one before failed
@@ -64,9 +66,13 @@ class Slot:
         """Act as this row says. At the end of an episode: the numbers of its last info; a reset must follow."""
         arrays, row = self.arrays, self.row
         action = self._own(arrays.action[row])
-        self.log.append(action if self.discrete else action.copy())
+        self.count += 1
+        if self.count <= self.room:
+            self.log.append(action if self.discrete else action.copy())
+        elif self.log:
+            self.log = []
         if self.tapes is not None:
-            self.tapes.add(self.index, len(self.log), action)
+            self.tapes.add(self.index, self.count, action)
         try:
             reward: Any
             obs, reward, terminated, truncated, info = self.env.step(action)
@@ -139,6 +145,7 @@ class Slot:
         rng = None if seed is not None else _rng_state(self.env)
         self.origin = {"seed": seed, "rng": rng, "options": options}
         self.log.clear()
+        self.count = 0
         if self.tapes is not None:
             self._tell_tape()
         self._write(*self.env.reset(seed=seed, options=options))
@@ -180,11 +187,15 @@ class Slot:
             "seed": self.seed,
             "replaced": self.replaced,
             "origin": dict(self.origin),
-            "actions": np.array(self.log, here.action.dtype).reshape(-1, *here.action.shape),
+            "actions": self._recorded(here.action),
         }
         if self.has_state:
             return {**state, "task": self.env.state_dict()}  # type: ignore[attr-defined]
         return {**state, "rng": _rng_state(self.env)}
+
+    def _recorded(self, like: Any) -> Any:
+        """Return the actions of this episode as an array, or None if they were too many to record."""
+        return None if self.count > self.room else np.array(self.log, like.dtype).reshape(-1, *like.shape)
 
     def load(self, state: State) -> bool:
         """Whether the task is now exactly where it was; if not, a new episode has begun."""
@@ -196,7 +207,9 @@ class Slot:
             exact = False
         if exact:
             self.origin = dict(state["origin"])
-            self.log = [self._own(action) for action in state["actions"]]
+            recorded = state["actions"]
+            self.log = [] if recorded is None else [self._own(action) for action in recorded]
+            self.count = self.room + 1 if recorded is None else len(self.log)
             for leaf, saved in zip(self.leaves, tree_leaves(state["obs"]), strict=True):
                 leaf[self.row] = saved
             for name, array in self.arrays.beside.items():
@@ -212,6 +225,8 @@ class Slot:
         if self.has_state:
             self.env.load_state_dict(state["task"])  # type: ignore[attr-defined]
             return True
+        if state["actions"] is None:
+            return False
         origin = state["origin"]
         if origin["rng"] is not None:
             # what the task once built from its seed (levels, generators of its own) must be there too
@@ -241,8 +256,9 @@ class Slot:
         return np.asarray(frame)
 
     def _crash(self, error: Exception) -> EnvCrashError:
-        when = f"step {len(self.log)} of an episode" if self.log else "a reset"
-        story = {"seed": self.seed, "origin": dict(self.origin), "actions": np.array(self.log).tolist()}
+        when = f"step {self.count} of an episode" if self.count else "a reset"
+        actions = None if self.count > self.room else np.array(self.log).tolist()
+        story = {"seed": self.seed, "origin": dict(self.origin), "actions": actions}
         return crash_of(self.name, self.index, when, error, story)
 
     def _tell_tape(self) -> None:
@@ -250,6 +266,7 @@ class Slot:
         self.tapes.begin(self.index, {"seed": self.seed, "replaced": self.replaced, "origin": self.origin})
         for count, action in enumerate(self.log, 1):
             self.tapes.add(self.index, count, action)
+        self.tapes.counts[self.index] = self.count
 
 
 def _rng_state(env: gym.Env[Any, Any]) -> State | None:

@@ -11,7 +11,7 @@ import numpy as np
 from zhixing.spaces import Spaces
 
 ORIGIN_BYTES = 8192  # of how an episode began
-ACTION_BYTES = 2**20  # of its actions; memory that is never written takes no room
+ACTION_BYTES = 2**20  # of its actions, here and in checkpoints; memory that is never written takes no room
 
 
 class Tapes:
@@ -22,7 +22,7 @@ class Tapes:
 
     def __init__(self, spaces: Spaces, num: int, memory: mmap.mmap, offset: int) -> None:
         shape, dtype = _action(spaces)
-        self.memory, self.room = memory, _room(spaces)
+        self.memory, self.room = memory, action_room(spaces)
         counters = memoryview(memory)[offset : offset + 3 * 8 * num].cast("q")
         # at the place of a worker's first environment: which one it steps, counted from 1; 0 for none
         self.under_way = counters[:num]
@@ -59,7 +59,7 @@ class Tapes:
 
 def tape_bytes(spaces: Spaces, num: int) -> int:
     shape, dtype = _action(spaces)
-    return num * (3 * 8 + ORIGIN_BYTES + _room(spaces) * int(np.prod(shape)) * dtype.itemsize)
+    return num * (3 * 8 + ORIGIN_BYTES + action_room(spaces) * int(np.prod(shape)) * dtype.itemsize)
 
 
 def plain(tree: Any) -> Any:
@@ -77,7 +77,10 @@ def _action(spaces: Spaces) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return spaces.fields()["action"].shape, np.dtype(spaces.action.dtype)
 
 
-def _room(spaces: Spaces) -> int:
-    """Actions of one environment, a multiple of 8 so that whatever follows is aligned."""
+def action_room(spaces: Spaces) -> int:
+    """Return how many actions of an episode are recorded: 131,072 discrete ones, fewer of wide actions.
+
+    It is a multiple of 8, so whatever follows in memory is aligned.
+    """
     shape, dtype = _action(spaces)
     return max(8, ACTION_BYTES // max(1, int(np.prod(shape)) * dtype.itemsize) // 8 * 8)

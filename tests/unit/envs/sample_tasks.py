@@ -139,6 +139,16 @@ class Secretive(Counter):
         return obs + np.random.default_rng().random(2), *rest
 
 
+class Stateful(Counter):
+    """Can save its state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, int)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
 class Trouble(Counter):
     """Action 7 raises, 6 kills the process, 5 leaves it."""
 

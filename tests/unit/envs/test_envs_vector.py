@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sample_tasks import Chaser, Counter, InfoMask, Mixed, Pair, PettingManner, Secretive, Words, WrongShape
+from sample_tasks import Chaser, Counter, InfoMask, Mixed, Pair, PettingManner, Secretive, Stateful, Words, WrongShape
 
-from zhixing.envs import ProcessVectorEnv, SerialVectorEnv, VectorEnv, make_vector
+from zhixing.envs import ProcessVectorEnv, SerialVectorEnv, VectorEnv, make_vector, tapes
 from zhixing.errors import UserError
 from zhixing.tree import tree_leaves, tree_map
 
@@ -241,6 +241,37 @@ def test_action_log_ends_with_the_episode() -> None:
     env.reset(seed=0)
     record(env, 1004, seed=0)
     assert len(env.state_dict()["envs"][0]["actions"]) == 4
+
+
+def test_an_endless_episode_is_recorded_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory, checkpoints and the time to resume don't grow with its length; on resume it begins again."""
+    monkeypatch.setattr(tapes, "ACTION_BYTES", 16 * 8)  # 16 actions of 8 bytes
+    env = SerialVectorEnv(lambda: Counter(limit=10**9), 1)
+    env.reset(seed=0)
+    (slot,) = env.slots.slots
+    record(env, 16, seed=0)
+    assert len(env.state_dict()["envs"][0]["actions"]) == 16
+    again = SerialVectorEnv(lambda: Counter(limit=10**9), 1)
+    again.load_state_dict(env.state_dict())
+    assert again.inexact == []
+    record(env, 1, seed=0)
+    state = env.state_dict()
+    assert (state["envs"][0]["actions"], slot.log, slot.count) == (None, [], 17)
+    again.load_state_dict(state)
+    assert again.inexact == [0]
+    record(again, 5, seed=0)  # what it plays from there on is recorded again
+    assert len(again.state_dict()["envs"][0]["actions"]) == 5
+
+
+def test_an_endless_episode_of_a_task_with_a_state_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tapes, "ACTION_BYTES", 16 * 8)
+    env, again = (SerialVectorEnv(Stateful, 1) for _ in "ab")
+    env.reset(seed=0)
+    record(env, 40, seed=0)
+    again.load_state_dict(env.state_dict())
+    assert again.inexact == []
+    assert again.state_dict()["envs"][0]["actions"] is None  # not the actions since the resume alone
+    assert_same(record(env, 20, seed=4), record(again, 20, seed=4))
 
 
 def test_state_of_another_vector_is_refused() -> None:
