@@ -49,6 +49,16 @@ class Forever(Known):
     """One state; only a clock that the agent can't see ends it. Its value is 1 / (1 - gamma)."""
 
 
+class Endless(Known):
+    """No episode ends: neither the task nor a wrapper has a time limit."""
+
+    length = 2
+
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, False, False, info
+
+
 class Dies(Known):
     """Its states are told apart and the last step terminates. Value of state i: the sum of gamma^k, k < length - i."""
 

@@ -60,7 +60,7 @@ class RayVectorEnv(VectorEnv):
         address: str | None = None,
     ) -> None:
         self.factory, self.layout, self.faults = factory, layout, faults or Faults()
-        self.tells = layout.tells
+        self.tells, self.max_episode_steps = layout.tells, layout.max_episode_steps
         super().__init__(name_of(factory), layout.spaces, num, "ray", workers)
         self.arrays = allocate(layout.spaces, num)
         self._twin = Twin(self.arrays) if self.faults.replace else None

@@ -12,6 +12,7 @@ from zhixing.envs.faults import ON_CRASH, Faults, keep_capsule
 from zhixing.envs.native import NativeVectorEnv, suits_auto
 from zhixing.envs.process import ProcessVectorEnv
 from zhixing.envs.serial import SerialVectorEnv, layout_of
+from zhixing.envs.time_limits import time_limit_of
 from zhixing.envs.vector import VectorEnv
 from zhixing.errors import EnvCrashError, UserError, unknown
 
@@ -67,12 +68,18 @@ def make_vector(
         given["render_mode"] = render_mode
     task = Task(name, given)
     if backend == "native" or (backend == "auto" and not guarded and num > 1 and suits_auto(name, given)):
-        task().close()  # the same errors for wrong names and options as everywhere
-        return NativeVectorEnv(name, num, given)
+        one = task()  # the same errors for wrong names and options as everywhere
+        one.close()
+        native = NativeVectorEnv(name, num, given)
+        native.max_episode_steps = time_limit_of(one)
+        return native
     if backend == "envpool":
         from zhixing.envs.envpool_vector import EnvPoolVectorEnv  # only now: others needn't have it
 
-        return EnvPoolVectorEnv(name, num, layout_of(task).spaces, given)
+        layout = layout_of(task)
+        pool = EnvPoolVectorEnv(name, num, layout.spaces, given)
+        pool.max_episode_steps = layout.max_episode_steps
+        return pool
     if backend == "torch":
         from zhixing.envs.torch_tasks import TorchVectorEnv  # only now: worker processes start without torch
 

@@ -37,7 +37,8 @@ CHECKS = {  # with what is said where nothing is wrong
     "steps": "none raised",
     "observations": "finite, of the shape, kind and bounds that the space says",
     "rewards": "finite numbers",
-    "ends": "told as bools, and there are some",
+    "ends": "told as bools",
+    "time limit": "there is one",
     "masks": "of the right shape, and always leave an action",
     "info": "a dict",
     "seeding": "the same seed gives the same episodes",
@@ -167,11 +168,15 @@ class _Checker:
             if len(trace) > PLAYED_STEPS or time.monotonic() > end_at:
                 break
         ends = [shown for shown in trace if shown.ended]
-        if not ends:
-            self.say("ends", "note", f"no episode ended within {len(trace) - 1} steps; a time limit may be missing")
-        else:
+        limit = self.layout.max_episode_steps
+        if not ends and limit is None:
+            self.say("time limit", "note", f"no episode ended within {len(trace) - 1} steps; {NO_LIMIT}")
+        elif limit is None and not any(shown.truncated for shown in ends):
+            self.say("time limit", "note", f"episodes ended, but no time limit was found; {NO_LIMIT}")
+        if ends:
             self._after_end()
-        self.done += ["observations", "rewards", "ends", "info"] + ["masks"] * (self.spaces.mask is not None)
+        self.done += ["observations", "rewards", "ends", "time limit", "info"]
+        self.done += ["masks"] * (self.spaces.mask is not None)
         names = {name for shown in ends for name in numbers_of(shown.info)}
         lacking = sorted(set(self.layout.tells) - names)
         if ends and lacking:
@@ -289,6 +294,10 @@ class _Checker:
         self.say("speed", "ok", f"{1 / found.step_seconds:,.0f} steps/s of one copy; {COPIES} would run {backend}")
 
 
+NO_LIMIT = (
+    "a policy may never end one, and evaluations then stop only at eval_max_steps; set env.max_episode_steps=... to "
+    "truncate episodes"
+)
 SEEDING = "begin reset with super().reset(seed=seed) and take all chance from self.np_random"
 DETERMINISM = "reset must forget all of the episodes before"
 COPIES_ADVICE = "what a copy changes must belong to it alone, not to its class, its module or another process"

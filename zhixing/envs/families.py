@@ -27,6 +27,7 @@ from zhixing.envs import (
     toy,
     user_tasks,
 )
+from zhixing.envs.time_limits import OPTION, check_time_limit, limit_steps
 from zhixing.errors import unknown
 
 PREFIXES: dict[str, ModuleType] = {
@@ -44,6 +45,9 @@ PREFIXES: dict[str, ModuleType] = {
     "toy/": toy,
 }
 
+# adapters whose `make` handles the option max_episode_steps itself
+OWN_LIMIT = {atari_tasks, gymnasium_tasks, lbf_tasks, mario, retro_tasks, user_tasks}
+
 
 def adapter(name: str) -> ModuleType:
     if ":" in name:
@@ -60,12 +64,14 @@ def names() -> list[str]:
 
 
 def make(name: str, **options: Any) -> gym.Env[Any, Any]:
-    """One environment, by its name."""
+    """One environment, by its name. Every environment takes `max_episode_steps`: episodes are truncated there."""
     module = adapter(name)
     if not module.knows(name):
         raise unknown("environment", name, names(), "(your own task is 'my.module:MyEnv')")
+    check_time_limit(name, options)
+    limit = options.pop(OPTION, None) if module not in OWN_LIMIT else None
     env: gym.Env[Any, Any] = module.make(name, options)
-    return env
+    return limit_steps(env, limit)
 
 
 @dataclass(frozen=True)

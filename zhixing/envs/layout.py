@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Tuple
 
+from zhixing.envs.time_limits import time_limit_of
 from zhixing.errors import EnvCrashError, UserError
 from zhixing.spaces import Spaces, space_fields
 from zhixing.tree import tree_leaves
@@ -25,6 +26,7 @@ class Layout:
     paths: tuple[Path, ...]  # one per leaf of `spaces.obs`, in the order of `tree_leaves`
     mask_in_obs: bool  # else in info, where there is a mask at all
     tells: tuple[str, ...] = ()  # numbers of the last info that are worth a log
+    max_episode_steps: int | None = None  # after which a wrapper truncates; None: no limit is known
 
 
 def describe(env: gym.Env[Any, Any], name: str) -> Layout:
@@ -60,7 +62,7 @@ def describe(env: gym.Env[Any, Any], name: str) -> Layout:
         alive=bool(agents) and "alive" in info,
         reward_kind=getattr(env.unwrapped, "reward_kind", "individual") if agents else "individual",
     )
-    return Layout(spaces, paths, mask_in_obs, tuple(env.metadata.get("tells", ())))
+    return Layout(spaces, paths, mask_in_obs, tuple(env.metadata.get("tells", ())), time_limit_of(env))
 
 
 def follow(obs: Any, path: Path) -> Any:

@@ -223,10 +223,10 @@ class Limit(Chained):
         self.steps = 0
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.steps += 1
-        return obs, float(reward), terminated, truncated or self.steps >= self.most, info
+        return obs, reward, terminated, truncated or self.steps >= self.most, info
 
 
 class Pictures(Chained):

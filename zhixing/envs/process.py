@@ -55,7 +55,7 @@ class ProcessVectorEnv(VectorEnv):
         self.factory, self.faults = factory, faults or Faults()
         name = name_of(factory)
         self.layout = layout = layout or layout_of(factory)
-        self.tells = layout.tells
+        self.tells, self.max_episode_steps = layout.tells, layout.max_episode_steps
         super().__init__(name, layout.spaces, num, "mixed" if mixed else "process", workers)
         # where each has a CPU to itself, nobody has to be woken who has just worked
         self._watch_seconds = WATCH_SECONDS if mixed and workers <= cpu_count() else 0.0

@@ -26,7 +26,7 @@ class SerialVectorEnv(VectorEnv):
             raise UserError("a limit per step (vector.step_seconds) takes worker processes; use backend process")
         name = name_of(factory)
         layout = layout or layout_of(factory)
-        self.tells = layout.tells
+        self.tells, self.max_episode_steps = layout.tells, layout.max_episode_steps
         super().__init__(name, layout.spaces, num, "serial", 1)
         self.arrays = allocate(layout.spaces, num)
         self.slots = Slots([factory] * num, layout, self.arrays, 0, name, replace=self.faults.replace)

@@ -7,7 +7,8 @@ from typing import Any
 
 import gymnasium as gym
 
-from zhixing.envs.options import check_options
+from zhixing.envs.options import check_options, parameters
+from zhixing.envs.time_limits import OPTION, limit_steps
 from zhixing.errors import UserError
 from zhixing.importing import imported
 
@@ -24,11 +25,13 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     constructor = imported(name)
     if not callable(constructor):
         raise UserError(f"{name} is a {type(constructor).__name__}, not a class or function that gives a gymnasium.Env")
-    check_options(name, constructor, options)
+    options = dict(options)
+    limit = None if OPTION in parameters(constructor)[0] else options.pop(OPTION, None)  # else it is its own
+    check_options(name, constructor, options, extra=(OPTION,))
     try:
         env = constructor(**options)
     except Exception as error:
         raise UserError(f"{name} can't be made with options {options}:\n{traceback.format_exc()}") from error
     if not isinstance(env, gym.Env):
         raise UserError(f"{name} gives a {type(env).__name__}, not a gymnasium.Env")
-    return env
+    return limit_steps(env, limit)

@@ -56,7 +56,7 @@ def test_a_broken_task_is_told_by_the_check_that_it_breaks(task: type) -> None:
 @pytest.mark.parametrize(
     ("task", "check", "words"),
     [
-        (broken.NeverEnds, "ends", "no episode ended within 1000 steps"),
+        (broken.NeverEnds, "time limit", "no episode ended within 1000 steps"),
         (broken.GoesOn, "ends", "a step after the end of an episode goes on"),
         (broken.OwnChance, "restore", "can't be put back into the middle of an episode"),
     ],

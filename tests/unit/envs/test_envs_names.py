@@ -94,7 +94,7 @@ def test_own_task_errors_say_what_to_mend(tmp_path: Path, monkeypatch: pytest.Mo
     assert "did you mean 'Counter'" in refusal("sample_tasks:Conter")
     assert "sample_tasks:not_an_env gives a int, not a gymnasium.Env" in refusal("sample_tasks:not_an_env")
     assert "is a int, not a class or function" in refusal("sample_tasks:number")
-    assert "has no option 'deth', allowed: death, limit; did you mean 'death'?" in refusal(
+    assert "has no option 'deth', allowed: death, limit, max_episode_steps; did you mean 'death'?" in refusal(
         "sample_tasks:Counter", deth=3
     )
     broken = refusal("my_broken_task:Env")

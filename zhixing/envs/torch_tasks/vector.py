@@ -66,6 +66,7 @@ class TorchVectorEnv(TogetherVectorEnv):
         self.tells = self.task.tells
         limit = self.task.limit if limit is None else int(limit)
         self.limit = limit if limit >= 0 else torch.iinfo(torch.int32).max  # gymnasium.make's way to say without
+        self.max_episode_steps = limit if limit >= 0 else None
         super().__init__(name, spaces, num, "torch", 1)
         self.rng = torch.Generator(self.device)
         self.rng.seed()
