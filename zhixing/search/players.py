@@ -69,5 +69,6 @@ def draw(visits: Array, rng: np.random.Generator) -> Array:
 
 
 def most_visited(found: Result) -> Array:
-    # visits are whole numbers and returns of games in [-1, 1]: a quarter of these decides only between equals
-    return (found.visits + 0.25 * found.action_values - (found.visits == 0)).argmax(-1)
+    """Return the most visited action `[N]`; of equally visited ones that of the highest mean return."""
+    most = found.visits == found.visits.max(-1, keepdims=True)
+    return np.where(most, found.action_values, -np.inf).argmax(-1)

@@ -114,6 +114,13 @@ def test_network_players_follow_the_network() -> None:
         assert (player.choose(state, rng) != 2).all()
 
 
+def test_returns_decide_only_between_equally_visited_actions() -> None:
+    """Rewards of other tasks than games aren't within [-1, 1]: here a return of 40 doesn't make up for one visit."""
+    visits = np.array([[5.0, 4.0, 0.0], [5.0, 5.0, 0.0], [3.0, 3.0, 0.0]])
+    values = np.array([[-20.0, 20.0, 0.0], [-20.0, 20.0, 0.0], [-7.0, -9.0, 0.0]])
+    assert most_visited(Result(visits, np.zeros(3), values, visits)).tolist() == [0, 1, 0]
+
+
 def test_most_visited_prefers_the_better_of_equals() -> None:
     visits = np.array([[3.0, 5.0, 5.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
     values = np.array([[0.9, -0.5, -0.2, 0.0], [0.0, 0.0, -1.0, 0.0]])
