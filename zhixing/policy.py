@@ -198,10 +198,12 @@ class TaughtPolicy(Policy):
         if phase is Phase.EVAL or not self.teacher:
             return Decision(action, hidden=hidden)
         asked = self.teacher[0].act(obs, hidden, mask, Phase.EVAL, rng, env_steps)
+        # a Gaussian's mean may lie beyond the bounds: label with the action that the environment would get
+        expert_action = asked.action if self.spaces.discrete else asked.action.clamp(-1.0, 1.0)
         share = 1.0 if phase is Phase.RANDOM else self.share(env_steps)
         led = torch.rand(len(action), generator=rng, device=rng.device) < share
-        taken = torch.where(led.view(-1, *[1] * (action.ndim - 1)), asked.action, action)
-        return Decision(taken, hidden=asked.hidden, extras={"expert_action": asked.action})
+        taken = torch.where(led.view(-1, *[1] * (action.ndim - 1)), expert_action, action)
+        return Decision(taken, hidden=asked.hidden, extras={"expert_action": expert_action})
 
 
 def device_of(module: nn.Module) -> torch.device:
