@@ -159,6 +159,7 @@ class OnPolicyConfig(RunConfig):
     """Settings of algorithms that learn from what the current policy has just done."""
 
     steps_per_iteration: Positive = 128  # steps of each environment between updates
+    optimizer_eps: PositiveFloat = 1e-8  # added to the denominator of Adam and RMSProp
     net: NetConfig = NetConfig()
 
     scheme: ClassVar[str] = "on_policy"
@@ -190,6 +191,7 @@ class SelfPlayConfig(SearchConfig):
     capacity: Positive = 100_000  # newest positions that are kept to learn from
     steps_per_iteration: Positive = 8  # moves in each game between updates
     updates_per_step: PositiveFloat = 0.02  # updates per move, on average
+    optimizer_eps: PositiveFloat = 1e-8  # added to the denominator of Adam and RMSProp
 
     scheme: ClassVar[str] = "self_play"
 
@@ -215,6 +217,7 @@ class DataConfig(RunConfig):
 
     net: NetConfig = NetConfig()
     batch_size: Positive = 64  # transitions per update
+    optimizer_eps: PositiveFloat = 1e-8  # added to the denominator of Adam and RMSProp
     normalise_obs: bool = False  # running mean and spread of observations
     dataset: str | None = None  # recorded experience to learn from instead of an environment
     offline_updates: Positive = 30_000  # budget with a dataset: updates, which all intervals of steps then count

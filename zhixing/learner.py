@@ -89,6 +89,7 @@ class Learner(ABC):
         self._init_seed = stream(cfg.seed, "networks")
         self.updates = 0
         self._made: list[Optimizer] = []
+        self._optimizer_eps: float = getattr(cfg, "optimizer_eps", 1e-8)  # algorithms that only play have none
         self.low: torch.dtype | None = LOW.get(cfg.precision)  # type of matrix products, if not that of the weights
         if self.low is not None and cfg.scheme == "play":
             raise UserError(f"precision={cfg.precision} is for updates, and {cfg.algorithm} makes none: set fp32")
@@ -185,6 +186,7 @@ class Learner(ABC):
         """Told before each iteration how much of the budget is used, for schedules."""
 
     def optimizer(self, parameters: Iterable[nn.Parameter], lr: float, **settings: Any) -> Optimizer:
+        settings = {"epsilon": self._optimizer_eps, **settings}
         made = Optimizer(parameters, lr, scaled=self.low is torch.float16, **settings)
         self._made.append(made)
         return made

@@ -107,6 +107,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     **_same("lr", learning_rate=_BOTH, q_lr=(CLEANRL,)),
     **_same("actor_lr", policy_lr=(CLEANRL,)),
     **_same("lr_decay", anneal_lr=(CLEANRL,)),
+    **_same("optimizer_eps", adam_epsilon=(RLLIB,), rms_prop_eps=(SB3,)),
     **_same("gamma", discount_factor=(TIANSHOU,)),
     **_same("gae_lambda", lambda_=(RLLIB,)),
     **_same("clip", clip_range=(SB3,), clip_coef=(CLEANRL,), eps_clip=(TIANSHOU,), clip_param=(RLLIB,)),

@@ -45,6 +45,7 @@ class Config(OnPolicyConfig):
     lr: PositiveFloat = 7e-4  # learning rate
     lr_decay: bool = False  # let the learning rate fall to zero over the budget of steps
     optimizer: OptimizerKind = "rmsprop"  # what moves the weights
+    optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
     gae_lambda: Fraction = 1.0  # how far advantages look ahead before trusting the critic
     value_coef: NonNegative = 0.5  # weight of the value loss
     entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
@@ -105,7 +106,7 @@ class A2C(Learner):
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
         self.both_optimizer = self.optimizer(
-            self.net.parameters(), cfg.lr, kind=cfg.optimizer, epsilon=1e-5, max_grad_norm=cfg.max_grad_norm
+            self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
         )
         self.reward_scale = RewardScale(cfg.gamma, cfg.vector.num).to(self.device) if cfg.normalise_reward else None
 

@@ -45,6 +45,8 @@ class Config(OffPolicyConfig):
     lr: PositiveFloat = 3e-4  # learning rate of the world model
     actor_lr: PositiveFloat | None = None  # the actor's own learning rate
     critic_lr: PositiveFloat | None = None  # the critic's own learning rate
+    optimizer_eps: PositiveFloat = 1e-8  # added to the denominator of the world model's Adam
+    behavior_optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of the actor's and the critic's Adam
     max_grad_norm: PositiveFloat | None = 100.0  # gradients are clipped to this norm
     gamma: Fraction = 0.997  # discount of the future per step
     horizon: Positive = 15  # steps imagined from each state
@@ -102,7 +104,7 @@ class Dreamer(Learner):
             self.critic = TwoHotHead(features, cfg.net, cfg.bins).to(self.device)
         clip = cfg.max_grad_norm
         self.world_optimizer = self.optimizer(self.world.parameters(), cfg.lr, max_grad_norm=clip)
-        behaviour = {"max_grad_norm": clip, "epsilon": 1e-5}
+        behaviour = {"max_grad_norm": clip, "epsilon": cfg.behavior_optimizer_eps}
         self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr, **behaviour)
         self.critic_optimizer = self.optimizer(self.critic.parameters(), cfg.critic_lr or cfg.lr, **behaviour)
         self.slow_critic = copy.deepcopy(self.critic)

@@ -31,6 +31,7 @@ class Config(PPOConfig):
     dataset: str | None = None  # recorded experience of the expert
     demonstrations: Positive | None = 10  # episodes of it that are shown; none is all
     lr: PositiveFloat = 1e-3  # learning rate of the policy
+    optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of the policy's Adam
     steps_per_iteration: Positive = 32  # steps of each environment between updates
     discriminator_lr: PositiveFloat = 1e-3  # learning rate of the discriminator
     discriminator_size: Positive = 100  # units of each of its two layers
@@ -81,7 +82,9 @@ class GAIL(Learner):
         self.policy = self.learner.policy
         with self.building():
             self.discriminator = Discriminator(spaces, cfg).to(self.device)
-        self.discriminator_optimizer = self.optimizer(self.discriminator.parameters(), cfg.discriminator_lr)
+        self.discriminator_optimizer = self.optimizer(
+            self.discriminator.parameters(), cfg.discriminator_lr, epsilon=1e-8
+        )
         self.expert: Batch | None = None
 
     def show(self, demonstrations: Batch) -> None:

@@ -32,6 +32,7 @@ class Config(AsynchronousConfig):
     lr: PositiveFloat = 1e-3  # learning rate
     lr_decay: bool = False  # let the learning rate fall to zero over the budget of steps
     optimizer: OptimizerKind = "adam"  # what moves the weights
+    optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
     rho_bar: PositiveFloat = 1.0  # where ratios of probabilities are clipped: decides whose values are found
     c_bar: PositiveFloat = 1.0  # the same within traces: decides how fast
     trace_lambda: Fraction = 1.0  # how far traces look ahead before trusting the critic
@@ -66,7 +67,7 @@ class Impala(Learner):
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
         self.both_optimizer = self.optimizer(
-            self.net.parameters(), cfg.lr, kind=cfg.optimizer, epsilon=1e-5, max_grad_norm=cfg.max_grad_norm
+            self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
         )
 
     @property

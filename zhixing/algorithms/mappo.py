@@ -44,6 +44,7 @@ from zhixing.tree import Field, Tree, tree_map
 class Config(OnPolicyConfig):
     lr: PositiveFloat = 5e-4  # learning rate
     critic_lr: PositiveFloat | None = None  # the critic's own learning rate
+    optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
     epochs: Positive = 10  # passes over each rollout
     minibatch_size: Positive = 1024  # time steps of single environments per update, with all their agents
     clip: PositiveFloat = 0.2  # how far the probability ratio may move
@@ -91,10 +92,9 @@ class MAPPO(Learner):
             part.to(self.device)
         self.policy = TeamSampledPolicy(spaces, self.actor, self.chances, cfg.eval_sample)
         acting = [*self.actor.parameters(), *self.chances.parameters()]
-        self.actor_optimizer = self.optimizer(acting, cfg.lr, epsilon=1e-5, max_grad_norm=cfg.max_grad_norm)
-        self.critic_optimizer = self.optimizer(
-            self.critic.parameters(), cfg.critic_lr or cfg.lr, epsilon=1e-5, max_grad_norm=cfg.max_grad_norm
-        )
+        clip = cfg.max_grad_norm
+        self.actor_optimizer = self.optimizer(acting, cfg.lr, max_grad_norm=clip)
+        self.critic_optimizer = self.optimizer(self.critic.parameters(), cfg.critic_lr or cfg.lr, max_grad_norm=clip)
         self.value_norm = RunningNorm(()).to(self.device) if cfg.normalise_value else None
 
     def _policy_head(self, features: int) -> nn.Linear:

@@ -35,6 +35,7 @@ from zhixing.tree import Tree
 class Config(OnPolicyConfig):
     vector: VectorConfig = VectorConfig(num=8)
     lr: PositiveFloat = 5e-4  # learning rate
+    optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
     epochs: Positive = 4  # passes over each rollout in a policy phase
     policy_iterations: Positive = 4  # rollouts between auxiliary phases
     auxiliary_epochs: Positive = 6  # passes over all of these in an auxiliary phase
@@ -79,7 +80,7 @@ class PPG(Learner):
         self.net.to(self.device)
         self.auxiliary_head.to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net, cfg.eval_sample)
-        settings = {"epsilon": 1e-5, "max_grad_norm": cfg.max_grad_norm}
+        settings = {"max_grad_norm": cfg.max_grad_norm}
         actor = [*self.net.actor_parameters(), *self.auxiliary_head.parameters()]
         self.actor_optimizer = self.optimizer(actor, cfg.lr, **settings)
         self.critic_optimizer = self.optimizer(self.net.critic_parameters(), cfg.lr, **settings)

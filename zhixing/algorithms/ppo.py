@@ -31,6 +31,7 @@ class Config(OnPolicyConfig):
     vector: VectorConfig = VectorConfig(num=8)
     lr: PositiveFloat = 3e-4  # learning rate
     critic_lr: PositiveFloat | None = None  # the critic's own learning rate
+    optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
     lr_decay: bool = False  # let learning rates fall to zero over the budget of steps
     epochs: Positive = 10  # passes over each rollout
     critic_epochs: Count | None = None  # the critic's own number of passes
@@ -81,7 +82,7 @@ class PPO(Learner):
                 log_std=cfg.log_std_init,
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net, cfg.eval_sample)
-        settings = {"epsilon": 1e-5, "max_grad_norm": cfg.max_grad_norm}
+        settings = {"max_grad_norm": cfg.max_grad_norm}
         if cfg.own_critic:
             self.actor_optimizer = self.optimizer(self.net.actor_parameters(), cfg.lr, **settings)
             self.critic_optimizer = self.optimizer(self.net.critic_parameters(), cfg.critic_lr or cfg.lr, **settings)
