@@ -125,15 +125,16 @@ def _run(session: Any) -> None:
         reached = f"{session.loop.steps:,} {session.loop.unit}"
         print(f"stopped at {reached}; go on with: zhixing resume {folder}", file=sys.stderr)
         raise
-    shown = result["final_return"]
-    print(f"run     {folder}")
-    done = f"{session.loop.steps:,} {session.loop.unit}"
-    print(f"trained {done} in {result['seconds']:.1f} s ({result['steps_per_second']:,.0f}/s)")
-    if shown is not None:
-        print(
-            f"return  {shown:.6g}"
-            + (f" (asked: {result['stop_return']:g})" if result["stop_return"] is not None else "")
-        )
+    loop, target = session.loop, result["stop_return"]
+    rows = {"run": str(folder)}
+    rows["trained"] = f"{loop.steps:,} {loop.unit} in {result['seconds']:.1f} s ({result['steps_per_second']:,.0f}/s)"
+    if loop.recent:
+        rows["training return"] = f"{loop.recent_mean('ret'):.6g} (last {len(loop.recent)} episodes)"
+    if result["final_return"] is not None:
+        asked = "" if target is None else f" (asked: {target:g})"
+        rows["evaluation return"] = f"{result['final_return']:.6g}{asked}"
+    for name, value in rows.items():
+        print(f"{name:18} {value}")
     if result["stop_return"] is not None and not result["reached"]:
         print("the asked return was not reached within the budget", file=sys.stderr)
 

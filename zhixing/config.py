@@ -381,10 +381,13 @@ def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def preset(algorithm: str, env: str) -> dict[str, Any]:
     """The tuned settings of an algorithm for a task, or none. Presets are `presets/<algorithm>.yaml`, by task."""
-    for pattern, values in presets(algorithm).items():
-        if fnmatch.fnmatchcase(env, pattern):
-            return dict(values)
-    return {}
+    name = preset_name(algorithm, env)
+    return {} if name is None else dict(presets(algorithm)[name])
+
+
+def preset_name(algorithm: str, env: str) -> str | None:
+    """Return the pattern of environments whose preset counts for this one, or None where there is none."""
+    return next((pattern for pattern in presets(algorithm) if fnmatch.fnmatchcase(env, pattern)), None)
 
 
 @functools.cache

@@ -139,11 +139,7 @@ class Session:
                 assert isinstance(self.evaluator, Actor)
                 check_spaces(self.data, self.evaluator.spaces, cfg.env.name)
         self.evaluate = Evaluate(self.evaluator)
-        if cfg.graph and not quiet:
-            print(
-                "graph=true: updates are compiled when they first come, unless an earlier run did so", file=sys.stderr
-            )
-        told: list[Callback] = [] if quiet else [Progress()]
+        told: list[Callback] = [] if quiet else [Progress(folder=self.folder.given)]
         boards: list[Callback] = [TensorBoard(self.folder.path)] if cfg.tensorboard else []
         if hasattr(self.learner, "dream_frames"):
             from zhixing.callbacks.imagine import Imagine  # draws, which others needn't wait for

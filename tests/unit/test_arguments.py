@@ -68,7 +68,7 @@ def test_options_train_as_settings_do(zhixing: Command) -> None:
     assert "`--learning-rate` (Stable-Baselines3, CleanRL) is `lr` here" in err
     code, out, err = zhixing("resume", "run", "--total-timesteps", "128")
     assert code == 0, err
-    assert "trained 128 steps" in out
+    assert "trained            128 steps" in out
 
 
 def test_without_a_command_there_is_help_and_no_error(zhixing: Command) -> None:

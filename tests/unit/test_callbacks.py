@@ -118,10 +118,22 @@ def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in text
     assert [line.split()[0] for line in lines] == [str(64 * i) for i in range(1, 11)]  # no step twice
     assert "steps  10%" in lines[0]
-    assert "eval" not in lines[0]
-    assert "eval" in lines[5]
+    assert "train return" in lines[0]
+    assert "eval return" not in lines[0]
+    assert "eval return" in lines[5]
     assert "policy loss" in lines[0]
     assert lines[-1].endswith("0:00 left")
+
+
+def test_before_the_first_episode_has_ended_there_is_no_return(tmp_path: Path) -> None:
+    out = io.StringIO()
+    progress = Progress(out)
+    progress.every_seconds = 0.0
+    session(tmp_path / "run", progress, steps_per_iteration=8, minibatch_size=16, env_steps=32).run()
+    lines = out.getvalue().splitlines()  # 16 steps of two environments each; an episode takes 10
+    assert "train return -  " in lines[0]
+    assert "train return -" not in lines[1]
+    assert "nan" not in out.getvalue()
 
 
 def test_short_run_without_a_terminal_is_one_line_at_its_end(tmp_path: Path) -> None:

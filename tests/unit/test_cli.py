@@ -12,6 +12,7 @@ import yaml
 from conftest import Command
 
 import zhixing as zx
+from zhixing.callbacks.header import header
 
 SHORT = ["threads=1", "env_steps=256", "steps_per_iteration=32", "vector.num=2", "tensorboard=false", "eval_episodes=2"]
 
@@ -79,8 +80,8 @@ def test_several_files_merge_and_overrides_win(zhixing: Command, tmp_path: Path)
     assert found["net"]["cnn"] == "simple"
     assert found["net"]["hidden_sizes"] == [8]
     assert (found["gamma"], found["seed"], found["lr"]) == (0.5, 3, 5e-3)
-    assert "run     mine" in out
-    assert "trained 256 steps" in out
+    assert ["run", "mine"] in [line.split() for line in out.splitlines()]
+    assert "trained            256 steps" in out
 
 
 def test_the_algorithm_may_stand_in_the_file_and_on_the_line(zhixing: Command, tmp_path: Path) -> None:
@@ -105,6 +106,39 @@ def test_a_return_that_was_not_reached_is_told(zhixing: Command) -> None:
     assert "the asked return was not reached within the budget" in err
 
 
+def test_training_begins_with_what_is_trained_and_ends_with_both_returns(zhixing: Command) -> None:
+    code, out, err = zhixing("train", "PPO", "--env", "toy/match", "--out", "mine", *SHORT, "vector.backend=serial")
+    assert code == 0
+    lines = dict(line.split(maxsplit=1) for line in err.splitlines()[:5])
+    assert lines == {
+        "run": "mine",
+        "algorithm": "ppo, no preset",
+        "env": "toy/match, 2 environments, serial back end",
+        "device": "cpu, 1 thread, not compiled",
+        "budget": "256 steps",
+    }
+    assert "training return" in out  # 10 steps to an episode: 25 have ended
+    assert "(last 24 episodes)" in out
+    assert "evaluation return" in out
+    _, _, err = zhixing("resume", "mine", "env_steps=512", "duration=90s", "stop_return=99")
+    assert "run        mine (resumed at 256 steps)" in err
+    assert "budget     512 steps, 90 s, until the evaluation return is 99" in err
+
+
+def test_the_header_names_the_preset_and_what_is_learned_from(tmp_path: Path) -> None:
+    cfg = zx.config.load(algorithm="ppo", env="CartPole-v1", threads=2, graph=True, vector__backend="native")
+    assert header(cfg, tmp_path).splitlines()[1:4] == [
+        "algorithm  ppo, preset CartPole-v1",
+        "env        CartPole-v1, 8 environments, native back end",
+        "device     auto, 2 threads, compiled at the first updates",
+    ]
+    cfg = zx.config.load(algorithm="dqn", env="toy/match", threads=1, dataset="data", offline_updates=1000)
+    assert "toy/match, offline from data" in header(cfg, tmp_path)
+    assert "budget     1,000 updates" in header(cfg, tmp_path)
+    cfg = zx.config.load(algorithm="ppo", env="toy/match", threads=1, distributed__workers=2, vector__num=4)
+    assert "4 environments, auto back end, 2 Ray workers" in header(cfg, tmp_path)
+
+
 def test_without_out_the_run_is_in_runs(zhixing: Command, tmp_path: Path) -> None:
     assert zhixing("train", "ppo", "--env", "toy/match", "--seed", "7", *SHORT)[0] == 0
     (run,) = (tmp_path / "runs").iterdir()
@@ -113,6 +147,8 @@ def test_without_out_the_run_is_in_runs(zhixing: Command, tmp_path: Path) -> Non
 
 def test_an_interrupt_is_130(zhixing: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stop(zx.Callback):
+        def __init__(self, folder: Path) -> None: ...
+
         def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
             loop.stop("interrupted")
 
@@ -137,7 +173,7 @@ def test_resume_says_that_a_run_is_finished_and_takes_a_longer_budget(zhixing: C
     assert "mine is finished at 256 steps; give it a longer budget, such as env_steps=..." in out
     code, out, _ = zhixing("resume", run, "env_steps=512")
     assert code == 0
-    assert "trained 512 steps" in out
+    assert "trained            512 steps" in out
 
 
 def test_eval_json_has_exactly_the_keys_of_the_design(zhixing: Command, run: str) -> None:

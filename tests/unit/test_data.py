@@ -227,7 +227,7 @@ def test_collect_then_train_then_eval(
     assert "data: 300 steps in" in zhixing("collect", str(run), "-o", "data", "--steps", "300", "--noise", "0.2")
     assert "replay: 600 steps in" in zhixing("collect", str(run), "-o", "replay", "--replay")
     out = zhixing("train", "bc", "--dataset", "data", "--out", "run", "offline_updates=30", "tensorboard=false")
-    assert "trained 30 updates" in out
+    assert "trained            30 updates" in out
     summary = json.loads(zhixing("eval", "run", "--episodes", "3", "--json"))
     assert summary["episodes"] == 3
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))

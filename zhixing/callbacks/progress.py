@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from zhixing.callbacks.base import Callback
+from zhixing.callbacks.header import header
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,10 +20,12 @@ if TYPE_CHECKING:
 
 
 class Progress(Callback):
-    """Steps, speed, return, loss and the time left: twice a second in a terminal, else every ten seconds."""
+    """Print a header, then steps, speed, returns, loss and the time left: twice a second in a terminal, else every ten
+    seconds. "train return" is the mean of the last 100 training episodes, "eval return" that of the last evaluation."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
-        self.out = out or sys.stderr
+    def __init__(self, out: TextIO | None = None, folder: Path | None = None) -> None:
+        """`folder` is the run's, for the header; there is no header without it."""
+        self.out, self.folder = out or sys.stderr, folder
         self.live = self.out.isatty()
         self.every_seconds = 0.5 if self.live else 10.0
         self._shown_at, self._shown_steps = 0.0, -1
@@ -34,10 +38,13 @@ class Progress(Callback):
             print(file=self.out, flush=True)
 
     def train_begin(self, loop: Loop) -> None:
+        if self.folder is not None:
+            at = f"{loop.steps:,} {loop.unit}" if loop.steps else None
+            print(header(loop.cfg, self.folder, at=at), end="", file=self.out, flush=True)
         self._shown_at = time.monotonic()
 
     def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
-        self._eval = f"  eval {evaluation.mean_return:.4g}"
+        self._eval = f"  eval return {evaluation.mean_return:.4g}"
 
     def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
         if time.monotonic() - self._shown_at >= self.every_seconds:
@@ -51,7 +58,8 @@ class Progress(Callback):
         self._shown_at, self._shown_steps = time.monotonic(), loop.steps
         losses = [name for name in loop.learner.metrics if "loss" in name and name in loop.metrics]
         loss = f"  {losses[0].replace('_', ' ')} {float(loop.metrics[losses[0]]):.3g}" if losses else ""
-        played = f"  return {loop.recent_mean('ret'):.4g}" if loop.actor is not None else ""
+        ended = f"{loop.recent_mean('ret'):.4g}" if loop.recent else "-"
+        played = f"  train return {ended}" if loop.actor is not None else ""
         crashed = f"  {loop.replaced} environments replaced" if loop.replaced else ""
         lost = f"  {loop.lost} workers replaced" if loop.lost else ""
         left = loop.seconds * (1 / loop.fraction - 1) if loop.fraction > 0 else 0.0

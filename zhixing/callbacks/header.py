@@ -1,0 +1,56 @@
+"""The lines that training begins with: what is trained, with what, for how long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zhixing import config
+from zhixing.config import DataConfig, RunConfig, SelfPlayConfig
+
+
+def header(cfg: RunConfig, folder: Path, *, at: str | None = None) -> str:
+    """Describe a run whose settings are resolved. `at` names the step that it is resumed at."""
+    preset = config.preset_name(cfg.algorithm, cfg.env.name)
+    compiled = "compiled at the first updates" if cfg.graph else "not compiled"
+    lines = {
+        "run": f"{folder}" + (f" (resumed at {at})" if at else ""),
+        "algorithm": f"{cfg.algorithm}, {'no preset' if preset is None else f'preset {preset}'}",
+        "env": f"{cfg.env.name}, {_copies(cfg)}",
+        "device": f"{cfg.device}, {_count(int(cfg.threads), 'thread')}, {compiled}",
+        "budget": _budget(cfg),
+    }
+    return "".join(f"{name:10} {line}\n" for name, line in lines.items())
+
+
+def _copies(cfg: RunConfig) -> str:
+    if learns_offline(cfg):
+        return f"offline from {cfg.dataset}"  # type: ignore[attr-defined]
+    if isinstance(cfg, SelfPlayConfig):
+        return f"{_count(cfg.vector.num, 'game')} of self-play"
+    copies = f"{_count(cfg.vector.num, 'environment')}, {cfg.vector.backend} back end"
+    if cfg.distributed.workers:
+        copies += f", {_count(cfg.distributed.workers, 'Ray worker')}"
+    elif isinstance(cfg.vector.workers, int) and cfg.vector.workers > 1:
+        copies += f" with {cfg.vector.workers} workers"
+    return copies
+
+
+def _budget(cfg: RunConfig) -> str:
+    parts = [f"{cfg.env_steps:,} steps"]
+    if learns_offline(cfg):
+        parts = [f"{cfg.offline_updates:,} updates"]  # type: ignore[attr-defined]
+    if cfg.episodes is not None:
+        parts.append(f"{cfg.episodes:,} episodes")
+    if cfg.duration is not None:
+        parts.append(f"{config.seconds(cfg.duration):,.0f} s")
+    if cfg.stop_return is not None:
+        parts.append(f"until the evaluation return is {cfg.stop_return:g}")
+    return ", ".join(parts)
+
+
+def learns_offline(cfg: RunConfig) -> bool:
+    return isinstance(cfg, DataConfig) and cfg.dataset is not None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
