@@ -511,6 +511,14 @@ def dump(cfg: RunConfig) -> str:
     return yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return groups of settings by dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= flat_settings(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
 def meanings(model: type[BaseModel]) -> dict[str, str]:
     """The meaning of each setting: the comment behind it in the source."""
     found: dict[str, str] = {}

@@ -25,6 +25,7 @@ from zhixing import algorithms, config, datasets, envs
 from zhixing.actor import Actor, Evaluation
 from zhixing.buffers import Buffer, Episode, Hindsight, NStep, Prioritized, Reservoir, Sequence, Uniform, View
 from zhixing.callbacks import Callback, Checkpoint, Csv, Draw, Evaluate, Film, Progress, StopOnNonFinite, TensorBoard
+from zhixing.callbacks.base import as_list
 from zhixing.checkpoint import RunFolder, fitting
 from zhixing.config import DataConfig, OffPolicyConfig, RunConfig, SearchConfig, SelfPlayConfig
 from zhixing.data import NO_ENV, check_spaces, demonstrations, expert_policy, fill, open_data, storage_of, summary_of
@@ -55,12 +56,13 @@ class Session:
         self,
         cfg: RunConfig,
         out: str | Path | None = None,
-        callbacks: List[Callback] = (),
+        callbacks: Callback | List[Callback] = (),
         *,
         quiet: bool = False,
         folder: RunFolder | None = None,
     ) -> None:
         """`folder` is given by `resume`: the run to go on with."""
+        own_callbacks = as_list(callbacks)
         self.folder = folder or RunFolder(Path(out) if out is not None else default_out(cfg))
         self._resumed = folder is not None
         self._reserved = folder is None and out is None  # the folder is there already, empty
@@ -100,12 +102,12 @@ class Session:
             else:
                 self.spaces = self.data.spaces
             self.cfg = resolve(cfg, self.spaces, None if self.spread else self.env)
-            self._build(callbacks, quiet)
+            self._build(own_callbacks, quiet)
         except BaseException:
             self.close()
             raise
 
-    def _build(self, callbacks: List[Callback], quiet: bool) -> None:
+    def _build(self, callbacks: list[Callback], quiet: bool) -> None:
         cfg = self.cfg
         torch.set_num_threads(int(cfg.threads))
         keep_freed()
@@ -248,7 +250,7 @@ class Session:
     @staticmethod
     def resume(
         run: str | Path,
-        callbacks: List[Callback] = (),
+        callbacks: Callback | List[Callback] = (),
         *,
         quiet: bool = False,
         trust: bool | set[str] = False,
@@ -337,7 +339,7 @@ def train(
     env: str | None = None,
     *,
     out: str | Path | None = None,
-    callbacks: List[Callback] = (),
+    callbacks: Callback | List[Callback] = (),
     quiet: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:

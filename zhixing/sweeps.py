@@ -22,14 +22,14 @@ import numpy as np
 
 from zhixing import config
 from zhixing.checkpoint import RunFolder
-from zhixing.config import DistributedConfig, RunConfig
+from zhixing.config import DistributedConfig, RunConfig, flat_settings
 from zhixing.distributed.actor import is_spread
 from zhixing.envs.capsule import ADVICE
 from zhixing.errors import UserError
 from zhixing.executors import Board, claimed, drive, executor_on
 from zhixing.jobs import Job, News
 from zhixing.plots.interval import student_t
-from zhixing.plots.runs import Configuration, flat_settings, read_run, shown
+from zhixing.plots.runs import Configuration, read_run, shown
 from zhixing.session import Session
 
 Values = dict[str, list[Any]]  # of each setting, by dotted name: what it is to be, one after the other

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from zhixing.actor import Actor, Episode, Evaluation
 from zhixing.batch import Batch
 from zhixing.buffers import Buffer
 from zhixing.buffers.rollout import Rollout
-from zhixing.callbacks.base import Callback
+from zhixing.callbacks.base import Callback, as_list
 from zhixing.config import (
     AsynchronousConfig,
     DataConfig,
@@ -30,6 +32,7 @@ from zhixing.config import (
     seconds,
 )
 from zhixing.distributed.actor import SpreadActor
+from zhixing.errors import UserError
 from zhixing.learner import Learner
 from zhixing.ops.seeding import stream
 from zhixing.policy import Phase
@@ -50,13 +53,13 @@ class Loop:
         *,
         buffer: Buffer | None = None,
         further: Mapping[str, Buffer] | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Callback | Sequence[Callback] = (),
     ) -> None:
         """`further` are the buffers, by name, that the learner declares besides the replay. There is no actor where
         all is learned from what was recorded."""
         self.cfg, self.actor, self.learner, self.buffer = cfg, actor, learner, buffer
         self.further = dict(further or {})
-        self.callbacks = list(callbacks)
+        self.callbacks = as_list(callbacks)
         self.rng = np.random.default_rng(stream(cfg.seed, "replay"))  # draws samples from the replay
         self.episodes = 0
         self.seconds = 0.0  # of training; evaluations and checkpoints don't count
@@ -198,6 +201,25 @@ class Loop:
     def evaluation_end(self, evaluation: Evaluation) -> None:
         for callback in self.callbacks:
             callback.evaluation_end(self, evaluation)
+
+    def log(self, name: str, value: float) -> None:
+        """Log a number of your own, such as `loop.log("goals_reached", 3)`.
+
+        The next row of metrics.csv has the last value logged before it, in a column of this name; TensorBoard shows it
+        as `custom/NAME`, or as NAME where this has a slash. Reading a tensor's value waits for its device.
+        """
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][\w.-]*(/[\w.-]+)*", name):
+            raise UserError(f"loop.log: {name!r} is no name of a metric: use letters, digits and the signs _ . - /")
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(f"loop.log({name!r}, ...): the value must be one number, not {value!r}") from None
+        for callback in self.callbacks:
+            callback.metric_logged(self, name, number)
+
+    def video_recorded(self, path: Path) -> None:
+        for callback in self.callbacks:
+            callback.video_recorded(self, path)
 
     def recent_mean(self, what: str) -> float:
         """Mean `ret` or `length` of the last hundred training episodes; NaN before the first has ended."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from zhixing import config
 from zhixing.checkpoint import RunFolder, bundled_agents
-from zhixing.config import RunConfig
+from zhixing.config import RunConfig, flat_settings
 from zhixing.errors import UserError
-from zhixing.plots.runs import IRRELEVANT, flat_settings, shown
+from zhixing.plots.runs import IRRELEVANT, shown
 from zhixing.session import evaluate
 
 

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from conftest import metrics_rows
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
@@ -20,8 +21,9 @@ from zhixing.actor import Evaluation
 from zhixing.algorithms.ppo import PPO
 from zhixing.batch import Batch
 from zhixing.callbacks import Callback, Progress
+from zhixing.callbacks.hooks import ELSEWHERE, HOOKS
 from zhixing.checkpoint import read_checkpoint
-from zhixing.errors import NonFiniteError
+from zhixing.errors import NonFiniteError, UserError
 from zhixing.plots.metrics import read_metrics
 from zhixing.session import Session
 from zhixing.trainer import Loop
@@ -202,8 +204,12 @@ def test_tensorboard_has_the_values_of_the_csv(tmp_path: Path) -> None:
     columns = read_metrics(tmp_path / "run/metrics.csv")
     steps = columns.pop("env_steps")
     columns.pop("eval_return_mean")
+    groups = {"return_mean": "rollout", "length_mean": "rollout", "seconds": "time", "steps_per_second": "time"}
+    groups |= {"updates": "time", "episodes": "time"}
+    assert events.Tags()["scalars"]
+    assert all("/" in tag for tag in events.Tags()["scalars"])
     for name, values in columns.items():
-        scalars = events.Scalars(name)
+        scalars = events.Scalars(f"{groups.get(name, 'train')}/{name}")
         assert [scalar.step for scalar in scalars] == list(steps), name
         assert [scalar.value for scalar in scalars] == pytest.approx(values, rel=1e-5, abs=1e-12), name
     evaluated = {scalar.step: scalar.value for scalar in events.Scalars("eval/mean_return")}
@@ -216,7 +222,160 @@ def test_tensorboard_has_the_last_row_too(tmp_path: Path) -> None:
     session(tmp_path / "run", log_every_steps=250, tensorboard=True).run()
     events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
-    assert [scalar.step for scalar in events.Scalars("return_mean")] == [256, 512, 640]
+    assert [scalar.step for scalar in events.Scalars("rollout/return_mean")] == [256, 512, 640]
+
+
+def test_tensorboard_has_the_settings_as_text_and_as_hyperparameters(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    session(tmp_path / "run", tensorboard=True, lr=0.005).run()
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    assert [path.name for path in (tmp_path / "run").iterdir() if path.is_dir()] == ["checkpoints"]  # no second run
+    (text,) = events.Tensors("settings/text_summary")
+    assert "lr: 0.005" in text.tensor_proto.string_val[0].decode()
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    found = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert found["lr"].number_value == 0.005
+    assert found["net.hidden_sizes"].string_value == "[8]"
+    assert found["algorithm"].string_value == "ppo"
+
+
+# --- numbers of one's own ---
+
+
+class Logs(Callback):
+    """Logs how many iterations there were, and from the fourth on their square."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def iteration_end(self, loop: Loop, metrics: Any) -> None:
+        self.count += 1
+        loop.log("count", self.count)
+        if self.count >= 4:
+            loop.log("mine/square", torch.tensor(self.count**2))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def test_logged_numbers_reach_the_csv_and_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    session(tmp_path / "run", Logs(), log_every_steps=128, tensorboard=True).run()
+    columns = read_metrics(tmp_path / "run/metrics.csv")
+    assert list(columns)[-2:] == ["count", "mine/square"]
+    assert list(columns["count"]) == [2, 4, 6, 8, 10]
+    np.testing.assert_array_equal(columns["mine/square"], [np.nan, 16, 36, 64, 100])
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    assert [(one.step, one.value) for one in events.Scalars("custom/count")][:2] == [(128, 2), (256, 4)]
+    assert [(one.step, one.value) for one in events.Scalars("mine/square")][:2] == [(256, 16), (384, 36)]
+
+
+def test_a_number_that_is_not_logged_again_is_blank(tmp_path: Path) -> None:
+    class Once(Callback):
+        def train_begin(self, loop: Loop) -> None:
+            loop.log("once", 3)
+
+    session(tmp_path / "run", Once(), log_every_steps=256).run()
+    np.testing.assert_array_equal(read_metrics(tmp_path / "run/metrics.csv")["once"], [3, np.nan, np.nan])
+
+
+@pytest.mark.parametrize("killed_at", [5, 7])
+def test_columns_that_came_later_are_the_same_after_a_resume(tmp_path: Path, killed_at: int) -> None:
+    """The column `mine/square` comes at iteration 4: after the checkpoint of iteration 3, before that of 6."""
+
+    class Dies(Callback):
+        def iteration_end(self, loop: Loop, metrics: Any) -> None:
+            if loop.env_steps == killed_at * 64:
+                raise RuntimeError("killed")
+
+    every = {"checkpoint_every_steps": 192, "log_every_steps": 64}
+    session(tmp_path / "whole", Logs(), **every).run()
+    with pytest.raises(RuntimeError, match="killed"):
+        session(tmp_path / "parts", Logs(), Dies(), **every).run()
+    assert "mine/square" in (tmp_path / "parts/metrics.csv").read_text()
+    Session.resume(tmp_path / "parts", Logs(), quiet=True).run()
+    assert metrics_rows(tmp_path / "parts") == metrics_rows(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("env_steps", 3, "metrics.csv has this column already"),
+        ("a,b", 3, "is no name of a metric"),
+        ("", 3, "is no name of a metric"),
+        (3, 3, "is no name of a metric"),
+        ("mine", "three", "must be one number"),
+        ("mine", torch.zeros(2), "must be one number"),
+        ("mine", None, "must be one number"),
+    ],
+)
+def test_what_cannot_be_logged_is_told(tmp_path: Path, name: Any, value: Any, message: str) -> None:
+    class Wrong(Callback):
+        def train_begin(self, loop: Loop) -> None:
+            loop.log(name, value)
+
+    with pytest.raises(UserError, match=message):
+        session(tmp_path / "run", Wrong()).run()
+
+
+# --- hooks ---
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("on_evaluation_end", "evaluation_end"),
+        ("_on_step", "iteration_end"),
+        ("_on_training_start", "train_begin"),
+        ("on_train_begin", "train_begin"),
+        ("on_train_epoch_end", "iteration_end"),
+        ("on_validation_end", "evaluation_end"),
+        ("on_episode_end", "episode_end"),
+        ("on_iteration_ended", "iteration_end"),
+        ("evalution_end", "evaluation_end"),
+        ("iteration_ended", "iteration_end"),
+        ("train_start", "train_begin"),
+        ("stop_fn", "evaluation_end"),
+        ("begin", "train_begin"),
+    ],
+)
+def test_methods_that_look_like_hooks_are_told(name: str, right: str) -> None:
+    with pytest.raises(UserError, match=rf"Mine.{name} would never be called.*Did you mean {right} \("):
+        type("Mine", (Callback,), {name: lambda self, loop: None})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["evaluate", "_train_end", "step", "on_disk", "on_key", "save", "end_of_file", "log", "_start"],
+)
+def test_helpers_may_have_other_names(name: str) -> None:
+    type("Mine", (Callback,), {name: lambda self: None, "on_step": 3})
+
+
+def test_every_hook_is_a_method_and_the_other_way_round() -> None:
+    own = {"state_dict", "load_state_dict"}
+    assert {name for name in vars(Callback) if not name.startswith("__")} - own == set(HOOKS)
+    assert set(ELSEWHERE.values()) <= set(HOOKS)
+
+
+def test_one_callback_needs_no_list(tmp_path: Path) -> None:
+    watch = Watch()
+    cfg = session(tmp_path / "first").cfg
+    Session(cfg, tmp_path / "run", watch, quiet=True).run()
+    assert watch.iterations[-1] == 640
+    with pytest.raises(UserError, match=r"write Watch\(\) instead of Watch"):
+        Session(cfg, tmp_path / "second", [Watch], quiet=True)  # type: ignore[list-item]
+    with pytest.raises(UserError, match="is no callback"):
+        Session(cfg, tmp_path / "third", [print], quiet=True)  # type: ignore[list-item]
+    assert not (tmp_path / "second").exists()
 
 
 # --- checkpoints ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import imageio_ffmpeg
 import pytest
 from conftest import differing, metrics_rows
 from matplotlib.image import imread
+from PIL import Image
 from test_video import greys
 
 import zhixing as zx
 from zhixing.callbacks import Callback
+from zhixing.callbacks.tensorboard import as_gif
 from zhixing.trainer import Loop
 
 SHORT = {"env_steps": 256, "vector__num": 2, "eval_every_steps": 128, "eval_episodes": 3, "log_every_steps": 64}
@@ -63,6 +66,23 @@ def test_each_evaluation_is_one_whole_episode(tmp_path: Path) -> None:
     bright = 33 * 47 / (34 * 48)
     shown = greys(tmp_path / "run" / "videos" / "000000000256.mp4")
     assert shown == pytest.approx([40 * t * bright for t in range(6)], abs=6)
+
+
+def test_tensorboard_shows_the_videos_as_moving_images(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    settings = {**SHORT, **ROLLOUT, "tensorboard": True, "eval_video": True}
+    zx.train("ppo", "test_video:Clock", out=tmp_path / "run", quiet=True, **settings)
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    images = events.Images("eval/video")
+    assert [image.step for image in images] == [128, 256]
+    for image in images:
+        with Image.open(io.BytesIO(image.encoded_image_string)) as gif:
+            assert gif.format == "GIF"
+            assert gif.size == (image.width, image.height)
+            assert gif.n_frames > 1
+    assert as_gif(tmp_path / "run" / "config.yaml") is None  # no video
 
 
 def test_a_resumed_run_films_the_same_episodes(tmp_path: Path) -> None:

@@ -1,4 +1,8 @@
-"""metrics.csv: a row every `log_every_steps`, at each evaluation, and a last one; the same after any resume."""
+"""metrics.csv: a row every `log_every_steps`, at each evaluation, and a last one; the same after any resume.
+
+A name that is logged for the first time after the first row becomes a new last column, and the file is written again
+with blank cells in the rows before.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from zhixing.actor import told_as
 from zhixing.callbacks.base import Callback, is_due
+from zhixing.checkpoint import write_aside
 from zhixing.errors import UserError, note
 
 if TYPE_CHECKING:
@@ -31,11 +36,15 @@ class Csv(Callback):
         self.eval_return = math.nan  # of an evaluation that has no row yet
         self.eval_told: dict[str, float] = {}  # and numbers of the task at its ends, by column
         self.columns: list[str] = []
+        self.lines = 0  # written, with the header
+        self.logged: dict[str, float] = {}  # by `loop.log` since the last row
         self.waiting = ""  # rows that the disk didn't take; they come before the next one
         self._file: io.FileIO | None = None
+        self._builtin: set[str] = set()
 
     def __enter__(self) -> Csv:
         try:
+            self._drop_later_columns()
             self._file = open(self.path, "ab", buffering=0)  # closed in __exit__
             self.offset = min(self.offset, os.fstat(self._file.fileno()).st_size)
             self._file.truncate(self.offset)
@@ -51,6 +60,15 @@ class Csv(Callback):
             if self.waiting:
                 note(f"{self.path} lacks its last rows; they come when the run is resumed")
 
+    def _drop_later_columns(self) -> None:
+        """Undo columns added after the checkpoint that a run is resumed from: `offset` is that of the file before."""
+        if not self.columns or not self.offset or not self.path.exists():
+            return
+        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()[: self.lines]
+        if lines and lines[0].split(",")[len(self.columns) :]:
+            cut = "".join(",".join(line.split(",")[: len(self.columns)]) + "\n" for line in lines)
+            write_aside(self.path, lambda file: file.write(cut.encode()))
+
     def train_begin(self, loop: Loop) -> None:
         if self.offset == 0 and not self.waiting:
             self.columns = [*row_of(loop)]
@@ -60,6 +78,13 @@ class Csv(Callback):
         else:  # those of the file, which an older version may have begun
             with open(self.path, encoding="utf-8") as file:
                 self.columns = file.readline().rstrip("\n").split(",")
+                self.lines = 1 + sum(1 for _ in file)
+
+    def metric_logged(self, loop: Loop, name: str, value: float) -> None:
+        self._builtin = self._builtin or {*row_of(loop)}
+        if name in self._builtin:
+            raise UserError(f"loop.log({name!r}, ...): metrics.csv has this column already; log it by another name")
+        self.logged[name] = value
 
     def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
         self.eval_return = evaluation.mean_return
@@ -76,10 +101,30 @@ class Csv(Callback):
             self._row(loop)
 
     def _row(self, loop: Loop) -> None:
-        row = row_of(loop) | {"eval_return_mean": self.eval_return, **self.eval_told}
+        new = [name for name in self.logged if name not in self.columns]
+        if new:
+            self._add_columns(new)
+        row = row_of(loop) | {"eval_return_mean": self.eval_return, **self.eval_told} | self.logged
         values = [row.get(name, math.nan) for name in self.columns]
         self._write(["" if value != value else f"{value:.7g}" for value in values])
         self.eval_return, self.eval_told = math.nan, {}
+        self.logged = {name: value for name, value in self.logged.items() if name not in self.columns}
+
+    def _add_columns(self, names: list[str]) -> None:
+        """Write the file again with more columns. Where the disk fails they come with a later row."""
+        assert self._file is not None
+        try:
+            header, *rows = (self.path.read_bytes()[: self.offset].decode() + self.waiting).splitlines()
+            lines = [",".join([header, *names]), *(row + "," * len(names) for row in rows)]
+            text = "".join(line + "\n" for line in lines).encode()
+            write_aside(self.path, lambda file: file.write(text))
+            widened = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed in __exit__)
+        except OSError as error:
+            note(f"{self.path} can't get the columns {', '.join(names)}: {error.strerror or error}; training goes on")
+            return
+        self._file.close()
+        self._file = widened
+        self.columns, self.waiting, self.lines, self.offset = [*self.columns, *names], "", len(lines), len(text)
 
     def _write(self, cells: list[str]) -> None:
         text = io.StringIO()
@@ -95,11 +140,13 @@ class Csv(Callback):
             if not before:
                 note(f"{self.path} can't be written: {error.strerror or error}; training goes on, its rows wait")
             return
+        self.lines += self.waiting.count("\n")
         self.waiting = ""
         self.offset = self._file.tell()
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("offset", "eval_return", "eval_told", "waiting")}
+        names = ("offset", "lines", "columns", "eval_return", "eval_told", "logged", "waiting")
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

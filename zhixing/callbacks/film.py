@@ -49,6 +49,7 @@ class Film(Callback):
                 video.add(self.ends.pop() if self.ends else self.env.render())
 
             self.actor.evaluate(1, stream(loop.cfg.seed, "film", loop.steps), look)
+        loop.video_recorded(path)
 
     def close(self) -> None:
         self.env.close()

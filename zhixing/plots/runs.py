@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zhixing.checkpoint import RunFolder
-from zhixing.config import read_yaml
+from zhixing.config import flat_settings, read_yaml
 from zhixing.errors import UserError
 from zhixing.plots.metrics import Columns, read_metrics
 
@@ -107,14 +107,6 @@ def _configuration(mine: list[Run], all_firsts: list[Run]) -> Configuration:
         by_seed[run.seed] = run
     kept = [by_seed[seed] for seed in sorted(by_seed)]
     return Configuration(" ".join([first.algorithm, *differing]), first.task, kept, len(mine) - len(kept))
-
-
-def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Groups of settings by dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= flat_settings(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
 
 
 def shown(value: Any) -> str:
