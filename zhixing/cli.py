@@ -475,45 +475,41 @@ def show(
     algorithm: Annotated[str, typer.Argument(metavar="ALGO")],
     env: Annotated[str | None, typer.Option("--env", help="With the preset for this task.")] = None,
 ) -> None:
-    """The settings of an algorithm: their values and meanings."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    """The settings of an algorithm: defaults, allowed values and meanings."""
+    from zhixing import algorithms, config, tables
 
-    from zhixing import algorithms, config
-
-    model = algorithms.get(algorithm).settings
-    named = {"algorithm": algorithm, "env": env or "CartPole-v1"}
-    preset = config.preset(algorithm, env) if env else {}
-    cfg = config.build([named], {}) if env else config.validate(model, named)
-    table = Table(box=box.SIMPLE_HEAD, title=f"{algorithm} on {env}" if env else algorithm)
-    for column in ("setting", "value", "meaning"):
-        table.add_column(column, no_wrap=column != "meaning")
-    for name, value, meaning in _rows(cfg, config.meanings(model), ""):
-        if name == "env.name" and env is None:
-            value = ""
-        first, _, rest = name.partition(".")
-        tuned = first in preset and (not rest or rest in preset[first])
-        table.add_row(name, f"[bold]{value}[/bold]" if tuned else value, meaning)
-    console = Console() if sys.stdout.isatty() else Console(width=140)
-    console.print(table)
-    if preset:
-        console.print("bold: from the preset for this task")
+    name, _, _, model, _ = algorithms.get(algorithm)
+    named = {"algorithm": name, "env": env or "CartPole-v1"}
+    default = config.validate(model, named)
+    cfg = config.build([named], {}) if env else default
+    rows = []
+    for (setting, value, allowed, meaning), usual in zip(_rows(cfg), _rows(default), strict=True):
+        value = "" if setting == "env.name" and env is None else value
+        row = {"setting": setting, "default": usual[1] if setting != "env.name" else ""}
+        if env:
+            row["preset"] = value if value != row["default"] and setting != "env.name" else ""
+        rows.append(row | {"allowed": allowed, "meaning": meaning})
+    preset = config.preset_name(name, env) if env else None
+    title = name if env is None else f"{name} on {env}: {'no preset' if preset is None else f'preset {preset}'}"
+    tables.print_table(rows, title, wrap=("allowed", "meaning"))
 
 
-def _rows(model: Any, meanings: dict[str, str], prefix: str) -> list[tuple[str, str, str]]:
+def _rows(model: Any, prefix: str = "") -> list[tuple[str, str, str, str]]:
+    """Return each setting's name, value, allowed values and meaning."""
     from pydantic import BaseModel
 
     from zhixing import config
 
-    rows: list[tuple[str, str, str]] = []
-    for name in type(model).model_fields:
+    rows: list[tuple[str, str, str, str]] = []
+    meanings = config.meanings(type(model))
+    for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         if isinstance(value, BaseModel):
-            rows += _rows(value, config.meanings(type(value)), f"{prefix}{name}.")
+            rows += _rows(value, f"{prefix}{name}.")
         else:
             plain = {"None": "none", "True": "true", "False": "false"}
-            rows.append((prefix + name, plain.get(str(value), str(value)), meanings.get(name, "")))
+            allowed = config.allowed(field.annotation, field.metadata)
+            rows.append((prefix + name, plain.get(str(value), str(value)), allowed, meanings.get(name, "")))
     return rows
 
 

@@ -11,6 +11,8 @@ import functools
 import inspect
 import re
 import tokenize
+import types
+import typing
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from io import StringIO
@@ -509,6 +511,28 @@ def has_setting(model: type[BaseModel], name: str) -> bool:
 
 def dump(cfg: RunConfig) -> str:
     return yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def allowed(annotation: Any, limits: Sequence[Any] = ()) -> str:
+    """Return the type and the allowed values of a setting: `integer > 0`, `adam | rmsprop`, `number or none`."""
+    arguments = typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        inner = [limit for one in arguments[1:] for limit in getattr(one, "metadata", [one])]
+        return allowed(arguments[0], [*inner, *limits])
+    if origin is Literal:
+        return " | ".join(str(choice) for choice in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(allowed(one) for one in arguments)
+    if origin is list:
+        return f"list of {allowed(arguments[0]).replace('integer', 'integers')}"
+    names = {int: "integer", float: "number", str: "text", bool: "true | false", type(None): "none"}
+    name = names.get(annotation, "options" if origin is dict else "text")
+    bounds = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    found = {sign: getattr(limit, key) for limit in limits for key, sign in bounds.items() if hasattr(limit, key)}
+    if found.keys() == {">=", "<="}:
+        return f"{name} {found['>=']:g} to {found['<=']:g}"
+    return " ".join([name, *(f"{sign} {value:g}" for sign, value in found.items())])
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

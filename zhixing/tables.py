@@ -27,11 +27,12 @@ def cell(value: Any) -> str:
     return str(value)
 
 
-def print_table(rows: Rows, title: str | None = None) -> None:
+def print_table(rows: Rows, title: str | None = None, wrap: Sequence[str] = ()) -> None:
+    """Print rows; columns named in `wrap` may take several lines."""
     table = Table(box=box.SIMPLE_HEAD, title=title)
     for name in rows[0]:
         numbers = all(isinstance(row[name], (int, float)) for row in rows)
-        table.add_column(name, no_wrap=True, justify="right" if numbers else "left")
+        table.add_column(name, no_wrap=name not in wrap, justify="right" if numbers else "left")
     for row in rows:
         table.add_row(*(Text(cell(value)) for value in row.values()))  # not marked up: [64, 64] is no style
     (Console() if sys.stdout.isatty() else Console(width=140)).print(table)

@@ -226,11 +226,28 @@ def test_show_lists_every_setting_with_value_and_meaning(zhixing: Command) -> No
 
 
 def test_show_has_the_preset_of_the_task(zhixing: Command) -> None:
-    _, out, _ = zhixing("show", "ppo", "--env", "CartPole-v1")
+    _, out, _ = zhixing("show", "PPO", "--env", "CartPole-v1")
     lines = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
-    assert lines["gamma"][1] == str(zx.config.preset("ppo", "CartPole-v1")["gamma"])
-    assert lines["vector.num"][1] == "8"
-    assert "from the preset for this task" in out
+    assert lines["gamma"][1:3] == ["0.99", str(zx.config.preset("ppo", "CartPole-v1")["gamma"])]
+    assert lines["seed"][1:3] == ["0", "integer"]  # not in the preset
+    assert "ppo on CartPole-v1: preset CartPole-v1" in out
+    assert "ppo on toy/match: no preset" in zhixing("show", "ppo", "--env", "toy/match")[1]
+
+
+def test_show_lists_what_is_allowed(zhixing: Command) -> None:
+    lines = {line.split()[0]: line for line in zhixing("show", "dqn")[1].splitlines() if line.strip()}
+    for setting, allowed in {
+        "optimizer": "adam | rmsprop ",
+        "lr": "number > 0 ",
+        "gamma": "number 0 to 1 ",
+        "seed": "integer >= 0 ",
+        "threads": "integer > 0 or auto ",
+        "stop_return": "number or none ",
+        "graph": "true | false ",
+        "net.hidden_sizes": "list of integers > 0 ",
+        "net.recurrent": "none | gru | lstm ",
+    }.items():
+        assert allowed in lines[setting], setting
 
 
 def test_output_into_a_closed_pipe_is_no_crash(tmp_path: Path) -> None:
