@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from zhixing import envs
 from zhixing.envs import make, make_vector, names
+from zhixing.envs.options import check_options
 from zhixing.errors import UserError
 from zhixing.extras import install_hint
 
@@ -46,6 +48,45 @@ def test_unknown_option_names_the_allowed_and_the_nearest() -> None:
     assert "toy/match has no option 'size'" in refusal("toy/match", size=3)
     with pytest.raises(UserError, match="no option 'size'"):
         make_vector("CartPole-v1", 2, options={"size": 3})
+
+
+def test_value_of_an_option_must_be_of_its_type() -> None:
+    assert refusal("CartPole-v1", sutton_barto_reward="maybe") == (
+        "CartPole-v1: option sutton_barto_reward='maybe' is of type str; it takes bool, such as False"
+    )
+    assert "option g='heavy' is of type str; it takes float, such as 10.0" in refusal("Pendulum-v1", g="heavy")
+    assert "it takes list[str] | None" in refusal("FrozenLake-v1", desc=3)
+    assert "option death='late' is of type str; it takes int" in refusal("sample_tasks:Counter", death="late")
+    with pytest.raises(UserError, match="it takes bool"):  # the native back end has the same rules
+        make_vector("CartPole-v1", 4, "native", options={"sutton_barto_reward": "maybe"})
+
+
+def test_values_that_a_constructor_takes_are_of_its_type() -> None:
+    def constructor(
+        flag=False, size=3, scale: float = 1.0, count: int = 1, shape: tuple[int, int] = (1, 1),  # type: ignore
+        layout: list[str] | None = None, mode: Literal["a", "b"] = "a", where: str = "", later: Unheard = 0,  # noqa: F821
+        wrong: int = "1", **rest: object,
+    ) -> None: ...  # fmt: skip
+
+    right: list[dict[str, Any]] = [
+        {"flag": True, "size": 2.5, "scale": 1, "count": 1e3, "shape": [2, 2], "layout": ["SF"], "mode": "b"},
+        {"flag": 0, "size": np.int64(3), "scale": np.float32(1), "count": np.int32(2), "shape": np.array([1, 2])},
+        {"flag": None, "scale": None, "count": None, "layout": None, "where": Path("here"), "later": "anything"},
+        {"wrong": "2", "rest": object(), "unknown": "open ended"},
+    ]
+    for options in right:
+        check_options("it", constructor, options)
+    for wrong in (
+        {"flag": 2},
+        {"flag": "no"},
+        {"size": "big"},
+        {"count": 1.5},
+        {"shape": 3},
+        {"mode": "c"},
+        {"where": 1},
+    ):
+        with pytest.raises(UserError, match=f"option {next(iter(wrong))}="):
+            check_options("it", constructor, wrong)
 
 
 def test_rejected_value_of_an_option_is_shown() -> None:
