@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from zhixing.envs import trial
+from zhixing.envs.api import MisbehaviourError, check_spaces, check_type, first_reset, problem_of
 from zhixing.envs.arrays import Arrays, allocate
 from zhixing.envs.choice import choose, default_workers, probe, random_action
 from zhixing.envs.families import Task
@@ -91,6 +92,7 @@ class _Checker:
 
     def run(self) -> None:
         env = self.factory()
+        check_type(env, self.name)
         try:
             if not self._spaces(env):
                 return
@@ -121,9 +123,13 @@ class _Checker:
         self.done.append(name)
         try:
             return work()
-        except (EnvCrashError, UserError) as error:
+        except (EnvCrashError, MisbehaviourError, UserError) as error:
             self.say(name, "wrong", str(error))
         except Exception as error:
+            problem = problem_of(error)
+            if problem is not None:
+                self.say(name, "wrong", problem)
+                return None
             where = error.__traceback__
             while where is not None and where.tb_frame.f_code.co_filename in OWN_FILES:
                 where = where.tb_next
@@ -135,17 +141,13 @@ class _Checker:
 
     def _spaces(self, env: gym.Env[Any, Any]) -> bool:
         self.done.append("spaces")
-        for which in ("observation_space", "action_space"):
-            if not isinstance(getattr(env, which, None), gym.Space):
-                self.say("spaces", "wrong", f"there is no {which}; set it in __init__, to a gymnasium.spaces.Space")
-                return False
         try:
+            check_spaces(env, self.name)
+            if self._guarded("steps", partial(first_reset, env, self.name)) is None:
+                return False
             self.layout: Layout = describe(env, self.name)
         except UserError as error:
             self.say("spaces", "wrong", str(error))
-            return False
-        except Exception as error:
-            self.say("steps", "wrong", f"the first reset raised {type(error).__name__}: {error}")
             return False
         action = env.action_space
         if isinstance(action, Box) and not action.is_bounded():

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
+from zhixing.envs.api import MisbehaviourError, problem_of
 from zhixing.envs.arrays import Array
 from zhixing.envs.layout import Layout
 from zhixing.envs.layout import Path as Keys
@@ -40,15 +41,12 @@ class Faults:
         return self.on_crash == "replace"
 
 
-class MisbehaviourError(Exception):
-    """An environment gave what it must not. The words follow its name and step."""
-
-
 def crash_of(name: str, index: int, when: str, error: Exception, story: Mapping[str, Any] | None) -> EnvCrashError:
     """The error for one environment; `story` is what repeats its episode."""
     text = traceback.format_exc()
-    if isinstance(error, MisbehaviourError):
-        crash = EnvCrashError(f"environment {name} (index {index}) misbehaved at {when}: {error}")
+    problem = str(error) if isinstance(error, MisbehaviourError) else problem_of(error)
+    if problem is not None:
+        crash = EnvCrashError(f"environment {name} (index {index}) misbehaved at {when}: {problem}")
     else:
         crash = EnvCrashError(f"environment {name} (index {index}) crashed at {when}:\n{text}")
     if story is not None:

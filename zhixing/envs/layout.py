@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +9,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Tuple
 
+from zhixing.envs.api import check_spaces, first_reset
 from zhixing.envs.time_limits import time_limit_of
-from zhixing.errors import EnvCrashError, UserError
+from zhixing.errors import UserError
 from zhixing.spaces import Spaces, space_fields
 from zhixing.tree import tree_leaves
 
@@ -31,10 +31,8 @@ class Layout:
 
 def describe(env: gym.Env[Any, Any], name: str) -> Layout:
     """The layout of a task, found by resetting one copy of it. Refuses what can't be stored as arrays."""
-    try:
-        obs, info = env.reset(seed=0)
-    except Exception as error:
-        raise EnvCrashError(f"environment {name} crashed at its first reset:\n{traceback.format_exc()}") from error
+    check_spaces(env, name)
+    obs, info = first_reset(env, name)
     space, mask_in_obs = env.observation_space, False
     path: Path = ()
     if isinstance(space, Dict) and MASK in space.spaces:
@@ -43,9 +41,6 @@ def describe(env: gym.Env[Any, Any], name: str) -> Layout:
         # PettingZoo's manner: the mask stands beside one entry that is the observation proper
         space, path = (rest["observation"], ("observation",)) if set(rest) == {"observation"} else (Dict(rest), ())
     space, paths = _without_tuples(space, path)
-    if isinstance(env.action_space, (Dict, Tuple)):
-        raise UserError(f"{name} has the action space {env.action_space}; wrap the task so that it takes one array")
-    space_fields(env.action_space)
     num_agents = int(getattr(env.unwrapped, "num_agents", 1))  # a wrapper hides it
     agents = () if num_agents == 1 else (num_agents,)
     for field, where in zip(tree_leaves(space_fields(space)), paths, strict=True):

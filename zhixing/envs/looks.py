@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, MultiDiscrete
 
-from zhixing.envs.faults import MisbehaviourError, at, fits_of, leaf_spaces
+from zhixing.envs.api import MisbehaviourError, flag_of, reward_of
+from zhixing.envs.faults import at, fits_of, leaf_spaces
 from zhixing.envs.layout import MASK, Layout, follow
 from zhixing.envs.slots import numbers_of
 from zhixing.envs.trial import Shown
@@ -30,23 +31,24 @@ class Look:
             self._end(shown, when)
 
     def _reward(self, given: Any, when: str) -> None:
-        wanted = self.spaces.agents
         try:
-            reward = np.asarray(given, np.float64)
-        except (TypeError, ValueError):
-            self.say("rewards", "wrong", f"{given!r} {when} is no number")
+            reward_of(given, self.spaces.agents)
+        except MisbehaviourError as error:
+            self.say("rewards", "wrong", f"{error} ({when})")
             return
-        if not np.isfinite(reward).all():
-            self.say("rewards", "wrong", f"{given} {when}; they must be finite")
-        if reward.shape != wanted and (wanted or reward.size != 1):
-            self.say("rewards", "wrong", f"of shape {reward.shape} {when}; {wanted or 'one number'} is meant")
+        if np.ndim(given) and not self.spaces.agents:
+            self.say("rewards", "note", f"arrays of shape {np.shape(given)}, taken as the number in them; give a float")
 
     def _end(self, shown: Shown, when: str) -> None:
         for name in ("terminated", "truncated"):
             flag = getattr(shown, name)
+            try:
+                flag_of(flag, name)
+            except MisbehaviourError as error:
+                self.say("ends", "wrong", f"{error} ({when})")
+                continue
             if not isinstance(flag, (bool, np.bool_)):
-                allowed = isinstance(flag, (int, np.integer)) and flag in (0, 1)
-                self.say("ends", "note" if allowed else "wrong", f"{name} is {flag!r} {when}; give True or False")
+                self.say("ends", "note", f"{name} is {flag!r} {when}; give True or False")
         odd = [name for name, value in numbers_of(shown.info).items() if not np.isfinite(value)]
         if odd and shown.ended:
             self.say("info", "note", f"{', '.join(odd)} {when} isn't finite, and would spoil its mean in the log")

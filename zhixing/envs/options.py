@@ -40,9 +40,7 @@ def check_options(
         if not open_ended and option not in allowed:
             raise unknown_option(name, option, allowed)
         expected, default = types_of.get(option, (Any, None))
-        if not _fits(value, expected) and _fits(
-            default, expected
-        ):  # an annotation may be wrong itself
+        if not _fits(value, expected) and _fits(default, expected):  # an annotation may be wrong itself
             raise UserError(
                 f"{name}: option {option}={value!r} is of type {type(value).__name__}; it takes {_shown(expected)}"
                 + (f", such as {default!r}" if default is not None else "")

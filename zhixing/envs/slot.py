@@ -7,9 +7,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from zhixing.envs.api import MisbehaviourError, flag_of, reward_of
 from zhixing.envs.arrays import Arrays
 from zhixing.envs.faults import (
-    MisbehaviourError,
     at,
     crash_of,
     finite,
@@ -76,11 +76,16 @@ class Slot:
         try:
             reward: Any
             obs, reward, terminated, truncated, info = self.env.step(action)
-            if self.alone and reward * 0.0 != 0.0:
-                raise MisbehaviourError(f"its reward is {reward}; rewards must be finite numbers")
-            arrays.reward[row] = reward
-            arrays.terminated[row] = terminated
-            arrays.truncated[row] = truncated
+            try:
+                if self.alone and reward * 0.0 != 0.0:
+                    raise MisbehaviourError(f"its reward is {reward}; rewards must be finite numbers")
+                arrays.reward[row] = reward
+                arrays.terminated[row] = terminated
+                arrays.truncated[row] = truncated
+            except (TypeError, ValueError):  # not plain numbers, which most are: asking first would cost each step
+                arrays.reward[row] = reward_of(reward, self.layout.spaces.agents)
+                arrays.terminated[row] = terminated = flag_of(terminated, "terminated")
+                arrays.truncated[row] = truncated = flag_of(truncated, "truncated")
             if not (terminated or truncated):
                 self._write(obs, info)
                 return None

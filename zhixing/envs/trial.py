@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from zhixing.envs.api import checked_step
 from zhixing.envs.faults import at
 from zhixing.envs.layout import MASK, Layout, follow
 
@@ -51,7 +52,7 @@ def again(env: gym.Env[Any, Any], trace: list[Shown], seed: int) -> Iterator[Sho
 
 
 def stepped(env: gym.Env[Any, Any], action: Any) -> Shown:
-    obs, *rest = env.step(action.copy() if isinstance(action, np.ndarray) else action)
+    obs, *rest = checked_step(env.step(action.copy() if isinstance(action, np.ndarray) else action))
     return Shown(action, _kept(obs), *rest)
 
 

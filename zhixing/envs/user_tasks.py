@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from zhixing.envs.api import check_type
 from zhixing.envs.options import check_options, parameters
 from zhixing.envs.time_limits import OPTION, limit_steps
 from zhixing.errors import UserError
@@ -32,6 +33,5 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
         env = constructor(**options)
     except Exception as error:
         raise UserError(f"{name} can't be made with options {options}:\n{traceback.format_exc()}") from error
-    if not isinstance(env, gym.Env):
-        raise UserError(f"{name} gives a {type(env).__name__}, not a gymnasium.Env")
+    check_type(env, name)
     return limit_steps(env, limit)

@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiDiscrete, Sequence
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Sequence
 
 Step = tuple[Any, Any, Any, Any, Any]
 
@@ -123,6 +123,50 @@ class WordReward(Sound):
     def step(self, action: Any) -> Step:
         obs, _, *rest = super().step(action)
         return obs, "much", *rest
+
+
+class RewardInArray(Sound):
+    """Its rewards have the shape (1,), as with many vectors of one."""
+
+    def step(self, action: Any) -> Step:
+        obs, reward, *rest = super().step(action)
+        return obs, np.array([reward]), *rest
+
+
+class RewardOfThree(Sound):
+    def step(self, action: Any) -> Step:
+        obs, reward, *rest = super().step(action)
+        return obs, np.full(3, reward), *rest
+
+
+class NoReward(Sound):
+    def step(self, action: Any) -> Step:
+        obs, _, *rest = super().step(action)
+        return obs, None, *rest
+
+
+class Binary(Sound):
+    action_space = MultiBinary(3)
+
+
+class OldReset(Sound):
+    """As in the old Gym: nothing beside the observation."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+
+class OldSignature(Sound):
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()[0]
+
+
+class OldStep(Sound):
+    """As in the old Gym: one flag for the end."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated or truncated, info
 
 
 class Unseeded(Sound):

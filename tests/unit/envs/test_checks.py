@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import broken_tasks as broken
+import gymnasium as gym
+import numpy as np
 import pytest
 from conftest import exit_code
 
 import zhixing as zx
 from zhixing.envs.checks import CHECKS, Finding
+from zhixing.errors import EnvCrashError, UserError
 
 WRONG: dict[type, tuple[str, str]] = {
     broken.Strange: ("spaces", "can't be stored as arrays; allowed are Box"),
-    broken.NoSpace: ("spaces", "there is no action_space"),
+    broken.NoSpace: ("spaces", "NoSpace has no action_space; set it in __init__"),
     broken.WrongShape: ("observations", r"has shape \(1,\); its space says \(2,\) \(after 3 steps\)"),
     broken.WrongKind: ("observations", "is of float32; its space says uint8"),
     broken.TooLarge: ("observations", "holds 300"),
@@ -24,12 +28,18 @@ WRONG: dict[type, tuple[str, str]] = {
     broken.Outside: ("observations", "after 3 steps is outside Box"),
     broken.NanObs: ("observations", "not finite after 3 steps"),
     broken.NanLast: ("observations", "not finite after 20 steps"),
-    broken.NanReward: ("rewards", "nan after 3 steps; they must be finite"),
-    broken.WordReward: ("rewards", "'much' after 1 steps is no number"),
+    broken.NanReward: ("rewards", r"its reward is nan; rewards must be finite numbers \(after 3 steps\)"),
+    broken.WordReward: ("rewards", r"its reward is 'much'; rewards must be finite numbers \(after 1 steps\)"),
+    broken.NoReward: ("rewards", "its reward is None; rewards must be finite numbers"),
+    broken.RewardOfThree: ("rewards", r"its reward has shape \(3,\); it must be one number"),
+    broken.Binary: ("spaces", r"MultiBinary\(3\); allowed are Discrete, MultiDiscrete and a Box of one dimension"),
+    broken.OldReset: ("steps", r"its reset\(\) returned ndarray; .* must return \(obs, info\)"),
+    broken.OldSignature: ("steps", r"its reset\(\) takes no argument 'seed'"),
+    broken.OldStep: ("steps", r"its step\(\) returned 4 values; step\(action\) must return \(obs, reward, terminated"),
     broken.Unseeded: ("seeding", r"the observation differs after 0 steps; begin reset with super\(\).reset"),
     broken.Remembers: ("determinism", "differs after 0 steps; reset must forget"),
     broken.Shares: ("copies", "differs after 1 steps; what a copy changes must belong to it alone"),
-    broken.EndsByWord: ("ends", "terminated is 'no' after 20 steps; give True or False"),
+    broken.EndsByWord: ("ends", r"its terminated is 'no'; it must be True or False \(after 20 steps\)"),
     broken.NoDict: ("info", "it is of NoneType after 1 steps; it must be a dict"),
     broken.MaskForbidsAll: ("masks", "after 3 steps forbids every action"),
     broken.MaskOfWrongShape: ("masks", r"of shape \(1,\) after 3 steps"),
@@ -58,6 +68,7 @@ def test_a_broken_task_is_told_by_the_check_that_it_breaks(task: type) -> None:
     [
         (broken.NeverEnds, "time limit", "no episode ended within 1000 steps"),
         (broken.GoesOn, "ends", "a step after the end of an episode goes on"),
+        (broken.RewardInArray, "rewards", "arrays of shape (1,), taken as the number in them"),
         (broken.OwnChance, "restore", "can't be put back into the middle of an episode"),
     ],
 )
@@ -66,6 +77,62 @@ def test_what_can_be_lived_with_is_a_note(task: Any, check: str, words: str) -> 
     assert by_mark(findings, "wrong") == {}
     assert list(by_mark(findings, "note")) == [check]
     assert words in by_mark(findings, "note")[check]
+
+
+@pytest.mark.parametrize("backend", ["serial", "process", "mixed"])
+@pytest.mark.parametrize(
+    "task", ["NoSpace", "NoReward", "RewardOfThree", "WordReward", "Binary", "OldReset", "OldSignature", "OldStep"]
+)
+def test_training_rejects_with_the_words_of_the_check(task: str, backend: str) -> None:
+    words = WRONG[getattr(broken, task)][1]
+
+    def train() -> None:
+        with closing(
+            zx.envs.make_vector(f"broken_tasks:{task}", 2, backend, 2 if backend != "serial" else None)
+        ) as env:
+            env.reset(seed=0)
+            env.step(np.zeros(2, int))
+
+    with pytest.raises((UserError, EnvCrashError)) as caught:
+        train()
+    assert re.search(re.sub(r" \\\(after.*", "", words), str(caught.value)), caught.value
+    assert "Traceback" not in str(caught.value)
+
+
+def test_the_wrappers_of_gymnasium_hide_no_old_step() -> None:
+    """`gymnasium.make` puts wrappers around it, which fail at unpacking what it returns."""
+    gym.register("OldStep-v0", broken.OldStep, max_episode_steps=100)
+    try:
+        env = zx.envs.make_vector("OldStep-v0", 1, "serial")
+        env.reset(seed=0)
+        with pytest.raises(
+            EnvCrashError, match=r"its step\(\) returned 4 values; step\(action\) must return"
+        ) as caught:
+            env.step(np.zeros(1, int))
+        assert "Traceback" not in str(caught.value)
+    finally:
+        del gym.registry["OldStep-v0"]
+
+
+@pytest.mark.parametrize("backend", ["serial", "process", "mixed"])
+def test_a_reward_of_shape_1_is_its_number_in_all_back_ends(backend: str) -> None:
+    rewards = []
+    for task in ("Sound", "RewardInArray"):
+        workers = 2 if backend != "serial" else None
+        with closing(zx.envs.make_vector(f"broken_tasks:{task}", 2, backend, workers)) as env:
+            env.reset(seed=3)
+            rewards.append([env.step(np.array([0, 1]))[1] for _ in range(5)])
+    assert np.array_equal(*rewards)
+    assert np.all(rewards[0])
+
+
+def test_an_environment_of_the_old_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    Old = type("Old", (), {"__module__": "gym.core", "step": None})
+    monkeypatch.setattr(broken, "Old", Old, raising=False)
+    with pytest.raises(UserError, match="gives a Old, an environment of the old package gym; derive it from gymnasium"):
+        zx.envs.make("broken_tasks:Old")
+    with pytest.raises(UserError, match="old package gym"):
+        zx.envs.check(Old)
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", *(name for name in zx.envs.names() if name.startswith("toy/"))])
@@ -93,10 +160,10 @@ def test_the_command_reports_line_by_line_and_exits_with_2_if_anything_is_wrong(
     assert lines[-1] == "broken_tasks:GoesOn: nothing wrong"
     assert exit_code(monkeypatch, "check", "broken_tasks:Fails", "env.how=nan", "env.chance=1.0") == 2
     out = capsys.readouterr().out
-    assert "wrong  rewards       nan after" in out
+    assert "wrong  rewards       its reward is nan" in out
     assert "Fails: 1 wrong" in out
     assert exit_code(monkeypatch, "check", "CartPoel-v1") == 2
     assert "did you mean 'CartPole-v1'" in capsys.readouterr().err
     assert exit_code(monkeypatch, "check", "CartPole-v1", "lr=3") == 2
-    assert "to check a task takes only options of the task" in capsys.readouterr().err
+    assert "CartPole-v1 has no option 'lr'" in capsys.readouterr().err
     assert "broken_tasks" in sys.modules
