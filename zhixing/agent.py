@@ -79,10 +79,11 @@ def load(run: str | Path, checkpoint: str = "last", *, trust: bool = False) -> A
     that the run names."""
     folder = RunFolder.open(run)
     cfg = folder.read_config(trust)
-    env = envs.make_vector(cfg.env.name, 1, backend="serial", options=cfg.env.options)
-    spaces = env.spaces
-    env.close()
-    policy = algorithms.get(cfg.algorithm).make(cfg, spaces, "cpu").policy
+    with folder.restricted():
+        env = envs.make_vector(cfg.env.name, 1, backend="serial", options=cfg.env.options)
+        spaces = env.spaces
+        env.close()
+        policy = algorithms.get(cfg.algorithm).make(cfg, spaces, "cpu").policy
     with fitting(folder):
         policy.load_state_dict(folder.load_policy(checkpoint))
     return Agent(policy, spaces, cfg)

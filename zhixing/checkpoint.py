@@ -10,7 +10,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,7 @@ class RunFolder:
         self.agent_file = path / "agent.pt"  # the weights of an exported agent, which has no checkpoints
         self.card_file = path / "agent.json"  # and what it was measured at
         self._kept: list[dict[str, Any]] = []  # states of the buffers in the kept checkpoints, newest first
+        self.code: set[str] | None = None  # names that its configuration may import; None: it was never read
         self.notices: list[str] = []  # what people should know of the last reading
         self._lock: FolderLock | None = None
 
@@ -112,16 +113,17 @@ class RunFolder:
         check_inside(folder.path)
         return folder
 
+    def restricted(self) -> AbstractContextManager[None]:
+        """Allow only imports that the run's configuration names. Surround with it whatever is built from that."""
+        return importing.restricted_to(self.code)
+
     def read_config(self, trust: bool | set[str] = False) -> config.RunConfig:
-        """`trust` are the names of code that it may import, or true for any: it may be a stranger's."""
+        """`trust` is the names of code that it may import, or true for any: it may be a stranger's."""
         try:
             values = config.read_yaml(self.config_file)
-            code = config.code_in(values) - importing.known
-            trusted = trust is True or os.environ.get("ZHIXING_TRUST") == "1" or (trust and code <= trust)
-            if code and not trusted:
-                names = ", ".join(sorted(code))
-                raise UserError(f"it names code to import, {names}; if you trust the run say so, with --trust")
-            return config.build([values], {})
+            self.code = importing.check_names(values, trust)
+            with self.restricted():
+                return config.build([values], {})
         except UserError as error:
             raise UserError(f"{self.config_file}: {error}") from None
 

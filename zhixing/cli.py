@@ -44,7 +44,7 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Fixes the episodes.")]
 Which = Annotated[str, typer.Option("--checkpoint", help="last: weights at the end; best: by evaluation.")]
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Import the code that RUN names; ZHIXING_TRUST=1 does so always.", callback=_trust),
+    typer.Option("--trust", help="Import the code that it names; ZHIXING_TRUST=1 does so always.", callback=_trust),
 ]
 
 
@@ -259,6 +259,7 @@ def play(
     random: Annotated[bool, typer.Option("--random", help="Let chance play.")] = False,
     episodes: Shown = None,
     seed: Seed = 0,
+    trust: Trust = False,
 ) -> None:
     """Play a task in a window with the keyboard, or let chance play; escape ends it."""
     from zhixing.window import play
@@ -267,8 +268,11 @@ def play(
     if Path(env, "config.yaml").is_file():
         from zhixing.checkpoint import RunFolder
 
-        task = RunFolder.open(env).read_config().env
-        env, options = task.name, {**task.options, **options}
+        folder = RunFolder.open(env)
+        task = folder.read_config().env
+        with folder.restricted():
+            play(task.name, {**task.options, **options}, random=random, seed=seed, episodes=episodes)
+        return
     play(env, options, random=random, seed=seed, episodes=episodes)
 
 
@@ -301,6 +305,7 @@ def replay(
     env: Annotated[
         str | None, typer.Option("--env", help="Your own task, which a capsule may name but not start by itself.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Repeat a crash of an environment: its episode with the same chance and the same actions."""
     from zhixing.envs.capsule import replay

@@ -267,7 +267,6 @@ class ContinuousConfig(OffPolicyConfig):
     net: NetConfig = NetConfig(hidden_sizes=[256, 256], activation="relu")
 
 
-_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -331,16 +330,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(f"{path} must hold settings, one `name: value` per line; it holds {type(values).__name__}")
     return values
-
-
-def code_in(values: Any, name: str = "") -> set[str]:
-    """What of a configuration's values names code, as in `algorithm: your.module:YourLearner`."""
-    if isinstance(values, Mapping):
-        return {code for key, value in values.items() for code in code_in(value, str(key))}
-    if isinstance(values, list):
-        return {code for value in values for code in code_in(value)}
-    anything = isinstance(values, str) and ":" in values and name in ("algorithm", "env", "name", "kind")
-    return {values} if anything or (isinstance(values, str) and _CODE.fullmatch(values)) else set()
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -446,9 +435,12 @@ def _env_of_data(source: str) -> dict[str, Any]:
         raise UserError(
             f"{source} doesn't name its environment; name it with --env, or learn without evaluations with --env none"
         )
-    if code_in({"name": data.env, **data.options}) - importing.known:
-        raise UserError(f"{source} names the code {data.env!r} as its environment; if you trust it, name it with --env")
-    return {"name": data.env, **data.options}
+    env = {"name": data.env, **data.options}
+    try:
+        importing.check_names(env)
+    except UserError as error:
+        raise UserError(f"{source}: {error}, or name the environment with --env") from None
+    return env
 
 
 def validate(model: type[RunConfig], values: Mapping[str, Any]) -> RunConfig:

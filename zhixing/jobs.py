@@ -20,6 +20,7 @@ from zhixing import config
 from zhixing.callbacks.base import Callback
 from zhixing.checkpoint import RunFolder
 from zhixing.errors import EnvCrashError, UserError
+from zhixing.importing import names_in
 from zhixing.trainer import INTERRUPTED, Loop
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def run_job(job: Job, tell: TellNews) -> dict[str, Any]:
 
     folder, told = RunFolder(job.folder), [Tell(tell)]
     if any(folder.checkpoints.glob("[0-9]*.pt")):
-        return Session.resume(job.folder, told, quiet=True, trust=config.code_in(job.settings)).run()
+        return Session.resume(job.folder, told, quiet=True, trust=names_in(job.settings)).run()
     if folder.config_file.exists():  # killed before its first checkpoint: there is nothing in it to go on from
         folder.lock()
         shutil.rmtree(job.folder)

@@ -66,9 +66,11 @@ def record_agent(
     """Let a run's agent play `steps` steps of fresh episodes and write them down."""
     folder = RunFolder.open(run)
     cfg = folder.read_config()
-    env = envs.make_vector(cfg.env.name, ENVS, backend="serial", options=cfg.env.options)
+    with folder.restricted():
+        env = envs.make_vector(cfg.env.name, ENVS, backend="serial", options=cfg.env.options)
     try:
-        policy = algorithms.get(cfg.algorithm).make(cfg, env.spaces, "cpu").policy
+        with folder.restricted():
+            policy = algorithms.get(cfg.algorithm).make(cfg, env.spaces, "cpu").policy
         with fitting(folder):
             policy.load_state_dict(folder.load_policy(checkpoint))
         actor = Actor(Recorded(policy, noise, explore, cfg.env_steps), env, seed=seed)

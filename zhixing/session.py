@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from zhixing import algorithms, config, datasets, envs
+from zhixing import algorithms, config, datasets, envs, importing
 from zhixing.actor import Actor, Evaluation
 from zhixing.buffers import Buffer, Episode, Hindsight, NStep, Prioritized, Reservoir, Sequence, Uniform, View
 from zhixing.callbacks import Callback, Checkpoint, Csv, Draw, Evaluate, Film, Progress, StopOnNonFinite, TensorBoard
@@ -262,7 +262,9 @@ class Session:
         cfg = folder.read_config(trust)
         if overrides:
             cfg = config.build([cfg.model_dump(mode="json")], overrides)
-        return Session(cfg, callbacks=callbacks, quiet=quiet, folder=folder)
+            folder.code = importing.names_in(cfg.model_dump(mode="json"))
+        with folder.restricted():
+            return Session(cfg, callbacks=callbacks, quiet=quiet, folder=folder)
 
     @property
     def finished(self) -> bool:
@@ -277,7 +279,7 @@ class Session:
                 self.folder.create(self.cfg)
             if self.state is None and self.data is not None:
                 self.folder.write_data(summary_of(self.data))
-            with _interrupts(self.loop):
+            with _interrupts(self.loop), self.folder.restricted():
                 if not self.finished:
                     TRAINERS[self.scheme](self.loop)
             if self.loop.interrupted:
@@ -369,9 +371,11 @@ def evaluate(
     torch.set_num_threads(int(cfg.threads) if cfg.threads != "auto" else 1)
     if cfg.env.name == NO_ENV:
         raise UserError(f"{run} was trained without an environment; train with --env NAME to evaluate in it")
-    env = _evaluation_env(cfg, folder)
+    with folder.restricted():
+        env = _evaluation_env(cfg, folder)
     try:
-        learner: Learner = algorithms.get(cfg.algorithm).make(cfg, env.spaces, torch.device(cfg.device))
+        with folder.restricted():
+            learner: Learner = algorithms.get(cfg.algorithm).make(cfg, env.spaces, torch.device(cfg.device))
         with fitting(folder):
             learner.policy.load_state_dict(folder.load_policy(checkpoint))
         if against is not None:

@@ -27,6 +27,7 @@ from zhixing.distributed.actor import is_spread
 from zhixing.envs.capsule import ADVICE
 from zhixing.errors import UserError
 from zhixing.executors import Board, claimed, drive, executor_on
+from zhixing.importing import names_in
 from zhixing.jobs import Job, News
 from zhixing.plots.interval import student_t
 from zhixing.plots.runs import Configuration, read_run, shown
@@ -240,7 +241,7 @@ def result_of(job: Job) -> dict[str, Any] | None:
     folder = RunFolder(job.folder)
     if not folder.config_file.exists():
         return None
-    found = flat_settings(folder.read_config(config.code_in(job.settings)).model_dump(mode="json"))
+    found = flat_settings(folder.read_config(names_in(job.settings)).model_dump(mode="json"))
     asked = flat_settings(job.settings)
     # what is left to the run was decided when it began
     other = [name for name, value in asked.items() if value != "auto" and found.get(name) != value]

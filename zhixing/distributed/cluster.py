@@ -12,6 +12,7 @@ from typing import Any
 
 from zhixing.errors import UserError
 from zhixing.extras import missing_extra
+from zhixing.importing import check_allowed
 
 LOOPBACK = "127.0.0.1"
 KNOCK_SECONDS = 5.0  # that a cluster has to answer
@@ -30,6 +31,7 @@ class Cluster:
         if address is None:
             self._start()
         else:
+            check_allowed(address)
             try:
                 _knock(address)
                 with _this_machine_only() if address.startswith((f"{LOOPBACK}:", "localhost:")) else nullcontext():

@@ -1,14 +1,15 @@
 """Crash capsules: one JSON file that holds what repeats a crash of an environment. Reading one executes nothing.
 
 A capsule names its task, the seed and random state that its episode began with, all actions up to the failure, and what
-came out. It may name a task of the kind `my.module:MyEnv`, which is code of whoever wrote it: `replay` makes such a
-task only if it is named a second time, by the person who asks.
+came out. It may name code of whoever wrote it, as a task of the kind `my.module:MyEnv` or in the task's options.
+`replay` imports such a task only if the person who asks names it a second time, or trusts the capsule.
 """
 
 from __future__ import annotations
 
 import json
 import platform
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -23,6 +24,7 @@ from zhixing.envs.faults import Faults
 from zhixing.envs.process import ProcessVectorEnv
 from zhixing.envs.tapes import plain
 from zhixing.errors import EnvCrashError, UserError
+from zhixing.importing import check_names, names_in, restricted_to
 
 ADVICE = "repeat it with:"
 FORMAT = 1  # readers keep understanding older ones
@@ -92,6 +94,7 @@ def write(folder: Path, told: dict[str, Any]) -> str:
         text = json.dumps({**whole, "actions": None}, indent=1)
     write_aside(free[0], lambda out: out.write(text.encode()))
     own = f" --env {told['env']['name']}" if ":" in told["env"]["name"] else ""
+    own += " --trust" if names_in(told["env"]["options"]) else ""
     return f"{ADVICE} zhixing replay {free[0]}{own}"
 
 
@@ -137,23 +140,25 @@ def _check_generator(state: dict[str, Any] | None) -> None:
         raise ValueError(f"origin.rng: no state of {state['bit_generator']}: {error}") from None
 
 
-def replay(path: str | Path, env: str | None = None) -> Replayed:
-    """Make the task of a capsule again and repeat its episode, in a process of its own."""
+def replay(path: str | Path, env: str | None = None, *, trust: bool = False) -> Replayed:
+    """Make the task of a capsule again and repeat its episode, in a process of its own. It imports the code that the
+    capsule names if `env` is that name, or with `trust`."""
     capsule = read(path)
     name = capsule.env.name
     if env is not None and env != name:
         raise UserError(f"{path} is of {name}, not of {env}")
-    if ":" in name and env is None:
-        raise UserError(f"{path} names the code {name!r}; if you trust it, say so: zhixing replay {path} --env {name}")
+    try:
+        names = check_names(capsule.env.model_dump(), trust or ([] if env is None else [env]))
+    except UserError as error:
+        raise UserError(f"{path}: {error}" + (f", or with --env {name}" if ":" in name else "")) from None
     if capsule.actions is None:
         raise UserError(f"{path} can't be repeated: its episode had too many actions to keep")
     faults = Faults(step_seconds=capsule.step_seconds)
-    vector = ProcessVectorEnv(Task(name, capsule.env.options), 1, 1, faults=faults)
-    try:
-        actions = _actions(path, capsule.actions, vector)
-        return _repeat(capsule, actions, vector)
-    finally:
-        vector.close()
+    with (
+        restricted_to(names),
+        closing(ProcessVectorEnv(Task(name, capsule.env.options), 1, 1, faults=faults)) as vector,
+    ):
+        return _repeat(capsule, _actions(path, capsule.actions, vector), vector)
 
 
 def _actions(path: str | Path, given: list[Any], vector: ProcessVectorEnv) -> Array:

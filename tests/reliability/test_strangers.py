@@ -1,0 +1,218 @@
+"""Files of strangers: nothing in them is imported, executed or followed out of their folder without the user's word."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import yaml
+
+import zhixing as zx
+from zhixing import config, importing
+from zhixing.envs import capsule
+from zhixing.envs.pixels import wrap_pixels
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that exists as soon as the stranger's module, in the current folder, has been imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ZHIXING_TRUST", "0")  # the command line sets it: put back at the end
+    monkeypatch.setattr(importing, "known", set())
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    sys.modules.pop("evil", None)
+    sprung = tmp_path / "sprung"
+    (tmp_path / "evil.py").write_text(f"open({str(sprung)!r}, 'w')\ndef thing(*args, **options): ...\n")
+    return sprung
+
+
+def stranger(folder: Path, algorithm: str, env: str, /, **settings: Any) -> Path:
+    """A run with this configuration and nothing else: whoever opens it builds its parts before reading weights."""
+    cfg = config.load(algorithm=algorithm, env=env).model_dump(mode="json")
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.merge(cfg, settings)))
+    return folder
+
+
+GAME, TASK = ("alphazero", "pettingzoo/tictactoe"), ("ppo", "toy/match")
+HOSTILE: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
+    "a network without a colon": (GAME, {"net": {"kind": "evil"}}),
+    "a network": (GAME, {"net": {"kind": "evil:thing"}}),
+    "a network of ppo without a colon": (TASK, {"net": {"kind": "evil"}}),
+    "an environment": (TASK, {"env": {"name": "evil:thing"}}),
+    "an environment that a package registers": (TASK, {"env": {"name": "evil:Room-v0"}}),
+    "an algorithm": (TASK, {"algorithm": "evil:thing"}),
+    "an option of the environment": (TASK, {"env": {"name": "toy/match", "shaping": "evil:thing"}}),
+    "an option deep inside": (TASK, {"env": {"name": "toy/match", "wrappers": [{"of": ["evil:thing"]}]}}),
+    "a key of an option": (TASK, {"env": {"name": "toy/match", "wrappers": {"evil:thing": 1}}}),
+    "an option for evaluations": (TASK, {"eval_env": {"shaping": "evil:thing"}}),
+    "a package to import": (TASK, {"env": {"name": "toy/match", "import": ["evil"]}}),
+    "the address of a cluster": (TASK, {"distributed": {"workers": 1, "address": "203.0.113.7:6379"}}),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_strangers_run_imports_nothing(case: str, evil: Path, tmp_path: Path, zhixing: Command) -> None:
+    named, settings = HOSTILE[case]
+    run = stranger(tmp_path / "run", *named, **settings)
+    for words in (("eval",), ("resume",), ("export", "-o", "out"), ("collect", "-o", "data")):
+        code, _, error = zhixing(words[0], str(run), *words[1:])
+        assert code == 2, words
+        assert "Traceback" not in error
+    if "env" in settings:
+        assert zhixing("play", str(run), "--random")[0] == 2
+    for open_run in (zx.load, zx.evaluate, zx.Session.resume):
+        with pytest.raises(zx.UserError):
+            open_run(run)
+    assert not evil.exists()
+
+
+def test_trust_imports_what_the_configuration_names(evil: Path, tmp_path: Path, zhixing: Command) -> None:
+    run = stranger(tmp_path / "run", *TASK, env={"name": "evil:thing"})
+    code, _, error = zhixing("eval", str(run), "--trust")
+    assert code == 2
+    assert "not a gymnasium.Env" in error  # it was asked for one
+    assert evil.exists()
+
+
+def test_trust_is_for_the_names_in_the_configuration_only(evil: Path) -> None:
+    """Whatever reaches the import in another form than it has in the file is rejected at the import itself."""
+    with importing.restricted_to({"evil:other"}):
+        for name in ("evil:thing", "evil", "evil:other:thing", "évil:thing", "evil:thing\n", b"evil:thing", None):
+            with pytest.raises(zx.UserError):
+                importing.imported(name)  # type: ignore[arg-type]
+        for name in ("evil", "evil:Room-v0", "./evil", ".evil"):
+            with pytest.raises(zx.UserError):
+                importing.import_package(name)
+    assert not evil.exists()
+    importing.imported("evil:thing")  # outside, a name comes from the user
+    assert evil.exists()
+
+
+@pytest.mark.parametrize("name", ["evil", "évil:thing", "evil:thing:more", "evil:", ":thing", "../evil:thing", ""])
+def test_unknown_forms_of_names_are_rejected_even_from_the_user(name: str, evil: Path) -> None:
+    with pytest.raises(zx.UserError, match=r"names no code; write your\.module:Name"):
+        importing.imported(name)
+    assert not evil.exists()
+
+
+class Importing(gym.Env):
+    """An approved environment that takes a name and imports it, as a later wrapper might."""
+
+    def __init__(self, part: str = "evil:th") -> None:
+        importing.imported(f"{part}ing")
+        self.observation_space, self.action_space = gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.Discrete(2)
+
+
+def test_worker_processes_inherit_the_restriction(evil: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    name = "test_strangers:Importing"
+    with importing.restricted_to({name}), pytest.raises(zx.UserError, match="nobody approved it"):
+        zx.envs.ProcessVectorEnv(zx.envs.Task(name), 1, 1)
+    assert not evil.exists()
+
+
+def test_shaping_without_a_colon_is_no_module(evil: Path) -> None:
+    env = gym.make("CartPole-v1", render_mode="rgb_array")
+    with pytest.raises(zx.UserError, match="'evil' names no code"):
+        wrap_pixels(env, shaping="evil")
+    env.close()
+    assert not evil.exists()
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"name": "evil:thing", "options": {}},
+        {"name": "toy/match", "options": {"shaping": "evil:thing"}},
+        {"name": "toy/match", "options": {"import": "evil"}},
+    ],
+)
+def test_a_strangers_capsule_imports_nothing(env: dict[str, Any], evil: Path, tmp_path: Path, zhixing: Command) -> None:
+    origin = {"seed": 1, "rng": None, "options": None}
+    error = {"type": "ValueError", "message": "no", "traceback": ""}
+    told = {"backend": "serial", "step_seconds": None, "index": 0, "seed": 1, "origin": origin, "actions": [0]}
+    capsule.write(tmp_path, {"env": env, **told, "error": error})
+    code, _, said = zhixing("replay", "crash-001.json")
+    assert code == 2
+    assert "say so with --trust" in said
+    if env["name"] == "toy/match":  # naming the task approves the task, not what its options name
+        assert zhixing("replay", "crash-001.json", "--env", "toy/match")[0] == 2
+    assert not evil.exists()
+
+
+def test_a_strangers_dataset_imports_nothing(evil: Path, tmp_path: Path, zhixing: Command) -> None:
+    from zhixing.recording import record_agent
+
+    zx.train("dqn", "toy/match", out=tmp_path / "mine", quiet=True, env_steps=20, eval_episodes=1, tensorboard=False)
+    record_agent(tmp_path / "mine", "data", 20)
+    manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    for named in ({"env": "evil:thing"}, {"options": {"shaping": "evil:thing"}}):
+        (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest | named))
+        code, _, said = zhixing("train", "bc", "--dataset", "data")
+        assert code == 2
+        assert "name the environment with --env" in said
+    assert not evil.exists()
+
+
+# --- no other way to code ---
+
+DYNAMIC = {"import_module", "__import__", "eval", "exec", "compile", "load_env_creator", "loads", "make"}
+# who calls these with what can't come from a file of a stranger, and why
+KNOWN_CALLS = {
+    ("zhixing/config.py", "load"),  # YAML with a loader derived from the safe one
+    ("zhixing/graph/compiler.py", "compile"),  # torch.compile
+    ("zhixing/__init__.py", "import_module"),  # parts of this package, by a fixed table
+    ("zhixing/algorithms/__init__.py", "import_module"),  # the files of a folder
+    ("zhixing/importing.py", "import_module"),  # the gate
+    ("zhixing/importing.py", "loads"),  # JSON of an environment variable
+    ("zhixing/session.py", "import_module"),  # a constant
+    ("zhixing/envs/gymnasium_tasks.py", "import_module"),  # a fixed table
+    ("zhixing/envs/gymnasium_tasks.py", "load_env_creator"),  # entry points of Gymnasium's registry
+    ("zhixing/envs/gymnasium_tasks.py", "make"),  # ids that stand in Gymnasium's registry
+    ("zhixing/envs/mujoco_tasks.py", "make"),  # the same
+    ("zhixing/envs/lbf_tasks.py", "make"),  # an id made of numbers
+    ("zhixing/envs/pettingzoo_tasks.py", "import_module"),  # a module that was found in a fixed package
+    ("zhixing/envs/smac_tasks.py", "import_module"),  # a fixed table
+    ("zhixing/envs/worker.py", "loads"),  # pickles of the parent process, through a pipe
+    ("zhixing/envs/worker_process.py", "loads"),  # pickles of a worker process, through a pipe
+    ("zhixing/envs/tapes.py", "loads"),  # pickles in memory shared with a worker process
+    ("zhixing/distributed/learners.py", "loads"),  # pickles of processes of the same run
+    ("zhixing/datasets/recording.py", "import_module"),  # optional packages, named by constants
+}
+
+
+def dynamic_calls(path: Path) -> set[str]:
+    """The calls in a file that may turn text into code. `json.loads` and our own `make` don't."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            owner = (
+                node.func.value.id
+                if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
+                else ""
+            )
+            plain = (name == "eval" and isinstance(node.func, ast.Attribute)) or (name == "compile" and owner != "")
+            loads = name == "load" and owner in ("pickle", "cloudpickle", "torch", "np", "yaml")
+            makes = name != "make" or owner in ("gym", "gymnasium")
+            if loads or (name in DYNAMIC and not plain and owner != "json" and makes):
+                found.add(name)
+    return found
+
+
+def test_nothing_else_turns_text_into_code() -> None:
+    root = Path(zx.__file__).parents[1]
+    found = {
+        (str(path.relative_to(root)), name) for path in root.glob("zhixing/**/*.py") for name in dynamic_calls(path)
+    }
+    assert found - KNOWN_CALLS == set(), "go through zhixing.importing, or say here why this can't come from a file"
