@@ -1,235 +1,220 @@
-"""Reading what `torch.save` wrote without believing it: nothing in the file is executed, and it takes no more memory
-than the file is large.
+"""Trees of plain values and arrays in one file, in the safetensors format. Nothing in a file is executed or believed.
 
-`torch.load(weights_only=True)` executes nothing either. But it unpacks what is compressed, makes arrays of any size
-that a file asks for, and reads older formats that do the same: a file of a kilobyte may ask for all memory. Here only
-what our own writer writes is known, and each part is held against the bytes that are really there.
+A file is the length of its header, the header (JSON) and the bytes of all tensors, one after the other:
+https://github.com/huggingface/safetensors#format. What isn't a tensor stands as JSON in the header's metadata, as
+`tree`; a tensor in it is `{"$": "tensor", "name": NAME}`. Any reader of safetensors finds the tensors by their names.
+
+Reading takes no more memory than the file is large, and a bounded number of single values: every length is compared
+with the bytes that are there, and values are counted before they are made. A checksum finds damage.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import math
-import pickletools
-import sys
-import zipfile
-from collections.abc import Callable
+import os
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from zhixing.tree import check_size
+from zhixing.errors import UserError
 
-SMALL = 65_536  # numbers of a tensor that may be more than its storage holds: one value that stands for many
-STORAGES = {
-    "DoubleStorage": torch.float64,
-    "FloatStorage": torch.float32,
-    "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16,
-    "LongStorage": torch.int64,
-    "IntStorage": torch.int32,
-    "ShortStorage": torch.int16,
-    "CharStorage": torch.int8,
-    "ByteStorage": torch.uint8,
-    "BoolStorage": torch.bool,
+MAX_HEADER = 32 << 20  # bytes
+MAX_CONTAINERS = 500_000  # lists and dicts in a header: each takes 20 times the memory of its text
+MAX_KEY_PARTS = 16  # of a tuple that is a key
+MAX_DIMS = 32
+MAX_USES = 16  # of one tensor: who copies them all takes no more than so many times the file
+TAG = "$"  # marks a dict in the tree that stands for something that JSON lacks
+DTYPES = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "U16": np.dtype("<u2"),
+    "I16": np.dtype("<i2"),
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"),
+    "U64": np.dtype("<u8"),
+    "I64": np.dtype("<i8"),
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "BF16": np.dtype("<u2"),  # which NumPy lacks
 }
-# kinds without a class of their own, such as torch.uint16, are stored as bytes and tell their type beside them
-TYPES = {
-    str(kind).removeprefix("torch."): kind for kind in (*STORAGES.values(), torch.uint16, torch.uint32, torch.uint64)
-}
+CODES = {dtype: code for code, dtype in DTYPES.items() if code != "BF16"}
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
-VALUES = ("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "BINUNICODE")
-NEW: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
-}
-T = TypeVar("T")
+# --- writing ---
 
 
-class ArchiveError(ValueError):
-    """The file is none that our writer wrote."""
+def write_archive(file: BinaryIO, tree: Any) -> None:
+    """Write a tree of None, bool, int, float, str, bytes, lists, tuples, dicts, NumPy arrays and tensors. Raise
+    `UserError` for anything else. A tensor that stands in several places is written once."""
+    encoder = _Encoder()
+    text = json.dumps(encoder.encode(tree, ""), separators=(",", ":"))
+    ordered = sorted(encoder.arrays.items(), key=lambda item: -item[1][1].itemsize)  # so each is aligned
+    header: dict[str, Any] = {"__metadata__": {"tree": text}}
+    end, checksum = 0, zlib.crc32(text.encode())
+    for name, (code, array) in ordered:
+        header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+        checksum = zlib.crc32(_bytes(array), checksum)
+    header["__metadata__"]["checksum"] = f"{checksum:08x}"
+    content = json.dumps(header, separators=(",", ":")).encode()
+    content += b" " * (-len(content) % 8)
+    if len(content) > MAX_HEADER or _containers(content) > MAX_CONTAINERS:
+        raise UserError(
+            f"the state holds {len(content):,} bytes of single values, which a checkpoint can't hold (allowed are "
+            f"{MAX_HEADER:,} bytes, {MAX_CONTAINERS:,} lists and dicts); keep long lists as NumPy arrays"
+        )
+    file.write(len(content).to_bytes(8, "little"))
+    file.write(content)
+    for _, (_, array) in ordered:
+        file.write(_bytes(array))
 
 
-class Kind(NamedTuple):
-    """What stands in a pickle for the type of a storage."""
+class _Encoder:
+    """Turns a tree into JSON and collects its arrays, with their types, by name."""
 
-    dtype: torch.dtype
+    def __init__(self) -> None:
+        self.arrays: dict[str, tuple[str, Array]] = {}
+        self._names: dict[Any, str] = {}  # of tensors, by where they are in memory
+
+    def encode(self, tree: Any, where: str) -> Any:
+        if tree is None or type(tree) in (bool, int, float, str):
+            return tree
+        if isinstance(tree, np.generic):
+            return self.encode(tree.item(), where)
+        if isinstance(tree, Mapping):
+            if all(type(key) is str for key in tree) and TAG not in tree:
+                return {key: self.encode(value, f"{where}.{key}") for key, value in tree.items()}
+            items = [[self.encode(_key(k, where), where), self.encode(tree[k], f"{where}.{k}")] for k in tree]
+            return {TAG: "dict", "items": items}
+        if type(tree) in (list, tuple, torch.Size):
+            parts = [self.encode(value, f"{where}.{i}") for i, value in enumerate(tree)]
+            return parts if type(tree) is list else {TAG: "tuple", "items": parts}
+        if type(tree) is bytes:
+            return {TAG: "bytes", "base64": base64.b64encode(tree).decode()}
+        if isinstance(tree, torch.Tensor):
+            place = (tree.data_ptr(), tree.shape, tree.stride(), tree.dtype)
+            if place not in self._names:
+                self._names[place] = self._add(tree, where)
+            return {TAG: "tensor", "name": self._names[place]}
+        return {TAG: "array", "name": self._add(tree, where)}
+
+    def _add(self, tree: Any, where: str) -> str:
+        code, array = None, tree
+        if isinstance(tree, torch.Tensor) and tree.dtype == torch.bfloat16:
+            code, array = "BF16", tree.detach().cpu().contiguous().view(torch.uint16).numpy()
+        elif isinstance(tree, torch.Tensor):
+            array = tree.detach().cpu().numpy()
+        if code is None and isinstance(array, np.ndarray):
+            code = CODES.get(array.dtype.newbyteorder("<"))
+        if code is None:
+            found = f"{type(tree).__name__} of {tree.dtype}" if hasattr(tree, "dtype") else type(tree).__name__
+            raise UserError(
+                f"the state{where} is a {found}, which a checkpoint can't hold; let state_dict give numbers, strings, "
+                f"tensors, NumPy arrays, and lists, tuples and dicts of them"
+            )
+        name = where.lstrip(".") or "it"
+        while name in self.arrays or name == "__metadata__":  # {"a": {"b": x}, "a.b": y}
+            name += "~"
+        self.arrays[name] = code, np.asarray(array, DTYPES[code], order="C")
+        return name
 
 
-class Storage(NamedTuple):
-    content: Tensor  # its bytes, of which all tensors in it are views, as they were when it was written
-    dtype: torch.dtype
+def _bytes(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
-class Maker(NamedTuple):
-    """What stands in a pickle for a function, so that nothing in it reaches the function itself."""
+def _key(key: Any, where: str) -> Any:
+    """A key as plain values: one that could be read never fails to be hashed."""
+    plain = key.item() if isinstance(key, np.generic) else key
+    parts = plain if type(plain) is tuple else (plain,)
+    if len(parts) > MAX_KEY_PARTS or not all(type(part) in (bool, int, float, str, type(None)) for part in parts):
+        raise UserError(f"a key of the state{where} is a {type(key).__name__}; allowed are numbers, text and tuples")
+    return plain
 
-    make: Callable[..., Any]
+
+def _containers(content: bytes) -> int:
+    return content.count(b"[") + content.count(b"{")
+
+
+# --- reading ---
 
 
 def read_archive(path: Path) -> Any:
-    """The tree of plain values and tensors in a file that `torch.save` wrote."""
+    """Return the tree in a file. Raises some error for a file that `write_archive` never wrote."""
     with path.open("rb") as file:
-        if file.read(4) != b"PK\3\4":
-            raise ArchiveError("it is no archive of tensors")
-        size = file.seek(0, 2)
-        with zipfile.ZipFile(file) as archive:
-            parts = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-            if len(parts) != len(archive.infolist()) or any(info.compress_type for info in parts.values()):
-                raise ArchiveError("its parts are compressed, or there twice")
-            if sum(info.file_size for info in parts.values()) > size:
-                raise ArchiveError("its parts are larger than the file")
-            if "byteorder" in parts and archive.read(parts["byteorder"]) != sys.byteorder.encode():
-                raise ArchiveError("it was written on a machine with another order of bytes")
-            text = archive.read(parts["data.pkl"])  # a sum is checked: of a flipped bit is told, too
-            tree = _unpickled(text, lambda key: bytearray(archive.read(parts[f"data/{key}"])))
-    check_size(tree, len(text))
-    return tree
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(MAX_HEADER, size - 8):
+            raise ValueError("it has no header")
+        content = file.read(length)
+        if _containers(content) > MAX_CONTAINERS:
+            raise ValueError("its header holds too many values")
+        header = json.loads(content)
+        metadata = header.pop("__metadata__")
+        _check_header(header, size - 8 - length)
+        checksum = zlib.crc32(metadata["tree"].encode())
+        arrays: dict[str, tuple[str, Array]] = {}
+        for name, about in header.items():
+            array = np.empty(about["shape"], DTYPES[about["dtype"]])
+            file.readinto(_bytes(array))
+            checksum = zlib.crc32(_bytes(array), checksum)
+            arrays[name] = about["dtype"], array
+    if metadata["checksum"] != f"{checksum:08x}":
+        raise ValueError("its checksum is wrong")
+    uses: Counter[str] = Counter()
+
+    def take(name: str) -> tuple[str, Array]:
+        uses[name] += 1
+        if uses[name] > MAX_USES:
+            raise ValueError("a tensor stands in too many places")
+        return arrays[name]
+
+    return _decode(json.loads(metadata["tree"]), take)
 
 
-def _unpickled(text: bytes, record: Callable[[str], bytearray]) -> Any:
-    """The tree that a pickle describes, by the few operations of which `torch.save` makes one."""
-    stack: list[Any] = []
-    marks: list[int] = []  # where on the stack the parts of something larger begin
-    memo: dict[int, Any] = {}
-    storages: dict[str, Tensor] = {}
-
-    def since_mark() -> list[Any]:
-        at = marks.pop()
-        parts = stack[at:]
-        del stack[at:]
-        return parts
-
-    for operation, argument, _ in pickletools.genops(text):
-        name, value = operation.name, cast("Any", argument)  # a number or text, as the operation says
-        if name in ("PROTO", "STOP"):
-            continue
-        if name in VALUES:
-            stack.append(value)
-        elif name in NEW:
-            stack.append(NEW[name]())
-        elif name == "MARK":
-            marks.append(len(stack))
-        elif name in ("BINPUT", "LONG_BINPUT"):
-            memo[value] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[value])
-        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            stack[-int(name[-1]) :] = [tuple(stack[-int(name[-1]) :])]
-        elif name == "TUPLE":
-            stack.append(tuple(since_mark()))
-        elif name in ("APPEND", "APPENDS"):
-            parts = [stack.pop()] if name == "APPEND" else since_mark()
-            _is(stack[-1], list).extend(parts)
-        elif name in ("SETITEM", "SETITEMS"):
-            parts = [stack.pop(-2), stack.pop()] if name == "SETITEM" else since_mark()
-            _is(stack[-1], dict).update(zip(parts[::2], parts[1::2], strict=True))
-        elif name == "GLOBAL":
-            stack.append(_named(value))
-        elif name == "REDUCE":
-            parts = stack.pop()
-            stack.append(_is(stack.pop(), Maker).make(*_is(parts, tuple)))
-        elif name == "BINPERSID":
-            stack.append(_storage(stack.pop(), storages, record))
-        else:
-            raise ArchiveError(f"it holds {name}, which no checkpoint needs")
-    (tree,) = stack
-    return tree
+def _check_header(header: dict[str, Any], size: int) -> None:
+    """Compare all shapes with the bytes that are there, before any memory is taken."""
+    at = 0
+    for about in header.values():
+        dtype, shape, (begin, end) = DTYPES[about["dtype"]], about["shape"], about["data_offsets"]
+        numbers = (begin, end, *shape)
+        if len(shape) > MAX_DIMS or not all(type(number) is int and 0 <= number < 2**48 for number in numbers):
+            raise ValueError("a tensor has no shape")
+        if begin != at or end != begin + math.prod(shape) * dtype.itemsize:
+            raise ValueError("a tensor is smaller or larger than it says")
+        at = end
+    if at != size:
+        raise ValueError("it is shorter or longer than it says")
 
 
-def _is(value: Any, kind: type[T]) -> T:
-    if type(value) is not kind:
-        raise ArchiveError("it is put together wrongly")
-    return value
-
-
-def _named(words: str) -> Any:
-    """What stands for a function or a type that the pickle names: of all that there are, these few."""
-    module, _, name = words.partition(" ")
-    if module == "torch" and name in STORAGES:
-        return Kind(STORAGES[name])
-    if module == "torch" and name in TYPES:
-        return TYPES[name]
-    if words == "torch.storage UntypedStorage":
-        return Kind(torch.uint8)
-    if words in MAKERS:
-        return Maker(MAKERS[words])
-    raise ArchiveError(f"it names {module}.{name}, which no checkpoint holds")
-
-
-def _storage(told: Any, known: dict[str, Tensor], record: Callable[[str], bytearray]) -> Storage:
-    tag, kind, key, _, numel = told
-    if tag != "storage" or type(numel) is not int:
-        raise ArchiveError("it holds something that is no tensor")
-    if _is(key, str) not in known:
-        content = record(key)
-        known[key] = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
-    if len(known[key]) != numel * _is(kind, Kind).dtype.itemsize:
-        raise ArchiveError("a tensor is smaller or larger than it says")
-    return Storage(known[key], kind.dtype)
-
-
-def _tensor(storage: Storage, offset: int, shape: Any, stride: Any, *_: Any) -> Tensor:
-    return _view(storage.content, storage.dtype, offset, shape, stride)
-
-
-def _typed(
-    storage: Storage, offset: int, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *_: Any
-) -> Tensor:
-    return _view(storage.content, dtype, offset, shape, stride)
-
-
-def _view(content: Tensor, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> Tensor:
-    numbers = (offset, *shape, *stride)
-    if len(shape) != len(stride) or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
-        raise ArchiveError("a tensor has no shape")
-    room = len(content) // dtype.itemsize
-    count = math.prod(shape)
-    last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
-    if count and (last >= room or count > max(room, SMALL)):
-        raise ArchiveError("a tensor is larger than its storage")
-    if not count:
-        return torch.empty(shape, dtype=dtype)
-    return content[: room * dtype.itemsize].view(dtype).as_strided(shape, stride, offset)
-
-
-def _no_hooks(*parts: Any) -> dict[Any, Any]:
-    if parts:
-        raise ArchiveError("a tensor comes with more than its numbers")
-    return {}
-
-
-def _bytes(*parts: Any) -> bytes:
-    return parts[0].encode("latin1") if parts else b""
-
-
-def _set(items: list[Any]) -> set[Any]:
-    if not isinstance(items, list):
-        raise ArchiveError("a set is made of no list")
-    return set(items)
-
-
-def _complex(real: float, imaginary: float) -> complex:
-    return complex(float(real), float(imaginary))
-
-
-def _size(numbers: tuple[int, ...]) -> torch.Size:
-    return torch.Size(numbers)
-
-
-MAKERS: dict[str, Callable[..., Any]] = {
-    "torch._utils _rebuild_tensor_v2": _tensor,
-    "torch._utils _rebuild_tensor_v3": _typed,
-    "torch Size": _size,
-    "collections OrderedDict": _no_hooks,
-    "_codecs encode": _bytes,
-    "__builtin__ bytes": _bytes,
-    "__builtin__ set": _set,
-    "__builtin__ complex": _complex,
-}
+def _decode(tree: Any, take: Callable[[str], tuple[str, Array]]) -> Any:
+    if isinstance(tree, list):
+        return [_decode(value, take) for value in tree]
+    if not isinstance(tree, dict):
+        return tree
+    kind = tree.get(TAG)
+    if kind is None:
+        return {key: _decode(value, take) for key, value in tree.items()}
+    if kind == "dict":
+        return {_key(_decode(key, take), ""): _decode(value, take) for key, value in tree["items"]}
+    if kind == "tuple":
+        return tuple(_decode(value, take) for value in tree["items"])
+    if kind == "bytes":
+        return base64.b64decode(tree["base64"], validate=True)
+    code, array = take(tree["name"])
+    if kind == "array" and code != "BF16":
+        return array
+    if kind == "tensor":
+        tensor = torch.from_numpy(array)
+        return tensor.view(torch.bfloat16) if code == "BF16" else tensor
+    raise ValueError("it holds values of an unknown kind")

@@ -14,11 +14,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
 from zhixing import config, importing
-from zhixing.archive import read_archive
+from zhixing.archive import read_archive, write_archive
 from zhixing.errors import UserError
 from zhixing.locking import FolderLock
 
@@ -53,7 +50,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.replay = path / "replay"
         self.data_file = path / "dataset.json"
-        self.agent_file = path / "agent.pt"  # the weights of an exported agent, which has no checkpoints
+        self.agent_file = path / "agent.safetensors"  # the weights of an exported agent, which has no checkpoints
         self.card_file = path / "agent.json"  # and what it was measured at
         self._kept: list[dict[str, Any]] = []  # states of the buffers in the kept checkpoints, newest first
         self.code: set[str] | None = None  # names that its configuration may import; None: it was never read
@@ -137,7 +134,7 @@ class RunFolder:
         for name, buffer in loop.buffers.items():
             (self.replay / name).mkdir(parents=True, exist_ok=True)
             state["buffers"][name] = buffer.save(self.replay / name)
-        self._write(self.checkpoints / f"{loop.steps:012d}.pt", state)
+        self._write(self.checkpoints / f"{loop.steps:012d}.safetensors", state)
         # later ones belong to steps that were done again since a resume
         later = [file for file in self._newest_first() if int(file.stem) > loop.steps]
         for old in (*later, *self._newest_first()[len(later) + loop.cfg.keep_checkpoints :]):
@@ -148,11 +145,11 @@ class RunFolder:
 
     def save_best(self, policy: Mapping[str, Any], steps: int, mean_return: float) -> None:
         best = {"kind": "agent", "steps": steps, "return": mean_return, "policy": policy}
-        self._write(self.checkpoints / "best.pt", best)
+        self._write(self.checkpoints / "best.safetensors", best)
 
     def save_batch(self, batch: Batch, steps: int) -> Path:
         """Keep what an update failed on: `Batch(**read_checkpoint(file)["batch"])`."""
-        file = self.path / "crash" / f"batch-{steps:012d}.pt"
+        file = self.path / "crash" / f"batch-{steps:012d}.safetensors"
         self._write(
             file, {"kind": "batch", "steps": steps, "batch": {name: getattr(batch, name) for name in batch.fields}}
         )
@@ -173,7 +170,7 @@ class RunFolder:
         return int(files[0].stem) if files else None
 
     def _newest_first(self) -> list[Path]:
-        return sorted(self.checkpoints.glob("[0-9]" * 12 + ".pt"), reverse=True)
+        return sorted(self.checkpoints.glob("[0-9]" * 12 + ".safetensors"), reverse=True)
 
     def load(self) -> dict[str, Any]:
         """The newest checkpoint that can be read; a damaged one is passed over and told in `notices`."""
@@ -207,9 +204,9 @@ class RunFolder:
             return read_checkpoint(self.agent_file)
         if which == "last":
             return self.load()
-        if not (self.checkpoints / "best.pt").is_file():
+        if not (self.checkpoints / "best.safetensors").is_file():
             raise UserError(f"{self.path} has no best checkpoint: it was never evaluated")
-        return read_checkpoint(self.checkpoints / "best.pt")
+        return read_checkpoint(self.checkpoints / "best.safetensors")
 
     def write_agent(self, cfg: config.RunConfig, agent: Mapping[str, Any], card: Mapping[str, Any]) -> None:
         """Make this the folder of an exported agent."""
@@ -251,7 +248,7 @@ class RunFolder:
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    write_aside(path, lambda file: torch.save({"format": FORMAT, **encode(state)}, file))
+    write_aside(path, lambda file: write_archive(file, {"format": FORMAT, **state}))
 
 
 def check_inside(folder: Path) -> None:
@@ -268,9 +265,9 @@ def check_inside(folder: Path) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """All that a file of a run holds, see `encode`. Nothing of it is executed or believed."""
+    """All that a file of a run holds. Nothing of it is executed or believed."""
     try:
-        state = decode(read_archive(path))
+        state = read_archive(path)
     except Exception as error:  # foreign bytes fail in many ways
         reason = str(error).strip().split("\n")[0].split(". ")[0][:200] or type(error).__name__
         raise UserError(f"the checkpoint {path} is damaged or no checkpoint ({reason})") from None
@@ -308,43 +305,12 @@ def write_aside(path: Path, write: Callable[[io.BufferedWriter], Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
-    except BaseException as error:
+    except BaseException:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
-        if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
-            raise error.__context__ from None  # torch's own words hide what the disk said
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def encode(tree: Any, where: str = "the state") -> Any:
-    """Only what `weights_only` reads: arrays become tensors with a mark, NumPy's numbers become Python's. Anything else
-    is refused now, for it could be written but never read."""
-    if isinstance(tree, np.ndarray) and tree.dtype != object:
-        return {"ndarray": torch.from_numpy(np.array(tree, order="C"))}
-    if isinstance(tree, np.generic):
-        return tree.item()
-    if isinstance(tree, Mapping):
-        return {encode(key, f"a key of {where}"): encode(value, f"{where}[{key!r}]") for key, value in tree.items()}
-    if type(tree) in (list, tuple, torch.Size):
-        return type(tree)(encode(value, f"{where}[{i}]") for i, value in enumerate(tree))
-    if tree is None or type(tree) in (bool, int, float, complex, str, bytes) or isinstance(tree, torch.Tensor):
-        return tree
-    raise UserError(
-        f"{where} is a {type(tree).__name__}, which a checkpoint can't hold; let state_dict give numbers, strings, "
-        f"tensors, NumPy arrays, and lists, tuples and dicts of them"
-    )
-
-
-def decode(tree: Any) -> Any:
-    if isinstance(tree, Mapping):
-        if set(tree) == {"ndarray"}:
-            return tree["ndarray"].numpy()
-        return {key: decode(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(decode(value) for value in tree)
-    return tree

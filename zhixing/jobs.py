@@ -68,7 +68,7 @@ def run_job(job: Job, tell: TellNews) -> dict[str, Any]:
     from zhixing.session import Session
 
     folder, told = RunFolder(job.folder), [Tell(tell)]
-    if any(folder.checkpoints.glob("[0-9]*.pt")):
+    if any(folder.checkpoints.glob("[0-9]*.safetensors")):
         return Session.resume(job.folder, told, quiet=True, trust=names_in(job.settings)).run()
     if folder.config_file.exists():  # killed before its first checkpoint: there is nothing in it to go on from
         folder.lock()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import zhixing as zx
-from zhixing.checkpoint import FORMAT, RunFolder
+from zhixing.checkpoint import FORMAT, RunFolder, read_checkpoint, write_checkpoint
 from zhixing.config import SearchConfig
 from zhixing.ops.seeding import stream
 
@@ -52,10 +52,10 @@ def test_evaluation_of_a_run_repeats(small: Callable, tmp_path: Path) -> None:
 
 def test_checkpoints_carry_a_format_and_refuse_a_newer_one(small: Callable, tmp_path: Path) -> None:
     zx.Session(small("ppo"), tmp_path / "run", quiet=True).run()
-    file = max((tmp_path / "run" / "checkpoints").glob("0*.pt"))
-    state = torch.load(file, weights_only=True)
+    file = max((tmp_path / "run" / "checkpoints").glob("0*.safetensors"))
+    state = read_checkpoint(file)
     assert state["format"] == FORMAT
-    torch.save(state | {"format": FORMAT + 1}, file)
+    write_checkpoint(file, state | {"format": FORMAT + 1})
     with pytest.raises(zx.UserError, match="this version reads up to"):
         zx.load(tmp_path / "run")
 
@@ -70,7 +70,7 @@ def test_a_checkpoint_that_would_execute_code_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     zx.Session(small("ppo"), tmp_path / "run", quiet=True).run()
-    file = max((tmp_path / "run" / "checkpoints").glob("0*.pt"))
+    file = max((tmp_path / "run" / "checkpoints").glob("0*.safetensors"))
     for write in (torch.save, lambda thing, path: Path(path).write_bytes(pickle.dumps(thing))):
         write({"format": 1, "kind": "run", "policy": _Trap()}, file)
         with pytest.raises(zx.UserError, match="damaged or no checkpoint"):
@@ -80,7 +80,7 @@ def test_a_checkpoint_that_would_execute_code_is_refused(
 
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(small: Callable, tmp_path: Path) -> None:
     zx.Session(small("ppo", checkpoint_every_steps=250), tmp_path / "run", quiet=True).run()
-    newest = max((tmp_path / "run" / "checkpoints").glob("0*.pt"))
+    newest = max((tmp_path / "run" / "checkpoints").glob("0*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:1000])
     folder = RunFolder.open(tmp_path / "run")
     assert folder.load()["steps"] < 600

@@ -138,7 +138,7 @@ def test_foreign_and_damaged_run_folders_are_told(zhixing: Command, tmp_path: Pa
     (tmp_path / "photos").mkdir()
     assert "photos is no run" in zhixing("resume", "photos")[2]
     zhixing("train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "mine")
-    (checkpoint,) = (tmp_path / "mine" / "checkpoints").glob("0*.pt")
+    (checkpoint,) = (tmp_path / "mine" / "checkpoints").glob("0*.safetensors")
     whole = checkpoint.read_bytes()
     for cut in (0, 10, len(whole) // 2, len(whole) - 1):
         checkpoint.write_bytes(whole[:cut])

@@ -90,7 +90,7 @@ def main(folder: Path, kills: int, seed: int, name: str) -> dict[str, Any]:
         if code != -signal.SIGKILL:
             break
         done += 1
-        for file in (run / "checkpoints").glob("*.pt"):
+        for file in (run / "checkpoints").glob("*.safetensors"):
             try:
                 read_checkpoint(file)
             except zx.UserError:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import pickle
 import random
 import resource
 import shutil
+import subprocess
+import sys
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,8 +29,9 @@ from soaking import EXAMPLES, count
 
 import zhixing as zx
 from zhixing import datasets
+from zhixing.archive import read_archive, write_archive
 from zhixing.buffers import segments
-from zhixing.checkpoint import RunFolder, read_checkpoint
+from zhixing.checkpoint import RunFolder, read_checkpoint, write_checkpoint
 from zhixing.envs import capsule
 from zhixing.plots.runs import read_run
 
@@ -155,9 +160,28 @@ def yaml_of(folder: Path, rng: random.Random) -> None:
     path.write_text(json.dumps(tamper(zx.config.read_yaml(path), rng)))  # JSON is YAML
 
 
+def resealed(folder: Path, rng: random.Random) -> None:
+    """The tree, as text, is something else, and the checksum is right."""
+    path = next((folder / "run" / "checkpoints").glob("0*.safetensors"))
+    whole = path.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    about = json.loads(whole[8:end])
+    metadata = about["__metadata__"]
+    metadata["tree"] = scramble(metadata["tree"].encode(), rng).decode("utf-8", "replace")
+    if rng.random() < 0.5:
+        name = rng.choice(list(about))
+        about[name] = tamper(about[name], rng)
+    metadata["checksum"] = f"{zlib.crc32(whole[end:], zlib.crc32(metadata['tree'].encode())):08x}"
+    content = json.dumps(about).encode()
+    path.write_bytes(len(content).to_bytes(8, "little") + content + whole[end:])
+
+
 def tree_of(folder: Path, rng: random.Random) -> None:
-    path = next((folder / "run" / "checkpoints").glob("0*.pt"))
-    torch.save(tamper(torch.load(path, weights_only=True), rng, plain=False), path)
+    path = next((folder / "run" / "checkpoints").glob("0*.safetensors"))
+    with path.open("r+b") as file:
+        tree = tamper(read_archive(path), rng, plain=False)
+        file.truncate()
+        write_archive(file, tree)
 
 
 def read_whole_run(folder: Path) -> None:
@@ -178,9 +202,9 @@ READERS: dict[str, tuple[Callable[[Path], Any], list[Change], str]] = {
         "run/config.yaml",
     ),
     "checkpoint": (
-        lambda folder: read_checkpoint(next((folder / "run" / "checkpoints").glob("0*.pt"))),
-        [bytes_of("run/checkpoints/0*.pt"), bytes_of("run/checkpoints/0*.pt", inside=True), tree_of],
-        "run/checkpoints/0*.pt",
+        lambda folder: read_checkpoint(next((folder / "run" / "checkpoints").glob("0*.safetensors"))),
+        [bytes_of("run/checkpoints/0*.safetensors"), resealed, tree_of],
+        "run/checkpoints/0*.safetensors",
     ),
     "dataset": (
         lambda folder: datasets.open(folder / "data"),
@@ -335,12 +359,12 @@ def trapped_npy(path: Path) -> None:
 
 TRAPS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "checkpoint": (
-        "run/checkpoints/0*.pt",
+        "run/checkpoints/0*.safetensors",
         lambda path: torch.save({"format": 1, "kind": "run", "policy": Trap()}, path),
     ),
-    "checkpoint, bare": ("run/checkpoints/0*.pt", lambda path: path.write_bytes(pickle.dumps(Trap()))),
-    "checkpoint, old format": (
-        "run/checkpoints/0*.pt",
+    "checkpoint, bare": ("run/checkpoints/0*.safetensors", lambda path: path.write_bytes(pickle.dumps(Trap()))),
+    "checkpoint, older format of torch": (
+        "run/checkpoints/0*.safetensors",
         lambda path: torch.save(Trap(), path, _use_new_zipfile_serialization=False),
     ),
     "replay": ("run/replay/replay/*.npz", trapped_npz),
@@ -374,32 +398,82 @@ def test_no_trap_is_sprung(name: str, samples: Path, tmp_path: Path, monkeypatch
     count("faults", injected=1, what=f"trap in {name}")
 
 
-def laughs() -> bytes:
-    """A pickle of lists that hold the one before ten times: 10^30 parts in some hundred bytes."""
-    tree: Any = "ha"
-    for _ in range(30):
-        tree = [tree] * 10
-    out = io.BytesIO()
-    torch.save({"format": 1, "kind": "run", "policy": tree}, out)
-    return out.getvalue()
+def header(tree: str, **tensors: Any) -> bytes:
+    """A checkpoint whose header holds this text as its tree, with a right checksum."""
+    metadata = {"tree": tree, "checksum": f"{zlib.crc32(tree.encode()):08x}"}
+    content = json.dumps({"__metadata__": metadata, **tensors}).encode()
+    return len(content).to_bytes(8, "little") + content
 
 
-def bomb() -> bytes:
-    """Ten megabytes of zeros that are packed into ten kilobytes."""
-    out, old = io.BytesIO(), io.BytesIO()
-    torch.save({"format": 1, "kind": "run", "policy": {"a": torch.zeros(2_500_000)}}, old)
-    with zipfile.ZipFile(old) as whole, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
-        for name in whole.namelist():
-            packed.writestr(name, whole.read(name))
-    return out.getvalue()
+def claim(shape: list[int], **about: Any) -> bytes:
+    """A tensor that claims to be larger than the file."""
+    size = 4 * math.prod(shape)
+    return header('{"$":"tensor","name":"a"}', a={"dtype": "F32", "shape": shape, "data_offsets": [0, size]} | about)
 
 
-@pytest.mark.parametrize("make", [laughs, bomb])
-def test_a_small_checkpoint_does_not_become_a_large_one(make: Callable[[], bytes], tmp_path: Path) -> None:
-    (tmp_path / "a.pt").write_bytes(make())
-    assert (tmp_path / "a.pt").stat().st_size < 200_000
-    with pytest.raises(zx.UserError, match="damaged or no checkpoint"):
-        read_checkpoint(tmp_path / "a.pt")
+def shared(places: int) -> bytes:
+    """A tensor that stands in many places: copied at each, a small file would become a large state."""
+    tensor = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
+    return header("[" + ",".join(['{"$":"tensor","name":"a"}'] * places) + "]", a=tensor)
+
+
+def as_key(key: str) -> str:
+    return f'{{"$":"dict","items":[[{key},1]]}}'
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "nested lists": lambda: header("[" * 1_000_000),
+    "nested lists that end": lambda: header("[" * 200_000 + "]" * 200_000),
+    "nested dicts": lambda: header('{"a":' * 200_000 + "1" + "}" * 200_000),
+    "a nested tuple as a key": lambda: header(as_key('{"$":"tuple","items":[' * 100_000 + "1" + "]}" * 100_000)),
+    "a less nested tuple as a key": lambda: header(as_key('{"$":"tuple","items":[' * 80 + "1" + "]}" * 80)),
+    "a list as a key": lambda: header(as_key("[]")),
+    "a dict as a key": lambda: header(as_key("{}")),
+    "very many values": lambda: header("[" + "[]," * 7_000_000 + "0]"),
+    "a long number": lambda: header("9" * 2_000_000),
+    "no tree": lambda: b"\2\0\0\0\0\0\0\0{}",
+    "no header": lambda: (2**63).to_bytes(8, "little"),
+    "a header as large as the file": lambda: (10**6).to_bytes(8, "little") + bytes(10**6),
+    "a tensor of a terabyte": lambda: claim([2**38]),
+    "a tensor of no size": lambda: claim([0, 10**30]),
+    "a tensor of many dimensions": lambda: claim([1] * 10_000),
+    "a tensor with a negative side": lambda: claim([-1, -1]),
+    "a tensor of objects": lambda: claim([], dtype="O"),
+    "a tensor before the file": lambda: claim([1], data_offsets=[-4, 0]),
+    "a tensor in too many places": lambda: shared(1000),
+    "an unknown kind": lambda: header('{"$":"code","name":"os:system"}'),
+    "an unknown tensor": lambda: header('{"$":"tensor","name":"a"}'),
+}
+
+
+READ_ALL = """
+import json, resource, sys
+from pathlib import Path
+from zhixing.checkpoint import read_checkpoint
+from zhixing.errors import UserError
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        read_checkpoint(path)
+        error = "none"
+    except UserError as told:
+        error = str(told)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+    print(json.dumps([path.name, error, grown]), flush=True)
+"""
+
+
+def test_hostile_checkpoints_are_refused_in_little_memory(tmp_path: Path) -> None:
+    """In a process of its own: neither a crash of the interpreter nor a large allocation goes unseen."""
+    for name, make in HOSTILE.items():
+        (tmp_path / name).write_bytes(make())
+    found = subprocess.run([sys.executable, "-c", READ_ALL, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    read = [json.loads(line) for line in found.stdout.splitlines()]
+    assert found.returncode == 0, (read[-1:], found.stderr)
+    assert [name for name, _, _ in read] == sorted(HOSTILE)
+    for name, error, grown in read:
+        assert "is damaged or no checkpoint" in error, name
+        assert grown < MEGABYTES, name
 
 
 def doubled(first: str, rest: str) -> str:
@@ -431,7 +505,9 @@ def run(samples: Path, tmp_path: Path) -> Iterator[Path]:
     assert (tmp_path / "mine.txt").read_text() == "precious"
 
 
-@pytest.mark.parametrize("name", ["metrics.csv", "checkpoints/best.pt", "replay/replay/segment-00000000.npz", "crash"])
+@pytest.mark.parametrize(
+    "name", ["metrics.csv", "checkpoints/best.safetensors", "replay/replay/segment-00000000.npz", "crash"]
+)
 def test_links_out_of_a_run_are_refused(name: str, run: Path) -> None:
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(os.path.relpath(run.parent / "mine.txt", (run / name).parent))
@@ -455,10 +531,10 @@ def test_a_pipe_in_a_run_is_not_waited_for(run: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../../mine.npz", "/tmp/mine.npz", "segment-00000000.npz/../x", 7, "segment-1.npz"])
 def test_a_checkpoint_names_no_file_elsewhere(name: Any, run: Path) -> None:
-    path = next((run / "checkpoints").glob("0*.pt"))
-    state = torch.load(path, weights_only=True)
+    path = next((run / "checkpoints").glob("0*.safetensors"))
+    state = read_checkpoint(path)
     state["buffers"]["replay"]["segments"][0]["name"] = name
-    torch.save(state, path)
+    write_checkpoint(path, state)
     with pytest.raises(zx.UserError, match="is no name of a replay segment"):
         zx.Session.resume(run)
 

@@ -69,11 +69,11 @@ def test_no_algorithm_learns_from_nan(name: str, small: Callable, tmp_path: Path
         pytest.skip("learns from positions of games, which are bits")
     poison = Poison()
     session = zx.Session(cfg, tmp_path / "run", [poison], quiet=True)
-    with pytest.raises(NonFiniteError, match=r"The batch is in .*crash/batch-\d{12}\.pt") as caught:
+    with pytest.raises(NonFiniteError, match=r"The batch is in .*crash/batch-\d{12}\.safetensors") as caught:
         session.run()
     assert "the weights were not changed by it" in str(caught.value)
     assert all(bool(torch.isfinite(value).all()) for value in session.learner.weights().values())
-    kept = max((tmp_path / "run" / "crash").glob("batch-*.pt"))
+    kept = max((tmp_path / "run" / "crash").glob("batch-*.safetensors"))
     batch = Batch(**read_checkpoint(kept)["batch"])
     assert np.isnan(np.asarray(batch.reward if "reward" in batch else batch.obs)).any()
     state = RunFolder.open(tmp_path / "run").load()

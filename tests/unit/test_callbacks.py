@@ -386,18 +386,23 @@ def test_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     settings = {"checkpoint_every_steps": 128, "keep_checkpoints": 3, "eval_every_steps": 64}
     session(tmp_path / "run", watch, **settings).run()
     names = sorted(file.name for file in (tmp_path / "run/checkpoints").iterdir())
-    assert names == ["000000000384.pt", "000000000512.pt", "000000000640.pt", "best.pt"]
-    best = read_checkpoint(tmp_path / "run/checkpoints/best.pt")
+    assert names == [
+        "000000000384.safetensors",
+        "000000000512.safetensors",
+        "000000000640.safetensors",
+        "best.safetensors",
+    ]
+    best = read_checkpoint(tmp_path / "run/checkpoints/best.safetensors")
     step, evaluation = max(watch.evaluations, key=lambda pair: pair[1].mean_return)  # the first of equal ones
     assert (best["steps"], best["return"]) == (step, evaluation.mean_return)
-    last = read_checkpoint(tmp_path / "run/checkpoints/000000000640.pt")
+    last = read_checkpoint(tmp_path / "run/checkpoints/000000000640.safetensors")
     assert last["steps"] == last["loop"]["actor"]["env_steps"] == 640
 
 
 def test_best_checkpoint_holds_the_weights_that_were_evaluated(tmp_path: Path) -> None:
     watch = Watch()
     session(tmp_path / "run", watch, eval_every_steps=64).run()
-    best = read_checkpoint(tmp_path / "run/checkpoints/best.pt")
+    best = read_checkpoint(tmp_path / "run/checkpoints/best.safetensors")
     evaluated = watch.weights[best["steps"] // 64]
     assert all(torch.equal(best["policy"][name], value) for name, value in evaluated.items())
 

@@ -94,8 +94,8 @@ def test_offline_counts_updates_and_steps_no_environment(recorded: Callable, tmp
     assert list(columns["episodes"]) == [0, 0, 0, 0]
     assert np.isfinite(columns["eval_return_mean"][[1, 3]]).all()
     assert sorted(file.name for file in (tmp_path / "run" / "checkpoints").glob("0*")) == [
-        "000000000060.pt",
-        "000000000090.pt",
+        "000000000060.safetensors",
+        "000000000090.safetensors",
     ]
     assert not (tmp_path / "run" / "replay" / "replay").exists() or not list((tmp_path / "run").glob("replay/*/*"))
     assert read_run(tmp_path / "run").offline

@@ -48,7 +48,9 @@ def test_a_job_whose_listener_is_gone_saves_and_goes_on_exactly(small: Small, tm
     whole = run_job(job(cfg, tmp_path, "whole"), Ear())
     with pytest.raises(KeyboardInterrupt):
         run_job(job(cfg, tmp_path, "cut"), Ear(gone_at=256))
-    assert [file.name for file in (tmp_path / "cut" / "checkpoints").glob("0*.pt")] == ["000000000256.pt"]
+    assert [file.name for file in (tmp_path / "cut" / "checkpoints").glob("0*.safetensors")] == [
+        "000000000256.safetensors"
+    ]
     assert not (tmp_path / "cut" / "result.json").exists()
     ear = Ear()
     assert run_job(job(cfg, tmp_path, "cut"), ear)["final_return"] == whole["final_return"]
@@ -136,7 +138,7 @@ def test_an_interrupt_stops_all_with_checkpoints(
             drive(executor, lambda: next(todo, None), hear)
     assert heard[-1] == "stopped"
     assert executor.running == []
-    assert list((tmp_path / "first" / "checkpoints").glob("0*.pt"))
+    assert list((tmp_path / "first" / "checkpoints").glob("0*.safetensors"))
     assert not (tmp_path / "first" / "result.json").exists()
     assert not (tmp_path / "second").exists()
     assert "stopping all runs" in capsys.readouterr().err

@@ -195,7 +195,7 @@ def test_users_callbacks_are_called_and_may_stop(small: Callable, tmp_path: Path
 
     result = zx.Session(small("ppo", "toy/match"), tmp_path / "run", [Stop()], quiet=True).run()
     assert result["env_steps"] == 320  # five iterations of 64
-    assert (tmp_path / "run" / "checkpoints" / "000000000320.pt").is_file()
+    assert (tmp_path / "run" / "checkpoints" / "000000000320.safetensors").is_file()
 
 
 # --- signals ---
@@ -253,7 +253,7 @@ def test_a_signal_saves_and_the_resumed_run_ends_like_one_never_stopped(
     assert "go on with: zhixing resume parts" in err
     assert "Traceback" not in err
     assert not (tmp_path / "parts" / "result.json").exists()
-    (checkpoint,) = (tmp_path / "parts" / "checkpoints").glob("0*.pt")
+    (checkpoint,) = (tmp_path / "parts" / "checkpoints").glob("0*.safetensors")
     assert 0 < int(checkpoint.stem) < (4000 if name == "ppo" else 2000)
 
     monkeypatch.chdir(tmp_path)

@@ -221,7 +221,7 @@ def test_after_a_kill_a_sweep_goes_on_and_ends_as_if_nothing_had_been(zhixing: C
     )
     saved = tmp_path / "all" / "seed=0" / "checkpoints"
     deadline = time.monotonic() + 120
-    while not list(saved.glob("0*.pt")) and time.monotonic() < deadline:
+    while not list(saved.glob("0*.safetensors")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.communicate()

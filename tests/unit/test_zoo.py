@@ -55,7 +55,11 @@ def test_an_exported_agent_acts_as_its_run_and_commands_take_it(
     code, out, err = zhixing("export", "run", "-o", "zoo/one", "--episodes", "5")
     assert (code, err) == (0, "")
     assert "of 5 episodes" in out
-    assert sorted(file.name for file in (tmp_path / "zoo/one").iterdir()) == ["agent.json", "agent.pt", "config.yaml"]
+    assert sorted(file.name for file in (tmp_path / "zoo/one").iterdir()) == [
+        "agent.json",
+        "agent.safetensors",
+        "config.yaml",
+    ]
     mine, theirs = zx.load("run").policy.state_dict(), zx.load("zoo/one").policy.state_dict()
     assert all(mine[key].equal(theirs[key]) for key in mine)
     assert zhixing("eval", "zoo/one", "--episodes", "5", "--json") == zhixing(
