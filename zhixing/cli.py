@@ -459,20 +459,34 @@ def list_(
     what: Annotated[str, typer.Argument(help="algorithms, envs or presets.")] = "algorithms",
 ) -> None:
     """List the algorithms, the environments or the presets there are."""
-    from zhixing import algorithms, config, envs
+    from zhixing import algorithms, config
     from zhixing.errors import unknown
 
     if what == "algorithms":
         for name in algorithms.names():
             print(f"{name:16} {algorithms.get(name).summary}")
     elif what == "envs":
-        print("\n".join(envs.names()))
+        _list_envs()
     elif what == "presets":
         for name in algorithms.names():
             for task in config.presets(name):
                 print(f"{name:16} {task}")
     else:
         raise unknown("list", what, ["algorithms", "envs", "presets"])
+
+
+def _list_envs() -> None:
+    import shutil
+    import textwrap
+
+    from zhixing.envs.catalog import families
+
+    width = min(120, shutil.get_terminal_size((120, 24)).columns)
+    for family in families():
+        print(f"{family.title} - {family.missing or 'installed'}")
+        names = textwrap.fill("  ".join(family.names), width - 2, break_on_hyphens=False, break_long_words=False)
+        print(textwrap.indent(names or "none", "  "))
+    print("Your own: my.module:MyEnv or my_env.py:MyEnv; a package's Gymnasium ids: package:Id-v0, or --import PACKAGE")
 
 
 @app.command()

@@ -13,6 +13,8 @@ from conftest import Command
 
 import zhixing as zx
 from zhixing.callbacks.header import header
+from zhixing.envs.catalog import families
+from zhixing.extras import install_hint
 
 SHORT = ["threads=1", "env_steps=256", "steps_per_iteration=32", "vector.num=2", "tensorboard=false", "eval_episodes=2"]
 
@@ -206,9 +208,28 @@ def test_lists(zhixing: Command) -> None:
     assert list(named) == zx.algorithms.names()
     assert named["ppo"] == zx.algorithms.get("ppo").summary
     assert zhixing("list", "algorithms")[1] == out
-    envs = zhixing("list", "envs")[1].splitlines()
-    assert {"CartPole-v1", "toy/match"} <= set(envs)
+    assert {"CartPole-v1", "toy/match", "dmc/walker-walk", "mario/1-1"} <= set(zhixing("list", "envs")[1].split())
     assert ["ppo", "CartPole-v1"] in [line.split() for line in zhixing("list", "presets")[1].splitlines()]
+
+
+def test_environments_are_listed_by_family_with_what_they_need(
+    zhixing: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {"Box2D": True, "mujoco": False, "ale_py": False}
+    monkeypatch.setattr("zhixing.envs.catalog.find_spec", lambda package: there.get(package) or None)
+    monkeypatch.setattr("zhixing.envs.atari_tasks.games", list)
+    lines = zhixing("list", "envs")[1].splitlines()
+    assert "Gymnasium, Box2D - installed" in lines
+    assert f"Gymnasium, MuJoCo - needs the extra 'mujoco': {install_hint('mujoco')}" in lines
+    atari = lines.index(f"Atari - needs the extra 'atari': {install_hint('atari')}")
+    assert lines[atari + 1] == "  ALE/Pong-v5 and others"
+    classic = lines.index("Gymnasium, classic control - installed")
+    assert lines[classic + 1].split()[:2] == ["Acrobot-v1", "CartPole-v1"]
+
+
+def test_every_environment_is_in_one_family() -> None:
+    listed = [name for family in families() for name in family.names if "and others" not in name]
+    assert sorted(listed) == zx.envs.names()
 
 
 def test_show_lists_every_setting_with_value_and_meaning(zhixing: Command) -> None:
