@@ -282,3 +282,18 @@ def test_readmes_promise_no_algorithm_that_is_not_there() -> None:
         named = re.findall(r"`(\w+)`", table[1])
         assert named
         assert set(named) <= set(zx.algorithms.names())
+
+
+def test_the_algorithms_that_rate_their_steps_are_named() -> None:
+    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    listed = re.search(r"The algorithms that rate their steps are (.*?)\. With (.*?), new steps", page, re.DOTALL)
+    assert listed is not None
+    rated, unrated = (set(re.findall(r"`(\w+)`", part)) for part in listed.groups())
+    for name in zx.algorithms.names():
+        entry = zx.algorithms.get(name)
+        if entry.settings.scheme != "off_policy":
+            continue
+        learner = getattr(entry.make, "func", entry.make)
+        assert (learner.priority is not zx.Learner.priority) == (name in rated), name
+        assert not (name in rated and name in unrated)
+    assert {"td3", "ddpg", "awac", "iql", "maddpg"} == unrated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -66,3 +67,15 @@ def test_installed_wheel_trains_from_another_folder(tmp_path: Path) -> None:
     assert json.loads((away / "run" / "result.json").read_text())["env_steps"] == 512
     assert "vector:\n  backend: native\n  num: 8" in (away / "run" / "config.yaml").read_text()  # the preset is there
     assert "cartpole" in call(script, "zoo", cwd=away)
+
+
+def test_every_extra_is_used_by_code() -> None:
+    """Each is named where the package is missing; those that only collect other packages aren't."""
+    listed = re.search(
+        r"^\[project.optional-dependencies\]\n(.*?)^\[", (ROOT / "pyproject.toml").read_text(), re.M | re.S
+    )
+    assert listed is not None
+    extras = set(re.findall(r"^([\w-]+) = ", listed[1], re.M)) - {"dev", "all"}
+    code = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "zhixing").rglob("*.py"))
+    assert {extra for extra in extras if f'"{extra}"' not in code} == set()
+    assert "marl" in extras
