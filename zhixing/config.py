@@ -89,6 +89,13 @@ class VectorConfig(Strict):
     workers: Positive | Auto = "auto"  # processes that share the copies, with backend=process, mixed or ray
     on_crash: Literal["stop", "replace"] = "stop"  # a copy that fails ends the run, or a new one takes its place
     step_seconds: PositiveFloat | None = None  # how long a step of a copy may take, with backend=process
+    call_seconds: PositiveFloat | None = None  # how long any other call (constructor, reset, ...) may take, likewise
+
+    @property
+    def isolated(self) -> bool:
+        """Whether nothing of a task runs in the process that trains: it runs in worker processes that can be ended."""
+        guarded = self.on_crash == "replace" or self.step_seconds is not None or self.call_seconds is not None
+        return self.backend == "process" or (self.backend == "auto" and guarded)
 
 
 class DistributedConfig(Strict):

@@ -35,7 +35,7 @@ PACKAGES = ("import", "imports")  # settings that list packages
 ADDRESS = "address"  # of a Ray cluster, whose processes send pickles
 POLICY = "ZHIXING_ALLOWED_IMPORTS"  # an environment variable, so worker processes inherit the restriction
 
-known: set[str] = set()  # names imported by this process: somebody approved them already
+known: set[str] = set()  # names imported by this process or one of its workers: somebody approved them already
 
 
 def child_environment() -> dict[str, str]:

@@ -407,7 +407,8 @@ def _evaluation_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
 
 def _faults(cfg: RunConfig, folder: RunFolder, guarded: bool = True) -> envs.Faults:
     """What is done about environments that fail. Those that nobody steps need no guard."""
-    asked = envs.Faults(cfg.vector.on_crash, cfg.vector.step_seconds, folder.path / "crash")
+    vector = cfg.vector
+    asked = envs.Faults(vector.on_crash, vector.step_seconds, folder.path / "crash", vector.call_seconds)
     return asked if guarded else envs.Faults(folder=asked.folder)
 
 

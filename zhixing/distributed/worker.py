@@ -80,14 +80,14 @@ class Worker:
             if setup.threads is not None:
                 torch.set_num_threads(setup.threads)
             cfg = self.cfg = config.build([setup.settings], {})
-            asked = cfg.vector.workers
+            vector, asked = cfg.vector, cfg.vector.workers
             env = envs.make_vector(
                 cfg.env.name,
                 setup.num_envs,
                 backend=cfg.vector.backend,
                 workers=min(asked, setup.num_envs) if isinstance(asked, int) else None,
                 options=cfg.env.options,
-                faults=envs.Faults(cfg.vector.on_crash, cfg.vector.step_seconds, setup.crashes),
+                faults=envs.Faults(vector.on_crash, vector.step_seconds, setup.crashes, vector.call_seconds),
             )
             learner = algorithms.get(cfg.algorithm).make(cfg, env.spaces, torch.device("cpu"))
             if "expert" in type(cfg).model_fields:

@@ -11,7 +11,7 @@ from zhixing.envs.families import Task, make, names
 from zhixing.envs.faults import ON_CRASH, Faults, keep_capsule
 from zhixing.envs.native import NativeVectorEnv, suits_auto
 from zhixing.envs.process import ProcessVectorEnv
-from zhixing.envs.serial import SerialVectorEnv, layout_of
+from zhixing.envs.serial import LIMITS_NEED_PROCESSES, SerialVectorEnv, layout_of
 from zhixing.envs.time_limits import time_limit_of
 from zhixing.envs.vector import VectorEnv
 from zhixing.errors import EnvCrashError, UserError, unknown
@@ -59,15 +59,14 @@ def make_vector(
         raise UserError(f"the number of workers is {workers}; it must be from 1 to the {num} environments")
     if workers not in (None, 1) and backend in ("serial", "native", "envpool", "torch"):
         raise UserError(f"{backend} environments have no workers, not {workers}; backends process, mixed and ray have")
-    guarded = faults.replace or faults.step_seconds is not None
-    if guarded and backend in ("native", "envpool", "torch", "mixed"):
+    if faults.guarded and backend in ("native", "envpool", "torch", "mixed"):
         why = "live in this process too" if backend == "mixed" else "step together"
-        raise UserError(f"{backend} environments {why}: on_crash=replace and step_seconds take backend process")
+        raise UserError(f"{backend} environments {why}: on_crash=replace and time limits take backend process")
     given = dict(options or {})
     if render_mode is not None:
         given["render_mode"] = render_mode
     task = Task(name, given)
-    if backend == "native" or (backend == "auto" and not guarded and num > 1 and suits_auto(name, given)):
+    if backend == "native" or (backend == "auto" and not faults.guarded and num > 1 and suits_auto(name, given)):
         one = task()  # the same errors for wrong names and options as everywhere
         one.close()
         native = NativeVectorEnv(name, num, given)
@@ -89,13 +88,15 @@ def make_vector(
     if backend == "ray":
         from zhixing.distributed.vector import RayVectorEnv  # only now: others needn't have it
 
-        if faults.step_seconds is not None:
-            raise UserError("a limit per step (vector.step_seconds) takes worker processes; use backend process")
+        if faults.limited:
+            raise UserError(LIMITS_NEED_PROCESSES)
         return RayVectorEnv(task, num, workers or num, layout_of(task), faults, address)
-    # only a process can be ended, and a trial in this one, where it decides nothing, could be its end
-    if guarded or (backend != "auto" and workers is not None):
-        workers = workers or default_workers(num, waits=False)
-        return ProcessVectorEnv(task, num, workers, layout_of(task), faults, mixed=backend == "mixed")
+    if faults.guarded:  # only a process can be ended, and a trial of what may fail has more risk than use
+        return ProcessVectorEnv(task, num, workers or default_workers(num, waits=False), faults=faults)
+    if backend == "process":
+        return ProcessVectorEnv(task, num, workers, faults=faults)
+    if backend == "mixed" and workers is not None:
+        return ProcessVectorEnv(task, num, workers, faults=faults, mixed=True)
     try:
         found = probe(task)
     except EnvCrashError as crash:

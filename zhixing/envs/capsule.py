@@ -27,7 +27,7 @@ from zhixing.errors import EnvCrashError, UserError
 from zhixing.importing import check_names, names_in, restricted_to
 
 ADVICE = "repeat it with:"
-FORMAT = 1  # readers keep understanding older ones
+FORMAT = 2  # readers keep understanding older ones
 MAX_BYTES = 32 * 2**20
 MAX_FILES = 100  # in one folder; a task that keeps failing must not fill the disk
 GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
@@ -64,6 +64,7 @@ class Capsule(_Strict):
     env: Named
     backend: str
     step_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
+    call_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # since format 2
     index: Annotated[int, Field(ge=0)]
     seed: Seed | None  # of the environment's last reset with one
     origin: Origin
@@ -153,7 +154,7 @@ def replay(path: str | Path, env: str | None = None, *, trust: bool = False) -> 
         raise UserError(f"{path}: {error}" + (f", or with --env {name}" if ":" in name else "")) from None
     if capsule.actions is None:
         raise UserError(f"{path} can't be repeated: its episode had too many actions to keep")
-    faults = Faults(step_seconds=capsule.step_seconds)
+    faults = Faults(step_seconds=capsule.step_seconds, call_seconds=capsule.call_seconds)
     with (
         restricted_to(names),
         closing(ProcessVectorEnv(Task(name, capsule.env.options), 1, 1, faults=faults)) as vector,

@@ -10,10 +10,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Discrete, MultiDiscrete
 
-from zhixing.envs.arrays import Array, allocate
+from zhixing.envs.arrays import Array, Arrays, allocate
 from zhixing.envs.layout import Layout, describe
 from zhixing.envs.serial import Factory, name_of
 from zhixing.envs.slots import Slots
+from zhixing.envs.tapes import Tapes
 
 PROBE_SECONDS = 0.05
 CPU_COUNT = "PYTHON_CPU_COUNT"
@@ -26,37 +27,50 @@ WAKE_SECONDS = {"process": 150e-6, "mixed": 50e-6}
 MAX_WAITING_WORKERS = 32  # an interpreter each, about 40 MB
 
 
+class Timing(NamedTuple):
+    """How long steps of one copy of a task took."""
+
+    step_seconds: float
+    waits: bool  # it sleeps or waits for another process, rather than computes
+
+
 class Probe(NamedTuple):
     """What one copy of a task showed."""
 
     layout: Layout
     step_seconds: float
-    waits: bool  # it sleeps or waits for another process, rather than computes
+    waits: bool
 
 
 def probe(factory: Factory) -> Probe:
+    """Try a task in this process."""
+    name = name_of(factory)
     env = factory()
     try:
-        layout = describe(env, name_of(factory))
-        arrays = allocate(layout.spaces, 1)
-        slots = Slots([lambda: env], layout, arrays, 0, name_of(factory))
-        slots.reset([0], None)
-        action = layout.spaces.action
-        action.seed(0)
-        walls: list[float] = []
-        cpus: list[float] = []
-        until = time.perf_counter() + PROBE_SECONDS
-        while len(walls) < 3 or time.perf_counter() < until:
-            arrays.action[0] = random_action(action, arrays.beside.get("mask"), layout.spaces.num_agents)
-            wall, cpu = time.perf_counter(), time.process_time()
-            slots.step()
-            walls.append(time.perf_counter() - wall)
-            cpus.append(time.process_time() - cpu)
-        # a quarter of the steps are faster: on a busy machine the others take long, and not because of the task
-        step_seconds, cpu_seconds = (float(np.quantile(times, 0.25)) for times in (walls, cpus))
-        return Probe(layout, step_seconds, waits=cpu_seconds < 0.5 * step_seconds)
+        layout = describe(env, name)
+        return Probe(layout, *time_steps(env, layout, name, allocate(layout.spaces, 1)))
     finally:
         env.close()
+
+
+def time_steps(env: gym.Env[Any, Any], layout: Layout, name: str, arrays: Arrays, tapes: Tapes | None = None) -> Timing:
+    """Time random steps of one copy of a task, which uses the only row of `arrays`."""
+    slots = Slots([lambda: env], layout, arrays, 0, name, tapes=tapes)
+    slots.reset([0], None)
+    action = layout.spaces.action
+    action.seed(0)
+    walls: list[float] = []
+    cpus: list[float] = []
+    until = time.perf_counter() + PROBE_SECONDS
+    while len(walls) < 3 or time.perf_counter() < until:
+        arrays.action[0] = random_action(action, arrays.beside.get("mask"), layout.spaces.num_agents)
+        wall, cpu = time.perf_counter(), time.process_time()
+        slots.step()
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+    # a quarter of the steps are faster: on a busy machine the others take long, and not because of the task
+    step_seconds, cpu_seconds = (float(np.quantile(times, 0.25)) for times in (walls, cpus))
+    return Timing(step_seconds, waits=cpu_seconds < 0.5 * step_seconds)
 
 
 def random_action(space: gym.Space[Any], mask: Array | None, num_agents: int) -> Any:

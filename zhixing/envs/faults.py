@@ -26,6 +26,7 @@ INTERRUPTED = "interrupted by a crash"  # stands among the last numbers of an ep
 IN_A_ROW = 10  # failures without an episode that ended by itself: then replacing is no help
 LONG = 8192  # numbers; BLAS may start threads for a longer product
 ON_CRASH = ("stop", "replace")
+CALL_SECONDS = 120.0  # simulators of games take a minute to start
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,27 @@ class Faults:
     on_crash: str = "stop"  # or `replace`: a new copy begins a new episode
     step_seconds: float | None = None  # how long a step may take; only worker processes can be ended
     folder: Path | None = None  # where capsules go that `zhixing replay` repeats
+    call_seconds: float | None = None  # how long any other call may take, such as a constructor or a reset
 
     @property
     def replace(self) -> bool:
         return self.on_crash == "replace"
+
+    @property
+    def limited(self) -> bool:
+        return self.step_seconds is not None or self.call_seconds is not None
+
+    @property
+    def guarded(self) -> bool:
+        """Whether this asks for environments that can be ended, and so for worker processes."""
+        return self.replace or self.limited
+
+    @property
+    def other_seconds(self) -> float | None:
+        """The limit of calls that are no step. Where only steps have one, these have a generous one."""
+        if self.call_seconds is not None or self.step_seconds is None:
+            return self.call_seconds
+        return max(CALL_SECONDS, 10.0 * self.step_seconds)
 
 
 def crash_of(name: str, index: int, when: str, error: Exception, story: Mapping[str, Any] | None) -> EnvCrashError:
@@ -62,7 +80,10 @@ def keep_capsule(crash: EnvCrashError, faults: Faults, **about: Any) -> None:
     from zhixing.envs.capsule import write  # only now: worker processes needn't wait for its imports
 
     try:
-        told = write(faults.folder, {**about, "step_seconds": faults.step_seconds, **crash.capsule})
+        told = write(
+            faults.folder,
+            {**about, "step_seconds": faults.step_seconds, "call_seconds": faults.call_seconds, **crash.capsule},
+        )
     except OSError as error:
         told = f"its capsule can't be written to {faults.folder}: {error.strerror or error}"
     crash.capsule = None  # once is enough

@@ -27,6 +27,7 @@ class Layout:
     mask_in_obs: bool  # else in info, where there is a mask at all
     tells: tuple[str, ...] = ()  # numbers of the last info that are worth a log
     max_episode_steps: int | None = None  # after which a wrapper truncates; None: no limit is known
+    render_fps: float = 30.0
 
 
 def describe(env: gym.Env[Any, Any], name: str) -> Layout:
@@ -57,7 +58,8 @@ def describe(env: gym.Env[Any, Any], name: str) -> Layout:
         alive=bool(agents) and "alive" in info,
         reward_kind=getattr(env.unwrapped, "reward_kind", "individual") if agents else "individual",
     )
-    return Layout(spaces, paths, mask_in_obs, tuple(env.metadata.get("tells", ())), time_limit_of(env))
+    fps = float(env.metadata.get("render_fps") or 30.0)
+    return Layout(spaces, paths, mask_in_obs, tuple(env.metadata.get("tells", ())), time_limit_of(env), fps)
 
 
 def follow(obs: Any, path: Path) -> Any:

@@ -12,8 +12,9 @@ from zhixing.envs.worker_process import range_of
 class OwnShare:
     """What it is asked for is done when the answer is waited for: by then those in other processes are at it."""
 
-    answers = None  # there is no pipe to wait for
-    seconds_left: float | None = None
+    fds = ()  # there is no pipe to wait for
+    seconds_to_wait = 0.0
+    must_answer = True
     lost = False
     strikes = 0
 
@@ -25,12 +26,10 @@ class OwnShare:
     def start_step(self) -> None:
         self.busy, self._work = True, self._step
 
-    def start_call(self, method: str, arguments: Any) -> None:
+    def start_call(self, method: str, arguments: Any, steps: int = 0) -> None:
         self.busy, self._work = True, lambda: getattr(self.slots, method)(*arguments)
 
     def answer(self) -> Any:
-        if not self.busy:  # it was ready when it was made
-            return None
         self.busy = False
         return self._work()
 
@@ -49,5 +48,8 @@ class OwnShare:
     def hang_up(self) -> None:
         self.slots.close()
 
-    def exit_code(self, seconds: float) -> int:
+    def kill(self) -> None:
+        """A process of its own could be killed."""
+
+    def end(self, seconds: float) -> int:
         return 0

@@ -19,12 +19,15 @@ import time
 from multiprocessing.connection import wait
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
+from zhixing import importing
 from zhixing.envs.arrays import Array, Twin, allocate, shared_bytes
-from zhixing.envs.choice import cpu_count
+from zhixing.envs.choice import Timing, cpu_count, default_workers
 from zhixing.envs.faults import IN_A_ROW, INTERRUPTED, Faults
 from zhixing.envs.layout import Layout
+from zhixing.envs.leftovers import kill_marked
 from zhixing.envs.own_share import OwnShare
 from zhixing.envs.serial import Factory, layout_of, name_of
 from zhixing.envs.slots import Numbers, Slots, State
@@ -32,60 +35,122 @@ from zhixing.envs.tapes import Tapes, tape_bytes
 from zhixing.envs.vector import Info, Result, VectorEnv, as_ids, partial_result, result, shown
 from zhixing.envs.worker import WATCH_SECONDS, Setup
 from zhixing.envs.worker_process import CLOSE_SECONDS, WorkerProcess
-from zhixing.errors import EnvCrashError, UserError
+from zhixing.errors import EnvCrashError, UserError, note
 from zhixing.tree import Tree
 
 Worker = WorkerProcess | OwnShare
+CLOSE_SECONDS_PER_WORKER = 0.2  # beyond CLOSE_SECONDS: many take turns on few CPUs
+MANY_PER_CPU = 16  # worker processes; more take long enough to start that people should know why they wait
 _GOES_ON: Numbers = {INTERRUPTED: True}  # of an episode that hasn't ended, for who asks whether one ended by itself
 
 
 class ProcessVectorEnv(VectorEnv):
+    """With `workers=None` a trial of the task decides how many there are. But for `mixed`, nothing of the task runs in
+    this process: its layout is found in a worker, too, on a copy that is thrown away."""
+
     def __init__(
         self,
         factory: Factory,
         num: int,
-        workers: int,
+        workers: int | None,
         layout: Layout | None = None,
         faults: Faults | None = None,
         *,
         mixed: bool = False,
     ) -> None:
-        if not 1 <= workers <= num:
+        if workers is not None and not 1 <= workers <= num:
             raise UserError(f"the number of workers is {workers}; it must be from 1 to the {num} environments")
         self.factory, self.faults = factory, faults or Faults()
-        name = name_of(factory)
-        self.layout = layout = layout or layout_of(factory)
-        self.tells, self.max_episode_steps = layout.tells, layout.max_episode_steps
-        super().__init__(name, layout.spaces, num, "mixed" if mixed else "process", workers)
-        # where each has a CPU to itself, nobody has to be woken who has just worked
-        self._watch_seconds = WATCH_SECONDS if mixed and workers <= cpu_count() else 0.0
-        self._tapes_at = shared_bytes(layout.spaces, num)
-        self._size = self._tapes_at + tape_bytes(layout.spaces, num)
-        bounds = [-(-num * i // workers) for i in range(workers + 1)]  # the first have one more, where they differ
+        self.name, self.num_envs, self.backend = name_of(factory), num, "mixed" if mixed else "process"
+        self._factory_bytes = _pickled(factory, self.name)
         self._workers: list[Worker] = []
-        self._memory_fd = _unnamed_file(self._size)
+        self._memory_fd = _unnamed_file()
         self.closed = False
         try:
-            memory = mmap.mmap(self._memory_fd, self._size)
-            self.arrays = allocate(layout.spaces, num, memory)
-            self._tapes = Tapes(layout.spaces, num, memory, self._tapes_at)
-            self._twin = Twin(self.arrays) if self.faults.replace else None
-            for first, last in itertools.pairwise(bounds[mixed:]):
-                self._workers.append(self._worker(first, last))
-            if mixed:  # while the others start
-                own = self.arrays.rows(slice(0, bounds[1]))
-                self._workers.insert(0, OwnShare(Slots([factory] * bounds[1], layout, own, 0, name)))
+            if mixed:
+                layout = layout or layout_of(factory)
+            workers = self._prepare(layout, workers, mixed)
+            super().__init__(self.name, self.layout.spaces, num, self.backend, workers)
+            self.metadata["render_fps"] = self.layout.render_fps
+            self._open(mixed)
+        except BaseException as error:
+            if isinstance(error, EnvCrashError):
+                self._keep(error, factory)
             for worker in self._workers:
-                worker.answer()
-        except BaseException:
+                worker.kill()
             self.close()
             raise
 
-    def _worker(self, first: int, last: int) -> WorkerProcess:
+    def _prepare(self, layout: Layout | None, workers: int | None, mixed: bool) -> int:
+        """Start the processes and allocate the memory. Gives the number of workers."""
+        started = self._start((workers or 1) - mixed)
+        if layout is None:
+            first = started[0]
+            first.settle()
+            importing.known.update(first.call("make_trial", self._factory_bytes, self.name))
+            layout = first.call("describe_trial")
+            self._allocate(layout, mixed, workers)
+            if workers is None:
+                first.tapes = self._tapes
+                timing: Timing = first.call("time_trial", self._setup(0, 1))
+                workers = default_workers(self.num_envs, timing.waits)
+            first.call("close_trial")
+            self._start(workers - len(started))
+        else:
+            self._allocate(layout, mixed, workers)
+        assert workers is not None
+        return workers
+
+    def _allocate(self, layout: Layout, mixed: bool, workers: int | None) -> None:
+        num = self.num_envs
+        self.layout, self.tells, self.max_episode_steps = layout, layout.tells, layout.max_episode_steps
+        # where each has a CPU to itself, nobody has to be woken who has just worked
+        self._watch_seconds = WATCH_SECONDS if mixed and workers is not None and workers <= cpu_count() else 0.0
+        self._tapes_at = shared_bytes(layout.spaces, num)
+        self._size = self._tapes_at + tape_bytes(layout.spaces, num)
+        os.ftruncate(self._memory_fd, self._size)
+        memory = mmap.mmap(self._memory_fd, self._size)
+        self.arrays = allocate(layout.spaces, num, memory)
+        self._tapes = Tapes(layout.spaces, num, memory, self._tapes_at)
+        self._twin = Twin(self.arrays) if self.faults.replace else None
+
+    def _open(self, mixed: bool) -> None:
+        """Make the environments, in all workers at the same time."""
+        num, workers = self.num_envs, self.workers
+        bounds = [-(-num * i // workers) for i in range(workers + 1)]  # the first have one more, where they differ
+        processes = [worker for worker in self._workers if isinstance(worker, WorkerProcess)]
+        for process, (first, last) in zip(processes, itertools.pairwise(bounds[mixed:]), strict=True):
+            process.settle()
+            process.start_open(self._setup(first, last), self._tapes)
+        if mixed:  # while the others start
+            own = self.arrays.rows(slice(0, bounds[1]))
+            self._workers.insert(0, OwnShare(Slots([self.factory] * bounds[1], self.layout, own, 0, self.name)))
+        for worker in self._workers:
+            worker.settle()
+
+    def _start(self, count: int) -> list[WorkerProcess]:
+        """Start so many more processes."""
         # the kernel's signal follows the thread that made the worker, and only the main one lasts
         lasting = threading.current_thread() is threading.main_thread()
-        setup = Setup(
-            self.factory,
+        started: list[WorkerProcess] = []
+        total = len(self._workers) + count
+        if count > MANY_PER_CPU * cpu_count():
+            note(f"starting {count} worker processes on {cpu_count()} CPUs: this takes a while")
+        for _ in range(count):
+            try:
+                worker = WorkerProcess(self.name, self._memory_fd, self.faults, die_with_parent=lasting)
+            except OSError as error:
+                raise UserError(
+                    f"worker process {len(self._workers) + 1} of {total} can't be started: {error.strerror}; use fewer "
+                    f"(vector.workers), or raise the limits of open files and processes (ulimit -n, ulimit -u)"
+                ) from error
+            self._workers.append(worker)
+            started.append(worker)
+        return started
+
+    def _setup(self, first: int, last: int) -> Setup:
+        return Setup(
+            self._factory_bytes,
             self.name,
             self.layout,
             self.num_envs,
@@ -94,10 +159,8 @@ class ProcessVectorEnv(VectorEnv):
             self._size,
             self._tapes_at,
             self.faults.replace,
-            lasting,
             self._watch_seconds,
         )
-        return WorkerProcess(setup, self._memory_fd, self._tapes, self.faults.step_seconds)
 
     def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
         seeds = self._seeds(seed)
@@ -134,11 +197,10 @@ class ProcessVectorEnv(VectorEnv):
         ended: dict[int, Numbers] = {}
         while len(ids) < min_ready:
             waiting = [worker for worker in busy if worker.busy]
-            seconds = [worker.seconds_left for worker in waiting if worker.seconds_left is not None]
-            pipes = [worker.answers for worker in waiting if worker.answers is not None]
-            ready = wait(pipes, 0.0 if len(pipes) < len(waiting) else min(seconds, default=None))
+            seconds = [left for worker in waiting if (left := worker.seconds_to_wait) is not None]
+            ready = set(wait([fd for worker in waiting for fd in worker.fds], min(seconds, default=None)))
             for worker in waiting:
-                if worker.answers is None or worker.answers in ready or worker.seconds_left == 0.0:
+                if not ready.isdisjoint(worker.fds) or worker.must_answer:
                     ended.update(self._ended([worker]))
                     ids += range(worker.first, worker.last)
         return partial_result(self.arrays, ended, as_ids(ids))
@@ -149,7 +211,10 @@ class ProcessVectorEnv(VectorEnv):
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
         self._check_state(state, "slots")
-        inexact = self._call("load", [(state["envs"][worker.first : worker.last],) for worker in self._workers])
+        parts = [state["envs"][worker.first : worker.last] for worker in self._workers]
+        # steps that a task may have to repeat
+        steps = [sum(len(slot["actions"]) for slot in part if slot["actions"] is not None) for part in parts]
+        inexact = self._call("load", [(part,) for part in parts], steps)
         self.inexact = list(itertools.chain(*inexact))
         self.replaced = sum(slot.get("replaced", 0) for slot in state["envs"])
         return shown(self.arrays)
@@ -163,22 +228,23 @@ class ProcessVectorEnv(VectorEnv):
     def close_extras(self) -> None:
         for worker in self._workers:
             worker.hang_up()
-        deadline = time.monotonic() + CLOSE_SECONDS
+        deadline = time.monotonic() + CLOSE_SECONDS + CLOSE_SECONDS_PER_WORKER * len(self._workers)
         for worker in self._workers:
-            worker.exit_code(max(0.0, deadline - time.monotonic()))
+            worker.end(max(0.0, deadline - time.monotonic()))
+        kill_marked([worker.mark for worker in self._workers if isinstance(worker, WorkerProcess)])
         os.close(self._memory_fd)
 
     def rehearse(self, seed: int | None, origin: State) -> None:
         """Begin the episode of the only environment as one began that is to be repeated."""
         self._call("rehearse", [(seed, origin)])
 
-    def _call(self, method: str, arguments: list[Any]) -> list[Any]:
+    def _call(self, method: str, arguments: list[Any], steps: list[int] | None = None) -> list[Any]:
         """Let all workers do it at the same time."""
         try:
             for worker in self._workers:
                 worker.settle()
-            for worker, own in zip(self._workers, arguments, strict=True):
-                worker.start_call(method, own)
+            for worker, own, count in zip(self._workers, arguments, steps or [0] * self.workers, strict=True):
+                worker.start_call(method, own, count)
             return [worker.answer() for worker in self._workers]
         except EnvCrashError as crash:
             self._keep(crash, self.factory)
@@ -222,20 +288,31 @@ class ProcessVectorEnv(VectorEnv):
         return ended
 
     def _replace(self, worker: Worker, twin: Twin) -> dict[int, Numbers]:
-        """A new process for one that is gone: the episodes of all its environments are over."""
+        """Start a new process for one that is gone: the episodes of all its environments are over."""
         indices = range(worker.first, worker.last)
         tapes = [self._tapes.read(index) or {"seed": None, "replaced": 0} for index in indices]
-        worker.hang_up()
-        worker.busy = False
-        new = self._worker(worker.first, worker.last)
-        new.strikes = worker.strikes + 1
-        self._workers[self._workers.index(worker)] = new
-        new.answer()
-        new.start_call("revive", ([(tape["seed"], tape["replaced"] + 1) for tape in tapes],))
-        new.answer()
-        twin.end(slice(worker.first, worker.last))
-        self.replaced += len(indices)
-        return {index: {INTERRUPTED: True} for index in indices}
+        while True:
+            position, strikes = self._workers.index(worker), worker.strikes + 1
+            worker.hang_up()
+            worker.end(0.0)
+            (new,) = self._start(1)
+            self._workers.remove(new)
+            self._workers[position] = worker = new
+            new.strikes = strikes
+            self.replaced += len(indices)
+            try:
+                new.settle()
+                new.start_open(self._setup(indices.start, indices.stop), self._tapes)
+                new.answer()
+                new.call("revive", [(tape["seed"], tape["replaced"] + 1) for tape in tapes])
+            except EnvCrashError as crash:
+                self._keep(crash, self.factory)
+                if not new.lost or strikes >= IN_A_ROW:
+                    raise
+                tapes = [{**tape, "replaced": tape["replaced"] + 1} for tape in tapes]
+                continue
+            twin.end(slice(indices.start, indices.stop))
+            return {index: {INTERRUPTED: True} for index in indices}
 
     def _refuse_busy(self, workers: list[Worker]) -> None:
         for worker in workers:
@@ -243,12 +320,19 @@ class ProcessVectorEnv(VectorEnv):
                 raise RuntimeError(f"environments {worker.range} are still at a step: recv first")
 
 
-def _unnamed_file(size: int) -> int:
+def _pickled(factory: Factory, name: str) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(factory))  # takes what __main__ defines, too
+    except Exception as error:
+        raise UserError(
+            f"{name} can't be sent to worker processes: {type(error).__name__}: {error}; make it inside of a function, "
+            f"or use backend serial"
+        ) from error
+
+
+def _unnamed_file() -> int:
     """Memory to share that has no name, so that it goes with its last user, however that one ends."""
     if sys.platform == "linux":
-        fd = os.memfd_create("zhixing")
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.ftruncate(fd, size)
-    return fd
+        return os.memfd_create("zhixing")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -16,21 +16,24 @@ from zhixing.envs.vector import Info, Result, VectorEnv, as_ids, partial_result,
 from zhixing.errors import EnvCrashError, UserError
 from zhixing.tree import Tree
 
+LIMITS_NEED_PROCESSES = (
+    "a time limit (vector.step_seconds, vector.call_seconds) takes worker processes; use backend process"
+)
 Factory = Callable[[], gym.Env[Any, Any]]
 
 
 class SerialVectorEnv(VectorEnv):
     def __init__(self, factory: Factory, num: int, layout: Layout | None = None, faults: Faults | None = None) -> None:
         self.factory, self.faults = factory, faults or Faults()
-        if self.faults.step_seconds is not None:
-            raise UserError("a limit per step (vector.step_seconds) takes worker processes; use backend process")
+        if self.faults.limited:
+            raise UserError(LIMITS_NEED_PROCESSES)
         name = name_of(factory)
         layout = layout or layout_of(factory)
         self.tells, self.max_episode_steps = layout.tells, layout.max_episode_steps
         super().__init__(name, layout.spaces, num, "serial", 1)
         self.arrays = allocate(layout.spaces, num)
         self.slots = Slots([factory] * num, layout, self.arrays, 0, name, replace=self.faults.replace)
-        self.metadata["render_fps"] = float(self.slots.slots[0].env.metadata.get("render_fps") or 30)
+        self.metadata["render_fps"] = layout.render_fps
         self.closed = False
         self._sent: list[int] = []
         self._ended: dict[int, Numbers] = {}

@@ -81,6 +81,11 @@ class Slots:
             self.tapes.under_way[self.first] = 0
         return ended
 
+    def _under_way(self, slot: Slot | None) -> None:
+        """Keep which environment is at work, for the case that the process doesn't survive it."""
+        if self.tapes is not None:
+            self.tapes.under_way[self.first] = 0 if slot is None else slot.index + 1
+
     def _sound(self) -> bool:
         """Whether what is shown can be right: asked of all at once, since asking each would cost a part of its step."""
         for total in self._totals:
@@ -123,14 +128,20 @@ class Slots:
 
     def revive(self, known: Sequence[tuple[int | None, int]]) -> None:
         for slot, (seed, replaced) in zip(self.slots, known, strict=True):
+            self._under_way(slot)
             slot.revive(seed, replaced)
+        self._under_way(None)
 
     def rehearse(self, seed: int | None, origin: State) -> None:
+        self._under_way(self.slots[0])
         self.slots[0].rehearse(seed, origin)
+        self._under_way(None)
 
     def reset(self, seeds: Sequence[int | None], options: State | None) -> None:
         for slot, seed in zip(self.slots, seeds, strict=True):
+            self._under_way(slot)
             slot.reset(seed, options)
+        self._under_way(None)
         for slot in self.slots:
             slot.check()
 

@@ -1,32 +1,39 @@
-"""The process at the other end of a ProcessVectorEnv: some environments, their rows in shared memory, two pipes.
+"""The program of a worker process: some environments, their rows in shared memory, two pipes to the parent.
 
-Each command and each answer is one byte. `CALL`, `VALUE`, `ENDED` and `ERROR` are followed by a pickle; steps are not,
-unless an episode ended with numbers in its last info or an environment was replaced. The end of the file means that the
-parent is gone.
+Each command and each answer is one byte. `CALL`, `VALUE`, `ENDED` and `ERROR` are followed by a pickle and its length;
+steps are not, unless an episode ended with numbers in its last info or an environment was replaced. End of file on the
+command pipe means that the parent is gone. The first answer is sent when all imports are done.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import faulthandler
 import mmap
 import os
 import pickle
 import select
 import signal
+import struct
 import sys
 import time
+import traceback
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
-from zhixing.envs.arrays import allocate
-from zhixing.envs.layout import Layout
+from zhixing import importing
+from zhixing.envs.arrays import Arrays, allocate
+from zhixing.envs.choice import Timing, time_steps
+from zhixing.envs.layout import Layout, describe
 from zhixing.envs.slots import Slots
 from zhixing.envs.tapes import Tapes
 from zhixing.errors import EnvCrashError, UserError
 
 STEP, CALL = b"s", b"c"  # commands
 DONE, ENDED, VALUE, ERROR = b"d", b"n", b"v", b"e"  # answers
+LENGTH = struct.Struct("!Q")  # of the pickle that follows
 PR_SET_PDEATHSIG = 1
 # A CPU that halted takes 50 us and more to wake, as long as a step of many tasks takes. Between two steps a small
 # policy takes 100 to 150 us to act, a larger one some more.
@@ -35,9 +42,9 @@ WATCH_SECONDS = 500e-6
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker must know to begin."""
+    """What a worker must know to make its environments."""
 
-    factory: Any
+    factory: bytes  # by cloudpickle
     name: str
     layout: Layout
     num: int  # environments in the whole vector
@@ -46,38 +53,94 @@ class Setup:
     memory_bytes: int
     tapes_at: int  # where in the memory
     replace: bool  # environments that fail
-    die_with_parent: bool
     watch_seconds: float  # how long to look for the next byte before sleeping until it comes
 
 
-def main(commands_fd: int, answers_fd: int, memory_fd: int) -> None:
+class Host:
+    """What the parent may call in a worker before its environments are there. Later calls go to `slots`."""
+
+    def __init__(self, memory_fd: int) -> None:
+        self.memory_fd = memory_fd
+        self.slots: Slots | None = None
+        self.watch_seconds = 0.0
+        self._trial: Any = None
+        self._name = ""
+
+    def make_trial(self, factory: bytes, name: str) -> set[str]:
+        """Make the copy on which the layout is found, and which is thrown away. Gives the code that was imported."""
+        self._trial, self._name = _made(factory, name), name
+        return importing.known
+
+    def describe_trial(self) -> Layout:
+        return describe(self._trial, self._name)
+
+    def time_trial(self, setup: Setup) -> Timing:
+        arrays, tapes = self._memory(setup)
+        return time_steps(self._trial, setup.layout, self._name, arrays, tapes)
+
+    def close_trial(self) -> None:
+        trial, self._trial = self._trial, None
+        trial.close()
+
+    def open(self, setup: Setup) -> None:
+        arrays, tapes = self._memory(setup)
+        makers = [lambda: _made(setup.factory, setup.name)] * (setup.last - setup.first)
+        slots = Slots(makers, setup.layout, arrays, setup.first, setup.name, replace=setup.replace, tapes=tapes)
+        self.slots, self.watch_seconds = slots, setup.watch_seconds
+
+    def _memory(self, setup: Setup) -> tuple[Arrays, Tapes]:
+        memory = mmap.mmap(self.memory_fd, setup.memory_bytes)
+        arrays = allocate(setup.layout.spaces, setup.num, memory).rows(slice(setup.first, setup.last))
+        return arrays, Tapes(setup.layout.spaces, setup.num, memory, setup.tapes_at)
+
+    def call(self, method: str, arguments: Any) -> Any:
+        return getattr(self if self.slots is None else self.slots, method)(*arguments)
+
+    def close(self) -> None:
+        if self._trial is not None:
+            self._trial.close()
+        if self.slots is not None:
+            self.slots.close()
+
+
+def _made(factory: bytes, name: str) -> Any:
+    try:
+        return pickle.loads(factory)()
+    except UserError:
+        raise
+    except Exception as error:
+        raise EnvCrashError(f"environment {name} crashed in its constructor:\n{traceback.format_exc()}") from error
+
+
+def main(commands: int, answers: int, memory_fd: int, die_with_parent: int) -> None:
     # Ctrl-C, or the end of a whole group of processes, is the parent's business: it saves a checkpoint first
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    commands, answers = Connection(commands_fd, writable=False), Connection(answers_fd, readable=False)
+    if die_with_parent and sys.platform == "linux":
+        # the end of the file is seen between steps only; the kernel ends a worker in the middle of one, too
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for fd in (commands, answers, memory_fd):
+        os.set_inheritable(fd, False)  # programs that an environment starts have no use for them
+    faulthandler.enable()  # a segmentation fault shows where in the environment it happened
+    host = Host(memory_fd)
+    code = 1
     try:
-        setup: Setup = pickle.loads(commands.recv_bytes())
-        if setup.die_with_parent and sys.platform == "linux":
-            # the end of the file is seen between steps only; the kernel ends a worker in the middle of one, too
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        memory = mmap.mmap(memory_fd, setup.memory_bytes)
-        os.close(memory_fd)
-        arrays = allocate(setup.layout.spaces, setup.num, memory).rows(slice(setup.first, setup.last))
-        tapes = Tapes(setup.layout.spaces, setup.num, memory, setup.tapes_at)
-        slots = _attempt(answers, lambda: _make(setup, arrays, tapes))
-        if slots is not None:
-            try:
-                _serve(commands, answers, slots, setup.watch_seconds)
-            finally:
-                slots.close()
+        os.write(answers, DONE)
+        _serve(commands, answers, host)
+        host.close()
+        atexit._run_exitfuncs()
+        code = 0
     except (EOFError, ConnectionError):  # the parent is gone
-        pass
-
-
-def _make(setup: Setup, arrays: Any, tapes: Tapes) -> tuple[bytes, Any]:
-    makers = [setup.factory] * (setup.last - setup.first)
-    slots = Slots(makers, setup.layout, arrays, setup.first, setup.name, replace=setup.replace, tapes=tapes)
-    return DONE, slots
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(code)  # threads that an environment left behind would keep the interpreter from ending
 
 
 def watch(pipe: Any, seconds: float) -> None:
@@ -87,21 +150,23 @@ def watch(pipe: Any, seconds: float) -> None:
         os.sched_yield()
 
 
-def _serve(commands: Connection, answers: Connection, slots: Slots, watch_seconds: float) -> None:
-    fd = commands.fileno()
+def _serve(commands: int, answers: int, host: Host) -> None:
     coming = select.poll()
-    coming.register(fd, select.POLLIN)
+    coming.register(commands, select.POLLIN)
     while True:
-        if watch_seconds:
-            watch(coming, watch_seconds)
-        command = os.read(fd, 1)
+        if host.watch_seconds:
+            watch(coming, host.watch_seconds)
+        command = os.read(commands, 1)
         if not command:
             break
+        slots = host.slots
         if command == STEP:
-            _attempt(answers, lambda: _step(slots))
+            assert slots is not None
+            _attempt(answers, lambda: _step(slots))  # noqa: B023
         else:
-            method, arguments = pickle.loads(commands.recv_bytes())
-            _attempt(answers, lambda: (VALUE, getattr(slots, method)(*arguments)))  # noqa: B023
+            (length,) = LENGTH.unpack(_read(commands, LENGTH.size))
+            method, arguments = pickle.loads(_read(commands, length))
+            _attempt(answers, lambda: (VALUE, host.call(method, arguments)))  # noqa: B023
 
 
 def _step(slots: Slots) -> tuple[bytes, Any]:
@@ -110,15 +175,34 @@ def _step(slots: Slots) -> tuple[bytes, Any]:
     return (ENDED if crashes or any(ended.values()) else DONE), (ended, crashes)
 
 
-def _attempt(answers: Connection, work: Any) -> Any:
-    """Do it and tell the parent how it went."""
+def _attempt(answers: int, work: Any) -> None:
+    """Do it and report the result, or the error, to the parent."""
+    text = b""
     try:
         kind, value = work()
+        if kind != DONE:
+            text = pickle.dumps(value)
     except (EnvCrashError, UserError) as error:
-        kind, value = ERROR, error
+        kind, text = ERROR, pickle.dumps(error)
     except Exception as error:
-        kind, value = ERROR, EnvCrashError(f"{type(error).__name__}: {error}")
-    os.write(answers.fileno(), kind)
+        kind, text = ERROR, pickle.dumps(EnvCrashError(f"{type(error).__name__}: {error}"))
+    os.write(answers, kind)
     if kind != DONE:
-        answers.send_bytes(pickle.dumps(value))
-    return None if kind == ERROR else value
+        _write(answers, LENGTH.pack(len(text)) + text)
+
+
+def _read(fd: int, count: int) -> bytes:
+    parts = []
+    while count:
+        part = os.read(fd, min(count, 2**20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,93 @@
+"""Environments that do harm at a given call. Named on the command line as `hostile:Hostile`, with options."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tasks import Known
+
+LONG = 600.0  # seconds, longer than any test waits
+
+
+def harm(how: str, log: Path | None = None) -> None:
+    """Do the harm. Processes that stay behind write their number into `log`."""
+    if how == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif how == "abort":
+        os.abort()
+    elif how == "leave":
+        os._exit(5)
+    elif how == "exit":
+        sys.exit(3)
+    elif how == "hang":
+        time.sleep(LONG)
+    elif how == "fork":  # the child has the pipes of its parent, which is killed
+        child = os.fork()
+        if child == 0:
+            time.sleep(LONG)
+            os._exit(0)
+        _note(log, child)
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "thread":
+        threading.Thread(target=time.sleep, args=[LONG]).start()
+    elif how == "child":
+        _note(log, subprocess.Popen(["sleep", str(LONG)]).pid)
+    elif how == "daemon":
+        _note(log, subprocess.Popen(["sleep", str(LONG)], start_new_session=True).pid)
+    else:
+        raise ValueError(how)
+
+
+def _note(log: Path | None, number: int) -> None:
+    if log is not None:
+        with log.open("a") as file:
+            print(number, file=file)
+
+
+class Hostile(Known):
+    """Does harm `how` at the call `where`, a step only if its action is 1. `log` is a file for numbers of processes:
+    of those in which it was made ("made"), or of those that it leaves behind."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, where: str = "", how: str = "", log: str | None = None, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.where, self.how, self.log, self.render_mode = where, how, None if log is None else Path(log), render_mode
+        if how == "made":
+            _note(self.log, os.getpid())
+        self._harm_at("constructor")
+
+    def _harm_at(self, where: str) -> None:
+        if where == self.where:
+            harm(self.how, self.log)
+
+    def reset(self, **settings: Any) -> Any:
+        self._harm_at("reset")
+        return super().reset(**settings)
+
+    def step(self, action: Any) -> Any:
+        if action:
+            self._harm_at("step")
+        return super().step(action)
+
+    def render(self) -> Any:
+        self._harm_at("render")
+        return np.zeros((16, 16, 3), np.uint8)
+
+    def close(self) -> None:
+        self._harm_at("close")
+
+    def state_dict(self) -> dict[str, Any]:
+        self._harm_at("state")
+        return {"t": self.t}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.t = state["t"]
