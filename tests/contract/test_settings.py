@@ -88,6 +88,20 @@ def test_every_setting_has_a_meaning(algorithm: str) -> None:
 
 
 def test_every_preset_is_a_valid_configuration(algorithm: str) -> None:
-    for task in config.presets(algorithm):
-        if "*" not in task:
-            config.load(algorithm=algorithm, env=task)
+    for pattern in config.presets(algorithm):
+        config.load(algorithm=algorithm, env=pattern.replace("*", "1"))
+
+
+def test_both_versions_of_cartpole_have_the_preset(algorithm: str) -> None:
+    """They differ by the time limit alone, 200 and 500 steps. It truncates, so values don't depend on it."""
+    presets = [config.preset(algorithm, env) for env in ("CartPole-v0", "CartPole-v1")]
+    assert presets[0] == presets[1]
+    if algorithm in ("ppo", "dqn", "a2c", "a3c", "c51", "rainbow"):
+        assert presets[0]
+
+
+@pytest.mark.parametrize("name", ["c51", "rainbow"])
+def test_atoms_cover_the_values_of_cartpole(name: str) -> None:
+    cfg: Any = config.load(algorithm=name, env="CartPole-v0")
+    assert cfg.v_min <= 0.0
+    assert cfg.v_max == pytest.approx(1.0 / (1.0 - cfg.gamma))  # a reward of 1 per step, without an end

@@ -209,7 +209,7 @@ def test_lists(zhixing: Command) -> None:
     assert named["ppo"] == zx.algorithms.get("ppo").summary
     assert zhixing("list", "algorithms")[1] == out
     assert {"CartPole-v1", "toy/match", "dmc/walker-walk", "mario/1-1"} <= set(zhixing("list", "envs")[1].split())
-    assert ["ppo", "CartPole-v1"] in [line.split() for line in zhixing("list", "presets")[1].splitlines()]
+    assert ["ppo", "CartPole-v*"] in [line.split() for line in zhixing("list", "presets")[1].splitlines()]
 
 
 def test_environments_are_listed_by_family_with_what_they_need(

@@ -341,7 +341,7 @@ def test_presets_are_found_by_pattern_and_own_learners_have_none(tmp_path: Path)
     assert config.preset("ppo", "NoSuchTask-v0") == {}
     assert config.presets("my.module:Learner") == {}
     assert config.presets("../ppo") == {}
-    assert "CartPole-v1" in config.presets("ppo")
+    assert "CartPole-v*" in config.presets("ppo")
 
 
 def test_a_preset_is_not_changed_by_its_use() -> None:
