@@ -18,6 +18,17 @@ from zhixing.ops.seeding import stream
 from zhixing.policy import Phase, Policy, as_tensor
 from zhixing.tree import Tree, tree_map
 
+MIN_EVAL_STEPS = 5_000  # of an evaluation episode before it is cut, where nothing is known of its length
+
+
+def default_eval_steps(time_limit: int | None, longest_episode: int = 0) -> int | None:
+    """Return the number of steps after which an evaluation episode is cut; None where a time limit ends it anyway.
+
+    Without a time limit a policy may never end an episode: it is cut after twice the steps of the longest training
+    episode, and not before `MIN_EVAL_STEPS`.
+    """
+    return None if time_limit is not None else max(MIN_EVAL_STEPS, 2 * longest_episode)
+
 
 class Episode(NamedTuple):
     """A finished episode: its undiscounted return, its steps, and numbers that the task told at its end."""
@@ -25,6 +36,7 @@ class Episode(NamedTuple):
     ret: float
     length: int
     info: dict[str, float]
+    cut: bool = False  # by the bound of an evaluation; the environment hasn't ended it
 
 
 def told_as(name: str) -> str:
@@ -50,6 +62,11 @@ class Evaluation:
     def mean_return(self) -> float:
         return float(self.returns.mean())
 
+    @property
+    def cut_episodes(self) -> int:
+        """Number of episodes that the environment didn't end: their returns are those of their first steps."""
+        return sum(episode.cut for episode in self.episodes)
+
     def summary(self) -> dict[str, float]:
         """What `zhixing eval --json` prints; numbers that the task tells at its ends are averaged."""
         lengths = [episode.length for episode in self.episodes]
@@ -60,6 +77,7 @@ class Evaluation:
             "max_return": float(self.returns.max()),
             "mean_length": float(np.mean(lengths)),
             "episodes": len(self.episodes),
+            "cut_episodes": self.cut_episodes,
         }
         told = {key for episode in self.episodes for key in episode.info} - {*summary, "score"}
         means = {
@@ -191,27 +209,47 @@ class Actor:
         return self.rollout
 
     @torch.no_grad()
-    def evaluate(self, episodes: int, seed: int, look: Callable[[], None] = lambda: None) -> Evaluation:
+    def evaluate(
+        self, episodes: int, seed: int, look: Callable[[], None] = lambda: None, max_steps: int | None = None
+    ) -> Evaluation:
         """Play fresh episodes as well as the policy can. The same seed gives the same episodes. `look` is called at
-        the start and after each step, such as to film.
+        the start and after each step, such as to film; what it raises ends the evaluation.
 
-        Each environment plays its share, since the first to end are the short ones. Leaves no trace in `collect` but
-        the environments' state: give evaluations an actor of their own.
+        Each environment plays its share, since the first to end are the short ones. Episodes are cut after `max_steps`
+        steps, by default as `default_eval_steps` says. Leaves no trace in `collect` but the environments' state: give
+        evaluations an actor of their own.
         """
+        num = self.env.num_envs
+        most = max_steps or default_eval_steps(self.env.max_episode_steps)
         self.policy.watch(self.env)
         self.rng.manual_seed(stream(seed, "evaluation"))
-        self._start(stream(seed, "evaluation environments"))
-        shares = np.full(self.env.num_envs, episodes // self.env.num_envs)
-        shares[: episodes % self.env.num_envs] += 1
-        played: list[list[Episode]] = [[] for _ in shares]
-        look()
-        while any(len(mine) < share for mine, share in zip(played, shares, strict=True)):
-            for i, episode in self._step(Phase.EVAL, None, 0).items():
-                if len(played[i]) < shares[i]:
-                    played[i].append(episode)
-            look()
-        self._obs = None
+        owed = [episodes // num + (i < episodes % num) for i in range(num)]
+        played: list[list[Episode]] = [[] for _ in owed]
+        rounds = 0
+        try:
+            while any(owed):
+                # one environment can't be reset alone: those whose episode was cut wait until all others are done
+                rounds += 1
+                again = () if rounds == 1 else (rounds,)
+                self._start(stream(seed, "evaluation environments", *again))
+                look()
+                waiting = [count == 0 for count in owed]
+                while not all(waiting):
+                    ended = self._step(Phase.EVAL, None, 0)
+                    if most is not None and self._lengths.max() >= most:
+                        ended |= {i: self._cut(i) for i in np.flatnonzero(self._lengths >= most).tolist()}
+                    for i, episode in ended.items():
+                        if not waiting[i]:
+                            played[i].append(episode)
+                            owed[i] -= 1
+                            waiting[i] = episode.cut or owed[i] == 0
+                    look()
+        finally:
+            self._obs = None
         return Evaluation([episode for mine in played for episode in mine])
+
+    def _cut(self, i: int) -> Episode:
+        return Episode(float(np.mean(self._returns[i])), int(self._lengths[i]), {}, cut=True)
 
     @property
     def tells(self) -> tuple[str, ...]:
@@ -222,6 +260,11 @@ class Actor:
     def replaced(self) -> int:
         """How often an environment failed and another took its place."""
         return self.env.replaced
+
+    @property
+    def longest_running(self) -> int:
+        """Steps of the longest episode that hasn't ended yet."""
+        return 0 if self._obs is None else int(self._lengths.max())
 
     def close(self) -> None:
         self.env.close()

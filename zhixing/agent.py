@@ -21,8 +21,10 @@ from zhixing.tree import Tree, tree_leaves, tree_map
 class Agent:
     """A trained policy with its normalisers and memory. It acts in the task's own terms, for one or many at once."""
 
-    def __init__(self, policy: Policy, spaces: Spaces, cfg: RunConfig) -> None:
+    def __init__(self, policy: Policy, spaces: Spaces, cfg: RunConfig, longest_episode: int = 0) -> None:
+        """`longest_episode` is the number of steps of the longest episode in training."""
         self.policy, self.spaces, self.cfg = policy.cpu().eval(), spaces, cfg
+        self.longest_episode = longest_episode
         self.rng = torch.Generator().manual_seed(stream(cfg.seed, "agent"))
         self._hidden: Tree = None
 
@@ -84,6 +86,7 @@ def load(run: str | Path, checkpoint: str = "last", *, trust: bool = False) -> A
         spaces = env.spaces
         env.close()
         policy = algorithms.get(cfg.algorithm).make(cfg, spaces, "cpu").policy
+    state = folder.load_agent(checkpoint)
     with fitting(folder):
-        policy.load_state_dict(folder.load_policy(checkpoint))
-    return Agent(policy, spaces, cfg)
+        policy.load_state_dict(state["policy"])
+    return Agent(policy, spaces, cfg, state["longest_episode"])

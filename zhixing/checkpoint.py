@@ -52,7 +52,8 @@ class RunFolder:
         self.data_file = path / "dataset.json"
         self.agent_file = path / "agent.safetensors"  # the weights of an exported agent, which has no checkpoints
         self.card_file = path / "agent.json"  # and what it was measured at
-        self._kept: list[dict[str, Any]] = []  # states of the buffers in the kept checkpoints, newest first
+        # steps of the kept checkpoints and the states of their buffers, newest first
+        self._kept: dict[int, dict[str, Any]] = {}
         self.code: set[str] | None = None  # names that its configuration may import; None: it was never read
         self.notices: list[str] = []  # what people should know of the last reading
         self._lock: FolderLock | None = None
@@ -139,12 +140,14 @@ class RunFolder:
         later = [file for file in self._newest_first() if int(file.stem) > loop.steps]
         for old in (*later, *self._newest_first()[len(later) + loop.cfg.keep_checkpoints :]):
             old.unlink()
-        self._kept = [state["buffers"], *self._kept][: loop.cfg.keep_checkpoints]
+        kept = {loop.steps: state["buffers"]} | {steps: old for steps, old in self._kept.items() if steps < loop.steps}
+        self._kept = dict(list(kept.items())[: loop.cfg.keep_checkpoints])
         for name, buffer in loop.buffers.items():
-            buffer.prune(self.replay / name, [buffers[name] for buffers in self._kept])
+            buffer.prune(self.replay / name, [buffers[name] for buffers in self._kept.values()])
 
-    def save_best(self, policy: Mapping[str, Any], steps: int, mean_return: float) -> None:
+    def save_best(self, policy: Mapping[str, Any], steps: int, mean_return: float, longest_episode: int = 0) -> None:
         best = {"kind": "agent", "steps": steps, "return": mean_return, "policy": policy}
+        best["longest_episode"] = longest_episode
         self._write(self.checkpoints / "best.safetensors", best)
 
     def save_batch(self, batch: Batch, steps: int) -> Path:
@@ -188,29 +191,28 @@ class RunFolder:
                 problems.append(str(error))
         else:
             raise UserError("; ".join(problems))
-        self._kept = [state["buffers"]]  # older checkpoints may lose their replay from now on
+        self._kept = {state["steps"]: state["buffers"]}  # older checkpoints may lose their replay from now on
         self.notices = [f"{problem}; going on from the one before, {file.name}" for problem in problems]
         return state
 
-    def load_policy(self, which: str = "last") -> dict[str, Any]:
-        """Weights to act with: those at the end of the run, or the best by evaluation."""
-        return self.load_agent(which)["policy"]
-
     def load_agent(self, which: str = "last") -> dict[str, Any]:
-        """These weights as `policy`, and the `steps` after which they were. An exported agent has one set of them."""
+        """Return the weights at the end of the run, or the best by evaluation, as `policy`; the `steps` of training
+        before them; and the length of its `longest_episode`. An exported agent has one set of weights."""
         if which not in ("last", "best"):
             raise UserError(f"unknown checkpoint {which!r}: allowed are last and best")
-        if self.agent_file.is_file():
-            return read_checkpoint(self.agent_file)
-        if which == "last":
-            return self.load()
-        if not (self.checkpoints / "best.safetensors").is_file():
+        best = self.checkpoints / "best.safetensors"
+        if which == "best" and not best.is_file() and not self.agent_file.is_file():
             raise UserError(f"{self.path} has no best checkpoint: it was never evaluated")
-        return read_checkpoint(self.checkpoints / "best.safetensors")
+        if self.agent_file.is_file():
+            state = read_checkpoint(self.agent_file)
+        else:
+            state = self.load() if which == "last" else read_checkpoint(best)
+        longest = state.get("loop", state).get("longest_episode", 0)  # older files lack it
+        return {**state, "longest_episode": longest if type(longest) is int and longest > 0 else 0}
 
     def write_agent(self, cfg: config.RunConfig, agent: Mapping[str, Any], card: Mapping[str, Any]) -> None:
         """Make this the folder of an exported agent."""
-        state = {"kind": "agent", "steps": agent["steps"], "policy": agent["policy"]}
+        state = {"kind": "agent", **{name: agent[name] for name in ("steps", "policy", "longest_episode")}}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_checkpoint(self.agent_file, state)

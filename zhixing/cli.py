@@ -40,6 +40,9 @@ On = Annotated[str, typer.Option("--on", help="local: processes here; ray; or a 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or an agent that `zhixing zoo` lists.")]
 Episodes = Annotated[int, typer.Option("--episodes", min=1, help="Fresh episodes to play.")]
 Shown = Annotated[int | None, typer.Option("--episodes", min=1, help="Episodes; without, until the window is closed.")]
+MaxSteps = Annotated[
+    int | None, typer.Option("--max-steps", min=1, help="Cut episodes after so many steps; without, as eval_max_steps.")
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Fixes the episodes.")]
 Which = Annotated[str, typer.Option("--checkpoint", help="last: weights at the end; best: by evaluation.")]
 Trust = Annotated[
@@ -149,12 +152,13 @@ def evaluate(
     against: Annotated[
         str | None, typer.Option("--against", help="Games: random, perfect, mcts, mcts:SIMULATIONS or another run.")
     ] = None,
+    max_steps: MaxSteps = None,
     trust: Trust = False,
 ) -> None:
     """Play fresh episodes with a run's agent; games also against an opponent, half of them as the first player."""
     from zhixing.session import evaluate
 
-    summary = evaluate(run, episodes, seed, checkpoint, against).summary()
+    summary = evaluate(run, episodes, seed, checkpoint, against, max_steps=max_steps).summary()
     if as_json:
         print(json.dumps(summary))
         return
@@ -174,6 +178,7 @@ def collect(
     replay: Annotated[bool, typer.Option("--replay", help="All that the run's replay holds, not new steps.")] = False,
     seed: Seed = 0,
     checkpoint: Which = "last",
+    max_steps: MaxSteps = None,
     trust: Trust = False,
 ) -> None:
     """Record what a run's agent does, as data to learn from."""
@@ -182,8 +187,15 @@ def collect(
     if replay:
         data = record_replay(run, out)
     else:
-        data = record_agent(run, out, steps, noise=noise, explore=explore, seed=seed, checkpoint=checkpoint)
-    print(f"{out}: {len(data):,} steps in {data.num_episodes:,} episodes, mean return {data.returns().mean():.6g}")
+        data = record_agent(
+            run, out, steps, noise=noise, explore=explore, seed=seed, checkpoint=checkpoint, max_steps=max_steps
+        )
+    complete = data.complete()
+    print(f"{out}: {len(data):,} steps in {data.num_episodes:,} episodes")
+    if complete.any():
+        print(f"mean return {data.returns()[complete].mean():.6g} of {complete.sum():,} complete episodes")
+    if not complete.all():
+        print(f"{(~complete).sum():,} episodes were cut by the end of the recording and don't count in a mean return")
 
 
 @app.command()
@@ -193,12 +205,13 @@ def record(
     episodes: Episodes = 1,
     seed: Seed = 0,
     checkpoint: Which = "last",
+    max_steps: MaxSteps = None,
     trust: Trust = False,
 ) -> None:
     """Film a run's agent; needs no screen."""
     from zhixing.video import record
 
-    returns = record(run, out, episodes, seed, checkpoint)
+    returns = record(run, out, episodes, seed, checkpoint, max_steps)
     print(f"{out}: {len(returns)} episodes, returns {', '.join(f'{value:.6g}' for value in returns)}")
 
 

@@ -135,6 +135,9 @@ class RunConfig(Strict):
     log_every_steps: Positive = 1_000  # a row of metrics every so many environment steps
     eval_every_steps: Count = 5_000  # evaluate every so many environment steps; 0 is never
     eval_episodes: Positive = 10  # episodes of each evaluation
+    eval_max_steps: Positive | None = (
+        None  # cut evaluation episodes here; none: see docs/reliability.md, Endless episodes
+    )
     eval_env: dict[str, Any] = {}  # options of the task that are others in evaluations, such as levels=test
     eval_video: bool = False  # film an episode at each evaluation, as videos/STEPS.mp4 in the run
     plot: str | None = None  # draw this column of metrics.csv at each evaluation, as plot.png in the run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -79,10 +80,13 @@ class Matches:
         self.opponent = named_player(game, opponent)
 
     @torch.no_grad()
-    def evaluate(self, episodes: int, seed: int) -> Evaluation:
-        """A game's return is 1, 0 or -1. The same seed gives the same games."""
+    def evaluate(
+        self, episodes: int, seed: int, look: Callable[[], None] = lambda: None, max_steps: int | None = None
+    ) -> Evaluation:
+        """A game's return is 1, 0 or -1. The same seed gives the same games. `look` is called after each move; games
+        end by their rules, whatever `max_steps` says."""
         rng = np.random.default_rng(stream(seed, "match"))
-        result = play_match(self.game, self.player, self.opponent, episodes, rng)
+        result = play_match(self.game, self.player, self.opponent, episodes, rng, look=look)
         ends = {1: "won", 0: "drawn", -1: "lost"}
         played = []
         for outcome, seat, length in zip(result.outcomes, result.seats, result.lengths, strict=True):

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from zhixing import algorithms, datasets, envs
-from zhixing.actor import Actor
+from zhixing.actor import Actor, default_eval_steps
 from zhixing.buffers.ring import Ring
 from zhixing.checkpoint import RunFolder, fitting
 from zhixing.data import rows_of
 from zhixing.datasets import Dataset, Writer, minari_data
+from zhixing.envs.time_limits import OPTION
 from zhixing.errors import UserError
 from zhixing.policy import Decision, Phase, Policy
 from zhixing.spaces import Spaces
@@ -62,21 +63,30 @@ def record_agent(
     seed: int = 0,
     checkpoint: str = "last",
     references: Mapping[str, float] | None = None,
+    max_steps: int | None = None,
 ) -> Dataset:
-    """Let a run's agent play `steps` steps of fresh episodes and write them down."""
+    """Let a run's agent play `steps` steps of fresh episodes and write them down. Episodes are truncated after
+    `max_steps`, by default the run's `eval_max_steps`; the dataset then names that as the environment's time limit."""
     folder = RunFolder.open(run)
     cfg = folder.read_config()
+    agent, options = folder.load_agent(checkpoint), dict(cfg.env.options)
     with folder.restricted():
-        env = envs.make_vector(cfg.env.name, ENVS, backend="serial", options=cfg.env.options)
+        env = envs.make_vector(cfg.env.name, ENVS, backend="serial", options=options)
     try:
+        limit = env.max_episode_steps
+        most = max_steps or cfg.eval_max_steps or default_eval_steps(limit, agent["longest_episode"])
         with folder.restricted():
+            if most is not None and (limit is None or most < limit):
+                env.close()
+                options[OPTION] = most
+                env = envs.make_vector(cfg.env.name, ENVS, backend="serial", options=options)
             policy = algorithms.get(cfg.algorithm).make(cfg, env.spaces, "cpu").policy
         with fitting(folder):
-            policy.load_state_dict(folder.load_policy(checkpoint))
+            policy.load_state_dict(agent["policy"])
         actor = Actor(Recorded(policy, noise, explore, cfg.env_steps), env, seed=seed)
         how = (" exploring" if explore else "") + (f" with noise {noise:g}" if noise else "")
         note = f"{cfg.algorithm} of {folder.path.name}{how}"
-        return record(actor, out, steps, env=cfg.env.name, options=cfg.env.options, note=note, references=references)
+        return record(actor, out, steps, env=cfg.env.name, options=options, note=note, references=references)
     finally:
         env.close()
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from zhixing import algorithms, config, datasets, envs, importing
-from zhixing.actor import Actor, Evaluation
+from zhixing.actor import Actor, Evaluation, default_eval_steps
 from zhixing.buffers import Buffer, Episode, Hindsight, NStep, Prioritized, Reservoir, Sequence, Uniform, View
 from zhixing.callbacks import Callback, Checkpoint, Csv, Draw, Evaluate, Film, Progress, StopOnNonFinite, TensorBoard
 from zhixing.callbacks.base import as_list
@@ -268,7 +268,8 @@ class Session:
 
     @property
     def finished(self) -> bool:
-        return self.loop.fraction >= 1.0 or self.evaluate.reached
+        """All is done, and no longer budget was given since."""
+        return self.loop.finished and (self.loop.fraction >= 1.0 or self.evaluate.reached)
 
     def run(self) -> dict[str, Any]:
         """Train to the end; returns what is written to result.json. Ctrl-C saves a checkpoint first."""
@@ -362,10 +363,12 @@ def evaluate(
     checkpoint: str = "last",
     against: str | None = None,
     *,
+    max_steps: int | None = None,
     trust: bool = False,
 ) -> Evaluation:
     """Play fresh episodes with a run's agent; in games `against` an opponent: random, perfect, mcts,
-    mcts:SIMULATIONS or another run. With `trust` it may import the code that the run names."""
+    mcts:SIMULATIONS or another run. Episodes are cut after `max_steps`, by default the run's `eval_max_steps`. With
+    `trust` it may import the code that the run names."""
     folder = RunFolder.open(run)
     cfg = resolve_device(folder.read_config(trust))
     torch.set_num_threads(int(cfg.threads) if cfg.threads != "auto" else 1)
@@ -376,13 +379,15 @@ def evaluate(
     try:
         with folder.restricted():
             learner: Learner = algorithms.get(cfg.algorithm).make(cfg, env.spaces, torch.device(cfg.device))
+        agent = folder.load_agent(checkpoint)
         with fitting(folder):
-            learner.policy.load_state_dict(folder.load_policy(checkpoint))
+            learner.policy.load_state_dict(agent["policy"])
         if against is not None:
             evaluator: Actor | Matches = Matches(game_of(cfg.env.name), learner.policy, against)
         else:
             evaluator = _evaluator(cfg, learner.policy, torch.device(cfg.device), folder, env)
-        evaluation = evaluator.evaluate(episodes, seed)
+        most = max_steps or cfg.eval_max_steps or default_eval_steps(env.max_episode_steps, agent["longest_episode"])
+        evaluation = evaluator.evaluate(episodes, seed, max_steps=most)
     finally:
         env.close()
     return replace(evaluation, references=folder.read_references())
@@ -470,9 +475,9 @@ def _interrupts(loop: Loop) -> Iterator[None]:
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if loop.stop_reason == INTERRUPTED:
+        if loop.interrupt_requested:
             raise KeyboardInterrupt
-        print("\nstopping after this iteration (again to stop at once)", file=sys.stderr, flush=True)
+        print("\nstopping after this iteration or evaluation step (again to stop at once)", file=sys.stderr, flush=True)
         loop.stop(INTERRUPTED)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

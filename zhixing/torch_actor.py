@@ -86,6 +86,11 @@ class TorchActor:
         return self.rollout
 
     @property
+    def longest_running(self) -> int:
+        """Steps of the longest episode that hasn't ended yet."""
+        return int(self._lengths.max()) if self._shown else 0
+
+    @property
     def tells(self) -> tuple[str, ...]:
         return self.env.tells
 

@@ -20,7 +20,7 @@ from zhixing.actor import Actor, Episode, Evaluation
 from zhixing.batch import Batch
 from zhixing.buffers import Buffer
 from zhixing.buffers.rollout import Rollout
-from zhixing.callbacks.base import Callback, as_list
+from zhixing.callbacks.base import Callback, EvaluationInterrupted, as_list
 from zhixing.config import (
     AsynchronousConfig,
     DataConfig,
@@ -66,8 +66,14 @@ class Loop:
         self.recent: deque[Episode] = deque(maxlen=100)
         self.metrics: Mapping[str, Tensor] = {}  # of the last iteration that updated
         self.steps_before = 0  # at the begin of this iteration
+        self.longest_episode = 0  # steps of the longest training episode that has ended
         self.stop_reason: str | None = None
+        self.interrupt_requested = False
+        self.interrupted = False  # stopped before its end, to be resumed: nothing that belongs to the end is done
+        self.finished = False  # all that belongs to the end is done
         self.out_of_budget = False
+        # the callback whose `iteration_end` was interrupted, and whether the iteration had metrics
+        self._unfinished: tuple[int, bool] | None = None
         self.batch: Batch | None = None  # what the last update learned from, or the first whose step was left out
         self._since: float | None = None
 
@@ -117,12 +123,16 @@ class Loop:
 
     def stop(self, reason: str) -> None:
         """End training after this iteration."""
+        if reason == INTERRUPTED:  # doesn't replace a reason to end for good
+            self.interrupt_requested = True
+            reason = self.stop_reason or INTERRUPTED
         self.stop_reason = reason
 
     @property
-    def interrupted(self) -> bool:
-        """Stopped before its end, to be resumed: nothing that belongs to the end is done."""
-        return self.stop_reason == INTERRUPTED and not self.out_of_budget
+    def longest_so_far(self) -> int:
+        """Steps of the longest training episode, ended or not."""
+        running = self.actor.longest_running if isinstance(self.actor, (Actor, TorchActor)) else 0
+        return max(self.longest_episode, running)
 
     @property
     def ending(self) -> bool:
@@ -137,12 +147,21 @@ class Loop:
                 stack.enter_context(callback)
             for callback in self.callbacks:
                 callback.train_begin(self)
+            self.finished = False
             self._since = time.perf_counter()
+            if self._unfinished is not None:
+                first, had_metrics = self._unfinished
+                self.out_of_budget = self.fraction >= 1.0
+                self._end_iteration(self.metrics if had_metrics else {}, first)
             yield
             self._tick()
             self._since = None
+            self.interrupted = self.interrupt_requested
             for callback in self.callbacks:
-                callback.train_end(self)
+                try:
+                    callback.train_end(self)
+                except EvaluationInterrupted:
+                    self.interrupted = True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -181,12 +200,22 @@ class Loop:
     def iteration_end(self, episodes: list[Episode], metrics: Mapping[str, Tensor]) -> None:
         self._tick()
         self.episodes += len(episodes)
+        self.longest_episode = max([self.longest_episode, *(episode.length for episode in episodes)])
         self.out_of_budget = self.fraction >= 1.0
         if episodes:
             self._tell(episodes)
         self.metrics = metrics or self.metrics
-        for callback in self.callbacks:
-            callback.iteration_end(self, metrics)
+        self._end_iteration(metrics)
+
+    def _end_iteration(self, metrics: Mapping[str, Tensor], first: int = 0) -> None:
+        """Call the callbacks from the `first` on. After an interrupted evaluation, the resumed run calls the rest."""
+        self._unfinished = None
+        for i, callback in enumerate(self.callbacks[first:], first):
+            try:
+                callback.iteration_end(self, metrics)
+            except EvaluationInterrupted:
+                self._unfinished = i, bool(metrics)
+                return
 
     def _tell(self, episodes: list[Episode]) -> None:
         listening = [each for each in self.callbacks if type(each).episode_end is not Callback.episode_end]
@@ -197,6 +226,13 @@ class Loop:
             self.recent.append(episode)
             for callback in listening:
                 callback.episode_end(self, episode)
+
+    def evaluation_step(self) -> None:
+        """Call after each step of an evaluation. Raises `EvaluationInterrupted` if the run was asked to stop."""
+        if self.interrupt_requested:
+            raise EvaluationInterrupted
+        for callback in self.callbacks:
+            callback.evaluation_step(self)
 
     def evaluation_end(self, evaluation: Evaluation) -> None:
         for callback in self.callbacks:
@@ -242,7 +278,11 @@ class Loop:
             "actor": None if self.actor is None else self.actor.state_dict(),
             "rng": self.rng.bit_generator.state,
             "episodes": self.episodes,
+            "longest_episode": self.longest_so_far,
             "seconds": self.seconds,
+            "steps_before": self.steps_before,
+            "unfinished": self._unfinished,
+            "finished": self.finished,
             "recent": [(e.ret, e.length, e.info) for e in self.recent],
             "metrics": {name: value.detach().clone() for name, value in self.metrics.items()},
             "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks()},
@@ -254,6 +294,13 @@ class Loop:
         lost = [] if self.actor is None else self.actor.load_state_dict(state["actor"])
         self.rng.bit_generator.state = state["rng"]
         self.episodes, self.seconds = state["episodes"], state["seconds"]
+        # older checkpoints lack these; theirs were written when all was done
+        self.longest_episode, self.steps_before = (
+            int(state.get("longest_episode", 0)),
+            int(state.get("steps_before", 0)),
+        )
+        unfinished, self.finished = state.get("unfinished"), bool(state.get("finished", True))
+        self._unfinished = None if unfinished is None else (int(unfinished[0]), bool(unfinished[1]))
         self.recent.extend(Episode(*values) for values in state["recent"])
         self.metrics = state["metrics"]
         for name, callback in self._named_callbacks():

@@ -15,8 +15,9 @@ import gymnasium as gym
 import numpy as np
 
 from zhixing import envs
+from zhixing.actor import default_eval_steps
 from zhixing.agent import load
-from zhixing.errors import UserError
+from zhixing.errors import UserError, note
 from zhixing.ops.seeding import stream
 
 # how ffmpeg writes each kind of video; a GIF gets a palette of its own and at most 25 frames per second, to stay small
@@ -27,14 +28,24 @@ ENCODERS: dict[str, dict[str, Any]] = {
 }
 
 
-def record(run: str | Path, out: str | Path, episodes: int = 1, seed: int = 0, checkpoint: str = "last") -> list[float]:
-    """Film an agent in its task; returns the returns of the episodes shown."""
+def record(
+    run: str | Path,
+    out: str | Path,
+    episodes: int = 1,
+    seed: int = 0,
+    checkpoint: str = "last",
+    max_steps: int | None = None,
+) -> list[float]:
+    """Film an agent in its task; returns the returns of the episodes shown. Episodes are cut after `max_steps`, by
+    default the run's `eval_max_steps`."""
     out = Path(out)
     if out.suffix.lower() not in ENCODERS:
         raise UserError(f"the video {out} must end in {' or '.join(ENCODERS)}")
     without_screen()
-    with Show(run, seed, checkpoint) as show:
+    with Show(run, seed, checkpoint, max_steps) as show:
         write_video(out, show.frames(episodes), show.fps)
+    if show.cut_episodes:
+        note(f"{show.cut_episodes} of {episodes} episodes were cut after {show.max_steps:,} steps: they had not ended")
     return show.returns
 
 
@@ -47,15 +58,20 @@ def without_screen() -> None:
 
 
 class Show:
-    """A run's agent in its task, picture by picture. `returns` are those of the episodes that have ended."""
+    """A run's agent in its task, picture by picture. `returns` are those of the episodes that have ended.
 
-    def __init__(self, run: str | Path, seed: int = 0, checkpoint: str = "last") -> None:
+    Episodes are cut after `max_steps`, by default the run's `eval_max_steps`; `cut_episodes` counts them.
+    """
+
+    def __init__(self, run: str | Path, seed: int = 0, checkpoint: str = "last", max_steps: int | None = None) -> None:
         self.agent, self.seed = load(run, checkpoint), seed
         task = self.agent.cfg.env
         self._ends: list[Any] = []
         self.env = filmed(task.name, task.options, self._ends)
         self.agent.policy.watch(self.env)
         self.returns: list[float] = []
+        usual = default_eval_steps(self.env.max_episode_steps, self.agent.longest_episode)
+        self.max_steps, self.cut_episodes = max_steps or self.agent.cfg.eval_max_steps or usual, 0
 
     @property
     def fps(self) -> float:
@@ -65,17 +81,23 @@ class Show:
         env, agent = self.env, self.agent
         obs, info = env.reset(seed=stream(self.seed, "record"))
         yield env.render()
-        total = 0.0
+        total, steps = 0.0, 0
         while True:
             obs, reward, terminated, truncated, info = env.step(agent.act(obs, info.get("action_mask")))
             total += float(np.mean(reward[0]))
-            if terminated[0] or truncated[0]:
+            steps += 1
+            ended = terminated[0] or truncated[0]
+            cut = not ended and steps == self.max_steps
+            if ended or cut:
                 self.returns.append(total)
-                yield self._ends.pop()
+                self.cut_episodes += cut
+                yield self._ends.pop() if ended else env.render()
                 if len(self.returns) == episodes:
                     return
-                total = 0.0
+                total, steps = 0.0, 0
                 agent.reset()
+            if cut:
+                obs, info = env.reset(seed=stream(self.seed, "record", len(self.returns)))
             yield env.render()
 
     def __enter__(self) -> Show:

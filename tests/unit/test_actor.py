@@ -204,6 +204,7 @@ def test_summary_by_hand() -> None:
         "max_return": 3.0,
         "mean_length": 15.0,
         "episodes": 2,
+        "cut_episodes": 0,
         "lives": 2.0,  # over those that tell it
         "win_rate": 0.5,
     }

@@ -114,11 +114,12 @@ def shown(out: io.StringIO, tmp_path: Path, every_seconds: float | None = None) 
 
 def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
     text = shown(io.StringIO(), tmp_path, every_seconds=0.0)
-    lines = text.splitlines()
+    lines = [line for line in text.splitlines() if "evaluating" not in line]
     assert text.endswith("\n")
     assert "\r" not in text
     assert "\x1b" not in text
-    assert [line.split()[0] for line in lines] == [str(64 * i) for i in range(1, 11)]  # no step twice
+    steps = [int(line.split()[0]) for line in lines]
+    assert steps == [*range(64, 641, 64), 640]  # the last one again, with the evaluation at the end
     assert "steps  10%" in lines[0]
     assert "train return" in lines[0]
     assert "eval return" not in lines[0]
@@ -148,7 +149,14 @@ def test_progress_is_one_live_line_in_a_terminal(tmp_path: Path) -> None:
     text = shown(Terminal(), tmp_path, every_seconds=0.0)
     assert text.count("\n") == 1  # only at the end, so that what follows has a line of its own
     assert text.endswith("\n")
-    assert text.count("\r\x1b[2K") == 10  # each time over the line before
+    lines = text.split("\r\x1b[2K")[1:]  # each time over the line before
+    assert len([line for line in lines if "evaluating" not in line]) == 11
+
+
+def test_progress_says_when_it_evaluates(tmp_path: Path) -> None:
+    lines = shown(io.StringIO(), tmp_path, every_seconds=0.0).splitlines()
+    assert [int(line.split()[0]) for line in lines if "  evaluating  " in line] == [320] * 11 + [640] * 11
+    assert "  eval " in lines[-1]  # the evaluation at the end comes after the last iteration
 
 
 # --- metrics.csv ---

@@ -182,8 +182,9 @@ def test_eval_json_has_exactly_the_keys_of_the_design(zhixing: Command, run: str
     code, out, err = zhixing("eval", run, "--episodes", "5", "--seed", "3", "--json")
     assert (code, err) == (0, "")
     summary = json.loads(out)
-    assert list(summary) == ["mean_return", "std_return", "min_return", "max_return", "mean_length", "episodes"]
-    assert summary["episodes"] == 5
+    returns = ["mean_return", "std_return", "min_return", "max_return"]
+    assert list(summary) == [*returns, "mean_length", "episodes", "cut_episodes"]
+    assert (summary["episodes"], summary["cut_episodes"]) == (5, 0)
     assert summary["mean_length"] == 10.0
     assert 0 <= summary["min_return"] <= summary["mean_return"] <= summary["max_return"] <= 10
     assert zhixing("eval", run, "--episodes", "5", "--seed", "3", "--json")[1] == out
@@ -193,7 +194,7 @@ def test_eval_in_words_and_of_the_best(zhixing: Command, run: str) -> None:
     code, out, _ = zhixing("eval", run, "--episodes", "3", "--checkpoint", "best")
     assert code == 0
     assert out.startswith("mean return  ")
-    assert len(out.splitlines()) == 6
+    assert len(out.splitlines()) == 7
     assert zhixing("eval", run, "--checkpoint", "first")[0] == 2
     assert zhixing("eval", run, "--episodes", "0")[0] == 2
 

@@ -96,6 +96,31 @@ def test_a_resumed_run_films_the_same_episodes(tmp_path: Path) -> None:
         assert file.read_bytes() == (tmp_path / "parts" / "videos" / file.name).read_bytes()
 
 
+class InterruptFilm(Callback):
+    """Presses Ctrl-C in the film of the evaluation at `steps`, whose own episodes take 11 looks."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.looks = steps, 0
+
+    def evaluation_step(self, loop: Loop) -> None:
+        self.looks += loop.steps == self.steps
+        if self.looks == 15:
+            loop.stop("interrupted")
+
+
+@pytest.mark.parametrize("steps", [128, 256])
+def test_a_film_that_was_interrupted_is_made_when_the_run_is_resumed(steps: int, tmp_path: Path) -> None:
+    cfg = zx.config.load(algorithm="ppo", env="toy/match", eval_video=True, **SHORT, **ROLLOUT)
+    zx.Session(cfg, tmp_path / "whole", quiet=True).run()
+    with pytest.raises(KeyboardInterrupt):
+        zx.Session(cfg, tmp_path / "parts", [InterruptFilm(steps)], quiet=True).run()
+    assert f"{steps:012d}" not in videos(tmp_path / "parts")
+    zx.Session.resume(tmp_path / "parts", quiet=True).run()
+    assert videos(tmp_path / "whole") == videos(tmp_path / "parts")
+    assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
+    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -169,3 +169,14 @@ def test_gif_shows_every_frame_at_its_speed(runs: dict[str, Path], tmp_path: Pat
     assert (tmp_path / "film.gif").read_bytes()[:6] == b"GIF89a"
     assert greys(tmp_path / "film.gif")[:6] == pytest.approx([40 * t * 33 * 47 / (34 * 48) for t in range(6)], abs=6)
     assert imageio_ffmpeg.count_frames_and_secs(str(tmp_path / "film.gif"))[1] == pytest.approx(12 / 5, abs=0.3)
+
+
+def test_episodes_are_cut_where_asked(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    returns = record(runs["Clock"], tmp_path / "film.mp4", episodes=2, max_steps=3)
+    assert returns == [6.0, 6.0]  # three steps of 2 each
+    assert imageio_ffmpeg.count_frames_and_secs(str(tmp_path / "film.mp4"))[0] == 8  # the start and three steps, twice
+    assert "2 of 2 episodes were cut after 3 steps" in capsys.readouterr().err
+    assert record(runs["Clock"], tmp_path / "film.mp4", episodes=2, max_steps=5) == [10.0, 10.0]
+    assert "cut" not in capsys.readouterr().err

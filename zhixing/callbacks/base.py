@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from zhixing.trainer import Loop
 
 
+class EvaluationInterrupted(Exception):  # noqa: N818  # it is no error
+    """An evaluation was asked to stop. It is repeated when the run is resumed."""
+
+
 class Callback:
     """A context manager around training whose methods are told what happens. `loop.stop(reason)` ends training.
 
@@ -44,6 +48,9 @@ class Callback:
         """After each round of collecting and updating. `metrics` is empty where nothing was updated yet."""
 
     def episode_end(self, loop: Loop, episode: Episode) -> None: ...
+
+    def evaluation_step(self, loop: Loop) -> None:
+        """After each step of an evaluation's environments."""
 
     def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None: ...
 

@@ -29,7 +29,8 @@ class Checkpoint(Callback):
         self.best_return = math.nan
 
     def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
-        if is_due(loop.steps, loop.steps_before, loop.cfg.checkpoint_every_steps):
+        # also before the evaluation at the end, which may take long
+        if is_due(loop.steps, loop.steps_before, loop.cfg.checkpoint_every_steps) or loop.ending:
             try:
                 self._save(loop)
             except OSError as error:
@@ -42,11 +43,14 @@ class Checkpoint(Callback):
             self.best_return = evaluation.mean_return
             try:
                 with loop.paused():
-                    self.folder.save_best(loop.learner.policy.state_dict(), loop.steps, evaluation.mean_return)
+                    self.folder.save_best(
+                        loop.learner.policy.state_dict(), loop.steps, evaluation.mean_return, loop.longest_so_far
+                    )
             except OSError as error:
                 note(f"the best weights so far aren't kept, {self._reason(error)}; training goes on")
 
     def train_end(self, loop: Loop) -> None:
+        loop.finished = not loop.interrupted
         try:
             self._save(loop)
         except OSError as error:

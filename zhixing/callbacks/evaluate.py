@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from zhixing.actor import Actor
+from zhixing.actor import Actor, Evaluation, default_eval_steps
 from zhixing.callbacks.base import Callback, is_due
+from zhixing.errors import note
 from zhixing.ops.seeding import stream
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ CONFIRM_EPISODES = 100  # what `stop_return` is judged by
 class Evaluate(Callback):
     """Play `eval_episodes` fresh episodes every `eval_every_steps` and at the end of training.
 
+    Episodes are cut after `eval_max_steps`. An evaluation that is interrupted has no result; it is repeated when the
+    run is resumed.
+
     With `stop_return`, an evaluation that reaches it is confirmed by 100 further fresh episodes; if these average at
     least as much, training ends and the weights stay as they are.
     """
@@ -32,9 +36,15 @@ class Evaluate(Callback):
         self.last_return, self.best_return = math.nan, math.nan
         self.at_steps = -1
         self.reached = False
+        self._noted = False
+
+    def train_begin(self, loop: Loop) -> None:
+        if self.reached:  # and was stopped before all that belongs to the end was done
+            loop.stop("reached the return before")
 
     def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
-        if is_due(loop.steps, loop.steps_before, loop.cfg.eval_every_steps):
+        # the last evaluation follows in `train_end`, after the checkpoint
+        if is_due(loop.steps, loop.steps_before, loop.cfg.eval_every_steps) and not loop.ending:
             self._evaluate(loop)
 
     def train_end(self, loop: Loop) -> None:
@@ -48,9 +58,9 @@ class Evaluate(Callback):
         seed = stream(loop.cfg.seed, "evaluation", loop.steps)
         target = loop.cfg.stop_return
         with loop.paused():
-            evaluation = self.actor.evaluate(loop.cfg.eval_episodes, seed)
+            evaluation = self._play(loop, loop.cfg.eval_episodes, seed)
             if target is not None and evaluation.mean_return >= target:
-                evaluation = self.actor.evaluate(CONFIRM_EPISODES, seed + 1)
+                evaluation = self._play(loop, CONFIRM_EPISODES, seed + 1)
                 if evaluation.mean_return >= target:
                     self.reached = True
                     loop.stop(f"reached a mean return of {evaluation.mean_return:.6g} over {CONFIRM_EPISODES} episodes")
@@ -59,6 +69,20 @@ class Evaluate(Callback):
         if not self.last_return <= self.best_return:  # also true of the first, after NaN
             self.best_return = self.last_return
         loop.evaluation_end(evaluation)
+
+    def _play(self, loop: Loop, episodes: int, seed: int) -> Evaluation:
+        assert self.actor is not None
+        most = loop.cfg.eval_max_steps
+        if most is None and isinstance(self.actor, Actor):
+            most = default_eval_steps(self.actor.env.max_episode_steps, loop.longest_so_far)
+        evaluation = self.actor.evaluate(episodes, seed, loop.evaluation_step, most)
+        if evaluation.cut_episodes and not self._noted:
+            self._noted = True
+            note(
+                f"{evaluation.cut_episodes} of {episodes} evaluation episodes were cut after {most:,} steps, at step "
+                f"{loop.steps:,} of training; set env.max_episode_steps=... for a time limit, or another eval_max_steps"
+            )
+        return evaluation
 
     def state_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("last_return", "best_return", "at_steps", "reached")}

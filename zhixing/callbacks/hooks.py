@@ -12,6 +12,7 @@ HOOKS = {
     "iteration_begin": "before each round of collecting and updating",
     "iteration_end": "after each round of collecting and updating",
     "episode_end": "after each training episode",
+    "evaluation_step": "after each step of an evaluation",
     "evaluation_end": "after each evaluation",
     "metric_logged": "after each loop.log",
     "video_recorded": "after each recorded episode",

@@ -43,8 +43,13 @@ class Progress(Callback):
             print(header(loop.cfg, self.folder, at=at), end="", file=self.out, flush=True)
         self._shown_at = time.monotonic()
 
+    def evaluation_step(self, loop: Loop) -> None:
+        if time.monotonic() - self._shown_at >= self.every_seconds:
+            self._show(loop, "  evaluating")
+
     def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
         self._eval = f"  eval return {evaluation.mean_return:.4g}"
+        self._shown_steps = -1  # the line that is shown lacks it
 
     def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
         if time.monotonic() - self._shown_at >= self.every_seconds:
@@ -54,8 +59,8 @@ class Progress(Callback):
         if self._shown_steps != loop.steps:
             self._show(loop)
 
-    def _show(self, loop: Loop) -> None:
-        self._shown_at, self._shown_steps = time.monotonic(), loop.steps
+    def _show(self, loop: Loop, state: str = "") -> None:
+        self._shown_at, self._shown_steps = time.monotonic(), -1 if state else loop.steps
         losses = [name for name in loop.learner.metrics if "loss" in name and name in loop.metrics]
         loss = f"  {losses[0].replace('_', ' ')} {float(loop.metrics[losses[0]]):.3g}" if losses else ""
         ended = f"{loop.recent_mean('ret'):.4g}" if loop.recent else "-"
@@ -65,7 +70,7 @@ class Progress(Callback):
         left = loop.seconds * (1 / loop.fraction - 1) if loop.fraction > 0 else 0.0
         line = (
             f"{loop.steps:>9,} {loop.unit} {100 * loop.fraction:3.0f}%  {loop.steps / max(loop.seconds, 1e-9):,.0f}/s"
-            f"{played}{self._eval}{loss}{crashed}{lost}  {_clock(left)} left"
+            f"{played}{self._eval}{loss}{crashed}{lost}{state}  {_clock(left)} left"
         )
         print(f"\r\x1b[2K{line}" if self.live else line, end="" if self.live else "\n", file=self.out, flush=True)
 

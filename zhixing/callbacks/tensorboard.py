@@ -58,7 +58,7 @@ class TensorBoard(Callback):
     def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
         if row_is_due(loop):
             self._row(loop)
-        if is_due(loop.steps, loop.steps_before, loop.cfg.checkpoint_every_steps):
+        if is_due(loop.steps, loop.steps_before, loop.cfg.checkpoint_every_steps) or loop.ending:
             self._write(lambda writer: writer.flush())  # what a checkpoint is ahead of is never written again
 
     def train_end(self, loop: Loop) -> None:

@@ -63,6 +63,11 @@ class Dataset(Header):
         sums = np.add.reduceat(self.arrays["reward"], self.starts, axis=0, dtype=np.float64)
         return sums.reshape(self.num_episodes, -1).mean(1)
 
+    def complete(self) -> Array:
+        """Whether each segment is an episode that ended by itself or by a time limit, bool [E]. The others are pieces:
+        their returns say nothing of whole episodes."""
+        return np.asarray(self.arrays["terminated"])[self.ends] | np.asarray(self.arrays["truncated"])[self.ends]
+
     def score(self, mean_return: float) -> float:
         """As D4RL defines it: 0 is a random policy's mean return, 100 an expert's."""
         if set(self.references) != {"random", "expert"}:

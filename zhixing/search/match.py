@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,12 +64,19 @@ class MatchResult:
 
 
 def play_match(
-    game: Game, player: Player, opponent: Player, episodes: int, rng: np.random.Generator, opening: int = 0
+    game: Game,
+    player: Player,
+    opponent: Player,
+    episodes: int,
+    rng: np.random.Generator,
+    opening: int = 0,
+    look: Callable[[], None] = lambda: None,
 ) -> MatchResult:
     """All games at once; the player begins every other one, the first among them.
 
     Two players without chance play the same two games over and over, unless these start with an `opening` of so many
-    random moves: another one for each pair of games, in which both sit on either side.
+    random moves: another one for each pair of games, in which both sit on either side. `look` is called after each move
+    and may raise.
     """
     if episodes < 1:
         raise UserError(f"a match of {episodes} episodes can't be played; it needs at least 1")
@@ -88,6 +95,7 @@ def play_match(
             if len(rows):
                 state[rows], reward, over[rows] = game.play(state[rows], who.choose(state[rows], rng))
                 outcome[rows] += sign * reward
+        look()
     return MatchResult(outcome, seat, length)
 
 
