@@ -83,7 +83,8 @@ def test_few_allowed_actions_are_learned_from_random_data(name: str, data: str, 
 
 
 @pytest.mark.parametrize(
-    "name", ["a2c", "ac", "pg", "ppg", "trpo", "impala", "dqn", "c51", "qrdqn", "munchausen_dqn", "rainbow"]
+    "name",
+    ["ppo", "a2c", "a3c", "ac", "pg", "ppg", "trpo", "impala", "dqn", "c51", "qrdqn", "munchausen_dqn", "rainbow"],
 )
 def test_few_allowed_actions_are_learned(name: str, tmp_path: Path) -> None:
     settings = {"lr": 2e-3} if name == "impala" else {}
