@@ -560,6 +560,10 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output, such as head, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(f"{os.fsdecode(error.filename)} can't be used: {error.strerror}", 2)
     except Exception as error:
         if hasattr(error, "format_message"):  # wrong use of the command line
             _fail(error.format_message(), 2)

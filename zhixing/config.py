@@ -30,6 +30,7 @@ from zhixing.tree import check_size
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
+Threads = Annotated[int, Field(gt=0, le=1024)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -128,7 +129,7 @@ class RunConfig(Strict):
     distributed: DistributedConfig = DistributedConfig()
     gamma: Fraction = 0.99  # discount of the future per step
     device: str = "auto"  # cpu, cuda, mps, npu, or auto: cuda where there is one
-    threads: Positive | Auto = "auto"  # threads that torch computes with; unset 1, for pictures all CPUs; auto measures
+    threads: Threads | Auto = "auto"  # threads that torch computes with; unset 1, for pictures all CPUs; auto measures
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of matrix products in updates; weights are always fp32
     graph: bool = False  # compile the update to one graph: faster, after compiling once (needs a C++ compiler)
     init: str | None = None  # a run whose weights this one starts from
@@ -534,7 +535,7 @@ def allowed(annotation: Any, limits: Sequence[Any] = ()) -> str:
     found = {sign: getattr(limit, key) for limit in limits for key, sign in bounds.items() if hasattr(limit, key)}
     if found.keys() == {">=", "<="}:
         return f"{name} {found['>=']:g} to {found['<=']:g}"
-    return " ".join([name, *(f"{sign} {value:g}" for sign, value in found.items())])
+    return f"{name} {' and '.join(f'{sign} {value:g}' for sign, value in found.items())}".strip()
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -77,6 +77,8 @@ WRONG = {
         "lr=-1: lr=-1: should be greater than 0",
     ),
     "seeds": (["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "4-0", "--out", "all"], "--seeds '4-0'"),
+    "a name that is too long": (["train", "ppo", "--env", "toy/match", "--out", "x" * 400], "File name too long"),
+    "more threads than any machine has": (["train", "ppo", "--env", "toy/match", "threads=1e9"], "threads=1000000000"),
     "one number of seeds": (
         ["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "5", "--out", "all"],
         "--seeds 5 is ambiguous: write --seeds 0-4 for 5 seeds, or --seeds 5-5 for the seed 5 alone",

@@ -22,6 +22,7 @@ from zhixing.algorithms.ppo import PPO
 from zhixing.batch import Batch
 from zhixing.callbacks import Callback, Progress
 from zhixing.callbacks.hooks import ELSEWHERE, HOOKS
+from zhixing.callbacks.progress import _clock
 from zhixing.checkpoint import read_checkpoint
 from zhixing.errors import NonFiniteError, UserError
 from zhixing.plots.metrics import read_metrics
@@ -137,6 +138,10 @@ def test_before_the_first_episode_has_ended_there_is_no_return(tmp_path: Path) -
     assert "train return -  " in lines[0]
     assert "train return -" not in lines[1]
     assert "nan" not in out.getvalue()
+
+
+def test_the_time_left_is_readable_at_any_length() -> None:
+    assert [_clock(seconds) for seconds in (5, 65, 3600, 360_000)] == ["0:05", "1:05", "1:00:00", "4 days"]
 
 
 def test_short_run_without_a_terminal_is_one_line_at_its_end(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_training_begins_with_what_is_trained_and_ends_with_both_returns(zhixing
 def test_the_header_names_the_preset_and_what_is_learned_from(tmp_path: Path) -> None:
     cfg = zx.config.load(algorithm="ppo", env="CartPole-v1", threads=2, graph=True, vector__backend="native")
     assert header(cfg, tmp_path).splitlines()[1:4] == [
-        "algorithm  ppo, preset CartPole-v1",
+        f"algorithm  ppo, preset {zx.config.preset_name('ppo', 'CartPole-v1')}",
         "env        CartPole-v1, 8 environments, native back end",
         "device     auto, 2 threads, compiled at the first updates",
     ]
@@ -252,7 +252,7 @@ def test_show_has_the_preset_of_the_task(zhixing: Command) -> None:
     lines = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     assert lines["gamma"][1:3] == ["0.99", str(zx.config.preset("ppo", "CartPole-v1")["gamma"])]
     assert lines["seed"][1:3] == ["0", "integer"]  # not in the preset
-    assert "ppo on CartPole-v1: preset CartPole-v1" in out
+    assert f"ppo on CartPole-v1: preset {zx.config.preset_name('ppo', 'CartPole-v1')}" in out
     assert "ppo on toy/match: no preset" in zhixing("show", "ppo", "--env", "toy/match")[1]
 
 
@@ -263,7 +263,7 @@ def test_show_lists_what_is_allowed(zhixing: Command) -> None:
         "lr": "number > 0 ",
         "gamma": "number 0 to 1 ",
         "seed": "integer >= 0 ",
-        "threads": "integer > 0 or auto ",
+        "threads": "integer > 0 and <= 1024 or auto ",
         "stop_return": "number or none ",
         "graph": "true | false ",
         "net.hidden_sizes": "list of integers > 0 ",
