@@ -98,7 +98,7 @@ class RunFolder:
             raise UserError(f"--out {self.path} is a file; name a folder")
         if self.config_file.exists():
             raise UserError(
-                f"{self.path} already holds a run; go on with `zhixing resume {self.path}`, or choose another --out"
+                f"{self.given} already holds a run; go on with `zhixing resume {self.given}`, or choose another --out"
             )
 
     @staticmethod
@@ -295,7 +295,7 @@ def fitting(folder: RunFolder) -> Iterator[None]:
         yield
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:  # torch's words for it
         lines = [line.strip() for line in str(error).split("\n")]
-        raise UserError(f"the weights of {folder.path} don't fit this network: {' '.join(lines[:3])}") from None
+        raise UserError(f"the weights of {folder.given} don't fit this network: {' '.join(lines[:3])}") from None
 
 
 def write_aside(path: Path, write: Callable[[io.BufferedWriter], Any]) -> None:

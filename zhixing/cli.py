@@ -30,7 +30,9 @@ def _trust(asked: bool) -> bool:
 
 
 Algorithm = Annotated[str | None, typer.Argument(metavar="ALGO", help="What learns, such as ppo.")]
-Words = Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings, such as lr=3e-4.")]
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings, such as lr=3e-4 or --lr 3e-4.")
+]
 Env = Annotated[str | None, typer.Option("--env", help="The task, such as CartPole-v1.")]
 Data = Annotated[str | None, typer.Option("--dataset", help="Learn from recorded experience, not in an environment.")]
 Files = Annotated[list[Path] | None, typer.Option("--config", help="YAML settings; later files win.")]

@@ -475,6 +475,8 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
     if name == "vector.num" and problem["input"] == "auto":
         return "vector.num='auto' is decided when training begins, by `zhixing train` or zx.train: write a number here"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if problem["type"] == "list_type":
+        message += ", such as [64, 64]"
     if not name:
         return message
     # for a union pydantic also names the alternative; people don't need it

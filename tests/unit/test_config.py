@@ -194,7 +194,7 @@ def test_every_name_of_another_library_leads_to_a_setting() -> None:
         ({"net__hiden_sizes": [3]}, "unknown setting 'net.hiden_sizes': did you mean 'net.hidden_sizes'"),
         ({"vector__num": 0}, "vector.num=0: should be greater than 0"),
         ({"net__hidden_sizes": [64, 0]}, "net.hidden_sizes.1=0: should be greater than 0"),
-        ({"net__hidden_sizes": 64}, "net.hidden_sizes=64: should be a valid list"),
+        ({"net__hidden_sizes": 64}, "net.hidden_sizes=64: should be a valid list, such as [64, 64]"),
         ({"vector": 3}, "vector=3: should be a valid dictionary"),
         ({"seed": "one"}, "seed='one': should be a valid integer"),
         ({"seed": True}, "seed=True: should be a valid integer"),
