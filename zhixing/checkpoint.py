@@ -175,6 +175,16 @@ class RunFolder:
     def _newest_first(self) -> list[Path]:
         return sorted(self.checkpoints.glob("[0-9]" * 12 + ".safetensors"), reverse=True)
 
+    def load_before(self, steps: int) -> dict[str, Any] | None:
+        """Return the newest readable checkpoint that is older than this step, if there is one."""
+        for file in self._newest_first():
+            if int(file.stem) < steps:
+                with suppress(UserError):
+                    state = read_checkpoint(file)
+                    self._kept = {state["steps"]: state["buffers"]}
+                    return state
+        return None
+
     def load(self) -> dict[str, Any]:
         """The newest checkpoint that can be read; a damaged one is passed over and told in `notices`."""
         files = self._newest_first()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +15,7 @@ import typer
 
 from zhixing import __version__
 from zhixing.arguments import SettingsCommand, settings_of
-from zhixing.errors import EnvCrashError, UserError
+from zhixing.errors import EnvCrashError, UserError, write_stderr
 
 app = typer.Typer(
     name="zhixing",
@@ -114,7 +117,7 @@ def resume(
 
     session = Session.resume(run, **config.parse_overrides(settings_of(settings or [], None)))
     for notice in session.folder.notices:
-        print(f"note: {notice}", file=sys.stderr)
+        write_stderr(f"note: {notice}")
     if session.finished:
         budget = "env_steps" if session.data is None else "offline_updates"
         reached = f"{session.loop.steps:,} {session.loop.unit}"
@@ -128,7 +131,7 @@ def _run(session: Any) -> None:
         result = session.run()
     except KeyboardInterrupt:
         reached = f"{session.loop.steps:,} {session.loop.unit}"
-        print(f"stopped at {reached}; go on with: zhixing resume {folder}", file=sys.stderr)
+        write_stderr(f"stopped at {reached}; go on with: zhixing resume {folder}")
         raise
     loop, target = session.loop, result["stop_return"]
     rows = {"run": str(folder)}
@@ -141,7 +144,7 @@ def _run(session: Any) -> None:
     for name, value in rows.items():
         print(f"{name:18} {value}")
     if result["stop_return"] is not None and not result["reached"]:
-        print("the asked return was not reached within the budget", file=sys.stderr)
+        write_stderr("the asked return was not reached within the budget")
 
 
 @app.command("eval")
@@ -229,8 +232,9 @@ def export(
     """Keep only what a run's agent needs to act, with its measured return; other commands take it as a run."""
     from zhixing.zoo import export
 
-    card = export(run, out, episodes, seed, checkpoint)
-    size = sum(file.stat().st_size for file in out.iterdir())
+    folder = out.absolute()  # an environment may change the current folder
+    card = export(run, folder, episodes, seed, checkpoint)
+    size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{out}: {size / 1e3:,.0f} kB, mean return {card['mean_return']:.6g} of {episodes} episodes")
 
 
@@ -384,7 +388,7 @@ def sweep(
     try:
         found, failed = sweeps.sweep(layers, values, sweeps.parse_seeds(seeds), out, workers, on)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
+        write_stderr("stopped; the same command goes on")
         raise
     if any(setting.results for setting in found):
         rows = sweeps.table(found)
@@ -395,9 +399,9 @@ def sweep(
             sweeps.picture(found, out / "sweep.png")
             print(out / "sweep.png")
         except UserError as error:  # nothing to draw, as where nothing is evaluated
-            print(f"no picture: {error}", file=sys.stderr)
+            write_stderr(f"no picture: {error}")
     for name, reason in failed.items():
-        print(f"failed: {name}: {reason} (see {out / 'output' / name}.txt)", file=sys.stderr)
+        write_stderr(f"failed: {name}: {reason} (see {out / 'output' / name}.txt)")
     if failed:
         raise typer.Exit(1)
 
@@ -425,7 +429,7 @@ def tune(
     try:
         outcomes, spaces = tuning.tune(layers, words, trials, out, workers, on)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
+        write_stderr("stopped; the same command goes on")
         raise
     rows = tuning.table(outcomes)
     tables.write_table(rows, out / "trials.csv")
@@ -459,8 +463,8 @@ def profile(
         print(f"iterations were cut to {getattr(found.cfg, 'steps_per_iteration')} steps of each environment")  # noqa: B009
     groups = ", ".join(f"{name} {100 * share:.0f} %" for name, share in found.groups.items())
     print(f"bound by {found.bound_by} ({groups})\n")
-    print(f"trying other settings, {profiling.tries_seconds(found, seconds):.0f} seconds at most", file=sys.stderr)
-    tries = profiling.try_alternatives(cfg, found, seconds, lambda one: print(f"trying {one}", file=sys.stderr))
+    write_stderr(f"trying other settings, {profiling.tries_seconds(found, seconds):.0f} seconds at most")
+    tries = profiling.try_alternatives(cfg, found, seconds, lambda one: write_stderr(f"trying {one}"))
     tables.print_table(profiling.rows_of_tries(tries, found.unit))
     better = profiling.advice(tries)
     told = ", ".join(f"{one.setting} ({one.times:.2f} times)" for one in better)
@@ -548,33 +552,78 @@ def _rows(model: Any, prefix: str = "") -> list[tuple[str, str, str, str]]:
 
 
 def main() -> None:
-    """Errors that people can mend are one message and exit code 2; an interrupt is 130."""
+    """Run the command line. Errors that people can mend are one message and exit code 2; an interrupt is 130."""
+    _escape_unprintable()
     try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
-        if code:  # an interrupt comes back as 130
-            sys.exit(code)
+        code = app(standalone_mode=False) or 0  # an interrupt comes back as 130
+        if sys.stdout is not None:
+            sys.stdout.flush()  # a full disk behind it is noticed now
     except UserError as error:
-        _fail(str(error), 2)
+        code = _fail(str(error), 2)
     except EnvCrashError as error:
-        _fail(str(error), 1)
+        code = _fail(str(error), 1)
     except KeyboardInterrupt:
-        sys.exit(130)
+        code = 130
     except BrokenPipeError:  # the reader of our output, such as head, has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        code = 1
     except OSError as error:
-        if error.filename is None:
+        if error.errno not in SYSTEM_ERRORS and error.filename is None:
             raise
-        _fail(f"{os.fsdecode(error.filename)} can't be used: {error.strerror}", 2)
+        code = _fail(_system_error(error), 1 if error.filename is None else 2)
     except Exception as error:
-        if hasattr(error, "format_message"):  # wrong use of the command line
-            _fail(error.format_message(), 2)
-        raise
+        if not hasattr(error, "format_message"):
+            raise
+        code = _fail(error.format_message(), 2)  # wrong use of the command line
+    _leave_broken_streams()
+    if code:
+        sys.exit(code)
 
 
-def _fail(message: str, code: int) -> None:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(code)
+# errors of the system that people can mend, and how
+SYSTEM_ERRORS = {
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room in your quota",
+    errno.EIO: "check the disk or the terminal",
+    errno.EMFILE: "raise the limit, for example with `ulimit -n 65536`, or use fewer worker processes",
+    errno.ENFILE: "close other programs, or raise the system's limit",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EACCES: "check the permissions",
+    errno.EPERM: "check the permissions",
+    errno.EROFS: "choose a folder that can be written",
+    errno.ENOMEM: "use fewer environments or worker processes, or close other programs",
+    errno.EAGAIN: "use fewer worker processes, or raise the limit `ulimit -u`",
+}
+
+
+def _system_error(error: OSError) -> str:
+    unnamed = "the output" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else "the system"
+    name = unnamed if error.filename is None else os.fsdecode(error.filename)
+    name = name if len(name) <= 100 else f"{name[:60]}...{name[-30:]}"
+    advice = SYSTEM_ERRORS.get(error.errno or 0)
+    return f"{name}: {error.strerror}; {advice}" if advice else f"{name} can't be used: {error.strerror}"
+
+
+def _escape_unprintable() -> None:
+    """Print letters that the terminal can't show (an ASCII one, or broken file names) as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _leave_broken_streams() -> None:
+    """Point streams that can't be written at nothing, so the interpreter's own last flush doesn't complain."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _fail(message: str, code: int) -> int:
+    write_stderr(f"error: {message}")
+    return code
 
 
 if __name__ == "__main__":

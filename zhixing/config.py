@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import inspect
+import os
 import re
 import tokenize
 import types
@@ -435,7 +436,21 @@ def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> 
             f"{algorithm} takes no dataset: it learns from what it has just done itself; those with a replay take one, "
             f"such as dqn, sac and iql"
         )
-    return validate(settings, merge(preset(algorithm, name), values))
+    return absolute_paths(validate(settings, merge(preset(algorithm, name), values)))
+
+
+def absolute_paths(cfg: RunConfig) -> RunConfig:
+    """Make paths of the configuration absolute: an environment may change the current folder, and a run may be resumed
+    from another one."""
+
+    def absolute(values: Any, *names: str) -> dict[str, str]:
+        given = {name: getattr(values, name, None) for name in names}
+        return {name: os.path.abspath(value) for name, value in given.items() if value and os.path.exists(value)}
+
+    changes: dict[str, Any] = {**absolute(cfg, "init", "dataset", "expert", "opponent")}
+    if isinstance(cfg, OffPolicyConfig):
+        changes["replay"] = cfg.replay.model_copy(update=absolute(cfg.replay, "start"))
+    return cfg.model_copy(update=changes)
 
 
 def _env_of_data(source: str) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO
 
 
 class UserError(Exception):
@@ -22,9 +23,21 @@ class EnvCrashError(RuntimeError):
     capsule: dict[str, Any] | None = None  # what repeats it, until it is written to a file
 
 
+def write_stderr(text: object, end: str = "\n") -> None:
+    """Print to standard error. A full disk, a closed terminal or a broken pipe behind it never ends the program."""
+    write_stream(sys.stderr, text, end)
+
+
+def write_stream(stream: TextIO | None, text: object, end: str = "\n") -> None:
+    """Print to a stream, which is None where the program was started with it closed. Failures are ignored."""
+    if stream is not None:
+        with suppress(OSError, ValueError, RuntimeError):  # closed; or a signal came while it was written to
+            print(text, end=end, file=stream, flush=True)
+
+
 def note(words: str) -> None:
     """Tell people what they should know though all goes on."""
-    print(f"note: {words}", file=sys.stderr, flush=True)
+    write_stderr(f"note: {words}")
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str], hint: str = "") -> UserError:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from zhixing.envs.choice import CPU_COUNT, cpu_count
-from zhixing.errors import UserError
+from zhixing.errors import UserError, write_stderr
 from zhixing.importing import child_environment
 from zhixing.jobs import TOLD_EVERY_SECONDS, Job, News
 from zhixing.locking import FolderLock
@@ -153,7 +153,7 @@ def drive(executor: Executor, next_job: Callable[[], Job | None], hear: Callable
             for news in executor.news(TOLD_EVERY_SECONDS):
                 hear(news)
     except KeyboardInterrupt:
-        print("\nstopping all runs after their present iteration (again to stop at once)", file=sys.stderr, flush=True)
+        write_stderr("\nstopping all runs after their present iteration (again to stop at once)")
         executor.ask_to_stop()
         while executor.running:
             for news in executor.news(TOLD_EVERY_SECONDS):
@@ -198,7 +198,7 @@ class Board:
 
     def __init__(self, total: int, done: int) -> None:
         self.total, self.done, self.failed = total, done, 0
-        self.live = sys.stderr.isatty()
+        self.live = sys.stderr is not None and sys.stderr.isatty()
         self._running: dict[str, str] = {}
         self._shown_at = 0.0
 
@@ -222,4 +222,4 @@ class Board:
             self._print(line[: shutil.get_terminal_size().columns - 1], "")
 
     def _print(self, line: str, end: str) -> None:
-        print(f"\r\x1b[2K{line}" if self.live else line, end=end, file=sys.stderr, flush=True)
+        write_stderr(f"\r\x1b[2K{line}" if self.live else line, end=end)

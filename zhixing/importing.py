@@ -34,13 +34,16 @@ NAMED = ("algorithm", "env", "name", "kind")  # settings in which anything with 
 PACKAGES = ("import", "imports")  # settings that list packages
 ADDRESS = "address"  # of a Ray cluster, whose processes send pickles
 POLICY = "ZHIXING_ALLOWED_IMPORTS"  # an environment variable, so worker processes inherit the restriction
+STARTED_IN = os.getcwd()  # an environment may change the current folder later
 
 known: set[str] = set()  # names imported by this process or one of its workers: somebody approved them already
 
 
 def child_environment() -> dict[str, str]:
     """For a process of ours: what can be imported here can be imported there."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    here = [os.getcwd(), STARTED_IN]  # what an empty entry means, or meant
+    entries = [part for entry in sys.path for part in ([entry] if entry else here)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
 
 
 # --- the gates ---

@@ -6,7 +6,6 @@ It doesn't know who listens, nor from where: see executors.py.
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from zhixing import config
 from zhixing.callbacks.base import Callback
 from zhixing.checkpoint import RunFolder
-from zhixing.errors import EnvCrashError, UserError
+from zhixing.errors import EnvCrashError, UserError, write_stderr
 from zhixing.importing import names_in
 from zhixing.trainer import INTERRUPTED, Loop
 
@@ -109,7 +108,7 @@ def outcome(job: Job, tell: Callable[[str, Mapping[str, Any]], bool]) -> tuple[s
     except KeyboardInterrupt:
         return "stopped", {}
     except (UserError, EnvCrashError) as error:
-        print(error, file=sys.stderr)
+        write_stderr(error)
         return "failed", {"error": str(error)}
     except Exception as error:
         traceback.print_exc()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -69,6 +70,8 @@ def record_agent(
     `max_steps`, by default the run's `eval_max_steps`; the dataset then names that as the environment's time limit."""
     folder = RunFolder.open(run)
     cfg = folder.read_config()
+    if not out.startswith(minari_data.PREFIX):
+        out = os.path.abspath(out)  # an environment may change the current folder
     agent, options = folder.load_agent(checkpoint), dict(cfg.env.options)
     with folder.restricted():
         env = envs.make_vector(cfg.env.name, ENVS, backend="serial", options=options)

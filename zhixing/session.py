@@ -7,7 +7,6 @@ import itertools
 import math
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -36,7 +35,7 @@ from zhixing.distributed.servers import check_servers
 from zhixing.envs.choice import cpu_count
 from zhixing.envs.tapes import action_room
 from zhixing.envs.torch_tasks import TorchVectorEnv
-from zhixing.errors import UserError
+from zhixing.errors import UserError, write_stderr
 from zhixing.learner import Learner
 from zhixing.matches import Matches, game_of
 from zhixing.memory import keep_freed
@@ -230,9 +229,8 @@ class Session:
 
     def _restore(self, state: dict[str, Any]) -> None:
         try:
+            state = self._restore_buffers(state)
             lost = self.loop.load_state_dict(state["loop"])
-            for name, buffer in self.loop.buffers.items():
-                buffer.load(state["buffers"][name], self.folder.replay / name)
         except UserError:
             raise
         except Exception as error:  # what was tampered with fails in many ways
@@ -246,6 +244,22 @@ class Session:
                 f"can't be put back into the middle of one, or it was longer than the recorded "
                 f"{action_room(self.spaces):,} steps"
             )
+
+    def _restore_buffers(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Fill the buffers as a checkpoint says. Where their files are damaged, take the checkpoint before.
+
+        Returns the checkpoint that was taken.
+        """
+        try:
+            for name, buffer in self.loop.buffers.items():
+                buffer.load(state["buffers"][name], self.folder.replay / name)
+        except UserError as error:
+            older = self.folder.load_before(state["steps"])
+            if older is None:
+                raise
+            self.folder.notices.append(f"{error}; going on from the checkpoint of step {older['steps']:,}")
+            return self._restore_buffers(older)
+        return state
 
     @staticmethod
     def resume(
@@ -419,8 +433,7 @@ def _faults(cfg: RunConfig, folder: RunFolder, guarded: bool = True) -> envs.Fau
 
 def default_out(cfg: RunConfig) -> Path:
     """A new folder, which nobody else gets who starts in the same second."""
-    task = re.sub(r"[^\w.-]+", "-", cfg.env.name)
-    algorithm = re.sub(r"[^\w.-]+", "-", cfg.algorithm)
+    task, algorithm = (re.sub(r"[^\w.-]+", "-", name)[-60:] for name in (cfg.env.name, cfg.algorithm))
     out = Path("runs") / f"{algorithm}-{task}-{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     for folder in itertools.chain([out], (out.with_name(f"{out.name}-{i}") for i in itertools.count(2))):
         with suppress(FileExistsError):
@@ -469,18 +482,27 @@ def _finite(value: float) -> float | None:
 
 @contextmanager
 def _interrupts(loop: Loop) -> Iterator[None]:
-    """Ctrl-C (or SIGTERM) ends training after the present iteration; a second one ends it at once."""
+    """Ctrl-C, SIGTERM or SIGHUP ends training after the present iteration; a second one ends it at once.
+
+    A second SIGHUP doesn't: a terminal that is closed sends it twice, by its shell and by the kernel. Where SIGHUP is
+    ignored (`nohup`) it stays so.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
         if loop.interrupt_requested:
+            if number == signal.SIGHUP:
+                return
             raise KeyboardInterrupt
-        print("\nstopping after this iteration or evaluation step (again to stop at once)", file=sys.stderr, flush=True)
         loop.stop(INTERRUPTED)
+        write_stderr("\nstopping after this iteration or evaluation step (again to stop at once)")
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield
     finally:

@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 import re
-import sys
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from zhixing.checkpoint import RunFolder
 from zhixing.config import DistributedConfig, RunConfig, flat_settings
 from zhixing.distributed.actor import is_spread
 from zhixing.envs.capsule import ADVICE
-from zhixing.errors import UserError
+from zhixing.errors import UserError, write_stderr
 from zhixing.executors import Board, claimed, drive, executor_on
 from zhixing.importing import names_in
 from zhixing.jobs import Job, News
@@ -219,7 +218,7 @@ def sweep(
                     setting.results[job.name] = result
         executor = executor_on(on, workers, lock)
         before = len(owner) - len(todo)
-        print(f"{len(owner)} runs in {out}, {before} of them done before; {executor.workers} at once", file=sys.stderr)
+        write_stderr(f"{len(owner)} runs in {out}, {before} of them done before; {executor.workers} at once")
         board = Board(len(owner), before)
 
         def hear(news: News) -> None:

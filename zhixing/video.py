@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +16,7 @@ import numpy as np
 from zhixing import envs
 from zhixing.actor import default_eval_steps
 from zhixing.agent import load
-from zhixing.errors import UserError, note
+from zhixing.errors import UserError, note, write_stderr
 from zhixing.ops.seeding import stream
 
 # how ffmpeg writes each kind of video; a GIF gets a palette of its own and at most 25 frames per second, to stay small
@@ -38,7 +37,7 @@ def record(
 ) -> list[float]:
     """Film an agent in its task; returns the returns of the episodes shown. Episodes are cut after `max_steps`, by
     default the run's `eval_max_steps`."""
-    out = Path(out)
+    out = Path(out).absolute()  # an environment may change the current folder
     if out.suffix.lower() not in ENCODERS:
         raise UserError(f"the video {out} must end in {' or '.join(ENCODERS)}")
     without_screen()
@@ -213,8 +212,7 @@ class Video:
         if self.still and self.frames > 1:
             what = "equal" if self._first.any() else "black"
             advice = "check its render() and, without a screen, its options for drawing offscreen"
-            with suppress(OSError):
-                print(f"warning: all {self.frames} frames of {self.path} are {what}; {advice}", file=sys.stderr)
+            write_stderr(f"warning: all {self.frames} frames of {self.path} are {what}; {advice}")
 
     def _look(self) -> None:
         """The encoder may have failed on its last bytes, of which nobody tells."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,13 @@ def command_of(cfg: RunConfig) -> str:
         # what was auto has only been decided
         if usual.get(name) not in (value, "auto") and name not in {*IRRELEVANT, "init"}
     ]
-    named = ["--seed", str(cfg.seed), *(["--init", cfg.init] if cfg.init else [])]
+    named = ["--seed", str(cfg.seed), *(["--init", _word(cfg.init)] if cfg.init else [])]
     return shlex.join(["zhixing", "train", cfg.algorithm, "--env", cfg.env.name, *named, *words])
 
 
 def _word(value: Any) -> str:
+    if isinstance(value, str) and os.path.isabs(value) and Path(value).is_relative_to(Path.cwd()):
+        return os.path.relpath(value)
     return "null" if value is None else json.dumps(value) if isinstance(value, (list, dict)) else shown(value)
 
 

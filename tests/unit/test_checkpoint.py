@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import differing, metrics_rows
 
 import zhixing as zx
 from zhixing.archive import read_archive, write_archive
@@ -221,6 +222,41 @@ def test_a_run_with_replay_goes_past_a_damaged_checkpoint(small: Callable, tmp_p
     result = zx.Session.resume(run, quiet=True).run()
     assert result["env_steps"] == 1200
     assert zx.Session.resume(run, quiet=True).finished
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
+def test_a_damaged_replay_segment_costs_only_the_newest_checkpoint(
+    damage: str, small: Callable, tmp_path: Path
+) -> None:
+    """As a damaged checkpoint does: training continues from the one before and ends as if nothing had happened."""
+    cfg = small("dqn", "toy/match", checkpoint_every_steps=400)
+    zx.Session(cfg, tmp_path / "whole", quiet=True).run()
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        zx.Session(cfg, run, [_StopAt(1000)], quiet=True).run()
+    segment = max((run / "replay" / "replay").iterdir())
+    content = segment.read_bytes()
+    if damage == "missing":
+        segment.unlink()
+    else:
+        half = len(content) // 2
+        segment.write_bytes(content[:half] if damage == "cut" else content[:half] + b"?" + content[half + 1 :])
+    session = zx.Session.resume(run, quiet=True)
+    (notice,) = session.folder.notices
+    assert str(segment) in notice
+    assert notice.endswith("going on from the checkpoint of step 800")
+    assert session.run()["env_steps"] == 1200
+    assert differing(tmp_path / "whole", run) == []
+    assert metrics_rows(tmp_path / "whole") == metrics_rows(run)
+
+
+def test_damaged_replay_segments_of_all_checkpoints_are_told(small: Callable, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    zx.Session(small("dqn", "toy/match", checkpoint_every_steps=400), run, quiet=True).run()
+    for segment in (run / "replay" / "replay").iterdir():
+        segment.write_bytes(b"")
+    with pytest.raises(UserError, match=r"replay segment .* is damaged"):
+        zx.Session.resume(run, quiet=True)
 
 
 def test_folders_that_hold_a_run_or_are_files_are_refused(tmp_path: Path) -> None:

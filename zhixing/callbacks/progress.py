@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from zhixing.callbacks.base import Callback
 from zhixing.callbacks.header import header
+from zhixing.errors import write_stream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +26,9 @@ class Progress(Callback):
 
     def __init__(self, out: TextIO | None = None, folder: Path | None = None) -> None:
         """`folder` is the run's, for the header; there is no header without it."""
-        self.out, self.folder = out or sys.stderr, folder
-        self.live = self.out.isatty()
+        self.out: TextIO | None = out or sys.stderr  # None where the program was started with it closed
+        self.folder = folder
+        self.live = self.out is not None and self.out.isatty()
         self.every_seconds = 0.5 if self.live else 10.0
         self._shown_at, self._shown_steps = 0.0, -1
         self._eval = ""
@@ -35,12 +37,12 @@ class Progress(Callback):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.live:
-            print(file=self.out, flush=True)
+            write_stream(self.out, "")
 
     def train_begin(self, loop: Loop) -> None:
         if self.folder is not None:
             at = f"{loop.steps:,} {loop.unit}" if loop.steps else None
-            print(header(loop.cfg, self.folder, at=at), end="", file=self.out, flush=True)
+            write_stream(self.out, header(loop.cfg, self.folder, at=at), end="")
         self._shown_at = time.monotonic()
 
     def evaluation_step(self, loop: Loop) -> None:
@@ -72,7 +74,7 @@ class Progress(Callback):
             f"{loop.steps:>9,} {loop.unit} {100 * loop.fraction:3.0f}%  {loop.steps / max(loop.seconds, 1e-9):,.0f}/s"
             f"{played}{self._eval}{loss}{crashed}{lost}{state}  {_clock(left)} left"
         )
-        print(f"\r\x1b[2K{line}" if self.live else line, end="" if self.live else "\n", file=self.out, flush=True)
+        write_stream(self.out, f"\r\x1b[2K{line}" if self.live else line, end="" if self.live else "\n")
 
 
 def _clock(seconds: float) -> str:

@@ -39,7 +39,7 @@ TIMEOUT = timedelta(minutes=10)  # that the first waits for others; these wait f
 # Ctrl-C, or the end of a whole group of processes, is the first's business: it saves a checkpoint and tells the others
 PROGRAM = """
 import pickle, signal, sys
-for number in (signal.SIGINT, signal.SIGTERM):
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 from zhixing.distributed.learners import serve
 serve(*pickle.load(sys.stdin.buffer))

@@ -113,8 +113,8 @@ def _made(factory: bytes, name: str) -> Any:
 
 
 def main(commands: int, answers: int, memory_fd: int, die_with_parent: int) -> None:
-    # Ctrl-C, or the end of a whole group of processes, is the parent's business: it saves a checkpoint first
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # Ctrl-C, a closed terminal and the end of a whole group of processes are the parent's business: it saves first
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if die_with_parent and sys.platform == "linux":
         # the end of the file is seen between steps only; the kernel ends a worker in the middle of one, too
