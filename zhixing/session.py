@@ -455,7 +455,10 @@ def resolve(cfg: RunConfig, spaces: Spaces, env: envs.VectorEnv | None) -> RunCo
         # small matrices are slower on several threads; convolutions gain from them
         sizes = tree_leaves(tree_map(lambda f: math.prod(f.shape) if len(f.shape) == 3 else 0, spaces.fields()["obs"]))
         threads = cpu_count() if max(sizes) >= 32 * 32 else 1
-    return resolve_device(cfg).model_copy(update={"vector": vector, "threads": threads})
+    decided: dict[str, Any] = {"vector": vector, "threads": threads}
+    if getattr(cfg, "normalise_obs", None) == "auto":
+        decided["normalise_obs"] = cfg.net.kind == "auto"  # type: ignore[attr-defined]
+    return resolve_device(cfg).model_copy(update=decided)
 
 
 def resolve_device(cfg: RunConfig) -> RunConfig:

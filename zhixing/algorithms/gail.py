@@ -19,7 +19,7 @@ from zhixing.algorithms import register
 from zhixing.algorithms.ppo import PPO  # what it is handed: any learner from rollouts would do
 from zhixing.algorithms.ppo import Config as PPOConfig
 from zhixing.batch import Batch
-from zhixing.config import NonNegative, Positive, PositiveFloat
+from zhixing.config import Auto, NonNegative, Positive, PositiveFloat
 from zhixing.learner import Gradients, Learner, Update
 from zhixing.nets.body import Encoder, MakeNet, num_features
 from zhixing.nets.mlp import MLP
@@ -33,6 +33,9 @@ class Config(PPOConfig):
     lr: PositiveFloat = 1e-3  # learning rate of the policy
     optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of the policy's Adam
     steps_per_iteration: Positive = 32  # steps of each environment between updates
+    minibatch_size: Positive = 256  # steps per gradient at most; the rollout is cut evenly
+    normalise_obs: bool | Auto = False  # running mean and deviation of observations; auto: with built-in networks
+    normalise_reward: bool = False  # divide imitation rewards by the running deviation of returns
     discriminator_lr: PositiveFloat = 1e-3  # learning rate of the discriminator
     discriminator_size: Positive = 100  # units of each of its two layers
     discriminator_updates: Positive = 16  # its updates per iteration

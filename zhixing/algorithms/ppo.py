@@ -15,7 +15,17 @@ from torch.nn import functional as F
 
 from zhixing.algorithms import register
 from zhixing.batch import Batch
-from zhixing.config import Count, Finite, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.config import (
+    Auto,
+    Count,
+    Finite,
+    Fraction,
+    NonNegative,
+    OnPolicyConfig,
+    Positive,
+    PositiveFloat,
+    VectorConfig,
+)
 from zhixing.learner import Gradients, Learner, Update
 from zhixing.nets.actor_critic import ActorCritic, evaluate, rollout_fields
 from zhixing.nets.body import MakeNet
@@ -29,13 +39,14 @@ from zhixing.tree import Tree
 
 class Config(OnPolicyConfig):
     vector: VectorConfig = VectorConfig(num=8)
+    steps_per_iteration: Positive = 256  # steps of each environment between updates
     lr: PositiveFloat = 3e-4  # learning rate
     critic_lr: PositiveFloat | None = None  # the critic's own learning rate
     optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
     lr_decay: bool = False  # let learning rates fall to zero over the budget of steps
     epochs: Positive = 10  # passes over each rollout
     critic_epochs: Count | None = None  # the critic's own number of passes
-    minibatch_size: Positive = 256  # steps per gradient at most; the rollout is cut evenly
+    minibatch_size: Positive = 128  # steps per gradient at most; the rollout is cut evenly
     clip: PositiveFloat = 0.2  # how far the probability ratio may move before its gradient ends
     value_clip: PositiveFloat | None = None  # the same for the value, in its own units
     value_coef: NonNegative = 0.5  # weight of the value loss
@@ -44,8 +55,8 @@ class Config(OnPolicyConfig):
     max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
     target_kl: PositiveFloat | None = None  # no further epoch once the policy has moved 1.5 times this far
     normalise_advantage: bool = True  # zero mean and unit spread per minibatch
-    normalise_obs: bool = False  # running mean and spread of observations
-    normalise_reward: bool = False  # divide by the running spread of returns
+    normalise_obs: bool | Auto = "auto"  # running mean and deviation of observations; auto: with built-in networks
+    normalise_reward: bool = True  # divide rewards by the running deviation of returns
     shared_network: bool = False  # one body for actor and critic
     log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
     eval_sample: bool = False  # evaluations draw actions too, instead of taking the likeliest

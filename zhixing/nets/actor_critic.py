@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zhixing.batch import Batch
-from zhixing.config import NetConfig
+from zhixing.config import Auto, NetConfig
 from zhixing.nets.body import Body, MakeNet, encoder_of, hidden_fields, is_recurrent, make_body, num_features, unroll
 from zhixing.nets.heads import PolicyHead, ValueHead
 from zhixing.nets.mlp import TwinMLP
@@ -42,7 +42,7 @@ class ActorCritic(nn.Module):
         *,
         shared: bool = False,
         batched: bool = True,
-        normalise: bool = False,
+        normalise: bool | Auto = False,
         log_std: float = 0.0,
     ) -> None:
         super().__init__()

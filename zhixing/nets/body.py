@@ -19,7 +19,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zhixing.config import NetConfig
+from zhixing.config import Auto, NetConfig
 from zhixing.errors import UserError
 from zhixing.importing import imported
 from zhixing.nets.cnn import CNN, CnnKind
@@ -130,14 +130,15 @@ def make_body(
     cfg: NetConfig,
     make_net: MakeNet | None = None,
     *,
-    normalise: bool = False,
+    normalise: bool | Auto = False,
     orthogonal_init: bool = False,
 ) -> nn.Module:
-    """The user's own network, else the one that the settings describe."""
+    """The user's own network, else the one that the settings describe. Only built-in networks normalize observations;
+    `auto` leaves it to them."""
     if make_net is None and cfg.kind != "auto":
         make_net = _import_net(cfg.kind)
     if make_net is not None:
-        if normalise:
+        if normalise is True:
             raise UserError(
                 "normalise_obs=true needs a built-in network; normalise inside your own, or set it to false"
             )
@@ -148,7 +149,7 @@ def make_body(
             raise UserError(f"net must give a torch.nn.Module for the observation space, not {type(body).__name__}")
         return body
     kind = Body if cfg.recurrent == "none" else RecurrentBody
-    return kind(space, cfg, normalise, orthogonal_init)
+    return kind(space, cfg, bool(normalise), orthogonal_init)
 
 
 def _import_net(name: str) -> MakeNet:

@@ -24,7 +24,8 @@ SPACES = Spaces(Box(-1.0, 1.0, (3,), np.float32), Discrete(2))
 
 def learner(**settings: Any) -> PPO:
     short = {"net__hidden_sizes": [8], "vector__num": 2, "steps_per_iteration": 6, "minibatch_size": 4, "epochs": 2}
-    cfg = zx.config.load(algorithm="ppo", env="Acrobot-v1", **(short | settings))
+    plain = {"normalise_obs": False, "normalise_reward": False}
+    cfg = zx.config.load(algorithm="ppo", env="Acrobot-v1", **(short | plain | settings))
     return PPO(cfg, SPACES)
 
 

@@ -330,6 +330,13 @@ def test_own_network_with_normalise_obs_is_refused() -> None:
         PPO(cfg, spaces(), net=Own)
 
 
+def test_by_default_only_built_in_networks_normalize_observations() -> None:
+    cfg = zx.config.load(algorithm="ppo", env="Acrobot-v1")
+    assert cfg.normalise_obs == "auto"
+    assert [name for name, _ in PPO(cfg, spaces()).net.named_buffers() if name.endswith("mean")]
+    assert not list(PPO(cfg, spaces(), net=Own).net.named_buffers())
+
+
 @pytest.mark.parametrize(("name", "memories"), [("ppo", 2), ("dqn", 1)])  # ppo's actor and critic have one each
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
 def test_memory_is_made_where_the_network_is(name: str, memories: int, recurrent: str) -> None:
