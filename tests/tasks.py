@@ -68,6 +68,25 @@ class Dies(Known):
         return np.eye(self.length, dtype=np.float32)[min(self.t, self.length - 1)]
 
 
+class Leaves(Dies):
+    """Of two agents the second leaves by the second step; an `individual` reward isn't for it any more then, and what
+    the environment still says of it must not count. A `shared` one is, also after it has left."""
+
+    def __init__(self, kind: str = "individual", continuous: bool = False) -> None:
+        super().__init__(continuous, agents=2)
+        self.reward_kind = kind
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        return super().reset(seed=seed)[0], self._here()
+
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, self._here()
+
+    def _here(self) -> dict[str, Any]:
+        return {"alive": np.array([True, self.t < 2])}
+
+
 class Many(gym.Env):
     """A dict of everything that can be observed; the right answer is in it. `kind` is the kind of action.
 

@@ -71,3 +71,33 @@ def test_value_estimates_meet_the_exact_values(algorithm: str, task: str, small:
     if value.ndim == 2:  # of each agent
         exact = exact.unsqueeze(1).expand_as(value)
     assert torch.allclose(value, exact, rtol=0.05), f"{value.tolist()} is not {exact.tolist()}"
+
+
+# Leaves pays both agents 1 per step, and terminates after the fifth; the second agent leaves by the second step.
+# With rewards per agent its values are 1 + 0.8 and 1; with a reward that the team shares they are those of Dies.
+LEFT = [1.8, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["individual", "shared"])
+@pytest.mark.parametrize("name", ["idqn", "ippo", "maddpg"])
+def test_values_of_an_agent_that_leaves_meet_the_exact_ones(
+    name: str, kind: str, small: Callable, tmp_path: Path
+) -> None:
+    settings = {"gamma": GAMMA, "env__kind": kind, "net__hidden_sizes": [32], "eval_every_steps": 0}
+    settings |= {"checkpoint_every_steps": 0, "log_every_steps": 1000}
+    more = {
+        "idqn": {"td_lambda": 0.5, "sync_every_updates": 10, "net__recurrent": "none", "last_action": False},
+        "maddpg": {"replay__n_step": 3, "tau": 0.05},
+    }
+    if name in more:
+        settings |= {"env_steps": 2000, "updates_per_step": 0.5, "lr": 3e-3} | more[name]
+    else:
+        settings |= {"env_steps": 3000, "steps_per_iteration": 8, "lr": 1e-2, "epochs": 4}
+    session = zx.Session(small(name, "tasks:Leaves", **settings), tmp_path / "run", quiet=True)
+    session.run()
+    with torch.no_grad():
+        value = session.learner.value(torch.eye(5)[:2].unsqueeze(1).expand(-1, 2, -1))  # while both are there
+    assert value is not None
+    second = LEFT if kind == "individual" else DIES[:2]
+    exact = torch.tensor([DIES[:2], second]).T
+    assert torch.allclose(value, exact, rtol=0.05), f"{value.tolist()} is not {exact.tolist()}"

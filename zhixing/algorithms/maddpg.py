@@ -39,7 +39,7 @@ class Config(ContinuousConfig):
     tau: Fraction = 0.01  # how far targets move towards the networks at each update
     noise: NonNegative = 0.1  # continuous actions: spread of exploration, of the action's half range
     gumbel_temperature: PositiveFloat = 1.0  # discrete actions: softness of the samples that gradients pass through
-    output_penalty: NonNegative = 1e-3  # weight of the actors' squared outputs, which keeps them off the flat ends
+    output_penalty: NonNegative = 1e-3  # weight of the actors' squared outputs; more keeps discrete choices open longer
     max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm, that of all agents together
     net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="relu")
 
