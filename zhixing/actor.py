@@ -16,6 +16,7 @@ from zhixing.envs.layout import BESIDE
 from zhixing.envs.vector import VectorEnv
 from zhixing.ops.seeding import stream
 from zhixing.policy import Phase, Policy, as_tensor
+from zhixing.state import count
 from zhixing.tree import Tree, tree_map
 
 MIN_EVAL_STEPS = 5_000  # of an evaluation episode before it is cut, where nothing is known of its length
@@ -286,7 +287,7 @@ class Actor:
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
         """Returns the environments that could not be put back into mid-episode; their episodes start anew."""
-        self.env_steps = state["env_steps"]
+        self.env_steps = count("the actor", state, "env_steps")
         self.rng.set_state(state["rng"])
         if "env" not in state:
             return []
@@ -294,7 +295,7 @@ class Actor:
         self._see(*self.env.load_state_dict(state["env"]))
         if state["hidden"] is not None:
             self._hidden = tree_map(lambda leaf: leaf.to(self.device), state["hidden"])
-        self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
+        self._returns[:], self._lengths[:] = state["returns"], state["lengths"]
         lost = list(self.env.inexact)
         self._returns[lost], self._lengths[lost] = 0.0, 0
         if lost and self._hidden is not None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from zhixing import config, importing
 from zhixing.archive import read_archive, write_archive
 from zhixing.errors import UserError
-from zhixing.locking import FolderLock
+from zhixing.locking import FolderLock, check_inside
 
 if TYPE_CHECKING:
     from zhixing.batch import Batch
@@ -263,19 +263,6 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     write_aside(path, lambda file: write_archive(file, {"format": FORMAT, **state}))
 
 
-def check_inside(folder: Path) -> None:
-    """Refuse links that lead out of a folder, and what is no file: a stranger's run must not make us write elsewhere,
-    nor wait for ever."""
-    inside = folder.resolve()
-    for where, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(where, name)
-            if path.is_symlink() and inside not in path.resolve().parents:
-                raise UserError(f"{path} is a link out of {folder}; put what it leads to in its place")
-            if not path.is_symlink() and not path.is_dir() and not path.is_file() and path.exists():
-                raise UserError(f"{path} is neither a file nor a folder; remove it")
-
-
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """All that a file of a run holds. Nothing of it is executed or believed."""
     try:
@@ -312,7 +299,8 @@ def write_aside(path: Path, write: Callable[[io.BufferedWriter], Any]) -> None:
     """Write a file under another name, make sure that it is on the disk, then rename it: never a half-written file."""
     aside = path.with_name(f".{path.name}.tmp")
     try:
-        with open(aside, "wb") as file:
+        aside.unlink(missing_ok=True)
+        with open(aside, "xb") as file:  # a new file: one that is there might be another name of something else
             write(file)
             file.flush()
             os.fsync(file.fileno())

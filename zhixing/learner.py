@@ -17,6 +17,7 @@ from zhixing.ops.optim import Optimizer
 from zhixing.ops.seeding import stream
 from zhixing.policy import Policy
 from zhixing.spaces import Spaces
+from zhixing.state import count
 from zhixing.tree import Tree
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ class Learner(ABC):
                 part.load_state_dict(state["parts"][name])
             elif isinstance(part, Tensor):
                 setattr(self, name, state["tensors"][name].to(self.device))
-        self.updates = state["updates"]
+        self.updates = count("the learner", state, "updates")
         self.rng.set_state(state["rng"])
 
 

@@ -1,4 +1,4 @@
-"""Exclusive locks of folders, so two processes never write the same run."""
+"""Folders that are written to: exclusive locks, so two processes never write the same run, and a check for links."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 import weakref
 from contextlib import suppress
@@ -20,6 +21,30 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errn
 _held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
+def check_inside(folder: Path, writing: bool = False) -> None:
+    """Raise `UserError` for links out of a folder, and for what is neither a file nor a folder: a stranger's run must
+    not make us write elsewhere, nor wait for ever. Before `writing`, also for files with a second name elsewhere."""
+    inside = folder.resolve()
+    for where, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(where, name)
+            try:
+                about = path.lstat()
+                outside = stat.S_ISLNK(about.st_mode) and inside not in path.resolve().parents
+            except FileNotFoundError:  # another process has just removed it
+                continue
+            except (OSError, RuntimeError):  # a link that leads to itself
+                outside = True
+            if outside:
+                raise UserError(f"{path} is a link out of {folder}; put what it leads to in its place")
+            if not (stat.S_ISLNK(about.st_mode) or stat.S_ISDIR(about.st_mode) or stat.S_ISREG(about.st_mode)):
+                raise UserError(f"{path} is neither a file nor a folder; remove it")
+            if writing and stat.S_ISREG(about.st_mode) and about.st_nlink > 1:
+                raise UserError(
+                    f"{path} is a hard link: what is written to it changes another file, too; put a copy there"
+                )
+
+
 class FolderLock:
     """Lock a folder until `release`, or until the process ends, however it ends.
 
@@ -29,6 +54,7 @@ class FolderLock:
 
     def __init__(self, folder: Path, wait_seconds: float = 0.0) -> None:
         """Raise `UserError` naming the holder if another process still has the lock after `wait_seconds`."""
+        check_inside(folder, writing=True)
         self.file = folder / NAME
         deadline = time.monotonic() + wait_seconds
         while (fd := self._try()) is None:

@@ -15,6 +15,7 @@ from zhixing.buffers.fields import SUCCESSORS
 from zhixing.envs.torch_tasks import TorchVectorEnv
 from zhixing.ops.seeding import stream
 from zhixing.policy import Phase, Policy
+from zhixing.state import count
 from zhixing.tree import Field, Tree, tree_leaves, tree_map
 
 
@@ -110,7 +111,7 @@ class TorchActor:
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
         """Returns the environments that could not be put back into mid-episode: none."""
-        self.env_steps = state["env_steps"]
+        self.env_steps = count("the actor", state, "env_steps")
         self.rng.set_state(state["rng"])
         if "env" in state:
             self._start(0)

@@ -37,9 +37,20 @@ from zhixing.learner import Learner
 from zhixing.ops.seeding import stream
 from zhixing.policy import Phase
 from zhixing.search import SelfPlay
+from zhixing.state import Count, checked
 from zhixing.torch_actor import TorchActor
 
 INTERRUPTED = "interrupted"
+SAVED = {
+    "episodes": Count,
+    "longest_episode": Count,
+    "seconds": float,
+    "steps_before": Count,
+    "unfinished": tuple[int, bool] | None,
+    "finished": bool,
+    "recent": list[tuple[float, int, dict[str, float | bool]]],
+    "metrics": dict[str, Tensor],
+}
 
 
 class Loop:
@@ -290,19 +301,16 @@ class Loop:
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
         """Returns the environments that could not be restored in mid-episode."""
+        saved = checked("the run", {name: state[name] for name in SAVED if name in state}, SAVED)
         self.learner.load_state_dict(state["learner"])
         lost = [] if self.actor is None else self.actor.load_state_dict(state["actor"])
         self.rng.bit_generator.state = state["rng"]
-        self.episodes, self.seconds = state["episodes"], state["seconds"]
+        self.episodes, self.seconds = saved["episodes"], saved["seconds"]
         # older checkpoints lack these; theirs were written when all was done
-        self.longest_episode, self.steps_before = (
-            int(state.get("longest_episode", 0)),
-            int(state.get("steps_before", 0)),
-        )
-        unfinished, self.finished = state.get("unfinished"), bool(state.get("finished", True))
-        self._unfinished = None if unfinished is None else (int(unfinished[0]), bool(unfinished[1]))
-        self.recent.extend(Episode(*values) for values in state["recent"])
-        self.metrics = state["metrics"]
+        self.longest_episode, self.steps_before = saved.get("longest_episode", 0), saved.get("steps_before", 0)
+        self._unfinished, self.finished = saved.get("unfinished"), saved.get("finished", True)
+        self.recent.extend(Episode(*values) for values in saved["recent"])
+        self.metrics = saved["metrics"]
         for name, callback in self._named_callbacks():
             if name in state["callbacks"]:  # a user may resume with other callbacks
                 callback.load_state_dict(state["callbacks"][name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 
 import zhixing as zx
 from zhixing import config, importing
+from zhixing.checkpoint import read_checkpoint, write_checkpoint
 from zhixing.envs import capsule
 from zhixing.envs.pixels import wrap_pixels
 
@@ -162,6 +164,115 @@ def test_a_strangers_dataset_imports_nothing(evil: Path, tmp_path: Path, zhixing
         assert code == 2
         assert "name the environment with --env" in said
     assert not evil.exists()
+
+
+# --- what a checkpoint restores ---
+
+TINY = {"env_steps": 64, "eval_every_steps": 0, "eval_episodes": 1, "tensorboard": False, "vector__backend": "serial"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run of each kind of actor."""
+    folder = tmp_path_factory.mktemp("runs")
+    zx.train("dqn", "toy/match", out=folder / "dqn", quiet=True, warmup_steps=16, batch_size=8, **TINY)
+    zx.train("a3c", "toy/match", out=folder / "a3c", quiet=True, **TINY)
+    return folder
+
+
+PRECIOUS = "years of work\n" * 100
+STATES: dict[str, tuple[str, str, Any]] = {
+    "a path to append to": ("dqn", "loop.callbacks.Csv 0.path", "precious"),
+    "a path to truncate": ("dqn", "loop.callbacks.Csv 0", {"path": "precious", "offset": 3, "waiting": "gone"}),
+    "an offset before the file": ("dqn", "loop.callbacks.Csv 0.offset", -1),
+    "an offset that is text": ("dqn", "loop.callbacks.Csv 0.offset", "3"),
+    "a list of rows": ("dqn", "loop.callbacks.Csv 0.waiting", ["gone"]),
+    "a folder for checkpoints": ("dqn", "loop.callbacks.Checkpoint 0.folder", "precious"),
+    "another method of a callback": ("dqn", "loop.callbacks.Evaluate 0.iteration_end", None),
+    "a value of another type": ("dqn", "loop.callbacks.Evaluate 0.reached", "no"),
+    "steps that are text": ("dqn", "loop.actor.env_steps", "64"),
+    "negative steps": ("dqn", "loop.actor.env_steps", -64),
+    "updates that are text": ("dqn", "loop.learner.updates", "1"),
+    "metrics that are no tensors": ("dqn", "loop.metrics", {"loss": "precious"}),
+    "episodes that aren't": ("dqn", "loop.recent", ["precious"]),
+    "a method of a worker": ("a3c", "loop.actor.pending", [[0, "__setattr__", "setup", "precious"]]),
+    "a worker that isn't there": ("a3c", "loop.actor.pending", [[-1, "collect", 1, "collect", 0]]),
+    "an attribute of the workers": ("a3c", "loop.actor.crew", "precious"),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_a_strangers_checkpoint_restores_known_values_only(
+    case: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, where, value = STATES[case]
+    monkeypatch.chdir(tmp_path)
+    Path("precious").write_text(PRECIOUS)
+    shutil.copytree(finished / name, "run")
+    (file,) = Path("run/checkpoints").glob("0*.safetensors")
+    state = read_checkpoint(file)
+    *path, last = where.split(".")
+    part: Any = state
+    for key in path:
+        part = part[key]
+    part[last] = value
+    write_checkpoint(file, state)
+    with pytest.raises(zx.UserError):
+        zx.Session.resume("run", quiet=True, env_steps=128).run()
+    assert Path("precious").read_text() == PRECIOUS
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["precious", "run"]
+
+
+def test_an_untouched_run_resumes(finished: Path, tmp_path: Path) -> None:
+    for name in ("dqn", "a3c"):
+        shutil.copytree(finished / name, tmp_path / name)
+        assert zx.Session.resume(tmp_path / name, quiet=True, env_steps=128).run()["env_steps"] >= 128
+
+
+# --- links ---
+
+LINKS = ("metrics.csv", "config.yaml", "result.json", ".lock", ".config.yaml.tmp", "checkpoints/.best.safetensors.tmp")
+
+
+@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_link_in_a_strangers_run_leads_nowhere(name: str, hard: bool, finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished / "dqn", tmp_path / "run")
+    link, precious = tmp_path / "run" / name, tmp_path / "precious"
+    precious.write_text((tmp_path / "run" / "config.yaml").read_text())
+    before = precious.read_text()
+    link.unlink(missing_ok=True)
+    if hard:
+        link.hardlink_to(precious)
+    else:
+        link.symlink_to(precious)
+    with pytest.raises(zx.UserError, match="is a hard link" if hard else "is a link out of"):
+        zx.Session.resume(tmp_path / "run", quiet=True, env_steps=128).run()
+    assert precious.read_text() == before
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "replay", "replay/replay", "crash", "itself"])
+def test_a_folder_that_is_a_link_leads_nowhere(name: str, finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished / "dqn", tmp_path / "run")
+    (tmp_path / "precious").mkdir()
+    link = tmp_path / "run" / name
+    if link.exists():
+        shutil.rmtree(link)
+    link.symlink_to(link if name == "itself" else tmp_path / "precious")
+    with pytest.raises(zx.UserError, match="is a link out of"):
+        zx.Session.resume(tmp_path / "run", quiet=True)
+    assert list((tmp_path / "precious").iterdir()) == []
+
+
+def test_links_in_a_folder_to_train_or_sweep_in_lead_nowhere(tmp_path: Path, zhixing: Command) -> None:
+    (tmp_path / "precious").write_text(PRECIOUS)
+    (tmp_path / "out" / "output").mkdir(parents=True)
+    (tmp_path / "out" / "output" / "seed-0.txt").symlink_to(tmp_path / "precious")
+    for words in (("train", "ppo", "--env", "toy/match"), ("sweep", "ppo", "--env", "toy/match", "--seeds", "0")):
+        code, _, error = zhixing(*words, "--out", str(tmp_path / "out"))
+        assert code == 2
+        assert "is a link out of" in error
+    assert (tmp_path / "precious").read_text() == PRECIOUS
 
 
 # --- no other way to code ---

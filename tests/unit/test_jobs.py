@@ -152,7 +152,10 @@ def test_runs_share_the_cpus(small: Small, tmp_path: Path, monkeypatch: pytest.M
         executor = LocalProcesses(3, lock)
         executor.start(job(small("ppo", env_steps=10_000_000), tmp_path))
         (process, _) = executor._processes["run"]
-        told = Path(f"/proc/{process.pid}/environ").read_text().split("\0")
+        environ = Path(f"/proc/{process.pid}/environ")
+        while not environ.read_text():  # as long as the program is being loaded
+            time.sleep(0.01)
+        told = environ.read_text().split("\0")
         executor.close()
     assert "PYTHON_CPU_COUNT=2" in told
     monkeypatch.setenv("PYTHON_CPU_COUNT", "0")  # nonsense is passed over

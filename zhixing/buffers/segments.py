@@ -28,7 +28,8 @@ def write(folder: Path, number: int, rows: Mapping[str, Array]) -> str:
     name = f"segment-{number:08d}.npz"
     aside = folder / f"{name}.part"
     try:
-        with aside.open("wb") as file:
+        aside.unlink(missing_ok=True)
+        with aside.open("xb") as file:  # a new file: one that is there might be another name of something else
             np.savez(file, allow_pickle=False, **rows)
             file.flush()
             os.fsync(file.fileno())

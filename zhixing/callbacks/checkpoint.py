@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zhixing.callbacks.base import Callback, is_due
 from zhixing.checkpoint import RunFolder
 from zhixing.errors import UserError, note
+from zhixing.state import checked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,4 +73,4 @@ class Checkpoint(Callback):
         return {"best_return": self.best_return}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        vars(self).update(checked("the best checkpoint", state, {"best_return": float}))

@@ -21,12 +21,23 @@ from zhixing.actor import told_as
 from zhixing.callbacks.base import Callback, is_due
 from zhixing.checkpoint import write_aside
 from zhixing.errors import UserError, note
+from zhixing.state import Count, checked
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from zhixing.actor import Evaluation
     from zhixing.trainer import Loop
+
+SAVED = {
+    "offset": Count,
+    "lines": Count,
+    "columns": list[str],
+    "eval_return": float,
+    "eval_told": dict[str, float],
+    "logged": dict[str, float],
+    "waiting": str,
+}
 
 
 class Csv(Callback):
@@ -145,11 +156,10 @@ class Csv(Callback):
         self.offset = self._file.tell()
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("offset", "lines", "columns", "eval_return", "eval_told", "logged", "waiting")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in SAVED}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        vars(self).update(checked("metrics.csv", state, SAVED))
 
 
 def row_is_due(loop: Loop) -> bool:

@@ -10,6 +10,7 @@ from zhixing.actor import Actor, Evaluation, default_eval_steps
 from zhixing.callbacks.base import Callback, is_due
 from zhixing.errors import note
 from zhixing.ops.seeding import stream
+from zhixing.state import checked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from zhixing.matches import Matches
     from zhixing.trainer import Loop
 
+SAVED = {"last_return": float, "best_return": float, "at_steps": int, "reached": bool}
 CONFIRM_EPISODES = 100  # what `stop_return` is judged by
 
 
@@ -85,7 +87,7 @@ class Evaluate(Callback):
         return evaluation
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("last_return", "best_return", "at_steps", "reached")}
+        return {name: getattr(self, name) for name in SAVED}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        vars(self).update(checked("evaluations", state, SAVED))

@@ -12,6 +12,7 @@ from zhixing import config
 from zhixing.callbacks.base import Callback, is_due
 from zhixing.callbacks.csv import row_is_due, row_of
 from zhixing.errors import note
+from zhixing.state import checked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,7 +106,7 @@ class TensorBoard(Callback):
         return {"logged": self.logged}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.logged = {str(name): float(value) for name, value in state.get("logged", {}).items()}
+        self.logged = checked("TensorBoard", state, {"logged": dict[str, float]}).get("logged", {})
 
 
 def tag(column: str, loop: Loop) -> str:

@@ -19,6 +19,17 @@ from zhixing.errors import UserError
 from zhixing.learner import Learner
 from zhixing.policy import Phase
 from zhixing.spaces import Spaces
+from zhixing.state import Count, checked
+
+PENDING = ("collect", "gradients", "learn")  # what workers may be at when a checkpoint is written
+SAVED = {
+    "env_steps": Count,
+    "lost": Count,
+    "lives": list[Count],
+    "workers": list[dict[str, Any]],
+    "pending": list[list[Any]],
+    "idle": list[Count],
+}
 
 
 class SpreadActor:
@@ -128,6 +139,7 @@ class SpreadActor:
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
         """Returns the environments that begin a new episode: with another number of workers all of them."""
+        state = checked("the workers", state, SAVED)
         self.env_steps, self.lost_before = state["env_steps"], state.get("lost", 0)
         states = state.get("workers")
         if states is None or len(states) != len(self.crew):
@@ -137,8 +149,10 @@ class SpreadActor:
         if any(state["lives"]):
             self.crew.begin_anew(state["lives"])
         lost: list[list[int]] = self.crew.call(None, "restore", [(one,) for one in states])
-        for worker, *task in state["pending"]:
-            self.crew.start(worker, None, *task)
+        for worker, method, *arguments in state["pending"]:
+            if type(worker) is not int or not 0 <= worker < len(self.crew) or method not in PENDING:
+                raise UserError(f"the saved state of the workers lets worker {worker!r} do {str(method)[:80]!r}")
+            self.crew.start(worker, None, method, *arguments)
         self._idle = list(state["idle"])
         return [index for one in lost for index in one]
 

@@ -201,6 +201,11 @@ class Control(gym.Env[Any, Any]):
         # as after a step of DM Control: what follows from positions and speeds is there, forces are those before
         self.mujoco.mj_step1(model, data)
         data.sensordata[:] = state["sensors"]
+        numbers = {key for key, value in vars(task).items() if value is None or isinstance(value, NUMBERS)}
+        if not numbers >= set(state["task"]):
+            raise UserError(
+                f"the saved state names {sorted(set(state['task']) - numbers)}, which are no numbers of a task"
+            )
         vars(task).update({key: value.copy() if value.ndim else value.item() for key, value in state["task"].items()})
         task.random.set_state(state["random"])
         self.env._step_count, self.env._reset_next_step = state["steps"], state["over"]

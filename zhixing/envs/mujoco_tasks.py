@@ -91,8 +91,8 @@ class Saved(gym.Wrapper[Any, Any, Any, Any]):
         task: Any = self.task
         self.env.reset()  # some wrappers want one before the first step
         self.mujoco.mj_setState(task.model, task.data, state["physics"], self.spec_of_state)
-        for key, value in state["left"].items():
-            getattr(task.data, key)[...] = value
+        for key in LEFT:  # never names from a file
+            getattr(task.data, key)[...] = state["left"][key]
         task.np_random.bit_generator.state = state["rng"]
         if self.limit is not None:
             self.limit._elapsed_steps = state["steps"]

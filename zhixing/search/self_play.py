@@ -16,6 +16,7 @@ from zhixing.search.evaluate import Network
 from zhixing.search.games import Game
 from zhixing.search.players import draw, most_visited
 from zhixing.search.tree import search
+from zhixing.state import count
 
 
 class Played(NamedTuple):
@@ -148,7 +149,7 @@ class SelfPlay:
                 raise UserError(f"the saved self-play has {name} of shape {saved.shape}, this one {mine.shape}")
             mine[...] = saved
         self.rng.bit_generator.state = state["rng"]
-        self.env_steps = state["env_steps"]
+        self.env_steps = count("self-play", state, "env_steps")
         return []
 
 
