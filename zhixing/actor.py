@@ -121,6 +121,7 @@ class Actor:
         self.seed = seed
         self.rng = torch.Generator(self.device).manual_seed(stream(seed, "actor"))
         self.env_steps = 0
+        self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead
         self.rollout: Rollout | None = None  # the steps of the last `collect`
         self._obs: Tree = None  # what the environments show now; None before the first step
         self._beside: dict[str, Any] = {}  # and what they show beside it: mask, state, alive
@@ -165,7 +166,9 @@ class Actor:
         """One step of every environment, written to row t; gives the episodes that ended, by environment."""
         hidden = self._hidden
         mask = as_tensor(self._beside["mask"], self.device) if "mask" in self._beside else None
-        decision = self.policy.act(as_tensor(self._obs, self.device), hidden, mask, phase, self.rng, self.env_steps)
+        decision = self.policy.act(
+            as_tensor(self._obs, self.device), hidden, mask, phase, self.rng, self.env_steps + self.schedule_lead
+        )
         action = decision.action.cpu().numpy()
         obs, reward, terminated, truncated, info = self.env.step(self.spaces.to_env(action))
         self._see(obs, info)

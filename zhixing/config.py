@@ -263,7 +263,7 @@ class ValueConfig(OffPolicyConfig):
     tau: Fraction = 1.0  # how far it moves then; 1 copies the network
     epsilon_start: Fraction = 1.0  # chance of a random action at the start
     epsilon_end: Fraction = 0.05  # and when it has fallen
-    epsilon_fraction: Fraction = 0.2  # share of the budget of steps over which it falls
+    epsilon_fraction: Fraction = 0.2  # share of the budget over which it falls
     eval_epsilon: Fraction = 0.0  # chance of a random action in evaluations
     net: NetConfig = NetConfig(hidden_sizes=[128, 128], activation="relu")
 

@@ -184,10 +184,9 @@ class Session:
         if not isinstance(cfg, OffPolicyConfig):
             return {} if self.data is None else {"replay": self._data_buffer(self.data, Uniform(), NStep(1, cfg.gamma))}
         replay = cfg.replay
-        updates = max(1, int(cfg.updates_per_step * cfg.env_steps)) if self.data is None else cfg.offline_updates
         samplers: dict[str, Uniform | Prioritized | Reservoir] = {"replay": Uniform()}
         if replay.prioritized:
-            samplers["replay"] = Prioritized(replay.alpha, replay.beta_start, 1.0, updates)
+            samplers["replay"] = Prioritized(replay.alpha, replay.beta_start)
         for name, kind in learner.further_buffers.items():
             samplers[name] = Uniform() if kind == "uniform" else Reservoir(stream(cfg.seed, name))
         views: dict[str, View] = {

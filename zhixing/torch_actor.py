@@ -31,6 +31,7 @@ class TorchActor:
         self.seed = seed
         self.rng = torch.Generator(self.device).manual_seed(stream(seed, "actor"))
         self.env_steps = 0
+        self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead
         self.rollout: TensorRollout | None = None  # the steps of the last `collect`
         self._shown: dict[str, Tensor] = {}  # what the environments show now; nothing before the first step
 
@@ -56,7 +57,7 @@ class TorchActor:
     def _step(self, phase: Phase, rollout: TensorRollout, t: int) -> None:
         hidden = self._hidden
         obs, mask = rollout.rows["obs"][t], rollout.rows["mask"][t] if "mask" in rollout.rows else None
-        decision = self.policy.act(obs, hidden, mask, phase, self.rng, self.env_steps)
+        decision = self.policy.act(obs, hidden, mask, phase, self.rng, self.env_steps + self.schedule_lead)
         step = self.env.advance(self.env.to_task(decision.action))
         self.env_steps += self.env.num_envs
         self._shown, self._hidden = step.shown, decision.hidden

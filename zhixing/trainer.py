@@ -197,10 +197,19 @@ class Loop:
         self.out_of_budget = self.fraction >= 1.0
         while self.stop_reason is None and not self.out_of_budget:
             self.steps_before = self.steps
-            self.learner.set_progress(self.fraction)
+            self._set_progress(self.fraction)
             for callback in self.callbacks:
                 callback.iteration_begin(self)
             yield
+
+    def _set_progress(self, fraction: float) -> None:
+        """Let all schedules know how much of the budget is used, whichever part of the budget ends the run."""
+        self.learner.set_progress(fraction)
+        for buffer in self.buffers.values():
+            buffer.set_progress(fraction)
+        if self.actor is not None:
+            # policies count environment steps: where episodes or time are used up faster, they are ahead of these
+            self.actor.schedule_lead = max(0, int(fraction * self.cfg.env_steps) - self.env_steps)
 
     def learns_from(self, batch: Batch) -> Batch:
         """Told before each update, so that a batch whose update fails can be looked at."""

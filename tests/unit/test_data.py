@@ -112,7 +112,7 @@ def test_offline_resumes_exactly(recorded: Callable, tmp_path: Path) -> None:
     settings = {"dataset": recorded("CartPole-v1"), "offline_updates": 80, "replay__prioritized": True}
     cfg = zx.config.load(algorithm="dqn", **settings, **{k: v for k, v in SHORT.items() if k != "quiet"})
     session = zx.Session(cfg, tmp_path / "whole", quiet=True)
-    assert session.loop.buffer.sampler == Prioritized(0.6, 0.4, 1.0, 80)  # beta comes to 1 with the last update
+    assert session.loop.buffer.sampler == Prioritized(0.6, 0.4, 1.0)
     session.run()
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, tmp_path / "parts", [StopAt()], quiet=True).run()

@@ -26,7 +26,7 @@ from zhixing.tree import Tree
 
 class Config(OffPolicyConfig):
     expert: str | None = None  # a run whose agent is asked what to do
-    expert_fraction: Fraction = 0.2  # share of the budget of steps over which the expert acts less and less
+    expert_fraction: Fraction = 0.2  # share of the budget over which the expert acts less and less
     lr: PositiveFloat = 1e-3  # learning rate
     batch_size: Positive = 256  # steps per update
     net: NetConfig = NetConfig(hidden_sizes=[256, 256], activation="relu")

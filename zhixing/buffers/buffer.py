@@ -154,6 +154,11 @@ class Buffer:
         fields["index"] = self.storage.table.tensor(index)
         return Batch(**fields)
 
+    def set_progress(self, fraction: float) -> None:
+        """Set how much of the run's budget is used, 0 to 1: what the β of prioritized samples follows."""
+        if self._priorities is not None:
+            self._priorities.progress = fraction
+
     def set_priority(self, index: Any, priority: Any) -> None:
         """New priorities for rows of earlier samples. Nothing happens for samplers without, or if there are none."""
         if self._priorities is not None and priority is not None:

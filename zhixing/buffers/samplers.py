@@ -13,6 +13,7 @@ from zhixing.buffers.ring import Ring
 from zhixing.buffers.sumtree import SumTree
 from zhixing.buffers.views import Storage, View
 from zhixing.errors import UserError
+from zhixing.ops.schedules import linear
 
 
 @dataclass(frozen=True)
@@ -32,21 +33,18 @@ class Prioritized:
     """Proportional prioritized replay (Schaul et al., 2016).   P(i) = p_i^α / Σ p^α,   p_i = |priority| + ε
 
     weight_i = (P(i) · len)^-β / max_j weight_j, the maximum over the batch as in the paper's algorithm 1; so the
-    largest weight is always 1. Draws are stratified: one from each of n equal parts of the total.
+    largest weight is always 1. Draws are stratified: one from each of n equal parts of the total. β grows from
+    `beta_start` to `beta_end` over the run, with what `Buffer.set_progress` is given.
     """
 
     alpha: float = 0.6
     beta_start: float = 0.4
     beta_end: float = 1.0
-    beta_steps: int = 100_000  # samples drawn (one per update) until beta_end
     epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
-        if self.alpha < 0 or self.epsilon <= 0 or self.beta_steps < 1:
-            raise UserError(
-                f"Prioritized(alpha={self.alpha}, beta_steps={self.beta_steps}, epsilon={self.epsilon}): "
-                f"need alpha >= 0, beta_steps >= 1, epsilon > 0"
-            )
+        if self.alpha < 0 or self.epsilon <= 0:
+            raise UserError(f"Prioritized(alpha={self.alpha}, epsilon={self.epsilon}): need alpha >= 0 and epsilon > 0")
 
 
 def draw_uniform(n: int, rng: np.random.Generator, storage: Storage, view: View) -> Array:
@@ -88,7 +86,7 @@ class Priorities:
         self.tree = SumTree(ring.size)
         self.priority = np.zeros(ring.size)  # p^α of every row
         self.highest = 1.0  # for new rows: the maximum so far, that each is seen once soon
-        self.draws = 0
+        self.progress = 0.0  # how much of the run's budget is used, 0 to 1
         self._seen = ring.mark()  # rows up to here have their priority
 
     def _catch_up(self) -> None:
@@ -149,8 +147,7 @@ class Priorities:
             _pick(None, n, rng, self.ring)
         flat = self.tree.find((np.arange(n) + rng.random(n)) * (total / n))
         s = self.settings
-        beta = s.beta_start + (s.beta_end - s.beta_start) * min(1.0, self.draws / s.beta_steps)
-        self.draws += 1
+        beta = linear(s.beta_start, s.beta_end, self.progress)
         weight = self.tree.weights[flat]
         # Σ p^α and len cancel against the largest weight, which is that of the smallest priority drawn
         return self.ring.index_of(flat), ((weight.min() / weight) ** beta).astype(np.float32)
@@ -160,11 +157,11 @@ class Priorities:
 
     def state(self) -> dict[str, Any]:
         self._catch_up()
-        return {"priority": self.priority, "highest": self.highest, "draws": self.draws}
+        return {"priority": self.priority, "highest": self.highest}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """After the ring's own rows were restored."""
         self.priority[:] = state["priority"]
-        self.highest, self.draws = float(state["highest"]), int(state["draws"])
+        self.highest = float(state["highest"])
         self.clear()
         self._weigh(self.ring.all())

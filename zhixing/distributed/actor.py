@@ -48,6 +48,7 @@ class SpreadActor:
         self.crew, self.learner, self.spaces, self.tells, self.servers = crew, learner, spaces, tells, servers
         self.num_envs = crew.setups[-1].last
         self.env_steps = 0
+        self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead
         self.lost_before = 0  # workers, in the run that is resumed
         self._replaced = [0] * len(crew)
         self._idle = list(range(len(crew)))
@@ -62,8 +63,8 @@ class SpreadActor:
 
     def collect(self, steps: int, phase: Phase = Phase.COLLECT) -> Experience:
         """Steps `[T,N]` of all environments, those of each worker side by side."""
-        weights = self.crew.share(packed(self.learner))
-        turns: list[Turn] = self.crew.call(weights, "collect", [(steps, phase.value, self.env_steps)] * len(self.crew))
+        weights, scheduled = self.crew.share(packed(self.learner)), self.env_steps + self.schedule_lead
+        turns: list[Turn] = self.crew.call(weights, "collect", [(steps, phase.value, scheduled)] * len(self.crew))
         self.env_steps += steps * self.num_envs
         self._replaced = [turn.replaced for turn in turns]
         batch = Rollout.joined([turn.part for turn in turns if turn.part is not None])
@@ -97,12 +98,12 @@ class SpreadActor:
                 self.servers.load(self.learner)
                 self._settled = self.learner.updates
             rates = {name: optimizer.lr for name, optimizer in self.learner.optimizers().items()}
-            self.crew.start(worker, None, *task, self.env_steps, rates, self._turns)
+            self.crew.start(worker, None, *task, self.env_steps + self.schedule_lead, rates, self._turns)
             return
         if self._shared[0] != self.learner.updates:
             self._shared = self.learner.updates, self.crew.share(packed(self.learner, whole=rate))
         further = (rate,) if rate else ()
-        self.crew.start(worker, self._shared[1], *task, self.env_steps, *further)
+        self.crew.start(worker, self._shared[1], *task, self.env_steps + self.schedule_lead, *further)
 
     def settle(self) -> None:
         """Let the learner have the present weights, wherever they are."""

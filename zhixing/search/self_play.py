@@ -76,6 +76,7 @@ class SelfPlay:
         self.values = np.zeros(lead, np.float32)
         self.kept = np.zeros(lead, bool)
         self.env_steps = 0  # moves, over all games
+        self.schedule_lead = 0  # of actors whose policies have schedules
 
     def play(self, moves: int) -> Played:
         """Make so many moves in each game with the network as it is now."""

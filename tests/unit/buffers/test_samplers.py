@@ -73,9 +73,10 @@ def test_alpha_bends_the_proportions():
     assert index.mean() == pytest.approx(0.8, abs=1e-3)  # 4 / (1 + 4); stratified: exact up to one draw
 
 
-def test_importance_weights_by_hand_and_beta_moves_with_draws():
-    buffer = prioritized([1.0, 4.0], beta_start=0.5, beta_end=1.0, beta_steps=2)
-    for beta in (0.5, 0.75, 1.0, 1.0):
+def test_importance_weights_by_hand_and_beta_moves_with_the_budget():
+    buffer = prioritized([1.0, 4.0], beta_start=0.5, beta_end=1.0)
+    for progress, beta in ((0.0, 0.5), (0.5, 0.75), (1.0, 1.0), (1.1, 1.0)):
+        buffer.set_progress(progress)
         batch = buffer.sample(50, np.random.default_rng(0))
         # the largest weight is that of priority 1; the other is (P_0 / P_1)^β = (1/4)^β of it
         expected = torch.where(batch.index == 0, 1.0, 0.25**beta)
