@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box, Dict
 from tasks import Known
 
 LONG = 600.0  # seconds, longer than any test waits
@@ -91,3 +92,24 @@ class Hostile(Known):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.t = state["t"]
+
+
+class Goals(Hostile):
+    """Like Hostile, with goals; `where="goals"` does harm when rewards of other goals are asked for."""
+
+    def __init__(self, where: str = "", how: str = "", log: str | None = None) -> None:
+        super().__init__(where, how, log)
+        part = Box(0.0, 1.0, (1,), np.float32)
+        self.observation_space = Dict({"observation": part, "achieved_goal": part, "desired_goal": part})
+        self.action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+    def _obs(self) -> Any:
+        here = np.full(1, self.t / self.length, np.float32)
+        return {"observation": here, "achieved_goal": here, "desired_goal": np.ones(1, np.float32)}
+
+    def step(self, action: Any) -> Any:
+        return super().step(0)
+
+    def compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
+        self._harm_at("goals")
+        return -np.abs(achieved - desired)[..., 0]

@@ -82,7 +82,7 @@ def load(run: str | Path, checkpoint: str = "last", *, trust: bool = False) -> A
     folder = RunFolder.open(run)
     cfg = folder.read_config(trust)
     with folder.restricted():
-        env = envs.make_vector(cfg.env.name, 1, backend="serial", options=cfg.env.options)
+        env = envs.make_few(envs.Task(cfg.env.name, cfg.env.options), 1, cfg.vector)
         spaces = env.spaces
         env.close()
         policy = algorithms.get(cfg.algorithm).make(cfg, spaces, "cpu").policy

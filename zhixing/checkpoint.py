@@ -46,6 +46,7 @@ class RunFolder:
         self.path = path
         self.config_file = path / "config.yaml"
         self.metrics_file = path / "metrics.csv"
+        self.crashes = path / "crash"
         self.result_file = path / "result.json"
         self.checkpoints = path / "checkpoints"
         self.replay = path / "replay"
@@ -152,7 +153,7 @@ class RunFolder:
 
     def save_batch(self, batch: Batch, steps: int) -> Path:
         """Keep what an update failed on: `Batch(**read_checkpoint(file)["batch"])`."""
-        file = self.path / "crash" / f"batch-{steps:012d}.safetensors"
+        file = self.crashes / f"batch-{steps:012d}.safetensors"
         self._write(
             file, {"kind": "batch", "steps": steps, "batch": {name: getattr(batch, name) for name in batch.fields}}
         )

@@ -74,7 +74,7 @@ def record_agent(
         out = os.path.abspath(out)  # an environment may change the current folder
     agent, options = folder.load_agent(checkpoint), dict(cfg.env.options)
     with folder.restricted():
-        env = envs.make_vector(cfg.env.name, ENVS, backend="serial", options=options)
+        env = envs.make_few(envs.Task(cfg.env.name, options), ENVS, cfg.vector)
     try:
         limit = env.max_episode_steps
         most = max_steps or cfg.eval_max_steps or default_eval_steps(limit, agent["longest_episode"])
@@ -82,7 +82,7 @@ def record_agent(
             if most is not None and (limit is None or most < limit):
                 env.close()
                 options[OPTION] = most
-                env = envs.make_vector(cfg.env.name, ENVS, backend="serial", options=options)
+                env = envs.make_few(envs.Task(cfg.env.name, options), ENVS, cfg.vector)
             policy = algorithms.get(cfg.algorithm).make(cfg, env.spaces, "cpu").policy
         with fitting(folder):
             policy.load_state_dict(agent["policy"])

@@ -68,6 +68,7 @@ class Session:
         self.env: envs.VectorEnv | None = None
         self.evaluator: Actor | Matches | None = None
         self.film: Film | None = None
+        self.goal_env: envs.VectorEnv | None = None  # computes rewards of goals that nobody asked for
         self.partners: Partners | None = None
         self.actor: Actor | TorchActor | SpreadActor | SelfPlay | None = None
         try:
@@ -85,18 +86,20 @@ class Session:
                 raise UserError("nobody acts where all is learned from a dataset: leave distributed.workers out")
             if self.data is None:
                 # boards of its own, or workers that have the environments: here the task only tells what it is like
-                playing = isinstance(cfg, SelfPlayConfig) or self.spread
-                self.env = envs.make_vector(
-                    cfg.env.name,
-                    1 if playing else cfg.vector.num,
-                    backend="serial" if playing else cfg.vector.backend,
-                    workers=None if playing else _number(cfg.vector.workers),
-                    options=cfg.env.options,
-                    faults=_faults(cfg, self.folder, guarded=not playing),
-                    address=cfg.distributed.address,
-                    device=resolve_device(cfg).device,
-                    idle=not (isinstance(cfg, OffPolicyConfig) and cfg.overlap),
-                )
+                if isinstance(cfg, SelfPlayConfig) or self.spread:
+                    self.env = self._few(cfg, 1)
+                else:
+                    self.env = envs.make_vector(
+                        cfg.env.name,
+                        cfg.vector.num,
+                        backend=cfg.vector.backend,
+                        workers=_number(cfg.vector.workers),
+                        options=cfg.env.options,
+                        faults=envs.Faults.of(cfg.vector, self.folder.crashes),
+                        address=cfg.distributed.address,
+                        device=resolve_device(cfg).device,
+                        idle=not (isinstance(cfg, OffPolicyConfig) and cfg.overlap),
+                    )
                 self.spaces = self.env.spaces
             else:
                 self.spaces = self.data.spaces
@@ -105,6 +108,9 @@ class Session:
         except BaseException:
             self.close()
             raise
+
+    def _few(self, cfg: RunConfig, num: int) -> envs.SerialVectorEnv | envs.ProcessVectorEnv:
+        return envs.make_few(envs.Task(cfg.env.name, cfg.env.options), num, cfg.vector, self.folder.crashes)
 
     def _build(self, callbacks: list[Callback], quiet: bool) -> None:
         cfg = self.cfg
@@ -147,8 +153,7 @@ class Session:
 
             boards.append(Imagine(self.folder.path))
         if cfg.eval_video and self.evaluator is not None:
-            options = {**cfg.env.options, **cfg.eval_env}
-            self.film = Film(self.folder.path, policy, cfg.env.name, options, device)
+            self.film = Film(self.folder, policy, cfg, device)
             boards.append(self.film)
         drawn = [Draw(self.folder.path, cfg.plot)] if cfg.plot is not None else []
         csv, saved = Csv(self.folder.metrics_file), Checkpoint(self.folder)
@@ -194,8 +199,10 @@ class Session:
             "sequences": Sequence(replay.sequence_length, replay.burn_in),
             "episodes": Episode(),
         }
-        share, task = replay.hindsight * replay.hindsight_ratio, cfg.env.name
-        relabel = Hindsight.of_task(envs.make(task, **cfg.env.options), task, share) if share else None
+        share, relabel = replay.hindsight * replay.hindsight_ratio, None
+        if share:
+            self.goal_env = self._few(cfg, 1)
+            relabel = Hindsight.of_env(self.goal_env, share)
         if self.data is not None:
             return {"replay": self._data_buffer(self.data, samplers["replay"], views[learner.reads], relabel)}
         assert self.env is not None
@@ -341,6 +348,8 @@ class Session:
             self.evaluator.close()
         if self.film is not None:
             self.film.close()
+        if self.goal_env is not None:
+            self.goal_env.close()
         if self.partners is not None:
             self.partners.close()
         self.folder.unlock()
@@ -418,16 +427,9 @@ def _evaluator(
 def _evaluation_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
     num = min(cfg.eval_episodes, max(10, cfg.vector.num))
     options = {**cfg.env.options, **cfg.eval_env}
-    faults = _faults(cfg, folder)
+    faults = envs.Faults.of(cfg.vector, folder.crashes)
     backend = "serial" if cfg.vector.backend == "ray" else cfg.vector.backend  # few episodes aren't worth the way
     return envs.make_vector(cfg.env.name, num, backend=backend, options=options, faults=faults)
-
-
-def _faults(cfg: RunConfig, folder: RunFolder, guarded: bool = True) -> envs.Faults:
-    """What is done about environments that fail. Those that nobody steps need no guard."""
-    vector = cfg.vector
-    asked = envs.Faults(vector.on_crash, vector.step_seconds, folder.path / "crash", vector.call_seconds)
-    return asked if guarded else envs.Faults(folder=asked.folder)
 
 
 def default_out(cfg: RunConfig) -> Path:
@@ -448,7 +450,7 @@ def resolve(cfg: RunConfig, spaces: Spaces, env: envs.VectorEnv | None) -> RunCo
         vector = vector.model_copy(update={"backend": env.backend, "workers": env.workers})
     elif vector.backend == "auto" and is_spread(cfg):
         # workers step theirs at the same time already, unless somebody asks for more
-        own = isinstance(vector.workers, int) and vector.workers > 1
+        own = vector.isolated or (isinstance(vector.workers, int) and vector.workers > 1)
         vector = vector.model_copy(update={"backend": "process" if own else "serial"})
     if threads == "auto":
         # small matrices are slower on several threads; convolutions gain from them

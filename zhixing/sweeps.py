@@ -165,13 +165,12 @@ def single_threaded(cfg: RunConfig) -> RunConfig:
 def try_to_build(cfg: RunConfig) -> None:
     """Tells what is wrong with a configuration beyond its words: the task, its options, what suits the algorithm."""
     is_spread(cfg)
-    # nobody is to wait for processes that do nothing
+    # nobody is to wait for processes that do nothing, unless the task must not run in this one
     if cfg.vector.backend in ("auto", "process", "mixed", "ray"):
-        changes: dict[str, Any] = {"backend": "serial"}
-        if isinstance(cfg.vector.workers, int) and cfg.vector.workers <= cfg.vector.num:  # else that is told
-            changes["workers"] = "auto"
-        if cfg.vector.backend != "ray":
-            changes["step_seconds"] = None  # which only processes can keep
+        isolated = cfg.vector.isolated
+        changes: dict[str, Any] = {"backend": "process" if isolated else "serial"}
+        if not isinstance(cfg.vector.workers, int) or cfg.vector.workers <= cfg.vector.num:  # else that is told
+            changes["workers"] = 1 if isolated else "auto"
         cfg = cfg.model_copy(update={"vector": cfg.vector.model_copy(update=changes)})
     cfg = cfg.model_copy(update={"distributed": DistributedConfig()})
     with tempfile.TemporaryDirectory() as aside:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
 import numpy as np
 
 from zhixing import envs
 from zhixing.actor import default_eval_steps
 from zhixing.agent import load
+from zhixing.envs.filmed import FilmedTask
 from zhixing.errors import UserError, note, write_stderr
 from zhixing.ops.seeding import stream
+
+if TYPE_CHECKING:
+    from zhixing.config import VectorConfig
 
 # how ffmpeg writes each kind of video; a GIF gets a palette of its own and at most 25 frames per second, to stay small
 GIF = "fps='min(25,source_fps)',split[a][b];[a]palettegen[colors];[b][colors]paletteuse=dither=none"
@@ -65,8 +67,7 @@ class Show:
     def __init__(self, run: str | Path, seed: int = 0, checkpoint: str = "last", max_steps: int | None = None) -> None:
         self.agent, self.seed = load(run, checkpoint), seed
         task = self.agent.cfg.env
-        self._ends: list[Any] = []
-        self.env = filmed(task.name, task.options, self._ends)
+        self.env = filmed(task.name, task.options, self.agent.cfg.vector)
         self.agent.policy.watch(self.env)
         self.returns: list[float] = []
         usual = default_eval_steps(self.env.max_episode_steps, self.agent.longest_episode)
@@ -90,7 +91,7 @@ class Show:
             if ended or cut:
                 self.returns.append(total)
                 self.cut_episodes += cut
-                yield self._ends.pop() if ended else env.render()
+                yield env.render()  # of the end
                 if len(self.returns) == episodes:
                     return
                 total, steps = 0.0, 0
@@ -106,37 +107,15 @@ class Show:
         self.env.close()
 
 
-def filmed(name: str, options: dict[str, Any], ends: list[Any]) -> envs.SerialVectorEnv:
-    """One copy of a task that draws itself. `ends` gets a picture of each end of an episode, which the vector
-    environment leaves at once."""
+def filmed(
+    name: str, options: dict[str, Any], vector: VectorConfig, crashes: Path | None = None
+) -> envs.SerialVectorEnv | envs.ProcessVectorEnv:
+    """One copy of a task that draws itself. After an episode ended, the first picture is that of its end, which the
+    vector environment leaves at once."""
     try:
-        return envs.SerialVectorEnv(_Filmed(name, {**options, "render_mode": "rgb_array"}, ends), 1)
+        return envs.make_few(FilmedTask(name, {**options, "render_mode": "rgb_array"}), 1, vector, crashes)
     except UserError as error:
         raise UserError(f"{name} can't be filmed: {error}") from error
-
-
-@dataclass(frozen=True)
-class _Filmed(envs.Task):
-    """A task that keeps a picture of each end of an episode, which the vector environment leaves at once."""
-
-    ends: list[Any] = field(default_factory=list)
-
-    def __call__(self) -> gym.Env[Any, Any]:
-        return _EndPictures(super().__call__(), self.ends)
-
-
-class _EndPictures(gym.Wrapper[Any, Any, Any, Any]):
-    def __init__(self, env: gym.Env[Any, Any], ends: list[Any]) -> None:
-        super().__init__(env)
-        self.ends = ends
-        if hasattr(env, "state_dict") and hasattr(env, "load_state_dict"):  # for those who look ahead from its states
-            self.state_dict, self.load_state_dict = env.state_dict, env.load_state_dict
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        if terminated or truncated:
-            self.ends.append(self.env.render())
-        return obs, reward, terminated, truncated, info
 
 
 def write_video(path: Path, frames: Iterable[Any], fps: float) -> None:

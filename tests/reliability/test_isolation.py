@@ -15,8 +15,12 @@ import numpy as np
 import pytest
 from hostile import Hostile
 
+import zhixing as zx
 from zhixing.envs import Faults, ProcessVectorEnv, make_vector, worker_process
 from zhixing.errors import EnvCrashError, UserError
+from zhixing.recording import record_agent
+from zhixing.sweeps import plan
+from zhixing.video import record
 
 TESTS = Path(__file__).parents[1]
 DEATHS = {
@@ -260,3 +264,55 @@ def test_a_worker_that_can_not_be_started_is_named_and_the_others_end(monkeypatc
     assert [process.poll() is not None for process in started] == [True, True]
     if files:
         assert len(os.listdir("/proc/self/fd")) == files
+
+
+# --- whole runs ---
+
+SHORT: dict[str, Any] = {
+    "env_steps": 64,
+    "vector__num": 2,
+    "vector__workers": 1,
+    "vector__backend": "process",
+    "eval_episodes": 2,
+    "eval_every_steps": 32,
+    "tensorboard": False,
+    "quiet": True,
+}
+PPO: dict[str, Any] = {"steps_per_iteration": 16, "minibatch_size": 32, "net__hidden_sizes": [8]}
+SAC: dict[str, Any] = {"warmup_steps": 16, "batch_size": 8, "net__hidden_sizes": [8], "replay__capacity": 100}
+
+
+def test_nothing_of_an_environment_runs_in_the_process_that_trains(tmp_path: Path) -> None:
+    log, run = tmp_path / "log", tmp_path / "run"
+    env = {"name": "hostile:Hostile", "how": "made", "log": str(log)}
+    zx.train("ppo", env=env, out=run, eval_video=True, **SHORT, **PPO)
+    zx.evaluate(run, 2)
+    record(run, tmp_path / "video.mp4")
+    record_agent(run, str(tmp_path / "data"), 20)
+    plan([{"algorithm": "ppo", "env": env, "vector": {"backend": "process"}}], {"lr": [1e-3]}, [0], tmp_path / "sweep")
+    goals = {**env, "name": "hostile:Goals"}
+    zx.train("sac", env=goals, out=tmp_path / "goals", replay__hindsight=True, **SHORT, **SAC)
+    assert len(set(numbers(log))) > 10
+    assert os.getpid() not in numbers(log)
+
+
+def test_death_in_an_evaluation_is_an_error_not_the_end_of_the_program(tmp_path: Path) -> None:
+    harmful = {"where": "reset", "how": "segfault"}
+    with pytest.raises(EnvCrashError, match="was killed by SIGSEGV, at its first reset"):
+        zx.train("ppo", env="hostile:Hostile", out=tmp_path / "run", eval_env=harmful, **SHORT, **PPO)
+
+
+def test_death_while_rewards_of_goals_are_computed_is_an_error(tmp_path: Path) -> None:
+    env = {"name": "hostile:Goals", "where": "goals", "how": "abort"}
+    with pytest.raises(EnvCrashError, match="was killed by SIGABRT, at computing rewards"):
+        zx.train("sac", env=env, out=tmp_path / "run", replay__hindsight=True, **SHORT, **SAC)
+
+
+def test_hindsight_in_another_process_learns_the_same(tmp_path: Path) -> None:
+    def metrics(backend: str) -> list[str]:
+        settings = {**SHORT, "vector__backend": backend, "vector__workers": 1}
+        zx.train("sac", env="hostile:Goals", out=tmp_path / backend, replay__hindsight=True, **settings, **SAC)
+        rows = (tmp_path / backend / "metrics.csv").read_text().splitlines()
+        return [",".join(row.split(",")[5:]) for row in rows]  # without times
+
+    assert metrics("process") == metrics("serial")

@@ -7,18 +7,21 @@ Differs from the paper: goals are drawn when transitions are sampled, not stored
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from zhixing.buffers.fields import Array
 from zhixing.buffers.ring import Ring
+from zhixing.envs.goals import REWARD, TERMINATED, Compute, one_per_row
+from zhixing.envs.process import ProcessVectorEnv
+from zhixing.envs.serial import SerialVectorEnv
 from zhixing.errors import UserError
 from zhixing.tree import Field, Tree
 
-Compute = Callable[[Array, Array, dict[str, Any]], Any]  # (achieved [B,n], desired [B,n], info) to one value per row
 GOALS = ("achieved_goal", "desired_goal")
 
 
@@ -39,15 +42,16 @@ class Hindsight:
             raise UserError(f"Hindsight(ratio={self.ratio}): ratio must be in [0, 1]")
 
     @staticmethod
-    def of_task(env: Any, name: str, ratio: float) -> Hindsight:
-        """With the functions of a gymnasium.Env."""
-        task = env.unwrapped
-        if not callable(getattr(task, "compute_reward", None)):
+    def of_env(env: SerialVectorEnv | ProcessVectorEnv, ratio: float) -> Hindsight:
+        """Use the functions of the first environment, in the process where it lives."""
+        names = env.goal_functions()
+        if REWARD not in names:
             raise UserError(
-                f"replay.hindsight needs a task with goals; {name} has no method "
+                f"replay.hindsight needs a task with goals; {env.name} has no method "
                 f"compute_reward(achieved_goal, desired_goal, info)"
             )
-        return Hindsight(task.compute_reward, getattr(task, "compute_terminated", None), ratio)
+        terminated = partial(env.compute, TERMINATED) if TERMINATED in names else None
+        return Hindsight(partial(env.compute, REWARD), terminated, ratio)
 
     def check(self, spec: Mapping[str, Tree]) -> None:
         """Refuse a buffer's spec without goals."""
@@ -85,9 +89,9 @@ class Hindsight:
             for name in ("obs", "next_obs")
         }
         achieved, desired = (changed["next_obs"][part][at].cpu().numpy() for part in GOALS)
-        found = {"reward": _each(self.compute_reward, achieved, desired)}
+        found = {"reward": one_per_row(self.compute_reward, achieved, desired)}
         if self.compute_terminated is not None:
-            found["terminated"] = _each(self.compute_terminated, achieved, desired)
+            found["terminated"] = one_per_row(self.compute_terminated, achieved, desired)
         told = {name: exchanged(fields[name], ring.table.tensor(values)) for name, values in found.items()}
         return {**fields, **changed, **told}
 
@@ -114,13 +118,3 @@ def steps_left(ring: Ring, index: Array) -> Array:
         stride //= 2
         left += stride * belongs(left + stride)
     return left
-
-
-def _each(compute: Compute, achieved: Array, desired: Array) -> Array:
-    """One value per row, also of a function that takes no more than one."""
-    values = np.asarray(compute(achieved, desired, {}))
-    if values.shape != (len(achieved),):
-        values = np.array([compute(*pair, {}) for pair in zip(achieved, desired, strict=True)])
-    if values.shape != (len(achieved),):
-        raise UserError(f"hindsight: {compute} gives {list(values.shape[1:])} per pair of goals, expected one number")
-    return values

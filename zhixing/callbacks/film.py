@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +13,8 @@ from zhixing.video import Video, filmed, without_screen
 
 if TYPE_CHECKING:
     from zhixing.actor import Evaluation
+    from zhixing.checkpoint import RunFolder
+    from zhixing.config import RunConfig
     from zhixing.policy import Policy
     from zhixing.trainer import Loop
 
@@ -25,14 +26,12 @@ class Film(Callback):
     it. The same steps give the same film, also after a resume; a film that was interrupted is made then.
     """
 
-    def __init__(
-        self, run: Path, policy: Policy, env: str, options: dict[str, Any], device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, run: RunFolder, policy: Policy, cfg: RunConfig, device: torch.device | str = "cpu") -> None:
         """A task that can't be drawn is refused here, before anything is trained."""
         without_screen()
-        self.folder, self.ends = run / "videos", list[Any]()
+        self.folder = run.path / "videos"
         self.missing = False  # the last film was interrupted
-        self.env = filmed(env, options, self.ends)
+        self.env = filmed(cfg.env.name, {**cfg.env.options, **cfg.eval_env}, cfg.vector, run.crashes)
         try:
             self.actor = Actor(policy, self.env, device=device)
             self.env.reset(seed=0)
@@ -56,13 +55,12 @@ class Film(Callback):
             self.missing = loop.interrupted = True
 
     def _write(self, loop: Loop) -> None:
-        self.ends.clear()
         path = self.folder / f"{loop.steps:012d}.mp4"
         with loop.paused(), Video(path, float(self.env.metadata["render_fps"])) as video:
 
             def look() -> None:
                 loop.evaluation_step()
-                video.add(self.ends.pop() if self.ends else self.env.render())
+                video.add(self.env.render())
 
             most = loop.cfg.eval_max_steps or default_eval_steps(self.env.max_episode_steps, loop.longest_so_far)
             self.actor.evaluate(1, stream(loop.cfg.seed, "film", loop.steps), look, most)

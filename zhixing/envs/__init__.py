@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from zhixing.envs.checks import Finding, check
@@ -26,11 +27,20 @@ __all__ = [
     "VectorEnv",
     "check",
     "make",
+    "make_few",
     "make_vector",
     "names",
 ]
 
 BACKENDS = ("auto", "serial", "process", "mixed", "native", "envpool", "torch", "ray")
+
+
+def make_few(task: Task, num: int, vector: Any, folder: Path | None = None) -> SerialVectorEnv | ProcessVectorEnv:
+    """Return a few environments for a side task of a run with the settings `vector`, such as a video: in this process,
+    or in one worker process where the settings keep environments out of this one. Crash capsules go to `folder`."""
+    if not vector.isolated:
+        return SerialVectorEnv(task, num, faults=Faults(folder=folder))
+    return ProcessVectorEnv(task, num, 1, faults=Faults.of(vector, folder))
 
 
 def make_vector(

@@ -38,6 +38,11 @@ class Faults:
     folder: Path | None = None  # where capsules go that `zhixing replay` repeats
     call_seconds: float | None = None  # how long any other call may take, such as a constructor or a reset
 
+    @staticmethod
+    def of(vector: Any, folder: Path | None) -> Faults:
+        """Return what the settings `vector` of a run ask for."""
+        return Faults(vector.on_crash, vector.step_seconds, folder, vector.call_seconds)
+
     @property
     def replace(self) -> bool:
         return self.on_crash == "replace"

@@ -225,6 +225,19 @@ class ProcessVectorEnv(VectorEnv):
         worker.start_call("render", (index,))
         return worker.answer()
 
+    def goal_functions(self) -> list[str]:
+        return list(self._call_first("goal_functions"))
+
+    def compute(self, name: str, achieved: Array, desired: Array, info: State) -> Array:
+        """Call a goal function of the first environment; `info` must be empty."""
+        return np.asarray(self._call_first("compute", name, achieved, desired))
+
+    def _call_first(self, method: str, *arguments: Any) -> Any:
+        worker = self._workers[0]
+        worker.settle()
+        worker.start_call(method, arguments)
+        return worker.answer()
+
     def close_extras(self) -> None:
         for worker in self._workers:
             worker.hang_up()

@@ -88,6 +88,13 @@ class SerialVectorEnv(VectorEnv):
     def render(self, index: int = 0) -> np.ndarray[Any, Any]:  # type: ignore[override]
         return self.slots.render(index)
 
+    def goal_functions(self) -> list[str]:
+        return self.slots.goal_functions()
+
+    def compute(self, name: str, achieved: Array, desired: Array, info: State) -> Array:
+        """Call a goal function of the first environment; `info` must be empty."""
+        return self.slots.compute(name, achieved, desired)
+
     def close_extras(self) -> None:
         self.slots.close()
 

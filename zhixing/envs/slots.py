@@ -10,12 +10,13 @@ from typing import Any
 
 import gymnasium as gym
 
-from zhixing.envs.arrays import Arrays, Twin
-from zhixing.envs.faults import IN_A_ROW, INTERRUPTED, totals_of
+from zhixing.envs.arrays import Array, Arrays, Twin
+from zhixing.envs.faults import IN_A_ROW, INTERRUPTED, crash_of, totals_of
+from zhixing.envs.goals import functions_of, one_per_row
 from zhixing.envs.layout import Layout
 from zhixing.envs.slot import Numbers, Slot, State, numbers_of, task_seed
 from zhixing.envs.tapes import Tapes
-from zhixing.errors import EnvCrashError
+from zhixing.errors import EnvCrashError, UserError
 from zhixing.tree import Tree
 
 __all__ = ["Numbers", "Slot", "Slots", "State", "numbers_of", "task_seed"]
@@ -154,6 +155,19 @@ class Slots:
 
     def render(self, index: int) -> Tree:
         return self.slots[index - self.first].render()
+
+    def goal_functions(self) -> list[str]:
+        return list(functions_of(self.slots[0].env))
+
+    def compute(self, name: str, achieved: Array, desired: Array) -> Array:
+        """Call a function of the first environment for many pairs of goals."""
+        slot = self.slots[0]
+        try:
+            return one_per_row(functions_of(slot.env)[name], achieved, desired)
+        except UserError:
+            raise
+        except Exception as error:
+            raise crash_of(slot.name, slot.index, f"{name}()", error, None) from error
 
     def close(self) -> None:
         for slot in self.slots:

@@ -47,6 +47,7 @@ DOING = {  # what a worker does in a call, for messages
     "state": "saving its state",
     "load": "restoring its state",
     "render": "rendering",
+    "goal_functions": "looking for its goal functions",
     "compute": "computing rewards",
 }
 
