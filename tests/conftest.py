@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,14 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _configuration_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests leave the user's own folder alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("configuration")))
+        yield
 
 
 @pytest.fixture

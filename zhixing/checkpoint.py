@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zhixing import config, importing
+from zhixing import config, importing, signing
 from zhixing.archive import read_archive, write_archive
 from zhixing.errors import UserError
 from zhixing.locking import FolderLock, check_inside
@@ -56,6 +56,7 @@ class RunFolder:
         # steps of the kept checkpoints and the states of their buffers, newest first
         self._kept: dict[int, dict[str, Any]] = {}
         self.code: set[str] | None = None  # names that its configuration may import; None: it was never read
+        self.own = True  # made by this user, so its code may be signed; false if it was read without a signature
         self.notices: list[str] = []  # what people should know of the last reading
         self._lock: FolderLock | None = None
 
@@ -84,6 +85,10 @@ class RunFolder:
 
     def write_config(self, cfg: config.RunConfig) -> None:
         self._write_text(self.config_file, config.dump(cfg))
+        values = config.read_yaml(self.config_file)
+        names = importing.names_in(values)
+        if self.own and names:
+            signing.sign(self.path, values, names)
 
     def _write_text(self, file: Path, text: str) -> None:
         try:
@@ -117,10 +122,13 @@ class RunFolder:
         return importing.restricted_to(self.code)
 
     def read_config(self, trust: bool | set[str] = False) -> config.RunConfig:
-        """`trust` is the names of code that it may import, or true for any: it may be a stranger's."""
+        """`trust` is the names of code that it may import, or true for any: it may be a stranger's. Runs that this user
+        made need none."""
         try:
             values = config.read_yaml(self.config_file)
-            self.code = importing.check_names(values, trust)
+            names = importing.names_in(values)
+            self.own = bool(names) and signing.is_signed(self.path, values, names)
+            self.code = importing.check_names(values, trust or self.own)
             with self.restricted():
                 return config.build([values], {})
         except UserError as error:

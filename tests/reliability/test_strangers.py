@@ -22,6 +22,7 @@ from zhixing.envs import capsule
 from zhixing.envs.pixels import wrap_pixels
 
 Command = Callable[..., tuple[int, str, str]]
+TINY = {"env_steps": 64, "eval_every_steps": 0, "eval_episodes": 1, "tensorboard": False, "vector__backend": "serial"}
 
 
 @pytest.fixture
@@ -166,9 +167,110 @@ def test_a_strangers_dataset_imports_nothing(evil: Path, tmp_path: Path, zhixing
     assert not evil.exists()
 
 
-# --- what a checkpoint restores ---
+# --- one's own runs ---
 
-TINY = {"env_steps": 64, "eval_every_steps": 0, "eval_episodes": 1, "tensorboard": False, "vector__backend": "serial"}
+OWN = """
+from pathlib import Path
+from zhixing.envs.toy import make
+Path("imported").touch()
+def room(): return make("toy/match", {})
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[int, str]]:
+    """Train in an environment of the user's own; returns what `eval` does with that run in a later process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ZHIXING_TRUST", "0")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "configuration"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    sys.modules.pop("own_rooms", None)
+    Path("own_rooms.py").write_text(OWN)
+    zx.train("ppo", "own_rooms:room", out="run", quiet=True, **TINY)
+
+    def evaluate() -> tuple[int, str]:
+        monkeypatch.setattr(importing, "known", set())
+        monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path)])
+        sys.modules.pop("own_rooms", None)
+        Path("imported").unlink(missing_ok=True)
+        try:
+            zx.evaluate("run", episodes=1)
+        except zx.UserError as error:
+            assert not Path("imported").exists()
+            return 2, str(error)
+        return 0, ""
+
+    return evaluate
+
+
+def test_ones_own_run_needs_no_trust(own: Callable[[], tuple[int, str]], tmp_path: Path) -> None:
+    assert own() == (0, "")
+    key = tmp_path / "configuration" / "zhixing" / "key"
+    assert (key.stat().st_mode & 0o777, key.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert sorted(path.name for path in key.parent.iterdir()) == ["key"]
+    shutil.move("run", "moved")
+    shutil.move("moved", "run")
+    zx.Session.resume("run", quiet=True, env_steps=128).run()
+    assert own() == (0, "")  # its configuration was written again, and signed again
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: Path("run/signature").unlink(),
+        lambda: Path("run/signature").write_text("0" * 64),
+        lambda: Path("run/config.yaml").write_text(
+            Path("run/config.yaml").read_text().replace("kind: auto", "kind: own_rooms:room")
+        ),
+        lambda: Path("run/config.yaml").write_text(Path("run/config.yaml").read_text().replace("seed: 0", "seed: 1")),
+        lambda: Path("configuration/zhixing/key").write_bytes(bytes(32)),
+        lambda: Path("configuration/zhixing/key").unlink(),
+        lambda: Path("configuration/zhixing/key").chmod(0o644),
+    ],
+    ids=["unsigned", "forged", "other code", "other settings", "another user", "no key", "a key that others know"],
+)
+def test_what_is_not_signed_needs_trust(change: Callable[[], Any], own: Callable[[], tuple[int, str]]) -> None:
+    change()
+    code, error = own()
+    assert code == 2
+    assert "own_rooms:room" in error
+    assert "--trust" in error
+
+
+def test_another_module_of_the_same_name_needs_trust(
+    own: Callable[[], tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger hands back one's own run, with a module of theirs beside it."""
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move("run", "elsewhere/run")
+    Path("elsewhere/own_rooms.py").write_text(OWN)
+    monkeypatch.chdir("elsewhere")
+    assert own()[0] == 2
+
+
+def test_a_trusted_run_of_a_stranger_is_not_signed(own: Callable[[], tuple[int, str]]) -> None:
+    Path("run/signature").unlink()
+    zx.Session.resume("run", quiet=True, env_steps=128, trust=True).run()
+    assert not Path("run/signature").exists()
+    assert own()[0] == 2
+
+
+def test_training_goes_on_without_a_configuration_folder(own: Callable[[], tuple[int, str]], tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "configuration")
+    (tmp_path / "configuration").write_text("")  # no folder can be made here
+    zx.train("ppo", "own_rooms:room", out="second", quiet=True, **TINY)
+    assert not Path("second/signature").exists()
+    assert own()[0] == 2
+
+
+def test_runs_without_code_of_ones_own_are_not_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "configuration"))
+    zx.train("ppo", "toy/match", out=tmp_path / "run", quiet=True, **TINY)
+    assert not (tmp_path / "run" / "signature").exists()
+    assert not (tmp_path / "configuration").exists()
+
+
+# --- what a checkpoint restores ---
 
 
 @pytest.fixture(scope="module")
