@@ -555,7 +555,7 @@ def main() -> None:
     """Run the command line. Errors that people can mend are one message and exit code 2; an interrupt is 130."""
     _escape_unprintable()
     try:
-        code = app(standalone_mode=False) or 0  # an interrupt comes back as 130
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0  # an interrupt comes back as 130
         if sys.stdout is not None:
             sys.stdout.flush()  # a full disk behind it is noticed now
     except UserError as error:
