@@ -108,10 +108,12 @@ def _asked(
 @app.command(cls=SettingsCommand)
 def resume(
     run: Run,
-    settings: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="A longer budget.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Such as a longer budget.")
+    ] = None,
     trust: Trust = False,
 ) -> None:
-    """Go on with a run from its last checkpoint."""
+    """Go on with a run from its last checkpoint. Settings may change budgets, evaluations, logs and checkpoints."""
     from zhixing import config
     from zhixing.session import Session
 
@@ -119,9 +121,7 @@ def resume(
     for notice in session.folder.notices:
         write_stderr(f"note: {notice}")
     if session.finished:
-        budget = "env_steps" if session.data is None else "offline_updates"
-        reached = f"{session.loop.steps:,} {session.loop.unit}"
-        print(f"{run} is finished at {reached}; give it a longer budget, such as {budget}=...")
+        print(session.why_finished())
     _run(session)
 
 

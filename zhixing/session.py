@@ -41,6 +41,7 @@ from zhixing.matches import Matches, game_of
 from zhixing.memory import keep_freed
 from zhixing.ops.seeding import stream
 from zhixing.policy import Policy
+from zhixing.resuming import changes, check_changes
 from zhixing.search import GAMES, SelfPlay
 from zhixing.spaces import Spaces
 from zhixing.torch_actor import TorchActor
@@ -276,20 +277,40 @@ class Session:
         trust: bool | set[str] = False,
         **overrides: Any,
     ) -> Session:
-        """Go on from a run's last checkpoint. `overrides` may lengthen its budget. With `trust` it may import the code
-        that the run names, or those names of it."""
+        """Go on from a run's last checkpoint. `overrides` may change what `zhixing.resuming.CHANGEABLE` lists, such as
+        the budget; other changes are rejected, and so are those that a finished run can't apply. With `trust` it may
+        import the code that the run names, or those names of it."""
         folder = RunFolder.open(run)
         cfg = folder.read_config(trust)
+        changed: dict[str, tuple[Any, Any]] = {}
         if overrides:
-            cfg = config.build([cfg.model_dump(mode="json")], overrides)
+            before, cfg = cfg, config.build([cfg.model_dump(mode="json")], overrides)
+            changed = changes(before, cfg)
+            check_changes(before, changed, str(run))
             folder.code = importing.names_in(cfg.model_dump(mode="json"))
         with folder.restricted():
-            return Session(cfg, callbacks=callbacks, quiet=quiet, folder=folder)
+            session = Session(cfg, callbacks=callbacks, quiet=quiet, folder=folder)
+        if changed and session.finished:
+            session.close()
+            raise UserError(f"{session.why_finished()}; {', '.join(changed)} can't change that")
+        return session
 
     @property
     def finished(self) -> bool:
         """All is done, and no longer budget was given since."""
         return self.loop.finished and (self.loop.fraction >= 1.0 or self.evaluate.reached)
+
+    def why_finished(self) -> str:
+        """Return in words what ended the run, and what would let it train on."""
+        loop, cfg = self.loop, self.cfg
+        used = [name for name, share in loop.shares.items() if share >= 1.0]
+        reasons = [f"{name}={getattr(cfg, name)} is used up" for name in used]
+        advice = [f"give it a longer {name}" for name in used]
+        if self.evaluate.reached:
+            reasons.insert(0, f"stop_return={cfg.stop_return:g} is reached")
+            advice.insert(0, "set a higher stop_return, or stop_return=none")
+        reached = f"{loop.steps:,} {loop.unit}"
+        return f"{self.folder.given} is finished at {reached}: {' and '.join(reasons)}; {', and '.join(advice)}"
 
     def run(self) -> dict[str, Any]:
         """Train to the end; returns what is written to result.json. Ctrl-C saves a checkpoint first."""

@@ -121,16 +121,23 @@ class Loop:
         return self.learner.updates
 
     @property
+    def shares(self) -> dict[str, float]:
+        """How much of each budget is used, by the name of its setting."""
+        cfg = self.cfg
+        if self.actor is None and isinstance(cfg, DataConfig):
+            shares = {"offline_updates": self.steps / cfg.offline_updates}
+        else:
+            shares = {"env_steps": self.steps / cfg.env_steps}
+        if cfg.episodes is not None:
+            shares["episodes"] = self.episodes / cfg.episodes
+        if cfg.duration is not None:
+            shares["duration"] = self.seconds / seconds(cfg.duration)
+        return shares
+
+    @property
     def fraction(self) -> float:
         """How much of the budget is used: the largest share of those that are set."""
-        cfg = self.cfg
-        budget = cfg.offline_updates if self.actor is None and isinstance(cfg, DataConfig) else cfg.env_steps
-        shares = [self.steps / budget]
-        if cfg.episodes is not None:
-            shares.append(self.episodes / cfg.episodes)
-        if cfg.duration is not None:
-            shares.append(self.seconds / seconds(cfg.duration))
-        return min(1.0, max(shares))
+        return min(1.0, max(self.shares.values()))
 
     def stop(self, reason: str) -> None:
         """End training after this iteration."""

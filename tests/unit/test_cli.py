@@ -172,7 +172,7 @@ def run(zhixing: Command) -> str:
 def test_resume_says_that_a_run_is_finished_and_takes_a_longer_budget(zhixing: Command, run: str) -> None:
     code, out, _ = zhixing("resume", run)
     assert code == 0
-    assert "mine is finished at 256 steps; give it a longer budget, such as env_steps=..." in out
+    assert "mine is finished at 256 steps: env_steps=256 is used up; give it a longer env_steps" in out
     code, out, _ = zhixing("resume", run, "env_steps=512")
     assert code == 0
     assert "trained            512 steps" in out

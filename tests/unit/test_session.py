@@ -183,8 +183,12 @@ def test_a_run_that_reached_its_return_goes_on_to_a_higher_one(small: Callable, 
 
 def test_a_checkpoint_that_does_not_fit_is_told(small: Callable, tmp_path: Path) -> None:
     run_of(small("ppo", "toy/match"), tmp_path / "run")
+    file = tmp_path / "run" / "config.yaml"
+    settings = yaml.safe_load(file.read_text())
+    settings["net"]["hidden_sizes"] = [7]
+    file.write_text(yaml.safe_dump(settings))
     with pytest.raises(UserError, match=r"the checkpoint of .*run doesn't fit its configuration"):
-        zx.Session.resume(tmp_path / "run", quiet=True, net={"hidden_sizes": [7]})
+        zx.Session.resume(tmp_path / "run", quiet=True)
 
 
 def test_users_callbacks_are_called_and_may_stop(small: Callable, tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""What may be changed when a run is resumed. All else belongs to what was learned so far and is rejected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from zhixing.config import RunConfig
+from zhixing.errors import UserError
+
+CHANGEABLE = {
+    "budgets": ("env_steps", "episodes", "duration", "stop_return", "offline_updates"),
+    "evaluations": ("eval_every_steps", "eval_episodes", "eval_max_steps", "eval_env", "eval_video", "opponent"),
+    "logs and checkpoints": (
+        *("log_every_steps", "plot", "tensorboard"),
+        *("checkpoint_every_steps", "keep_checkpoints"),
+    ),
+    "the machine": (
+        *("device", "threads", "graph", "distributed.workers", "distributed.address"),
+        *("vector.backend", "vector.workers", "vector.on_crash", "vector.step_seconds"),
+    ),
+    "where data is": ("dataset", "demonstrations", "expert"),
+}
+
+
+def changes(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, by dotted name, with their old and new values."""
+    old, new = _flat(before.model_dump(mode="json")), _flat(after.model_dump(mode="json"))
+    return {
+        name: (old.get(name), new.get(name))
+        for name in [*old, *(name for name in new if name not in old)]
+        if old.get(name) != new.get(name)
+    }
+
+
+def check_changes(cfg: RunConfig, changed: Mapping[str, tuple[Any, Any]], run: str) -> None:
+    """Raise `UserError` if a setting was changed that a resumed run can't apply."""
+    allowed = {name for names in CHANGEABLE.values() for name in names}
+    wrong = [name for name in changed if name not in allowed]
+    if not wrong:
+        return
+    said = ", ".join(f"{name} from {_word(changed[name][0])} to {_word(changed[name][1])}" for name in wrong)
+    can = "; ".join(
+        f"{group} ({', '.join(name for name in names if _known(cfg, name))})"
+        for group, names in CHANGEABLE.items()
+        if any(_known(cfg, name) for name in names)
+    )
+    instead = "a new run"
+    if not any(name == "algorithm" or name.startswith("env.") for name in wrong):
+        words = " ".join(f"{name}={_word(changed[name][1])}" for name in wrong)
+        command = f"zhixing train {cfg.algorithm} --env {cfg.env.name} --init {run} {words}"
+        instead = f"a new run from this one's weights: {command}"
+    raise UserError(f"resume can't change {said}. It can change {can}. For other settings start {instead}")
+
+
+def _known(cfg: RunConfig, name: str) -> bool:
+    return name.partition(".")[0] in type(cfg).model_fields
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = prefix + key
+        flat |= _flat(value, f"{name}.") if isinstance(value, Mapping) and name != "eval_env" else {name: value}
+    return flat
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
