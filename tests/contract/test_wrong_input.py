@@ -173,7 +173,7 @@ def test_exploding_rewards_stop_the_run_with_the_name_of_the_loss(zhixing: Comma
     code, _, err = zhixing("train", "ppo", "--env", "tasks:Explodes", "--out", "mine")
     assert code == 2
     assert "loss is inf" in err or "loss is nan" in err
-    assert "environment step 1024, update" in err
+    assert "environment step 2048, update" in err
 
 
 def test_agent_tells_a_wrong_observation(small: Callable, tmp_path: Path) -> None:

@@ -460,7 +460,7 @@ def test_evaluation_does_not_disturb_training(tmp_path: Path) -> None:
 
 def test_nan_stops_the_run_and_names_loss_and_step(tmp_path: Path) -> None:
     watch = Watch()
-    run = session(tmp_path / "run", watch, algorithm=f"{__name__}:Breaks")
+    run = session(tmp_path / "run", watch, algorithm=f"{__name__}:Breaks", normalise_obs=False)
     with pytest.raises(NonFiniteError, match=r"^value_loss is nan at environment step 128, update 8; the weights"):
         run.run()
     # the iteration before was the last to change anything
