@@ -36,6 +36,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+UpdatesPerStep = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]  # more would look like a hanging run
 Auto = Literal["auto"]
 
 
@@ -204,7 +205,7 @@ class SelfPlayConfig(SearchConfig):
     batch_size: Positive = 256  # positions per update
     capacity: Positive = 100_000  # newest positions that are kept to learn from
     steps_per_iteration: Positive = 8  # moves in each game between updates
-    updates_per_step: PositiveFloat = 0.02  # updates per move, on average
+    updates_per_step: UpdatesPerStep = 0.02  # updates per move, on average
     optimizer_eps: PositiveFloat = 1e-8  # added to the denominator of Adam and RMSProp
 
     scheme: ClassVar[str] = "self_play"
@@ -244,7 +245,7 @@ class OffPolicyConfig(DataConfig):
     """Settings of algorithms that learn from a replay of all that was done."""
 
     steps_per_iteration: Positive = 1  # steps of each environment between updates
-    updates_per_step: PositiveFloat = 1.0  # updates per environment step, on average
+    updates_per_step: UpdatesPerStep = 1.0  # updates per environment step, on average
     warmup_steps: Count = 1_000  # environment steps of random actions before the first update
     overlap: bool = False  # act in another thread while learning, with weights one iteration old
     replay: ReplayConfig = ReplayConfig()

@@ -77,6 +77,14 @@ WRONG = {
         "lr=-1: lr=-1: should be greater than 0",
     ),
     "seeds": (["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "4-0", "--out", "all"], "--seeds '4-0'"),
+    "updates without end": (
+        ["train", "dqn", "--env", "toy/match", "updates_per_step=1e9"],
+        "updates_per_step=1000000000.0: should be less than or equal to 1000",
+    ),
+    "a replay shorter than n_step": (
+        ["train", "dqn", "--env", "toy/match", "vector.num=2", "replay.capacity=4", "replay.n_step=3"],
+        "needs 3: raise replay.capacity to at least 6",
+    ),
     "a name that is too long": (["train", "ppo", "--env", "toy/match", "--out", "x" * 400], "File name too long"),
     "more threads than any machine has": (["train", "ppo", "--env", "toy/match", "threads=1e9"], "threads=1000000000"),
     "one number of seeds": (

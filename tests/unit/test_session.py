@@ -202,6 +202,13 @@ def test_users_callbacks_are_called_and_may_stop(small: Callable, tmp_path: Path
     assert (tmp_path / "run" / "checkpoints" / "000000000320.safetensors").is_file()
 
 
+@pytest.mark.parametrize("name", ["ppo", "ppg", "trpo", "mappo", "coma"])
+def test_one_step_of_one_environment_is_a_rollout(name: str, small: Callable, tmp_path: Path) -> None:
+    """Whose returns have no variance that could be explained."""
+    cfg = small(name, env_steps=20, steps_per_iteration=1, minibatch_size=1, vector__num=1, eval_every_steps=0)
+    assert run_of(cfg, tmp_path / "run")["env_steps"] == 20
+
+
 # --- signals ---
 
 

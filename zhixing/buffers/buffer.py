@@ -74,10 +74,10 @@ class Buffer:
             self.capacity = capacity
         else:
             ring = Ring(spec, capacity, num_envs, frame_stack, device, folder)
-            if view.ahead >= ring.rows:
+            if view.rows > ring.rows:
                 raise UserError(
                     f"capacity {capacity} over {num_envs} environments holds {ring.rows} rows of each, "
-                    f"{view} needs {view.ahead + 1}"
+                    f"{view} needs {view.rows}: raise replay.capacity to at least {view.rows * num_envs}"
                 )
             if isinstance(sampler, Prioritized):
                 if isinstance(view, Episode):
@@ -94,7 +94,7 @@ class Buffer:
     @staticmethod
     def over(ring: Ring, *, sampler: Uniform | Prioritized, view: View, relabel: Hindsight | None = None) -> Buffer:
         """Samples of recorded experience (see `Ring.over`), which stays where it is."""
-        buffer = Buffer(ring.table.spec, view.ahead + 1, view=view, sampler=sampler, relabel=relabel)
+        buffer = Buffer(ring.table.spec, view.rows, view=view, sampler=sampler, relabel=relabel)
         if view.ahead >= ring.rows:
             raise UserError(f"the data holds {ring.rows} steps, {view} needs {view.ahead + 1}")
         buffer.storage, buffer.capacity = ring, ring.rows

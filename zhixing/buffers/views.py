@@ -26,6 +26,10 @@ class View(Protocol):
     def ahead(self) -> int:
         """How many rows must follow a row for it to be drawn."""
 
+    @property
+    def rows(self) -> int:
+        """How many rows of each environment a buffer must hold for a full sample."""
+
     def candidates(self, storage: Storage) -> Array | None:
         """The only rows that may be drawn, or None for all that `ahead` allows."""
 
@@ -46,6 +50,10 @@ class NStep:
     gamma: float
     alive_only: bool = False
     ahead = 0
+
+    @property
+    def rows(self) -> int:
+        return self.n
 
     def __post_init__(self) -> None:
         if self.n < 1 or not 0.0 <= self.gamma <= 1.0:
@@ -107,6 +115,10 @@ class Sequence:
     def ahead(self) -> int:
         return self.burn_in + self.length - 1
 
+    @property
+    def rows(self) -> int:
+        return self.ahead + 1
+
     def candidates(self, storage: Storage) -> Array | None:
         return None
 
@@ -121,6 +133,7 @@ class Episode:
     repeats, so that padding holds ordinary numbers."""
 
     ahead = 0
+    rows = 1
 
     def candidates(self, storage: Storage) -> Array | None:
         """First rows of the episodes that ended and lie in the ring from first to last row."""

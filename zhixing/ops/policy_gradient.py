@@ -61,5 +61,7 @@ def clip_fraction(log_ratio: Tensor, clip: float, counted: Tensor | None = None)
 
 
 def explained_variance(value: Tensor, ret: Tensor) -> Tensor:
-    """1 where values foretell the returns, 0 where a constant would do as well."""
+    """Return 1 where values predict the returns, 0 where a constant would do as well, as for a single return."""
+    if ret.numel() < 2:
+        return torch.zeros((), device=ret.device)
     return 1 - (ret - value).var() / ret.var().clamp_min(1e-8)
