@@ -30,11 +30,11 @@ DEATHS = {
     "exit": "ended with exit code 3",
 }
 CALLS = {
-    "constructor": "its constructor",
-    "reset": "its first reset",
+    "constructor": "the constructor",
+    "reset": "the first reset",
     "step": "step 2 of an episode of index 1",
-    "render": "rendering",
-    "state": "saving its state",
+    "render": "render",
+    "state": "state_dict",
 }
 
 
@@ -100,7 +100,7 @@ def test_the_number_of_workers_is_found_without_the_environment_in_this_process(
     env.close()
     assert len(numbers(log)) == 3  # one to try, two to use
     assert os.getpid() not in numbers(log)
-    with pytest.raises(EnvCrashError, match="was killed by SIGSEGV, at its first reset"):
+    with pytest.raises(EnvCrashError, match="was killed by SIGSEGV, at the first reset"):
         make_vector("hostile:Hostile", 2, "process", options={"where": "reset", "how": "segfault"})
 
 
@@ -174,8 +174,20 @@ def test_a_replacement_may_die_in_its_first_reset(tmp_path: Path) -> None:
     env.close()
 
 
+def test_a_worker_that_dies_in_a_reset_with_a_seed_is_replaced(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    env = ProcessVectorEnv(partial(DiesInResets, log=str(log)), 1, 1, faults=Faults("replace"))
+    env.reset(seed=0)
+    log.write_text("0\n")
+    env.reset(seed=1)  # as evaluations begin
+    assert env.replaced == 2
+    *_, truncated, _ = env.step(np.zeros(1, int))
+    assert not truncated.any()
+    env.close()
+
+
 def test_a_constructor_has_a_limit() -> None:
-    words = r"its constructor of Hostile \(index 0\) took longer than 0.3 s \(vector.call_seconds\)"
+    words = r"the constructor of Hostile \(index 0\) took longer than 0.3 s \(vector.call_seconds\)"
     with pytest.raises(EnvCrashError, match=words):
         ProcessVectorEnv(hostile("constructor", "hang"), 2, 2, faults=Faults(call_seconds=0.3))
 
@@ -298,13 +310,13 @@ def test_nothing_of_an_environment_runs_in_the_process_that_trains(tmp_path: Pat
 
 def test_death_in_an_evaluation_is_an_error_not_the_end_of_the_program(tmp_path: Path) -> None:
     harmful = {"where": "reset", "how": "segfault"}
-    with pytest.raises(EnvCrashError, match="was killed by SIGSEGV, at its first reset"):
+    with pytest.raises(EnvCrashError, match="was killed by SIGSEGV, at the first reset"):
         zx.train("ppo", env="hostile:Hostile", out=tmp_path / "run", eval_env=harmful, **SHORT, **PPO)
 
 
 def test_death_while_rewards_of_goals_are_computed_is_an_error(tmp_path: Path) -> None:
     env = {"name": "hostile:Goals", "where": "goals", "how": "abort"}
-    with pytest.raises(EnvCrashError, match="was killed by SIGABRT, at computing rewards"):
+    with pytest.raises(EnvCrashError, match="was killed by SIGABRT, at the goal functions"):
         zx.train("sac", env=env, out=tmp_path / "run", replay__hindsight=True, **SHORT, **SAC)
 
 

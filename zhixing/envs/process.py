@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -164,7 +165,18 @@ class ProcessVectorEnv(VectorEnv):
 
     def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
         seeds = self._seeds(seed)
-        self._call("reset", [(seeds[worker.first : worker.last], options) for worker in self._workers])
+        for worker in self._workers:
+            worker.settle()
+            with suppress(EnvCrashError):  # if it is gone, the answer tells
+                worker.start_call("reset", (seeds[worker.first : worker.last], options))
+        for worker in tuple(self._workers):
+            try:
+                worker.answer()
+            except EnvCrashError as crash:
+                self._keep(crash, self.factory)
+                if self._twin is None or not worker.lost or options is not None:
+                    raise
+                self._replace(worker, self._twin, seeds[worker.first : worker.last])
         return shown(self.arrays)
 
     def step(self, actions: Array) -> Result:
@@ -300,10 +312,13 @@ class ProcessVectorEnv(VectorEnv):
             self.replaced += 1
         return ended
 
-    def _replace(self, worker: Worker, twin: Twin) -> dict[int, Numbers]:
-        """Start a new process for one that is gone: the episodes of all its environments are over."""
+    def _replace(self, worker: Worker, twin: Twin, seeds: list[int | None] | None = None) -> dict[int, Numbers]:
+        """Start a new process for one that is gone: the episodes of all its environments are over. `seeds` are those of
+        the reset in which it was lost, if it was one."""
         indices = range(worker.first, worker.last)
         tapes = [self._tapes.read(index) or {"seed": None, "replaced": 0} for index in indices]
+        if seeds is not None:
+            tapes = [{**tape, "seed": seed} for tape, seed in zip(tapes, seeds, strict=True)]
         while True:
             position, strikes = self._workers.index(worker), worker.strikes + 1
             worker.hang_up()

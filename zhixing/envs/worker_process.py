@@ -34,21 +34,21 @@ os.setpgid(0, 0)
 from zhixing.envs.worker import main
 main(*map(int, sys.argv[1:]))
 """
-START = "its start"
+START = "the start"
 DOING = {  # what a worker does in a call, for messages
-    "make_trial": "its constructor",
-    "describe_trial": "its first reset",
-    "time_trial": "its trial steps",
-    "close_trial": "closing its trial copy",
-    "open": "its constructor",
+    "make_trial": "the constructor",
+    "describe_trial": "the first reset",
+    "time_trial": "the trial steps",
+    "close_trial": "the end of a trial",
+    "open": "the constructor",
     "reset": "a reset",
     "revive": "a reset",
     "rehearse": "a reset",
-    "state": "saving its state",
-    "load": "restoring its state",
-    "render": "rendering",
-    "goal_functions": "looking for its goal functions",
-    "compute": "computing rewards",
+    "state": "state_dict",
+    "load": "load_state_dict",
+    "render": "render",
+    "goal_functions": "the goal functions",
+    "compute": "the goal functions",
 }
 
 
@@ -237,7 +237,8 @@ class WorkerProcess:
         code = self._reap(CLOSE_SECONDS)
         kill_marked([self.mark])
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return self._lose(f"the worker process of {self.name} (index {self.range}) {how}", "ProcessDied", how)
+        words = f"the worker process of {self.name} (index {self.range}) {how}"
+        return self._lose(words, "" if self._doing is None else f", at {self._doing}", "ProcessDied", how)
 
     def _hung(self) -> EnvCrashError:
         self.process.kill()
@@ -248,15 +249,15 @@ class WorkerProcess:
         else:
             what, limit, setting = self._doing, self.faults.other_seconds, "vector.call_seconds"
         how = f"took longer than {limit:g} s ({setting})"
-        return self._lose(f"{what} of {self.name} (index {self.range}) {how}", "StepTimeLimit", how)
+        return self._lose(f"{what} of {self.name} (index {self.range}) {how}", "", "StepTimeLimit", how)
 
-    def _lose(self, words: str, kind: str, how: str) -> EnvCrashError:
-        """The error for a worker that is no more, with what it was doing."""
+    def _lose(self, words: str, doing: str, kind: str, how: str) -> EnvCrashError:
+        """The error for a worker that is no more, with what it was doing: as far as the tapes tell, else `doing`."""
         index = -1 if self.tapes is None else self.tapes.under_way[self.first] - 1
         tape = self.tapes.read(index) if self.tapes is not None and index >= 0 else None
         if self.tapes is None or tape is None:  # between steps, or before the first of them
             self.lost = True
-            return EnvCrashError(words if self._doing is None else f"{words}, at {self._doing}")
+            return EnvCrashError(words + doing)
         count = self.tapes.counts[index]
         crash = EnvCrashError(f"{words}, at {f'step {count} of an episode' if count else 'a reset'} of index {index}")
         if not self.lost:
