@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -15,6 +16,7 @@ from zhixing.extras import missing_extra
 from zhixing.importing import check_allowed
 
 LOOPBACK = "127.0.0.1"
+MAX_FOLDER = 20  # bytes: the name of a socket has at most 107, of which Ray takes 80 and we a few
 KNOCK_SECONDS = 5.0  # that a cluster has to answer
 STORE_BYTES = 256 << 20  # of memory for what is on its way between processes of this machine
 
@@ -26,6 +28,7 @@ class Cluster:
         self.ray = imported()
         self.started = not self.ray.is_initialized()
         self._folder: str | None = None
+        self._before: dict[str, str | None] = {}  # variables of the environment
         if not self.started:  # somebody's session in this process, or this is a job on a cluster
             return
         if address is None:
@@ -44,9 +47,11 @@ class Cluster:
                 ) from None
 
     def _start(self) -> None:
-        """Without dashboard and statistics, and reachable from this machine only."""
+        """Start Ray for this user alone: in a private folder, with a token, on loopback, without a dashboard."""
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        self._folder = tempfile.mkdtemp(prefix="zhixing-ray-")
+        # Ray makes the folder that it is given writable for everybody, but nobody else gets through this one to it
+        self._folder = tempfile.mkdtemp(prefix="zhixing-", dir=_short_folder())
+        self._before = _set_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
         try:
             with _this_machine_only():
                 self.ray.init(
@@ -56,7 +61,7 @@ class Cluster:
                     logging_level="ERROR",
                     log_to_driver=False,
                     object_store_memory=STORE_BYTES,
-                    _temp_dir=self._folder,
+                    _temp_dir=os.path.join(self._folder, "ray"),
                 )
             where = self.ray.util.get_node_ip_address()
             if where != LOOPBACK:
@@ -84,6 +89,30 @@ class Cluster:
             self.ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            _set_token(self._before)
+            self._folder = None
+
+
+def _short_folder() -> str:
+    """Return where temporary files go, unless Ray's sockets would have too long names there."""
+    folder = tempfile.gettempdir()
+    return folder if len(os.fsencode(folder)) <= MAX_FOLDER else "/tmp"
+
+
+def _set_token(values: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Set environment variables for this process and those that Ray starts; returns what they were. Without a token in
+    the environment Ray would write one into the user's home."""
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    before = {name: os.environ.get(name) for name in values}
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    Config.initialize("")  # which read the environment when Ray was imported
+    AuthenticationTokenLoader.instance().reset_cache()
+    return before
 
 
 @contextmanager

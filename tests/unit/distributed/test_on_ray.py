@@ -6,6 +6,10 @@ import io
 import math
 import os
 import signal
+import stat
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,7 @@ import zhixing as zx
 from zhixing.callbacks import Progress
 from zhixing.config import RunConfig
 from zhixing.distributed.actor import SpreadActor
-from zhixing.distributed.cluster import LOOPBACK, Cluster
+from zhixing.distributed.cluster import LOOPBACK, MAX_FOLDER, Cluster, _set_token
 from zhixing.distributed.jobs import RayJobs
 from zhixing.distributed.servers import Servers
 from zhixing.executors import drive
@@ -255,3 +259,47 @@ def test_ray_listens_on_this_machine_only(cluster: Cluster) -> None:
     ours = psutil.Process().children(recursive=True)
     heard = {c.laddr.ip for process in ours for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
     assert heard <= {LOOPBACK, "::1", "::ffff:127.0.0.1"}
+
+
+def test_nobody_else_gets_to_rays_files(cluster: Cluster) -> None:
+    """Ray makes its folders writable for everybody: each must lie below one that only this user may enter."""
+    session = Path(cluster.ray._private.worker.global_worker.node.get_session_dir_path())
+    above = [folder for folder in session.parents if folder.stat().st_uid == os.geteuid() and folder.name]
+    assert stat.S_IMODE((session / "logs").stat().st_mode) & 0o002, "Ray has stopped doing so: one folder is enough"
+    assert any(stat.S_IMODE(folder.stat().st_mode) == 0o700 and "zhixing-" in folder.name for folder in above)
+    longest = max(len(os.fsencode(path)) for path in (session / "sockets").iterdir())
+    assert longest + MAX_FOLDER - len(tempfile.gettempdir()) <= 107  # what a socket's name may have
+
+
+OUTSIDER = """
+import sys
+from ray._raylet import GcsClient
+print(len(GcsClient(address=sys.argv[1]).get_all_node_info(timeout=20)))
+"""
+
+
+def test_without_the_token_ray_answers_nobody(cluster: Cluster) -> None:
+    address = cluster.ray.get_runtime_context().gcs_address
+    for mode, token, answer in (
+        ("token", os.environ["RAY_AUTH_TOKEN"], "1\n"),
+        ("token", "0" * 64, ""),
+        ("disabled", "", ""),
+    ):
+        environment = {**os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": token}
+        command = [sys.executable, "-c", OUTSIDER, address]
+        found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert found.stdout == answer
+        assert answer or "Unauthenticated" in found.stderr or "AuthenticationError" in found.stderr, found.stderr[
+            -2000:
+        ]
+
+
+def test_a_token_of_the_user_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="needs the extra 'ray': pip install 'zhixing[ray]'")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    before = _set_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "other"})
+    assert os.environ["RAY_AUTH_TOKEN"] == "other"
+    _set_token(before)
+    assert os.environ["RAY_AUTH_TOKEN"] == "mine"
+    assert "RAY_AUTH_MODE" not in os.environ
