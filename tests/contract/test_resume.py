@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,4 +71,62 @@ def test_a_crash_costs_only_the_steps_since_the_last_checkpoint(name: str, small
         zx.Session(cfg, tmp_path / "parts", [CrashAt()], quiet=True).run()
     zx.Session.resume(tmp_path / "parts", quiet=True).run()
     assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
+
+
+class Counted(zx.Callback):
+    """Keeps the steps of all evaluations and saves them with the run."""
+
+    def __init__(self, crash_at: int = 10**9) -> None:
+        self.crash_at, self.evaluated_at = crash_at, list[int]()
+
+    def evaluation_end(self, loop: zx.Loop, evaluation: zx.Evaluation) -> None:
+        self.evaluated_at.append(loop.env_steps)
+
+    def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+        if loop.env_steps >= self.crash_at:
+            raise RuntimeError("killed")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"evaluated_at": self.evaluated_at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.evaluated_at = list(state["evaluated_at"])
+
+
+@pytest.mark.parametrize(("stop_at", "crash_at"), [(100, 300), (250, 320), (320, 500), (440, 640), (600, 640)])
+def test_interrupted_and_then_killed_has_no_evaluation_or_row_more(
+    stop_at: int, crash_at: int, small: Callable, tmp_path: Path
+) -> None:
+    """Iterations have 64 steps; evaluations are at 192, 384, 576 and the end, checkpoints at 256 and 512."""
+    normalised = {"normalise_obs": True, "normalise_reward": True, "epochs": 1}
+    steps = {"env_steps": 700, "eval_every_steps": 190, "checkpoint_every_steps": 250, "log_every_steps": 128}
+    cfg = small("ppo", "toy/reach", seed=5, **normalised, **steps)
+    whole, parts = Counted(), Counted()
+    zx.Session(cfg, tmp_path / "whole", [whole], quiet=True).run()
+    with pytest.raises(KeyboardInterrupt):
+        zx.Session(cfg, tmp_path / "parts", [Counted(), StopAt(stop_at)], quiet=True).run()
+    with pytest.raises(RuntimeError, match="killed"):
+        zx.Session.resume(tmp_path / "parts", [Counted(crash_at), StopAt(10**9)], quiet=True).run()
+    zx.Session.resume(tmp_path / "parts", [parts], quiet=True).run()
+    assert whole.evaluated_at == parts.evaluated_at == [192, 384, 576, 704]
+    assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
+    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+
+
+def test_killed_after_the_checkpoint_of_the_last_iteration_ends_like_one_never_killed(
+    small: Callable, tmp_path: Path
+) -> None:
+    """A checkpoint is due in the last iteration; the evaluation and the row of the end come after it."""
+
+    class Kill(zx.Callback):
+        def train_end(self, loop: zx.Loop) -> None:
+            raise RuntimeError("killed")
+
+    cfg = small("ppo", "toy/reach", env_steps=256, eval_every_steps=0, checkpoint_every_steps=256, epochs=1)
+    whole = zx.Session(cfg, tmp_path / "whole", quiet=True).run()
+    with pytest.raises(RuntimeError, match="killed"):
+        zx.Session(cfg, tmp_path / "parts", [Kill()], quiet=True).run()
+    parts = zx.Session.resume(tmp_path / "parts", quiet=True).run()
+    assert whole["final_return"] == parts["final_return"]
     assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
