@@ -243,11 +243,11 @@ class RunFolder:
     def read_card(self) -> dict[str, Any]:
         try:
             card = json.loads(self.card_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{self.card_file} can't be read: {error}") from None
         if not isinstance(card, dict):
             raise UserError(f"{self.card_file} can't be read: it holds no names and values")
-        return card
+        return {name: _printable(value) if isinstance(value, str) else value for name, value in card.items()}
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         self._write_text(self.result_file, json.dumps(result, indent=2))
@@ -266,6 +266,11 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{self.data_file} can't be read: {error}") from None
         return references if len(set(references.values())) == 2 else {}
+
+
+def _printable(text: str) -> str:
+    """Text of a stranger without what would steer a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:

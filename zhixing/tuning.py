@@ -102,10 +102,17 @@ def fitted(space: Space, model: type[BaseModel], name: str) -> Space:
 
 
 def settings_of(values: Mapping[str, Any], spaces: Mapping[str, Space]) -> dict[str, Any]:
-    """What a trial has chosen, as nested settings."""
+    """What a trial has chosen, as nested settings. It stands in a file: only values that were asked for are taken."""
     settings: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(spaces[name], Choice):
+        space = spaces[name]
+        if isinstance(space, Choice):
+            asked = value in space.texts
+        else:
+            asked = type(value) in (int, float) and space.low <= value <= space.high
+        if not asked:
+            raise UserError(f"a trial has {name}={str(value)[:80]!r}, which is none of the values to search")
+        if isinstance(space, Choice):
             value = config.parse_yaml(value, f"the value of {name!r}")
         settings = config.merge(settings, config.nest(name, value))
     return settings

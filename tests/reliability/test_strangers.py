@@ -20,6 +20,8 @@ from zhixing import config, importing
 from zhixing.checkpoint import read_checkpoint, write_checkpoint
 from zhixing.envs import capsule
 from zhixing.envs.pixels import wrap_pixels
+from zhixing.envs.retro_tasks import RetroGame
+from zhixing.tuning import Choice, Range, settings_of
 
 Command = Callable[..., tuple[int, str, str]]
 TINY = {"env_steps": 64, "eval_every_steps": 0, "eval_episodes": 1, "tensorboard": False, "vector__backend": "serial"}
@@ -167,6 +169,32 @@ def test_a_strangers_dataset_imports_nothing(evil: Path, tmp_path: Path, zhixing
     assert not evil.exists()
 
 
+def test_a_strangers_study_chooses_only_what_was_asked_for() -> None:
+    spaces = {"net.kind": Choice(["auto", "mine:Net"]), "lr": Range(1e-4, 1e-2)}
+    assert settings_of({"net.kind": "auto", "lr": 1e-3}, spaces) == {"net": {"kind": "auto"}, "lr": 1e-3}
+    for values in ({"net.kind": "evil:thing"}, {"lr": "evil:thing"}, {"lr": 1.0}, {"lr": True}, {"lr": [1e-3]}):
+        with pytest.raises(zx.UserError, match="none of the values to search"):
+            settings_of(values, spaces)
+
+
+@pytest.mark.parametrize("scenario", ["../evil", "/tmp/evil", "evil.json", ""])
+def test_a_strangers_scenario_of_a_game_is_no_path(scenario: str) -> None:
+    """A scenario of stable-retro may run a script."""
+    with pytest.raises(zx.UserError, match="names of the game's own scenarios"):
+        RetroGame("retro/Airstriker-Genesis", scenario=scenario)
+
+
+def test_a_strangers_card_steers_no_terminal(tmp_path: Path, zhixing: Command) -> None:
+    card = tmp_path / "zoo" / "one" / "agent.json"
+    card.parent.mkdir(parents=True)
+    card.write_text(json.dumps({"trained_by": "\x1b]0;evil\x07 \x1b[2J train"}))
+    code, out, _ = zhixing("zoo", str(tmp_path / "zoo"))
+    assert code == 0
+    assert "\x1b" not in out
+    card.write_text("[" * 100_000)
+    assert zhixing("zoo", str(tmp_path / "zoo"))[0] == 2
+
+
 # --- one's own runs ---
 
 OWN = """
@@ -186,7 +214,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[i
     monkeypatch.setattr(sys, "path", [*sys.path])
     sys.modules.pop("own_rooms", None)
     Path("own_rooms.py").write_text(OWN)
-    zx.train("ppo", "own_rooms:room", out="run", quiet=True, **TINY)
+    zx.train("a2c", "own_rooms:room", out="run", quiet=True, steps_per_iteration=8, **TINY)
 
     def evaluate() -> tuple[int, str]:
         monkeypatch.setattr(importing, "known", set())
@@ -258,14 +286,14 @@ def test_a_trusted_run_of_a_stranger_is_not_signed(own: Callable[[], tuple[int, 
 def test_training_goes_on_without_a_configuration_folder(own: Callable[[], tuple[int, str]], tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "configuration")
     (tmp_path / "configuration").write_text("")  # no folder can be made here
-    zx.train("ppo", "own_rooms:room", out="second", quiet=True, **TINY)
+    zx.train("a2c", "own_rooms:room", out="second", quiet=True, steps_per_iteration=8, **TINY)
     assert not Path("second/signature").exists()
     assert own()[0] == 2
 
 
 def test_runs_without_code_of_ones_own_are_not_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "configuration"))
-    zx.train("ppo", "toy/match", out=tmp_path / "run", quiet=True, **TINY)
+    zx.train("a2c", "toy/match", out=tmp_path / "run", quiet=True, steps_per_iteration=8, **TINY)
     assert not (tmp_path / "run" / "signature").exists()
     assert not (tmp_path / "configuration").exists()
 

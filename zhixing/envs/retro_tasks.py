@@ -5,6 +5,7 @@ Rewards and endings are those of the game's scenario in stable-retro. All option
 
 from __future__ import annotations
 
+import re
 import zlib
 from functools import partial
 from importlib.util import find_spec
@@ -65,6 +66,8 @@ class RetroGame(gym.Env[Any, Any]):
         render_mode: str | None = None,
     ) -> None:
         game = name.removeprefix(PREFIX)
+        if scenario is not None and not re.fullmatch(r"[\w-]+", scenario):  # a path may lead to a script of anybody
+            raise UserError(f"{name}: env.scenario={scenario!r}: allowed are names of the game's own scenarios")
         if actions not in ACTIONS:
             raise UserError(f"{name}: env.actions={actions!r}: allowed are {', '.join(ACTIONS)}")
         try:
