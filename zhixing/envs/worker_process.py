@@ -152,7 +152,10 @@ class WorkerProcess:
         """Wait for it. None for a step in which no episode ended with numbers to tell."""
         if self.watch_seconds:
             watch(self._poll, self.watch_seconds)
-        kind = self._read(1)
+        self._wait(self._poll, self.answers)
+        kind = os.read(self.answers, 1)
+        if not kind:
+            raise self._death()
         value: Any = None
         if kind != DONE:
             (length,) = LENGTH.unpack(self._read(LENGTH.size))
@@ -221,8 +224,12 @@ class WorkerProcess:
     def _wait(self, poll: select.poll, pipe: int) -> None:
         """Return when the pipe can be read or written. Raise if the worker dies or its time is up."""
         while True:
-            left, seconds = self.seconds_left, self.seconds_to_wait
-            events = poll.poll(None if seconds is None else 1000 * min(seconds, 1e6))
+            left = None
+            if self._until is None and self.sentinel is not None:  # at most steps: saves 1 us
+                events = poll.poll()
+            else:
+                left, seconds = self.seconds_left, self.seconds_to_wait
+                events = poll.poll(None if seconds is None else 1000 * min(seconds, 1e6))
             for fd, event in events:
                 if fd == pipe and event & (select.POLLIN | select.POLLOUT):
                     return
