@@ -76,15 +76,15 @@ def _pairs(arrays: Tree, fields: Tree) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def load(run: str | Path, checkpoint: str = "last", *, trust: bool = False) -> Agent:
+def load(run: str | Path, checkpoint: str = "last", *, trust: bool = False, env: Any = None, net: Any = None) -> Agent:
     """The agent of a run: its weights at the end, or its `best` ones by evaluation. With `trust` it may import the code
-    that the run names."""
+    that the run names. `env` and `net` are classes or functions, where it can't be imported."""
     folder = RunFolder.open(run)
-    cfg = folder.read_config(trust)
+    cfg = folder.read_config(trust, env, net)
     with folder.restricted():
-        env = envs.make_few(envs.Task(cfg.env.name, cfg.env.options), 1, cfg.vector)
-        spaces = env.spaces
-        env.close()
+        vector = envs.make_few(envs.Task(cfg.env.name, cfg.env.options), 1, cfg.vector)
+        spaces = vector.spaces
+        vector.close()
         policy = algorithms.get(cfg.algorithm).make(cfg, spaces, "cpu").policy
     state = folder.load_agent(checkpoint)
     with fitting(folder):

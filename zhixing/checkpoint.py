@@ -121,11 +121,12 @@ class RunFolder:
         """Allow only imports that the run's configuration names. Surround with it whatever is built from that."""
         return importing.restricted_to(self.code)
 
-    def read_config(self, trust: bool | set[str] = False) -> config.RunConfig:
+    def read_config(self, trust: bool | set[str] = False, env: Any = None, net: Any = None) -> config.RunConfig:
         """`trust` is the names of code that it may import, or true for any: it may be a stranger's. Runs that this user
-        made need none."""
+        made need none. `env` and `net` are objects that take the place of what the run names."""
         try:
             values = config.read_yaml(self.config_file)
+            config.provide(values, env=env, net=net)
             names = importing.names_in(values)
             self.own = bool(names) and signing.is_signed(self.path, values, names)
             self.code = importing.check_names(values, trust or self.own)

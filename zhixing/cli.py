@@ -37,6 +37,9 @@ Words = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings, such as lr=3e-4 or --lr 3e-4.")
 ]
 Env = Annotated[str | None, typer.Option("--env", help="The task, such as CartPole-v1.")]
+Imports = Annotated[
+    list[str] | None, typer.Option("--import", metavar="PACKAGE", help="Import it first: it registers environments.")
+]
 Data = Annotated[str | None, typer.Option("--dataset", help="Learn from recorded experience, not in an environment.")]
 Files = Annotated[list[Path] | None, typer.Option("--config", help="YAML settings; later files win.")]
 Folder = Annotated[Path, typer.Option("--out", help="The folder of the runs; what has ended in it isn't done again.")]
@@ -75,6 +78,7 @@ def train(
     algorithm: Algorithm = None,
     settings: Words = None,
     env: Env = None,
+    imports: Imports = None,
     dataset: Data = None,
     config_files: Files = None,
     init: Annotated[str | None, typer.Option("--init", metavar="RUN", help="Start from this run's weights.")] = None,
@@ -85,7 +89,9 @@ def train(
     from zhixing import auto, config
     from zhixing.session import Session
 
-    layers, words = _asked(algorithm, settings, config_files, env=env, dataset=dataset, init=init, seed=seed)
+    layers, words = _asked(
+        algorithm, settings, config_files, env=env, imports=imports, dataset=dataset, init=init, seed=seed
+    )
     _run(Session(auto.build(layers, config.parse_overrides(words)), out))
 
 
@@ -278,6 +284,7 @@ def play(
     random: Annotated[bool, typer.Option("--random", help="Let chance play.")] = False,
     episodes: Shown = None,
     seed: Seed = 0,
+    imports: Imports = None,
     trust: Trust = False,
 ) -> None:
     """Play a task in a window with the keyboard, or let chance play; escape ends it."""
@@ -292,6 +299,7 @@ def play(
         with folder.restricted():
             play(task.name, {**task.options, **options}, random=random, seed=seed, episodes=episodes)
         return
+    _import(imports)
     play(env, options, random=random, seed=seed, episodes=episodes)
 
 
@@ -302,10 +310,12 @@ def check(
         list[str] | None,
         typer.Argument(metavar="[env.NAME=VALUE]...", help="Its options; env.render_mode=rgb_array also looks at it."),
     ] = None,
+    imports: Imports = None,
 ) -> None:
     """Tell what is wrong with a task, before anything is trained in it."""
     from zhixing import envs
 
+    _import(imports)
     findings = envs.check(env, **_task_options("check", settings))
     for finding in findings:
         first, *rest = finding.words.rstrip().splitlines()
@@ -324,17 +334,25 @@ def replay(
     env: Annotated[
         str | None, typer.Option("--env", help="Your own task, which a capsule may name but not start by itself.")
     ] = None,
+    imports: Imports = None,
     trust: Trust = False,
 ) -> None:
     """Repeat a crash of an environment: its episode with the same chance and the same actions."""
     from zhixing.envs.capsule import replay
 
+    _import(imports)
     replayed = replay(capsule, env)
     if replayed.traceback:
         print(replayed.traceback.rstrip())
     print(replayed.words)
     if not replayed.same:
         raise typer.Exit(1)
+
+
+def _import(packages: list[str] | None) -> None:
+    from zhixing.envs.gymnasium_tasks import import_packages
+
+    import_packages(packages or [])
 
 
 def _task_options(command: str, settings: list[str] | None) -> dict[str, Any]:
@@ -373,6 +391,7 @@ def sweep(
         list[str] | None, typer.Argument(metavar="[NAME=VALUE,...]...", help="Settings; commas part several values.")
     ] = None,
     env: Env = None,
+    imports: Imports = None,
     dataset: Data = None,
     config_files: Files = None,
     grid: Annotated[Path | None, typer.Option("--grid", help="YAML in which each setting is a list of values.")] = None,
@@ -383,7 +402,7 @@ def sweep(
     """Train with every combination of values and every seed: lr=1e-3,3e-4 gamma=0.98,0.99. Stopped, it goes on."""
     from zhixing import sweeps, tables
 
-    layers, words = _asked(algorithm, settings, config_files, env=env, dataset=dataset)
+    layers, words = _asked(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset)
     values = {**(sweeps.read_grid(grid) if grid else {}), **sweeps.parse_values(words)}
     try:
         found, failed = sweeps.sweep(layers, values, sweeps.parse_seeds(seeds), out, workers, on)
@@ -416,6 +435,7 @@ def tune(
         typer.Argument(metavar="[NAME=RANGE]...", help="Settings, ranges (1e-4..1e-2:log) and values (4,8,16)."),
     ] = None,
     env: Env = None,
+    imports: Imports = None,
     dataset: Data = None,
     config_files: Files = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Fixes what is tried; each trial adds its number.")] = None,
@@ -425,7 +445,7 @@ def tune(
     """Search for the settings that learn best: lr=1e-4..1e-2:log gamma=0.9..0.999 vector.num=4,8. Needs Optuna."""
     from zhixing import tables, tuning
 
-    layers, words = _asked(algorithm, settings, config_files, env=env, dataset=dataset, seed=seed)
+    layers, words = _asked(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset, seed=seed)
     try:
         outcomes, spaces = tuning.tune(layers, words, trials, out, workers, on)
     except KeyboardInterrupt:
@@ -447,6 +467,7 @@ def profile(
     algorithm: Algorithm = None,
     settings: Words = None,
     env: Env = None,
+    imports: Imports = None,
     dataset: Data = None,
     config_files: Files = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="To measure in; a try takes 0.4 of it.")] = 5.0,
@@ -454,7 +475,7 @@ def profile(
     """Where the time of training goes, and which settings would be faster. Writes nothing."""
     from zhixing import config, profiling, tables
 
-    layers, words = _asked(algorithm, settings, config_files, env=env, dataset=dataset)
+    layers, words = _asked(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset)
     cfg = config.build(layers, config.parse_overrides(words))
     found = profiling.profile(cfg, seconds)
     title = f"{cfg.algorithm} on {cfg.env.name}: {found.speed:,.0f} {found.unit} per second"
@@ -476,6 +497,7 @@ def profile(
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help="algorithms, envs or presets.")] = "algorithms",
+    imports: Imports = None,
 ) -> None:
     """List the algorithms, the environments or the presets there are."""
     from zhixing import algorithms, config
@@ -485,6 +507,7 @@ def list_(
         for name in algorithms.names():
             print(f"{name:16} {algorithms.get(name).summary}")
     elif what == "envs":
+        _import(imports)
         _list_envs()
     elif what == "presets":
         for name in algorithms.names():

@@ -24,7 +24,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from zhixing import importing
+from zhixing import importing, named_objects
 from zhixing.errors import UserError, unknown
 from zhixing.other_libraries import OTHER_NAMES
 from zhixing.tree import check_size
@@ -112,7 +112,7 @@ class NetConfig(Strict):
     kind: str = "auto"  # auto (from the observation's shape), or your.module:Net, called with the observation space
     hidden_sizes: list[Positive] = [64, 64]  # units of the fully connected layers
     activation: Literal["tanh", "relu", "silu", "elu", "gelu"] = "tanh"  # after each fully connected layer
-    cnn: Literal["nature", "small", "simple"] = "nature"  # convolutions for images
+    cnn: Literal["auto", "nature", "small", "simple"] = "auto"  # convolutions for images; auto: simple below 36 pixels
     recurrent: Literal["none", "gru", "lstm"] = "none"  # memory after the fully connected layers
     recurrent_size: Positive = 64  # units of the memory
 
@@ -122,6 +122,7 @@ class RunConfig(Strict):
 
     algorithm: str  # what learns, as `zhixing list algorithms` names it, or your.module:YourLearner
     env: EnvConfig  # the task
+    imports: list[str] = []  # packages to import first, which register environments with Gymnasium
     seed: Count = 0  # fixes every random number of the run
     env_steps: Positive = 100_000  # budget: steps of the environment, over all copies
     episodes: Positive | None = None  # budget: training episodes
@@ -154,9 +155,10 @@ class RunConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _env_by_name(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and isinstance(values.get("env"), str):
-            return {**values, "env": {"name": values["env"]}}
-        return values
+        if not isinstance(values, Mapping):
+            return values
+        short = {key: {part: values[key]} for key, part in SHORT.items() if isinstance(values.get(key), str)}
+        return {**values, **short}
 
     @field_validator("device")
     @classmethod
@@ -365,13 +367,17 @@ def nest(key: str, value: Any) -> dict[str, Any]:
     return value
 
 
+SHORT = {"env": "name", "net": "kind"}  # groups of settings of which one may stand for the group
+
+
 def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` on top of `base`, key by key; a task given by name takes options later."""
     merged = dict(base)
     for key, value in over.items():
         mine = merged.get(key)
+        if key in SHORT:
+            mine, value = ({SHORT[key]: part} if isinstance(part, str) else part for part in (mine, value))
         if key == "env":
-            mine, value = ({"name": part} if isinstance(part, str) else part for part in (mine, value))
             # another task doesn't inherit the options of the one before
             named = [part.get("name") for part in (mine, value) if isinstance(part, dict)]
             if None not in named and named[1:] not in ([], named[:1]):
@@ -391,6 +397,7 @@ def preset(algorithm: str, env: str) -> dict[str, Any]:
 
 def preset_name(algorithm: str, env: str) -> str | None:
     """Return the pattern of environments whose preset counts for this one, or None where there is none."""
+    env = env.rpartition(":")[2]  # of package:Id-v0 the id counts
     return next((pattern for pattern in presets(algorithm) if fnmatch.fnmatchcase(env, pattern)), None)
 
 
@@ -411,8 +418,24 @@ def nested(named: Mapping[str, Any]) -> dict[str, Any]:
     """`vector__num` and the like as groups of settings."""
     values: dict[str, Any] = {}
     for key, value in named.items():
-        values = merge(values, nest(key.replace("__", "."), value))
+        *_, last = key.split("__")
+        values = merge(values, nest(key.replace("__", "."), _without_objects(last, value)))
     return values
+
+
+def _without_objects(key: str, value: Any) -> Any:
+    """The names of classes, functions and environments in the place of these."""
+    if isinstance(value, Mapping):
+        parts = {name: _without_objects(key if name == SHORT.get(key) else name, part) for name, part in value.items()}
+        # an environment may have become its name and options
+        return {**parts.pop("name"), **parts} if isinstance(parts.get("name"), Mapping) else parts
+    if value is None or isinstance(value, (str, int, float, list, tuple, Path)):
+        return value
+    if key == "env":
+        from zhixing.envs.portable import reference
+
+        return reference(value)
+    return named_objects.name_object(value) if callable(value) else value
 
 
 def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> RunConfig:
@@ -422,6 +445,7 @@ def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> 
     values: dict[str, Any] = {}
     for layer in (*layers, overrides):
         values = merge(values, layer)
+    values = _with_paths(values)
     algorithm, env = values.get("algorithm"), values.get("env")
     if env is None and isinstance(values.get("dataset"), str):
         env = values["env"] = _env_of_data(values["dataset"])
@@ -437,7 +461,12 @@ def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> 
             f"{algorithm} takes no dataset: it learns from what it has just done itself; those with a replay take one, "
             f"such as dqn, sac and iql"
         )
-    return absolute_paths(validate(settings, merge(preset(algorithm, name), values)))
+    cfg = absolute_paths(validate(settings, merge(preset(algorithm, name), values)))
+    if cfg.imports:
+        from zhixing.envs.gymnasium_tasks import import_packages
+
+        import_packages(cfg.imports)
+    return cfg
 
 
 def absolute_paths(cfg: RunConfig) -> RunConfig:
@@ -452,6 +481,32 @@ def absolute_paths(cfg: RunConfig) -> RunConfig:
     if isinstance(cfg, OffPolicyConfig):
         changes["replay"] = cfg.replay.model_copy(update=absolute(cfg.replay, "start"))
     return cfg.model_copy(update=changes)
+
+
+def provide(values: Mapping[str, Any], **objects: Any) -> None:
+    """Let the names in a run's settings stand for objects: `env` for a class, a function or an environment, `net` for
+    a class of networks."""
+    for group, given in objects.items():
+        if given is None:
+            continue
+        if isinstance(given, str):
+            raise UserError(f"{group}={given!r} is a name; give the class itself, or a function that makes one")
+        settings = values.get(group)
+        name = settings.get(SHORT[group]) if isinstance(settings, Mapping) else settings
+        if not isinstance(name, str):
+            raise UserError(f"{group} can't be given: the run names none")
+        if group == "env":
+            from zhixing.envs.portable import factory_of
+
+            given = factory_of(given)
+        named_objects.provide(name, given)
+
+
+def _with_paths(values: Any) -> Any:
+    """Names such as `my_env.py:MyEnv` with the whole path of the file: the run may be loaded from another folder."""
+    if isinstance(values, Mapping):
+        return {key: _with_paths(value) for key, value in values.items()}
+    return importing.absolute(values) if isinstance(values, str) else values
 
 
 def _env_of_data(source: str) -> dict[str, Any]:

@@ -15,7 +15,9 @@ that holds bare package names must be called `import` or `imports`: `names_in` f
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -23,12 +25,17 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
+
+from zhixing import named_objects
 from zhixing.errors import UserError, unknown
 
-OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)  # my.module:Thing
+OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", re.ASCII)  # my.module:Thing
+FILE = re.compile(r"[^:]*(?::[/\\][^:]*)?\.py:[A-Za-z_][\w.]*", re.DOTALL)  # my_env.py:Thing, or its path before it
 PACKAGE = re.compile(r"[A-Za-z_][\w.]*(:[\w./-]+)?", re.ASCII)  # package, or Gymnasium's package:Id-v0
 NAMED = ("algorithm", "env", "name", "kind")  # settings in which anything with a colon names code
 PACKAGES = ("import", "imports")  # settings that list packages
@@ -36,13 +43,16 @@ ADDRESS = "address"  # of a Ray cluster, whose processes send pickles
 POLICY = "ZHIXING_ALLOWED_IMPORTS"  # an environment variable, so worker processes inherit the restriction
 STARTED_IN = os.getcwd()  # an environment may change the current folder later
 
+_file_folders: set[str] = set()  # that were appended to the path, for modules beside a file
 known: set[str] = set()  # names imported by this process or one of its workers: somebody approved them already
 
 
 def child_environment() -> dict[str, str]:
     """For a process of ours: what can be imported here can be imported there."""
     here = [os.getcwd(), STARTED_IN]  # what an empty entry means, or meant
-    entries = [part for entry in sys.path for part in ([entry] if entry else here)]
+    # a folder of single files comes last here, and would come before Python's own modules there
+    known_folders = [entry for entry in sys.path if entry not in _file_folders]
+    entries = [part for entry in known_folders for part in ([entry] if entry else here)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
 
 
@@ -58,7 +68,7 @@ def names_in(values: Any, key: str = "") -> set[str]:
     if not isinstance(values, str):
         return set()
     by_key = key in PACKAGES or key == ADDRESS or (key in NAMED and ":" in values)
-    return {values} if by_key or OBJECT.fullmatch(values) else set()
+    return {values} if by_key or OBJECT.fullmatch(values) or FILE.fullmatch(values) else set()
 
 
 def check_names(values: Any, trust: bool | Iterable[str] = False) -> set[str]:
@@ -67,7 +77,7 @@ def check_names(values: Any, trust: bool | Iterable[str] = False) -> set[str]:
     names = names_in(values)
     if trust is True or os.environ.get("ZHIXING_TRUST") == "1":
         return names
-    approved = known | set(trust or ())
+    approved = known | named_objects.given_names() | set(trust or ())
     if not names <= approved:
         unapproved = ", ".join(sorted(names - approved))
         raise UserError(
@@ -103,17 +113,37 @@ def check_allowed(name: str) -> None:
 
 
 def imported(name: str) -> Any:
-    """The thing that `my.module:Thing` names; modules in the current folder are found, too."""
-    if not isinstance(name, str) or not OBJECT.fullmatch(name):
+    """The thing that `my.module:Thing` or `my_file.py:Thing` names; modules in the current folder are found, too. An
+    object that was given in Python is returned for the name that stands for it."""
+    if isinstance(name, str) and named_objects.is_given(name):
+        return named_objects.given_object(name)
+    if isinstance(name, str) and named_objects.only_in_python(name):
+        raise UserError(
+            f"{name} was given to Python as an object, and can't be imported here; define it in a module that can be "
+            f"imported, or give it again, such as zx.load(run, env=MyEnv) or zx.evaluate(run, env=MyEnv)"
+        )
+    file = isinstance(name, str) and FILE.fullmatch(name) is not None
+    if not file and (not isinstance(name, str) or not OBJECT.fullmatch(name)):
         raise UserError(f"{str(name)[:200]!r} names no code; write your.module:Name, such as my_envs:Room")
     check_allowed(name)
-    module_name, _, attribute = name.partition(":")
-    module = _import(module_name, name)
-    if not hasattr(module, attribute):
-        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise unknown(f"name in module {module_name}:", attribute, public)
+    module_name, _, attribute = name.rpartition(":")
+    module = _import_file(Path(module_name), name) if file else _import(module_name, name)
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
+            raise unknown(f"name in module {module_name}:", part, public)
+        found = getattr(found, part)
     known.add(name)
-    return getattr(module, attribute)
+    return found
+
+
+def absolute(name: str) -> str:
+    """Return `/path/to/my_file.py:Thing` for `my_file.py:Thing`, and other names as they are."""
+    if not FILE.fullmatch(name):
+        return name
+    file, _, attribute = name.rpartition(":")
+    return f"{Path(file).expanduser().absolute()}:{attribute}"
 
 
 def import_package(name: str) -> ModuleType:
@@ -123,6 +153,32 @@ def import_package(name: str) -> ModuleType:
     check_allowed(name)
     module = _import(name.partition(":")[0], name)
     known.add(name)
+    return module
+
+
+def _import_file(file: Path, name: str) -> ModuleType:
+    """Import a file that needn't be on the path. Modules beside it can be imported by it."""
+    file = file.expanduser().absolute()
+    if not file.is_file():
+        raise UserError(f"{name}: there is no file {file}")
+    key = f"_file_{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{file.stem}"
+    if key in sys.modules:
+        return sys.modules[key]
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+        _file_folders.add(str(file.parent))
+    spec = importlib.util.spec_from_file_location(key, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[key] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[key]
+        if not isinstance(error, Exception):
+            raise
+        raise UserError(f"{name}: {file} can't be imported:\n{traceback.format_exc()}") from error
+    cloudpickle.register_pickle_by_value(module)  # other processes know it by no name
     return module
 
 

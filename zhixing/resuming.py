@@ -20,7 +20,7 @@ CHANGEABLE = {
         *("device", "threads", "graph", "distributed.workers", "distributed.address"),
         *("vector.backend", "vector.workers", "vector.on_crash", "vector.step_seconds"),
     ),
-    "where data is": ("dataset", "demonstrations", "expert"),
+    "where data and code are": ("dataset", "demonstrations", "expert", "imports"),
 }
 
 

@@ -26,13 +26,14 @@ from zhixing.buffers import Buffer, Episode, Hindsight, NStep, Prioritized, Rese
 from zhixing.callbacks import Callback, Checkpoint, Csv, Draw, Evaluate, Film, Progress, StopOnNonFinite, TensorBoard
 from zhixing.callbacks.base import as_list
 from zhixing.checkpoint import RunFolder, fitting
-from zhixing.config import DataConfig, OffPolicyConfig, RunConfig, SearchConfig, SelfPlayConfig
+from zhixing.config import SHORT, DataConfig, OffPolicyConfig, RunConfig, SearchConfig, SelfPlayConfig
 from zhixing.data import NO_ENV, check_spaces, demonstrations, expert_policy, fill, open_data, storage_of, summary_of
 from zhixing.datasets import Dataset
 from zhixing.distributed.actor import SpreadActor, is_spread, spread
 from zhixing.distributed.learners import Partners, check_learners
 from zhixing.distributed.servers import check_servers
 from zhixing.envs.choice import cpu_count
+from zhixing.envs.gymnasium_tasks import registering_module
 from zhixing.envs.tapes import action_room
 from zhixing.envs.torch_tasks import TorchVectorEnv
 from zhixing.errors import UserError, write_stderr
@@ -279,9 +280,11 @@ class Session:
     ) -> Session:
         """Go on from a run's last checkpoint. `overrides` may change what `zhixing.resuming.CHANGEABLE` lists, such as
         the budget; other changes are rejected, and so are those that a finished run can't apply. With `trust` it may
-        import the code that the run names, or those names of it."""
+        import the code that the run names, or those names of it. `env` and `net` may be classes, where that
+        can't be imported."""
         folder = RunFolder.open(run)
-        cfg = folder.read_config(trust)
+        objects = {key: overrides.pop(key) for key in SHORT if not isinstance(overrides.get(key, {}), (str, dict))}
+        cfg = folder.read_config(trust, **objects)
         changed: dict[str, tuple[Any, Any]] = {}
         if overrides:
             before, cfg = cfg, config.build([cfg.model_dump(mode="json")], overrides)
@@ -382,7 +385,7 @@ class Session:
 
 def train(
     algorithm: str,
-    env: str | None = None,
+    env: Any = None,
     *,
     out: str | Path | None = None,
     callbacks: Callback | List[Callback] = (),
@@ -390,7 +393,8 @@ def train(
     **settings: Any,
 ) -> dict[str, Any]:
     """One line: `zx.train("ppo", env="CartPole-v1", seed=0)`, or `zx.train("iql", dataset="recorded")`, whose
-    environment is named in the data. Returns the run's result."""
+    environment is named in the data. `env` is a name, a class, a function that makes an environment, or an environment;
+    `net` may be a class of networks. Returns the run's result."""
     if env is not None:
         settings["env"] = env
     from zhixing import auto  # which trains a little itself
@@ -408,31 +412,34 @@ def evaluate(
     *,
     max_steps: int | None = None,
     trust: bool = False,
+    env: Any = None,
+    net: Any = None,
 ) -> Evaluation:
     """Play fresh episodes with a run's agent; in games `against` an opponent: random, perfect, mcts,
     mcts:SIMULATIONS or another run. Episodes are cut after `max_steps`, by default the run's `eval_max_steps`. With
-    `trust` it may import the code that the run names."""
+    `trust` it may import the code that the run names. `env` and `net` are classes or functions, where that can't be
+    imported."""
     folder = RunFolder.open(run)
-    cfg = resolve_device(folder.read_config(trust))
+    cfg = resolve_device(folder.read_config(trust, env, net))
     torch.set_num_threads(int(cfg.threads) if cfg.threads != "auto" else 1)
     if cfg.env.name == NO_ENV:
         raise UserError(f"{run} was trained without an environment; train with --env NAME to evaluate in it")
     with folder.restricted():
-        env = _evaluation_env(cfg, folder)
+        vector = _evaluation_env(cfg, folder)
     try:
         with folder.restricted():
-            learner: Learner = algorithms.get(cfg.algorithm).make(cfg, env.spaces, torch.device(cfg.device))
+            learner: Learner = algorithms.get(cfg.algorithm).make(cfg, vector.spaces, torch.device(cfg.device))
         agent = folder.load_agent(checkpoint)
         with fitting(folder):
             learner.policy.load_state_dict(agent["policy"])
         if against is not None:
             evaluator: Actor | Matches = Matches(game_of(cfg.env.name), learner.policy, against)
         else:
-            evaluator = _evaluator(cfg, learner.policy, torch.device(cfg.device), folder, env)
-        most = max_steps or cfg.eval_max_steps or default_eval_steps(env.max_episode_steps, agent["longest_episode"])
+            evaluator = _evaluator(cfg, learner.policy, torch.device(cfg.device), folder, vector)
+        most = max_steps or cfg.eval_max_steps or default_eval_steps(vector.max_episode_steps, agent["longest_episode"])
         evaluation = evaluator.evaluate(episodes, seed, max_steps=most)
     finally:
-        env.close()
+        vector.close()
     return replace(evaluation, references=folder.read_references())
 
 
@@ -477,7 +484,10 @@ def resolve(cfg: RunConfig, spaces: Spaces, env: envs.VectorEnv | None) -> RunCo
         # small matrices are slower on several threads; convolutions gain from them
         sizes = tree_leaves(tree_map(lambda f: math.prod(f.shape) if len(f.shape) == 3 else 0, spaces.fields()["obs"]))
         threads = cpu_count() if max(sizes) >= 32 * 32 else 1
-    decided: dict[str, Any] = {"vector": vector, "threads": threads}
+    imports, module = cfg.imports, registering_module(cfg.env.name)
+    if module is not None and module.partition(".")[0] not in [package.partition(".")[0] for package in imports]:
+        imports = [*imports, module]
+    decided: dict[str, Any] = {"vector": vector, "threads": threads, "imports": imports}
     if getattr(cfg, "normalise_obs", None) == "auto":
         decided["normalise_obs"] = cfg.net.kind == "auto"  # type: ignore[attr-defined]
     return resolve_device(cfg).model_copy(update=decided)

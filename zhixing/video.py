@@ -36,14 +36,18 @@ def record(
     seed: int = 0,
     checkpoint: str = "last",
     max_steps: int | None = None,
+    *,
+    env: Any = None,
+    net: Any = None,
 ) -> list[float]:
     """Film an agent in its task; returns the returns of the episodes shown. Episodes are cut after `max_steps`, by
-    default the run's `eval_max_steps`."""
+    default the run's `eval_max_steps`. `env` and `net` are classes or functions, where the run names what can't be
+    imported."""
     out = Path(out).absolute()  # an environment may change the current folder
     if out.suffix.lower() not in ENCODERS:
         raise UserError(f"the video {out} must end in {' or '.join(ENCODERS)}")
     without_screen()
-    with Show(run, seed, checkpoint, max_steps) as show:
+    with Show(run, seed, checkpoint, max_steps, env=env, net=net) as show:
         write_video(out, show.frames(episodes), show.fps)
     if show.cut_episodes:
         note(f"{show.cut_episodes} of {episodes} episodes were cut after {show.max_steps:,} steps: they had not ended")
@@ -64,8 +68,17 @@ class Show:
     Episodes are cut after `max_steps`, by default the run's `eval_max_steps`; `cut_episodes` counts them.
     """
 
-    def __init__(self, run: str | Path, seed: int = 0, checkpoint: str = "last", max_steps: int | None = None) -> None:
-        self.agent, self.seed = load(run, checkpoint), seed
+    def __init__(
+        self,
+        run: str | Path,
+        seed: int = 0,
+        checkpoint: str = "last",
+        max_steps: int | None = None,
+        *,
+        env: Any = None,
+        net: Any = None,
+    ) -> None:
+        self.agent, self.seed = load(run, checkpoint, env=env, net=net), seed
         task = self.agent.cfg.env
         self.env = filmed(task.name, task.options, self.agent.cfg.vector)
         self.agent.policy.watch(self.env)

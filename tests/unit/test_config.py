@@ -310,7 +310,7 @@ def test_meanings_are_the_comments() -> None:
     assert found["gamma"] == "discount of the future per step"
     assert found["steps_per_iteration"] == "steps of each environment between updates"
     assert "scheme" not in found
-    assert meanings(NetConfig)["cnn"] == "convolutions for images"
+    assert meanings(NetConfig)["cnn"] == "convolutions for images; auto: simple below 36 pixels"
 
 
 @pytest.mark.parametrize(

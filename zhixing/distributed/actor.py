@@ -15,6 +15,7 @@ from zhixing.config import AsynchronousConfig, OffPolicyConfig, OnPolicyConfig, 
 from zhixing.distributed.crew import Crew, LocalCrew, RayCrew
 from zhixing.distributed.servers import Servers
 from zhixing.distributed.worker import Setup, Turn, packed
+from zhixing.envs import portable
 from zhixing.errors import UserError
 from zhixing.learner import Learner
 from zhixing.policy import Phase
@@ -164,8 +165,10 @@ def spread(cfg: RunConfig, learner: Learner, spaces: Spaces, tells: Sequence[str
     workers = asked or (cfg.actors if isinstance(cfg, AsynchronousConfig) else 1)
     bounds = np.linspace(0, cfg.vector.num, workers + 1).astype(int).tolist()
     threads = int(cfg.threads) if asked else None
+    settings = cfg.model_dump(mode="json")
+    objects = portable.pack_settings(settings)
     setups = [
-        Setup(cfg.model_dump(mode="json"), k, workers, bounds[k], bounds[k + 1], folder.resolve() / "crash", threads)
+        Setup(settings, k, workers, bounds[k], bounds[k + 1], folder.resolve() / "crash", threads, objects=objects)
         for k in range(workers)
     ]
     crew = RayCrew(setups, cfg.distributed.address) if asked else LocalCrew(setups)

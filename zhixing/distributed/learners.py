@@ -24,6 +24,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from zhixing.batch import Batch
+from zhixing.envs import portable
 from zhixing.errors import UserError
 from zhixing.importing import child_environment
 from zhixing.ops.seeding import stream
@@ -108,9 +109,10 @@ class Partners:
         meeting = tempfile.mkdtemp(prefix="zhixing-learners-", dir=None if address is None else self.folder.resolve())
         self._close.append(lambda: shutil.rmtree(meeting, ignore_errors=True))
         settings, device = cfg.model_dump(mode="json"), self.learner.device.type
+        packed = portable.pack_settings(settings)
         if address is None:
             for rank in range(1, self.num):
-                self._spawn(rank, self.num, meeting, LOOPBACK, settings, self.spaces, device)
+                self._spawn(rank, self.num, meeting, LOOPBACK, settings, packed, self.spaces, device)
             self._meet(meeting, self._check_alive)
             return Group(0, self.num, meeting, LOOPBACK)
         from zhixing.distributed.cluster import Cluster
@@ -119,7 +121,7 @@ class Partners:
         self._close.append(cluster.close)
         remote = cluster.ray.remote(num_cpus=cluster.cpus(self.num - 1))(serve)
         others = range(1, self.num)
-        tasks = [remote.remote(k, self.num, meeting, None, settings, self.spaces, device) for k in others]
+        tasks = [remote.remote(k, self.num, meeting, None, settings, packed, self.spaces, device) for k in others]
 
         def check() -> None:
             ended, _ = cluster.ray.wait(tasks, timeout=0)
@@ -226,11 +228,19 @@ class Group:
 
 
 def serve(
-    rank: int, num: int, meeting: str, host: str | None, settings: dict[str, Any], spaces: Spaces, kind: str
+    rank: int,
+    num: int,
+    meeting: str,
+    host: str | None,
+    settings: dict[str, Any],
+    packed: bytes,
+    spaces: Spaces,
+    kind: str,
 ) -> None:
     """One of the others, until the first has no more to do or is gone."""
     from zhixing import algorithms, config
 
+    portable.unpack(packed)
     cfg = config.build([settings], {})
     torch.set_num_threads(int(cfg.threads))
     if host is None:

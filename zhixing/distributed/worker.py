@@ -18,6 +18,7 @@ from zhixing.batch import Batch
 from zhixing.buffers.rollout import Part, Rollout
 from zhixing.data import expert_policy
 from zhixing.distributed.servers import Servers
+from zhixing.envs import portable
 from zhixing.learner import Gradients, Learner, Update
 from zhixing.ops.seeding import stream
 from zhixing.policy import GreedyPolicy, Phase
@@ -40,6 +41,7 @@ class Setup:
     threads: int | None  # that torch computes with, in a process of its own
     life: int = 0
     servers: Servers | None = None  # that have the weights
+    objects: bytes = b""  # what this process doesn't know of the run's environment and network
     search: list[str] = field(default_factory=lambda: [entry for entry in sys.path if entry])
 
     @property
@@ -79,6 +81,7 @@ class Worker:
             sys.path += [entry for entry in setup.search if entry not in sys.path]
             if setup.threads is not None:
                 torch.set_num_threads(setup.threads)
+            portable.unpack(setup.objects)
             cfg = self.cfg = config.build([setup.settings], {})
             vector, asked = cfg.vector, cfg.vector.workers
             env = envs.make_vector(

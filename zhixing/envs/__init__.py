@@ -11,11 +11,12 @@ from zhixing.envs.choice import choose, default_workers, probe
 from zhixing.envs.families import Task, make, names
 from zhixing.envs.faults import ON_CRASH, Faults, keep_capsule
 from zhixing.envs.native import NativeVectorEnv, suits_auto
+from zhixing.envs.portable import reference
 from zhixing.envs.process import ProcessVectorEnv
 from zhixing.envs.serial import LIMITS_NEED_PROCESSES, SerialVectorEnv, layout_of
 from zhixing.envs.time_limits import time_limit_of
 from zhixing.envs.vector import VectorEnv
-from zhixing.errors import EnvCrashError, UserError, unknown
+from zhixing.errors import EnvCrashError, UserError, note, unknown
 
 __all__ = [
     "Faults",
@@ -44,7 +45,7 @@ def make_few(task: Task, num: int, vector: Any, folder: Path | None = None) -> S
 
 
 def make_vector(
-    name: str,
+    name: str | Any,
     num: int,
     backend: str = "auto",
     workers: int | None = None,
@@ -55,9 +56,9 @@ def make_vector(
     device: str = "cpu",
     idle: bool = True,
 ) -> VectorEnv:
-    """`num` copies of an environment. What was chosen for `auto` is in `.backend` and `.workers`. With backend ray
-    `address` is that of a cluster, with backend torch `device` where they live. `idle` tells `auto` that this process
-    has nothing else to do while they step."""
+    """`num` copies of an environment, given by its name, or as a class, a function or an instance. What was chosen for
+    `auto` is in `.backend` and `.workers`. With backend ray `address` is that of a cluster, with backend torch `device`
+    where they live. `idle` tells `auto` that this process has nothing else to do while they step."""
     faults = faults or Faults()
     if backend not in BACKENDS:
         raise unknown("backend", backend, BACKENDS)
@@ -72,7 +73,8 @@ def make_vector(
     if faults.guarded and backend in ("native", "envpool", "torch", "mixed"):
         why = "live in this process too" if backend == "mixed" else "step together"
         raise UserError(f"{backend} environments {why}: on_crash=replace and time limits take backend process")
-    given = dict(options or {})
+    named = {"name": name} if isinstance(name, str) else reference(name)
+    name, given = named.pop("name"), {**named, **(options or {})}
     if render_mode is not None:
         given["render_mode"] = render_mode
     task = Task(name, given)
@@ -113,8 +115,15 @@ def make_vector(
         keep_capsule(crash, faults, env={"name": name, "options": given}, backend="serial")
         raise
     workers = workers or default_workers(num, found.waits)
-    if backend == "auto":
+    decides = backend == "auto"
+    if decides:
         backend = choose(num, found, workers, idle)
     if backend == "serial":
         return SerialVectorEnv(task, num, found.layout, faults)
-    return ProcessVectorEnv(task, num, workers, found.layout, faults, mixed=backend == "mixed")
+    try:
+        return ProcessVectorEnv(task, num, workers, found.layout, faults, mixed=backend == "mixed")
+    except (UserError, EnvCrashError) as error:
+        if not decides:
+            raise
+        note(f"{name} runs in this process (vector.backend=serial): {str(error).strip().splitlines()[0]}")
+        return SerialVectorEnv(task, num, found.layout, faults)

@@ -102,5 +102,4 @@ def families() -> Iterator[Family]:
 
 
 def _module_of(name: str) -> str:
-    entry_point = registry[name].entry_point
-    return entry_point if isinstance(entry_point, str) else str(getattr(entry_point, "__module__", ""))
+    return gymnasium_tasks.module_of(registry[name])

@@ -19,7 +19,7 @@ from zhixing.envs.api import MisbehaviourError, check_spaces, check_type, first_
 from zhixing.envs.arrays import Arrays, allocate
 from zhixing.envs.choice import choose, default_workers, probe, random_action
 from zhixing.envs.families import Task
-from zhixing.envs.layout import Layout, describe
+from zhixing.envs.layout import Layout, describe, is_text
 from zhixing.envs.looks import Look
 from zhixing.envs.native import suits_auto
 from zhixing.envs.serial import Factory, name_of
@@ -149,6 +149,9 @@ class _Checker:
         except UserError as error:
             self.say("spaces", "wrong", str(error))
             return False
+        text = [str(key) for key, part in _parts(env.observation_space) if is_text(part)]
+        if text:
+            self.say("spaces", "note", f"{', '.join(text)} of the observation is text, which is left out")
         action = env.action_space
         if isinstance(action, Box) and not action.is_bounded():
             self.say("spaces", "note", f"actions {action} have no bounds; give some, so that policies know the scale")
@@ -307,6 +310,10 @@ RESTORE = (
     "can't be put back into the middle of an episode: a resumed run would begin a new one; give the task state_dict "
     "and load_state_dict, or take all chance from self.np_random"
 )
+
+
+def _parts(space: gym.Space[Any]) -> list[tuple[Any, gym.Space[Any]]]:
+    return list(space.spaces.items()) if isinstance(space, gym.spaces.Dict) else []
 
 
 def _now(arrays: Arrays) -> list[Any]:

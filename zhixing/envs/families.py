@@ -12,6 +12,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from zhixing import named_objects
 from zhixing.envs import (
     atari_tasks,
     dmc_tasks,
@@ -19,6 +20,7 @@ from zhixing.envs import (
     lbf_tasks,
     mario,
     pettingzoo_tasks,
+    portable,
     procgen_tasks,
     retro_tasks,
     skirmish,
@@ -45,12 +47,16 @@ PREFIXES: dict[str, ModuleType] = {
     "toy/": toy,
 }
 
+HINT = (
+    "(your own is my.module:MyEnv or my_env.py:MyEnv; one that a package registers is package:Id-v0; one that a script "
+    "registers is known only to that script: register it in a module and name that with --import, or give the class)"
+)
 # adapters whose `make` handles the option max_episode_steps itself
 OWN_LIMIT = {atari_tasks, gymnasium_tasks, lbf_tasks, mario, retro_tasks, user_tasks}
 
 
 def adapter(name: str) -> ModuleType:
-    if ":" in name:
+    if ":" in name or named_objects.is_given(name):
         return user_tasks
     for prefix, module in PREFIXES.items():
         if f"{name}/".startswith(prefix):  # a family may have a task of its own name, such as `mario`
@@ -65,9 +71,10 @@ def names() -> list[str]:
 
 def make(name: str, **options: Any) -> gym.Env[Any, Any]:
     """One environment, by its name. Every environment takes `max_episode_steps`: episodes are truncated there."""
+    name = gymnasium_tasks.id_in(name) or name
     module = adapter(name)
     if not module.knows(name):
-        raise unknown("environment", name, names(), "(your own task is 'my.module:MyEnv')")
+        raise unknown("environment", name, names(), HINT)
     check_time_limit(name, options)
     limit = options.pop(OPTION, None) if module not in OWN_LIMIT else None
     env: gym.Env[Any, Any] = module.make(name, options)
@@ -76,10 +83,14 @@ def make(name: str, **options: Any) -> gym.Env[Any, Any]:
 
 @dataclass(frozen=True)
 class Task:
-    """What makes one copy of an environment; can be sent to another process."""
+    """What makes one copy of an environment; can be sent to another process, with what that doesn't know of it."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> gym.Env[Any, Any]:
+        portable.unpack(self.__dict__.get("packed", b""))
         return make(self.name, **self.options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "packed": portable.pack([self.name])}

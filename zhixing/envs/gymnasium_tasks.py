@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
+import sys
+import warnings
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id, registry
 
+from zhixing import named_objects
 from zhixing.envs import box2d_tasks, mujoco_tasks
 from zhixing.envs.options import check_options, parameters, unknown_option
-from zhixing.errors import UserError
+from zhixing.errors import UserError, unknown
 from zhixing.extras import missing_extra
+from zhixing.importing import FILE, OBJECT, import_package
 
 # where a task's code lives -> the extra that brings what it needs
 EXTRAS = {
@@ -27,6 +33,11 @@ PLUGINS = {
 }
 # JAX versions of other tasks; doors to the old Gym; what has an adapter of its own
 HIDDEN = ("phys2d/", "tabular/", "GymV", "ALE/")
+
+
+# packages that register environments only when they are asked to: their module with `register_envs`
+REGISTRARS = {"minatar": "minatar.gym"}
+imported_packages: list[str] = []  # those that the user asked for, in their order
 
 
 def names() -> list[str]:
@@ -77,6 +88,65 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
             raise unknown_option(name, unexpected[1], [*parameters(creator)[0], *further]) from error
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise UserError(f"{name} can't be made with ({given}): {type(error).__name__}: {error}") from error
+
+
+def import_packages(packages: Iterable[str]) -> None:
+    """Import packages that register environments with Gymnasium."""
+    for package in packages:
+        if package not in imported_packages:
+            _register(package)
+            imported_packages.append(package)
+
+
+def _register(name: str) -> None:
+    """Import the package of `package` or `package:Id-v0`, and let it register its environments."""
+    module = import_package(name)
+    package, _, wanted = name.partition(":")
+    if package in REGISTRARS:
+        module = importlib.import_module(REGISTRARS[package])
+    register = getattr(module, "register_envs", None)
+    if inspect.isfunction(register) and wanted not in registry and not inspect.signature(register).parameters:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of ids that it has registered before
+            register()
+
+
+def id_in(name: str) -> str | None:
+    """Return the Gymnasium id in `package:Id-v0`, once the package is imported; None for `my.module:MyEnv`."""
+    package, sign, wanted = name.partition(":")
+    if not sign or FILE.fullmatch(name) or named_objects.is_given(name) or named_objects.only_in_python(name):
+        return None
+    is_object = OBJECT.fullmatch(name) is not None
+    if is_object and hasattr(import_package(name), wanted.partition(".")[0]):
+        return None
+    _register(name)
+    if is_object and wanted not in registry:
+        return None
+    if wanted not in registry and _current(wanted) is None:
+        its = [spec.id for spec in registry.values() if module_of(spec).partition(".")[0] == package.partition(".")[0]]
+        raise unknown(f"environment of {package}:", wanted, its)
+    return wanted
+
+
+def module_of(spec: EnvSpec) -> str:
+    """Return the name of the module that an environment's code is in."""
+    entry_point = spec.entry_point
+    return (
+        entry_point.partition(":")[0] if isinstance(entry_point, str) else str(getattr(entry_point, "__module__", ""))
+    )
+
+
+def registered_elsewhere(name: str) -> bool:
+    """Whether another process has to be told of this id: neither Gymnasium nor an adapter registers it there."""
+    return name in registry and module_of(registry[name]).partition(".")[0] not in ("gymnasium", "ale_py", *PLUGINS)
+
+
+def registering_module(name: str) -> str | None:
+    """Return the module that is to be imported for this id to be known; None where none is, or where none is known."""
+    if not registered_elsewhere(name):
+        return None
+    module = module_of(registry[name])
+    return module if module in sys.modules and module != "__main__" else None
 
 
 def _plug_in(name: str) -> None:

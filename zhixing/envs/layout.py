@@ -69,13 +69,20 @@ def follow(obs: Any, path: Path) -> Any:
 
 
 def _without_tuples(space: gym.Space[Any], path: Path) -> tuple[gym.Space[Any], tuple[Path, ...]]:
-    """Tuples become dicts with the keys "0", "1", ...; the paths still lead through the task's own tuples."""
+    """Tuples become dicts with the keys "0", "1", ...; the paths still lead through the task's own tuples. Text is left
+    out: no array holds it."""
     if not isinstance(space, (Dict, Tuple)):
         return space, (path,)
-    items = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+    every = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+    items = [(key, part) for key, part in every if not is_text(part)]
     parts = {str(key): _without_tuples(part, (*path, key)) for key, part in items}
     plain = Dict({key: part for key, (part, _) in parts.items()})
     return plain, tuple(where for key in plain.spaces for where in parts[key][1])  # Dict sorts its keys
+
+
+def is_text(space: gym.Space[Any]) -> bool:
+    """Whether its elements are strings, such as the missions of MiniGrid."""
+    return space.dtype is not None and np.dtype(space.dtype).kind == "U"
 
 
 def _state_size(info: dict[str, Any], agents: tuple[int, ...], name: str) -> int | None:

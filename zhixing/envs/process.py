@@ -351,6 +351,8 @@ class ProcessVectorEnv(VectorEnv):
 def _pickled(factory: Factory, name: str) -> bytes:
     try:
         return bytes(cloudpickle.dumps(factory))  # takes what __main__ defines, too
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(
             f"{name} can't be sent to worker processes: {type(error).__name__}: {error}; make it inside of a function, "

@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from zhixing import named_objects
 from zhixing.envs.api import check_type
 from zhixing.envs.options import check_options, parameters
 from zhixing.envs.time_limits import OPTION, limit_steps
@@ -19,7 +20,7 @@ def names() -> list[str]:
 
 
 def knows(name: str) -> bool:
-    return ":" in name
+    return ":" in name or named_objects.is_given(name)
 
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
@@ -31,6 +32,8 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     check_options(name, constructor, options, extra=(OPTION,))
     try:
         env = constructor(**options)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"{name} can't be made with options {options}:\n{traceback.format_exc()}") from error
     check_type(env, name)

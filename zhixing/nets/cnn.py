@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from zhixing.errors import UserError
 from zhixing.nets.mlp import orthogonal
 
-CnnKind = Literal["nature", "small", "simple"]
+CnnKind = Literal["auto", "nature", "small", "simple"]
 
 
 class Plan(NamedTuple):
@@ -25,14 +25,19 @@ PLANS: dict[CnnKind, Plan] = {
 }
 
 
+NATURE_PIXELS = 36  # fewer leave nothing for its last convolution
+
+
 class CNN(nn.Module):
     """Convolutions and a fully connected layer, as `PLANS` has them."""
 
-    def __init__(self, shape: tuple[int, ...], kind: CnnKind = "nature") -> None:
+    def __init__(self, shape: tuple[int, ...], kind: CnnKind = "auto") -> None:
         super().__init__()
         # the smallest of the outer dimensions holds the channels
         self.channels_last = shape[-1] < shape[0]
         channels, height, width = (shape[-1], *shape[:2]) if self.channels_last else shape
+        if kind == "auto":
+            kind = "nature" if min(height, width) >= NATURE_PIXELS else "simple"
         plan = PLANS[kind]
         layers: list[nn.Module] = []
         for out, size, stride, padding in plan.convolutions:

@@ -139,7 +139,8 @@ def test_bytes_are_scaled_to_one() -> None:
 
 def test_images_that_are_too_small_are_told() -> None:
     with pytest.raises(UserError, match=r"images of shape \(12, 12, 1\) are too small for net.cnn=nature"):
-        CNN((12, 12, 1))
+        CNN((12, 12, 1), "nature")
+    assert CNN((7, 7, 3))(torch.zeros(2, 7, 7, 3)).shape == (2, 512)  # auto takes the simple one
     assert CNN((12, 12, 1), "simple")(torch.zeros(2, 12, 12, 1)).shape == (2, 512)
 
 

@@ -1,0 +1,105 @@
+"""What another process needs to make an environment that it can't look up by its name.
+
+An environment may be a Python object, or a Gymnasium id that this process registered: in a script, or by a package that
+it imported. Worker processes start without either, so they get the object, the registration and the packages' names.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterable
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import gymnasium as gym
+from gymnasium.envs.registration import registry
+
+from zhixing import importing, named_objects
+from zhixing.envs import gymnasium_tasks
+from zhixing.errors import UserError
+
+
+def pack(names: Iterable[str]) -> bytes:
+    """Return what makes these names known elsewhere. Raise `UserError` if it can't be sent."""
+    names = list(names)
+    specs = [registry[name] for name in names if gymnasium_tasks.registered_elsewhere(name)]
+    needed = (gymnasium_tasks.imported_packages, specs, named_objects.objects_in(names))
+    if not any(needed):
+        return b""
+    try:
+        return cloudpickle.dumps(needed)  # takes what __main__ defines, too
+    except Exception as error:
+        raise UserError(
+            f"{names[0]} can't be sent to another process ({type(error).__name__}: {str(error).splitlines()[0]}); "
+            f"define it in a module that can be imported, or set vector.backend=serial"
+        ) from error
+
+
+def pack_settings(settings: dict[str, Any]) -> bytes:
+    """Return what makes all names in a run's settings known elsewhere."""
+    return pack([settings["env"]["name"], *importing.names_in(settings)])
+
+
+def unpack(packed: bytes) -> None:
+    """Make known here what `pack` found in another process of this run."""
+    if not packed:
+        return
+    packages, specs, objects = pickle.loads(packed)
+    importing.known.update(packages)  # the first process has approved them
+    gymnasium_tasks.import_packages(packages)
+    for spec in specs:
+        registry.setdefault(spec.id, spec)
+    for name, given in objects.items():
+        named_objects.provide(name, given)
+
+
+def reference(env: Any) -> dict[str, Any]:
+    """Return the name and the options by which settings refer to an environment that is given as a class, a function
+    that makes it, or an instance. An instance of `gymnasium.make` is made again from its id and options; any other
+    instance is a template that is copied for each environment."""
+    if isinstance(env, gym.Env):
+        spec = env.spec
+        if spec is not None and spec.id in registry and not spec.additional_wrappers:
+            options = {key: value for key, value in spec.kwargs.items() if key != "render_mode"}
+            if spec.max_episode_steps != registry[spec.id].max_episode_steps:
+                options["max_episode_steps"] = spec.max_episode_steps or -1
+            return {"name": spec.id, **options}
+        kind = type(env.unwrapped)
+        return {"name": named_objects.name_object(CopyOf(env), f"{kind.__module__}:{kind.__qualname__}(...)")}
+    if not callable(env):
+        raise UserError(
+            f"env is a {type(env).__name__}; allowed are a name such as 'CartPole-v1', a gymnasium.Env, and a class "
+            f"or a function that gives one"
+        )
+    return {"name": named_objects.name_object(env)}
+
+
+def factory_of(env: Any) -> Any:
+    """Return what makes an environment that is given as a class, a function or an instance."""
+    return CopyOf(env) if isinstance(env, gym.Env) else env
+
+
+class CopyOf:
+    """Makes copies of an environment."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        self.env = env
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CopyOf) and other.env is self.env
+
+    def __hash__(self) -> int:
+        return id(self.env)
+
+    def __call__(self, render_mode: str | None = None) -> gym.Env[Any, Any]:
+        kind = type(self.env.unwrapped).__name__
+        if render_mode not in (None, self.env.render_mode):
+            raise UserError(f"this {kind} draws nothing: give one that was made with render_mode={render_mode!r}")
+        try:
+            return copy.deepcopy(self.env)
+        except Exception as error:
+            raise UserError(
+                f"this {kind} can't be copied ({type(error).__name__}: {str(error).splitlines()[0]}), and training and "
+                f"evaluation need one each; give a class or a function that makes it, such as env=lambda: {kind}(...)"
+            ) from error
