@@ -2,6 +2,7 @@
 
     python benchmarks/soak.py                  the parts that have no result yet, one after the other: hours
     python benchmarks/soak.py kills            those whose names contain one of these words
+    python benchmarks/soak.py kills --kills 5  with fewer kills of each combination
     python benchmarks/soak.py --again          once more
     python benchmarks/soak.py --quick          as long as in the tests; writes no results
 
@@ -23,11 +24,14 @@ from typing import Any
 
 from common import HERE, ONE_THREAD, ROOT, cpu, read_results, write_page, write_results
 
+sys.path.insert(0, str(ROOT / "tests" / "reliability"))
+from killing import COMBINATIONS
+
 RESULTS = HERE / "results" / "soak.json"
 PAGE = ROOT / "docs" / "reliability.md"
-# more kills than are promised, for a run may end before the last of them
-FULL = {"ZHIXING_KILLS": "120", "ZHIXING_EXAMPLES": "100000", "ZHIXING_LONG_STEPS": "2000000"}
+FULL = {"ZHIXING_KILLS": "40", "ZHIXING_EXAMPLES": "100000", "ZHIXING_LONG_STEPS": "2000000"}
 TESTS = Path("tests/reliability")
+KILLED = f"{TESTS}/test_kills.py::test_kills_at_random_moments_change_nothing"
 FUZZED = f"{TESTS}/test_bad_input.py::test_only_our_own_error_comes_out"
 GROWN = f"{TESTS}/test_leaks.py::test_nothing_grows_and_nothing_stays"
 # by name, what pytest is told; those that take long come last
@@ -39,16 +43,18 @@ PARTS: dict[str, list[str]] = {
         f"bad {reader}": [f"{FUZZED}[{reader}]"]
         for reader in ("capsule", "dataset", "HDF5 file", "checkpoint", "configuration", "run folder")
     },
-    "kills": [f"{TESTS}/test_kills.py"],
+    **{f"kills of {combination}": [f"{KILLED}[{combination}]"] for combination in COMBINATIONS},
     **{f"long {run}": [f"{GROWN}[{run}]"] for run in ("ppo-end", "dqn-end", "dqn-raise interrupt")},
 }
 
 
-def soak(part: str, quick: bool) -> tuple[bool, dict[str, Any]]:
+def soak(part: str, quick: bool, kills: int | None = None) -> tuple[bool, dict[str, Any]]:
     """Whether all tests of a part passed, what they counted, and how many hours they took."""
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "figures.jsonl"
         environment = {**os.environ, **ONE_THREAD, **({} if quick else FULL), "ZHIXING_FIGURES": str(figures)}
+        if kills is not None:
+            environment["ZHIXING_KILLS"] = str(kills)
         command = [sys.executable, "-m", "pytest", *PARTS[part], "--timeout=36000"]
         began = time.monotonic()
         passed = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
@@ -61,7 +67,8 @@ def summary(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     told = [one for part in parts.values() for one in part["told"]]
     kills, inputs, runs = ([one for one in told if one["kind"] == kind] for kind in ("kills", "inputs", "long runs"))
     return {
-        "kills_survived": {one["algorithm"]: one["kills"] for one in kills},
+        "kills_survived": sum(one["kills"] for one in kills),
+        "combinations_killed": f"{len({one['combination'] for one in kills})} of {len(COMBINATIONS)}",
         "kills_while_writing": sum(one["while_writing"] for one in kills),
         "unreadable_checkpoints": sum(one["unreadable"] for one in kills),
         "bytes_lost": sum(one["bytes_lost"] for one in kills),
@@ -92,16 +99,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only parts whose names contain one of these")
     parser.add_argument("--again", action="store_true", help="also those that have a result")
+    parser.add_argument("--kills", type=int, help="of each combination; a multiple of 2")
     parser.add_argument("--quick", action="store_true", help="as long as in the tests; writes no results")
     given = parser.parse_args()
     chosen = [part for part in PARTS if any(word in part for word in given.words or [part])]
     if not chosen:
         parser.error(f"no part has one of these words in its name; there are {', '.join(PARTS)}")
     kept = {} if given.quick else read_results(RESULTS).get("parts", {})
+    kept = {part: found for part, found in kept.items() if part in PARTS}
     failed = []
     for part in [part for part in chosen if given.again or part not in kept]:
         print(part, flush=True)
-        passed, found = soak(part, given.quick)
+        passed, found = soak(part, given.quick, given.kills)
         if not passed:
             failed.append(part)
             continue
