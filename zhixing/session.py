@@ -462,7 +462,8 @@ def _evaluation_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
 
 def default_out(cfg: RunConfig) -> Path:
     """A new folder, which nobody else gets who starts in the same second."""
-    task, algorithm = (re.sub(r"[^\w.-]+", "-", name)[-60:] for name in (cfg.env.name, cfg.algorithm))
+    names = [Path(name).name if importing.FILE.fullmatch(name) else name for name in (cfg.env.name, cfg.algorithm)]
+    task, algorithm = (re.sub(r"[^\w.-]+", "-", name)[-60:] for name in names)
     out = Path("runs") / f"{algorithm}-{task}-{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     for folder in itertools.chain([out], (out.with_name(f"{out.name}-{i}") for i in itertools.count(2))):
         with suppress(FileExistsError):

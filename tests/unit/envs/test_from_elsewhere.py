@@ -22,6 +22,7 @@ from zhixing import importing, named_objects
 from zhixing.envs import choice, gymnasium_tasks, make, make_vector
 from zhixing.envs.portable import reference
 from zhixing.errors import UserError
+from zhixing.session import default_out
 
 PACKAGE = """
 import gymnasium as gym
@@ -194,6 +195,42 @@ def test_an_id_that_only_a_script_registered_is_asked_for(
     assert zx.evaluate("run", 2, env=Room).summary()["mean_return"] == 3
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "minigrid:MiniGrid-Empty-5x5-v0",  # a part of its observation is text
+        "highway_env:highway-fast-v0",
+        "flappy_bird_gymnasium:FlappyBird-v0",
+        "popgym:popgym-RepeatPreviousEasy-v0",
+        "minatar:MinAtar/Breakout-v1",
+    ],
+)
+def test_packages_of_others(name: str, tmp_path: Path, clean: None) -> None:
+    pytest.importorskip(name.partition(":")[0])
+    settings = {**FAST, "env_steps": 8, "steps_per_iteration": 4, "env__max_episode_steps": 4}
+    zx.train("ppo", env=name, out=tmp_path / "run", quiet=True, vector__backend="process", **settings)
+    assert zx.evaluate(tmp_path / "run", 2).summary()["mean_length"] <= 4
+
+
+def test_text_in_an_observation_is_left_out(clean: None) -> None:
+    class Told(Counter):
+        observation_space = gym.spaces.Dict({"n": Counter.observation_space, "words": gym.spaces.Text(9)})
+
+        def reset(self, **arguments: Any) -> Any:
+            obs, info = super().reset(**arguments)
+            return {"n": obs, "words": "go"}, info
+
+        def step(self, action: Any) -> Any:
+            obs, *rest = super().step(action)
+            return {"n": obs, "words": "stop"}, *rest
+
+    with closing(make_vector(lambda: Told(limit=3), 2, "serial")) as env:
+        assert list(env.spaces.obs.spaces) == ["n"]
+        assert steps_until_the_end(env) == 3
+    notes = {found.check: found.words for found in zx.envs.check(Told, limit=3) if found.mark == "note"}
+    assert notes["spaces"] == "words of the observation is text, which is left out"
+
+
 # --- files ---
 
 
@@ -210,6 +247,8 @@ def test_a_file_and_a_class_name_an_environment(
     monkeypatch.chdir(folder)
     words = ["--env", "rooms_file.py:Four", "env.size=2", *WORDS, f"vector.backend={backend}", "--out", "../run"]
     assert exit_code(monkeypatch, "train", "ppo", *words) == 0
+    cfg = zx.config.load(algorithm="ppo", env="rooms_file.py:Four")
+    assert default_out(cfg).name.startswith("ppo-rooms_file.py-Four-0-")
     monkeypatch.chdir(tmp_path)
     assert zx.config.read_yaml(Path("run/config.yaml"))["env"]["name"] == f"{folder}/rooms_file.py:Four"
     assert zx.evaluate("run", 2).summary()["mean_return"] == 2
