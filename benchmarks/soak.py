@@ -79,7 +79,8 @@ def summary(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             f"{one['algorithm']}, {one['steps']:,} steps, {one['how']}": one["growth_percent"] for one in runs
         },
         "left_open": sum(sum(one["left"].values()) for one in runs),
-        "hours": {name: part["hours"] for name, part in parts.items()},
+        "hours": {name: part["hours"] for name, part in parts.items() if not name.startswith("kills of")}
+        | {"kills": round(sum(part["hours"] for name, part in parts.items() if name.startswith("kills of")), 2)},
     }
 
 
