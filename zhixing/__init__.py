@@ -6,9 +6,13 @@ Names are imported when first used, so that `import zhixing` and the command lin
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if sys.platform == "win32":  # file locks, polling of pipes and syncing of folders need POSIX
+    raise ImportError("zhixing supports Linux and macOS, not Windows; on Windows, install it inside WSL2")
 
 if TYPE_CHECKING:
     from zhixing import algorithms, buffers, callbacks, config, datasets, envs, nets, ops, search

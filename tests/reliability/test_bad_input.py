@@ -36,6 +36,7 @@ from zhixing.envs import capsule
 from zhixing.plots.runs import read_run
 
 SECONDS, MEGABYTES = 5.0, 300  # for one input, and for all of them
+RSS_PER_MB = 2**20 if sys.platform == "darwin" else 2**10  # macOS reports ru_maxrss in bytes, Linux in kilobytes
 TINY = {"env_steps": 60, "warmup_steps": 20, "batch_size": 4, "replay__capacity": 50, "net__hidden_sizes": [4]}
 TINY |= {"eval_every_steps": 0, "eval_episodes": 1, "tensorboard": False, "vector__backend": "serial"}
 
@@ -275,7 +276,7 @@ def test_only_our_own_error_comes_out(name: str, samples: Path, tmp_path: Path) 
             suppress_health_check=quiet,
         )
         few(given(st.integers(0, 2**64 - 1))(one))()
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / RSS_PER_MB
     count("inputs", reader=name, tried=tried, refused=refused, slowest_seconds=round(slowest, 3), grown_mb=round(grown))
     assert tried >= min(EXAMPLES, 100)
     assert refused > tried // 10  # else the changes would be none
@@ -458,7 +459,7 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
         error = "none"
     except UserError as told:
         error = str(told)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // int(sys.argv[2])
     print(json.dumps([path.name, error, grown]), flush=True)
 """
 
@@ -467,7 +468,9 @@ def test_hostile_checkpoints_are_refused_in_little_memory(tmp_path: Path) -> Non
     """In a process of its own: neither a crash of the interpreter nor a large allocation goes unseen."""
     for name, make in HOSTILE.items():
         (tmp_path / name).write_bytes(make())
-    found = subprocess.run([sys.executable, "-c", READ_ALL, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    found = subprocess.run(
+        [sys.executable, "-c", READ_ALL, str(tmp_path), str(RSS_PER_MB)], capture_output=True, text=True, timeout=300
+    )
     read = [json.loads(line) for line in found.stdout.splitlines()]
     assert found.returncode == 0, (read[-1:], found.stderr)
     assert [name for name, _, _ in read] == sorted(HOSTILE)

@@ -123,7 +123,7 @@ def test_a_worker_that_forked_and_died_is_noticed(
     sentinel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not sentinel:  # as on systems without pidfd_open
-        monkeypatch.delattr(os, "pidfd_open")
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
     log = tmp_path / "log"
     env = ProcessVectorEnv(hostile("step", "fork", log), 2, 2)
     env.reset(seed=0)

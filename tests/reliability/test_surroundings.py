@@ -68,6 +68,7 @@ def test_a_program_without_standard_error_trains(
     assert capsys.readouterr().out == ""  # print(file=None) would write there
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_behind_the_output_is_one_message(tmp_path: Path) -> None:
     train = f"$zhixing train ppo --env toy/match --out mine {' '.join(SHORT)}"
     answer = shell(f"{train} 2>/dev/full; echo $?; $zhixing list >/dev/full; echo $?", tmp_path)

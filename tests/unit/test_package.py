@@ -10,7 +10,12 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import zhixing
 
@@ -37,6 +42,8 @@ def test_installed_wheel_trains_from_another_folder(tmp_path: Path) -> None:
             copy.write_bytes(file.read_bytes())
     call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path / "dist", cwd=source)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
+
+    assert wheel.name == f"zhixing-{zhixing.__version__}-py3-none-any.whl"  # setuptools reads the version from the code
 
     held = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(file.relative_to(source)) for file in (source / "zhixing").rglob("*.py")}
@@ -79,3 +86,42 @@ def test_every_extra_is_used_by_code() -> None:
     code = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "zhixing").rglob("*.py"))
     assert {extra for extra in extras if f'"{extra}"' not in code} == set()
     assert "marl" in extras
+
+
+def test_every_file_that_names_the_version_names_the_same() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert not re.search(r"^version = \"", project, re.M)  # pyproject.toml takes it from the code
+    assert f"\nversion: {zhixing.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert newest is not None
+    assert newest[1] == zhixing.__version__
+
+
+def test_windows_is_rejected_with_one_sentence() -> None:
+    """A process of its own: the package is already imported in this one."""
+    code = "import sys; sys.platform = 'win32'; import zhixing.cli"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert answer.returncode == 1
+    assert answer.stderr.splitlines()[-1] == (
+        "ImportError: zhixing supports Linux and macOS, not Windows; on Windows, install it inside WSL2"
+    )
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_pinned_packages_install_on_every_supported_python(python: str) -> None:
+    """Packages that have dropped an old Python are pinned only for the newer ones."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    here = {"python_version": python, "python_full_version": f"{python}.0"}
+    applied = [pin.name for pin in pins if pin.marker is None or pin.marker.evaluate(here)]
+    needs = {name: metadata.metadata(name)["Requires-Python"] for name in applied if installed(name)}
+    assert len(needs) > 50
+    assert {name: need for name, need in needs.items() if need and f"{python}.20" not in SpecifierSet(need)} == {}
+
+
+def installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

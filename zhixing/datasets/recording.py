@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
@@ -138,5 +139,6 @@ def from_extra(module: str, who: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        message = f"{who} needs {package}, which can't be imported ({error}): {install_hint('offline')}"
-        raise UserError(message) from error
+        too_old = package == "minari" and sys.version_info < (3, 11)
+        hint = "use Python 3.11 or newer, which Minari needs" if too_old else install_hint("offline")
+        raise UserError(f"{who} needs {package}, which can't be imported ({error}): {hint}") from error

@@ -168,7 +168,8 @@ class Game(gym.Env[Any, Any]):
         for number, action in enumerate(self.actions):  # their names are NOOP, FIRE, UP, ..., DOWNLEFTFIRE
             directions = tuple(key for key in ("up", "down", "left", "right") if key.upper() in action.name)
             for fire in (("space",), ("z",)) if "FIRE" in action.name else ((),):
-                keymap[(*directions, *fire)] = number
+                keys = (*directions, *fire)
+                keymap[keys] = number
         return keymap
 
     def state_dict(self) -> State:

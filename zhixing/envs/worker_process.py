@@ -286,11 +286,11 @@ def _pipes() -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _sentinel(pid: int) -> int | None:
-    """A file descriptor that can be read when the process is dead; None where there is no such thing (not Linux)."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
+    """Return a file descriptor that becomes readable when the process ends; None where the system has none (macOS)."""
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):
+            return os.pidfd_open(pid)
+    return None
 
 
 def _readable(fd: int, seconds: float | None) -> bool:

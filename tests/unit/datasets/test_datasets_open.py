@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,12 @@ def test_near_names_are_suggested(tmp_path: Path) -> None:
     (tmp_path / "pendulum-exports").mkdir()
     with pytest.raises(UserError, match=r"did you mean '[^']*/pendulum-expert'\? \(allowed are"):
         datasets.open(tmp_path / "pendulum-exprt")
+
+
+def test_minari_on_a_python_that_is_too_old_names_the_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minari.storage.local", None)  # as if it were not installed
+    with pytest.raises(UserError, match=r"minari:a/b-v0 needs minari, .*: pip install"):
+        datasets.open("minari:a/b-v0")
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
+    with pytest.raises(UserError, match="newer, which Minari needs"):
+        datasets.open("minari:a/b-v0")
