@@ -28,7 +28,8 @@ from zhixing.nets.body import example
 from zhixing.tree import tree_map
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOP = ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = [*(ROOT / page for page in TOP), *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = ROOT / "examples"
 SHORT = ["env_steps=300", "eval_episodes=1", "eval_every_steps=0", "tensorboard=false"]
 TINY = {
@@ -42,7 +43,7 @@ TINY = {
     "export": ["--episodes", "1"],
 }
 # what is checked only by its first word; the rest of a page must be ours
-OTHERS = ("pip", "make", "git", "python", "tensorboard", "docker")
+OTHERS = (".venv/bin/pytest", "pip", "make", "git", "python", "tensorboard", "docker")
 # pages whose Python is that of an example
 EXPLAINED = {"own-algorithm.md": "own_algorithm.py", "tutorial.md": "ppo_in_100_lines.py"}
 

@@ -14,12 +14,14 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import zhixing
 
 ROOT = Path(zhixing.__file__).parent.parent
+PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 
 
 def call(*words: str | Path, cwd: Path) -> str:
@@ -97,6 +99,26 @@ def test_every_file_that_names_the_version_names_the_same() -> None:
     assert newest[1] == zhixing.__version__
 
 
+def test_every_tool_supports_the_same_pythons() -> None:
+    """The oldest one is what types and lint are checked against; all of them are tested."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    versions = re.findall(r"Programming Language :: Python :: (3\.\d+)", project)
+    assert versions == PYTHONS
+    oldest = versions[0]
+    assert f'requires-python = ">={oldest}"' in project
+    assert f'python_version = "{oldest}"' in project
+    assert f'target-version = "py{oldest.replace(".", "")}"' in project
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    assert workflow["jobs"]["tests"]["strategy"]["matrix"]["python"] == versions
+
+
+def test_pre_commit_runs_the_pinned_ruff() -> None:
+    pinned = re.search(r"^ruff==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    assert pinned is not None
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert [repo["rev"] for repo in hooks if repo["repo"].endswith("ruff-pre-commit")] == [f"v{pinned[1]}"]
+
+
 def test_windows_is_rejected_with_one_sentence() -> None:
     """A process of its own: the package is already imported in this one."""
     code = "import sys; sys.platform = 'win32'; import zhixing.cli"
@@ -107,7 +129,7 @@ def test_windows_is_rejected_with_one_sentence() -> None:
     )
 
 
-@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("python", PYTHONS)
 def test_pinned_packages_install_on_every_supported_python(python: str) -> None:
     """Packages that have dropped an old Python are pinned only for the newer ones."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
