@@ -28,6 +28,6 @@ def _packages(extra: str) -> list[str]:
         requirements = metadata.requires("zhixing") or []
     except metadata.PackageNotFoundError:
         return []
-    of_extra = re.compile(rf"""\bextra *== *["']{re.escape(extra)}["']""")
-    parts = (line.partition(";") for line in requirements)
-    return [package.strip() for package, _, marker in parts if of_extra.search(marker)]
+    # other conditions stay, such as the Python version: pip evaluates them
+    of_extra = re.compile(rf"""(?: and|;) *extra *== *["']{re.escape(extra)}["']""")
+    return [of_extra.sub("", line).strip() for line in requirements if of_extra.search(line)]

@@ -25,6 +25,8 @@ def test_the_hint_of_an_installed_package_names_the_packages(monkeypatch: pytest
     monkeypatch.setattr(metadata, "requires", lambda _: lines)
     assert extras.install_hint("atari") == "pip install 'ale-py>=0.11' 'cv2>=4'"
     assert extras.install_hint("ray") == "pip install 'ray>=2'"
+    monkeypatch.setattr(metadata, "requires", lambda _: ['a>=1; python_version >= "3.11" and extra == "atari"', "b"])
+    assert extras.install_hint("atari") == """pip install 'a>=1; python_version >= "3.11"'"""
 
     def absent(_: str) -> None:
         raise metadata.PackageNotFoundError
