@@ -303,11 +303,11 @@ def _arrays(name: str) -> str:
     """Recorded steps as plain arrays, for those that don't read ours."""
     import numpy as np
 
-    from zhixing import datasets
+    from zhixing import offline
 
     file = ROOT / "datasets" / f"{name}.npz"
     if not file.exists():
-        steps = datasets.open(str(ROOT / "datasets" / name)).arrays
+        steps = offline.open(str(ROOT / "datasets" / name)).arrays
         names = {"obs": "observations", "action": "actions", "reward": "rewards"}
         ends = {"terminated": "terminals", "truncated": "timeouts"}
         np.savez(file, **{theirs: np.asarray(steps[ours], np.float32) for ours, theirs in (names | ends).items()})

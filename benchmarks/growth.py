@@ -86,7 +86,7 @@ def replaying(row: Mapping[str, Any], capacity: int) -> Callable[[float], float]
 
     from zhixing import Batch
     from zhixing.buffers import Buffer, NStep, Prioritized, Uniform
-    from zhixing.spaces import Spaces
+    from zhixing.core.spaces import Spaces
 
     columns, block = 10, 1000
     spaces = Spaces(Box(-9.0, 9.0, (17,), np.float32), Discrete(6))
@@ -122,7 +122,7 @@ def often(work: Callable[[], Any], seconds: float, clock: Callable[[], float]) -
 def ready(of: str, row: Mapping[str, Any]) -> tuple[Callable[[], dict[str, float]], dict[str, Any]]:
     import torch
 
-    import zhixing.session  # noqa: F401  what it takes to import isn't growth
+    import zhixing.training.session  # noqa: F401  what it takes to import isn't growth
 
     torch.set_num_threads(1)
     before = resident_bytes()

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import zhixing as zx
-from zhixing import algorithms, datasets
-from zhixing.actor import Actor
-from zhixing.policy import Phase
-from zhixing.recording import record, record_agent, record_replay
+from zhixing import algorithms, offline
+from zhixing.collect.actor import Actor
+from zhixing.core.policy import Phase
+from zhixing.training.collect_data import record, record_agent, record_replay
 
 ROOT = Path(__file__).resolve().parent.parent
 EVALUATION = 100  # episodes behind each reference
@@ -93,7 +93,7 @@ def make(task: str, out: Path) -> None:
     }
     for kind, write in wanted.items():
         if not (folder / kind / "manifest.json").is_file():
-            data: datasets.Dataset = write(str(folder / kind))
+            data: offline.Dataset = write(str(folder / kind))
             mean = float(data.returns().mean())
             told = f"{len(data):,} steps, mean return {mean:.1f}, score {data.score(mean):.1f}"
             print(f"{folder / kind}: {told}", flush=True)

@@ -25,9 +25,9 @@ import gymnasium as gym
 import numpy as np
 
 from zhixing import envs
-from zhixing.envs.mario.nes_core import _count_in_ints
-from zhixing.envs.mario.task import ACTIONS
-from zhixing.envs.pixels import wrap_pixels
+from zhixing.envs.adapters.mario.nes_core import _count_in_ints
+from zhixing.envs.adapters.mario.task import ACTIONS
+from zhixing.envs.wrappers.pixels import wrap_pixels
 
 RESULTS = Path(__file__).resolve().parent / "results" / "mario_speed.json"
 SKIP = 4

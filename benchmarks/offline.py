@@ -76,7 +76,7 @@ def learned(row: Row, seed: int, folder: Path) -> dict[str, Any]:
     else:
         result = zx.train(row.algorithm, dataset=str(data), env=row.task, out=out, **common)
     mean = zx.evaluate(out, 100, seed + 1_000).mean_return
-    found = {"score": zx.datasets.open(str(data)).score(mean), "mean_return": mean}
+    found = {"score": zx.offline.open(str(data)).score(mean), "mean_return": mean}
     if row.algorithm == "awac online":
         found["offline_score"] = before
     return found | {name: result[name] for name in ("env_steps", "updates", "seconds")}

@@ -60,8 +60,8 @@ def of_ours(row: Mapping[str, Any]) -> tuple[Callable[[], object], int]:
 
     import zhixing as zx
     from zhixing.algorithms.ppo import PPO
-    from zhixing.memory import keep_freed
-    from zhixing.spaces import Spaces
+    from zhixing.core.spaces import Spaces
+    from zhixing.utils.memory import keep_freed
 
     keep_freed()  # as every run does
     cfg = zx.config.load(

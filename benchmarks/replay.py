@@ -100,7 +100,7 @@ def of_ours(row: Mapping[str, Any], capacity: int) -> Replay:
 
     from zhixing import Batch
     from zhixing.buffers import Buffer, NStep, Prioritized, Uniform
-    from zhixing.spaces import Spaces
+    from zhixing.core.spaces import Spaces
 
     pictures = row["dtype"] == "uint8"
     box = Box(0, 255, tuple(row["obs"]), np.uint8) if pictures else Box(-9.0, 9.0, tuple(row["obs"]), np.float32)

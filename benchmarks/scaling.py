@@ -30,8 +30,8 @@ from common import HERE, ROOT, read_results, write_page, write_results
 import zhixing as zx
 from zhixing.buffers import Buffer, NStep, Prioritized
 from zhixing.buffers.rollout import Rollout
-from zhixing.distributed.actor import SpreadActor, spread
 from zhixing.distributed.cluster import Cluster
+from zhixing.distributed.collector import SpreadActor, spread
 from zhixing.distributed.worker import Turn, packed
 
 RESULTS = HERE / "results" / "scaling.json"

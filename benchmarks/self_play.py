@@ -24,10 +24,10 @@ import torch
 from common import HERE, read_results, write_page, write_results
 
 import zhixing as zx
-from zhixing.actor import Evaluation
-from zhixing.agent import Agent
-from zhixing.matches import player_of
+from zhixing.collect.actor import Evaluation
 from zhixing.search import MatchResult, Player, elo, make_game, mcts_player, play_match
+from zhixing.search.matches import player_of
+from zhixing.training.agent import Agent
 
 RESULTS = HERE / "results" / "self_play.json"
 RUNS = HERE.parent / "runs" / "self-play"

@@ -35,7 +35,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "title": "from the command to the first environment step, PPO on CartPole-v1",
         "ours": [
             "-c",
-            "import sys; from zhixing.envs.native import NativeCartPole as Task; "
+            "import sys; from zhixing.envs.vector.native import NativeCartPole as Task; "
             + STOP.format(task="Task")
             + "from zhixing.cli import main; main()",
             "train", "ppo", "--env", "CartPole-v1", "--out", "{folder}",

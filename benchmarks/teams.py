@@ -24,7 +24,7 @@ import numpy as np
 from common import HERE, read_results, write_page, write_results
 
 import zhixing as zx
-from zhixing.envs.skirmish import Battles, attack_nearest
+from zhixing.envs.adapters.skirmish import Battles, attack_nearest
 
 RESULTS = HERE / "results" / "teams.json"
 PAGE = HERE.parent / "docs" / "teams.md"

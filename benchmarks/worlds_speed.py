@@ -26,9 +26,9 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from zhixing import UserError, envs
-from zhixing.batch import Batch
 from zhixing.buffers import Buffer, NStep, Uniform
-from zhixing.spaces import Spaces
+from zhixing.core.batch import Batch
+from zhixing.core.spaces import Spaces
 
 RESULTS = Path(__file__).resolve().parent / "results" / "worlds_speed.json"
 # task, copies, our back ends; the first is what presets choose

@@ -18,10 +18,10 @@ from torch.nn import functional as F
 
 import zhixing as zx
 from zhixing.config import ValueConfig
-from zhixing.ops.optim import Average
+from zhixing.core.optimizer import Average
+from zhixing.core.policy import GreedyPolicy
 from zhixing.ops.returns import td_target
 from zhixing.ops.schedules import linear
-from zhixing.policy import GreedyPolicy
 
 GOAL = 9.0  # of 10 right answers per episode; guessing finds 2.5
 

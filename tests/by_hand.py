@@ -10,9 +10,9 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
-from zhixing.batch import Batch
-from zhixing.learner import Learner
-from zhixing.spaces import Spaces
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Learner
+from zhixing.core.spaces import Spaces
 
 OBS = Box(-9.0, 9.0, (2,), np.float32)
 CHOICES = Spaces(OBS, Discrete(3))

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import zhixing as zx
-from zhixing.actor import Actor
-from zhixing.checkpoint import RunFolder
 from zhixing.cli import main
+from zhixing.collect.actor import Actor
 from zhixing.config import RunConfig, SearchConfig
+from zhixing.core.policy import Phase
 from zhixing.errors import UserError
-from zhixing.policy import Phase
-from zhixing.recording import record
+from zhixing.training.collect_data import record
+from zhixing.training.run_folder import RunFolder
 
 Command = Callable[..., tuple[int, str, str]]
 

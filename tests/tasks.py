@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
-from zhixing.tree import tree_map
+from zhixing.core.tree import tree_map
 
 
 class Known(gym.Env):

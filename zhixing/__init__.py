@@ -15,32 +15,37 @@ if sys.platform == "win32":  # file locks, polling of pipes and syncing of folde
     raise ImportError("zhixing supports Linux and macOS, not Windows; on Windows, install it inside WSL2")
 
 if TYPE_CHECKING:
-    from zhixing import algorithms, buffers, callbacks, config, datasets, envs, nets, ops, search
-    from zhixing.actor import Actor, Episode, Evaluation
-    from zhixing.agent import Agent, load
-    from zhixing.batch import Batch
+    from zhixing import algorithms, buffers, config, envs, nets, offline, ops, search
     from zhixing.buffers import Buffer
-    from zhixing.callbacks import Callback
+    from zhixing.collect.actor import Actor, Episode, Evaluation
+    from zhixing.core.batch import Batch
+    from zhixing.core.learner import Gradients, Learner, Update
+    from zhixing.core.policy import Decision, Phase, Policy
+    from zhixing.core.spaces import Spaces
     from zhixing.errors import UserError
-    from zhixing.learner import Gradients, Learner, Update
-    from zhixing.policy import Decision, Phase, Policy
-    from zhixing.session import Session, evaluate, train
-    from zhixing.spaces import Spaces
-    from zhixing.trainer import Loop, off_policy, offline, on_policy
+    from zhixing.training import callbacks, trainers
+    from zhixing.training.agent import Agent, load
+    from zhixing.training.callbacks import Callback
+    from zhixing.training.loop import Loop
+    from zhixing.training.session import Session, evaluate, train
+    from zhixing.training.trainers import off_policy, on_policy
 
-_MODULES = ("algorithms", "buffers", "callbacks", "config", "datasets", "envs", "nets", "ops", "plots", "search")
+_PACKAGES = "algorithms buffers config core envs nets offline ops report search training"
+_MODULES = {name: f"zhixing.{name}" for name in _PACKAGES.split()}
+_MODULES |= {name: f"zhixing.training.{name}" for name in ("callbacks", "trainers")}
 _NAMES = {
-    "actor": ("Actor", "Episode", "Evaluation"),
-    "agent": ("Agent", "load"),
-    "batch": ("Batch",),
+    "collect.actor": ("Actor", "Episode", "Evaluation"),
+    "training.agent": ("Agent", "load"),
+    "core.batch": ("Batch",),
     "buffers": ("Buffer",),
-    "callbacks": ("Callback",),
+    "training.callbacks": ("Callback",),
     "errors": ("UserError",),
-    "learner": ("Gradients", "Learner", "Update"),
-    "policy": ("Decision", "Phase", "Policy"),
-    "session": ("Session", "evaluate", "train"),
-    "spaces": ("Spaces",),
-    "trainer": ("Loop", "off_policy", "offline", "on_policy"),
+    "core.learner": ("Gradients", "Learner", "Update"),
+    "core.policy": ("Decision", "Phase", "Policy"),
+    "training.session": ("Session", "evaluate", "train"),
+    "core.spaces": ("Spaces",),
+    "training.loop": ("Loop",),
+    "training.trainers": ("off_policy", "on_policy"),
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
@@ -65,7 +70,6 @@ __all__ = [
     "buffers",
     "callbacks",
     "config",
-    "datasets",
     "envs",
     "evaluate",
     "load",
@@ -76,12 +80,13 @@ __all__ = [
     "ops",
     "search",
     "train",
+    "trainers",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"zhixing.{name}")
+        return importlib.import_module(_MODULES[name])
     if name in _WHERE:
         return getattr(importlib.import_module(f"zhixing.{_WHERE[name]}"), name)
     raise AttributeError(f"zhixing has no {name!r}; it has {', '.join(__all__)}")

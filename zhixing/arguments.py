@@ -85,7 +85,7 @@ def settings_of(words: Sequence[str], algorithm: str | None) -> list[str]:
 
 def _setting(word: str, algorithm: str | None) -> str:
     from zhixing.config import has_setting
-    from zhixing.other_libraries import OTHER_NAMES
+    from zhixing.config.other_libraries import OTHER_NAMES
 
     option, sign, value = word.partition("=")
     name = option.removeprefix("--").replace("-", "_")
@@ -117,7 +117,7 @@ def _models(algorithm: str | None) -> Iterator[Any]:
 def _is_known(name: str) -> bool:
     """Return whether any algorithm, or another library, has such a setting."""
     from zhixing.config import has_setting
-    from zhixing.other_libraries import OTHER_NAMES
+    from zhixing.config.other_libraries import OTHER_NAMES
 
     return name in OTHER_NAMES or any(has_setting(model, name) for model in _models(None))
 

@@ -86,8 +86,9 @@ def train(
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder.")] = None,
 ) -> None:
     """Train an agent. `zhixing show ALGO` lists the settings."""
-    from zhixing import auto, config
-    from zhixing.session import Session
+    from zhixing import config
+    from zhixing.training import auto
+    from zhixing.training.session import Session
 
     layers, words = _asked(
         algorithm, settings, config_files, env=env, imports=imports, dataset=dataset, init=init, seed=seed
@@ -121,7 +122,7 @@ def resume(
 ) -> None:
     """Go on with a run from its last checkpoint. Settings may change budgets, evaluations, logs and checkpoints."""
     from zhixing import config
-    from zhixing.session import Session
+    from zhixing.training.session import Session
 
     session = Session.resume(run, **config.parse_overrides(settings_of(settings or [], None)))
     for notice in session.folder.notices:
@@ -167,7 +168,7 @@ def evaluate(
     trust: Trust = False,
 ) -> None:
     """Play fresh episodes with a run's agent; games also against an opponent, half of them as the first player."""
-    from zhixing.session import evaluate
+    from zhixing.training.session import evaluate
 
     summary = evaluate(run, episodes, seed, checkpoint, against, max_steps=max_steps).summary()
     if as_json:
@@ -193,7 +194,7 @@ def collect(
     trust: Trust = False,
 ) -> None:
     """Record what a run's agent does, as data to learn from."""
-    from zhixing.recording import record_agent, record_replay
+    from zhixing.training.collect_data import record_agent, record_replay
 
     if replay:
         data = record_replay(run, out)
@@ -220,7 +221,7 @@ def record(
     trust: Trust = False,
 ) -> None:
     """Film a run's agent; needs no screen."""
-    from zhixing.video import record
+    from zhixing.report.video import record
 
     returns = record(run, out, episodes, seed, checkpoint, max_steps)
     print(f"{out}: {len(returns)} episodes, returns {', '.join(f'{value:.6g}' for value in returns)}")
@@ -236,7 +237,7 @@ def export(
     trust: Trust = False,
 ) -> None:
     """Keep only what a run's agent needs to act, with its measured return; other commands take it as a run."""
-    from zhixing.zoo import export
+    from zhixing.training.zoo import export
 
     folder = out.absolute()  # an environment may change the current folder
     card = export(run, folder, episodes, seed, checkpoint)
@@ -252,8 +253,8 @@ def zoo(
     ] = None,
 ) -> None:
     """List trained agents with their returns and the commands that trained them; other commands take their names."""
-    from zhixing import tables
-    from zhixing.zoo import agents
+    from zhixing.training.zoo import agents
+    from zhixing.utils import tables
 
     found = agents(folder)
     columns = {"env": "task", "algorithm": "algorithm", "steps": "steps", "mean_return": "return", "episodes": "over"}
@@ -270,7 +271,7 @@ def zoo(
 @app.command()
 def watch(run: Run, episodes: Shown = None, seed: Seed = 0, checkpoint: Which = "last", trust: Trust = False) -> None:
     """A run's agent in a window; escape ends it."""
-    from zhixing.window import watch
+    from zhixing.report.viewer import watch
 
     watch(run, episodes, seed, checkpoint)
 
@@ -288,11 +289,11 @@ def play(
     trust: Trust = False,
 ) -> None:
     """Play a task in a window with the keyboard, or let chance play; escape ends it."""
-    from zhixing.window import play
+    from zhixing.report.viewer import play
 
     options = _task_options("play", settings)
     if Path(env, "config.yaml").is_file():
-        from zhixing.checkpoint import RunFolder
+        from zhixing.training.run_folder import RunFolder
 
         folder = RunFolder.open(env)
         task = folder.read_config().env
@@ -338,7 +339,7 @@ def replay(
     trust: Trust = False,
 ) -> None:
     """Repeat a crash of an environment: its episode with the same chance and the same actions."""
-    from zhixing.envs.capsule import replay
+    from zhixing.envs.crash.crash_report import replay
 
     _import(imports)
     replayed = replay(capsule, env)
@@ -350,7 +351,7 @@ def replay(
 
 
 def _import(packages: list[str] | None) -> None:
-    from zhixing.envs.gymnasium_tasks import import_packages
+    from zhixing.envs.adapters.gymnasium_ids import import_packages
 
     import_packages(packages or [])
 
@@ -377,7 +378,7 @@ def plot(
     title: Annotated[str | None, typer.Option("--title", help="Instead of the environment's name.")] = None,
 ) -> None:
     """Draw return against steps and seconds; runs that differ only in their seed are one curve."""
-    from zhixing.plots import plot
+    from zhixing.report.plots import plot
 
     plot(runs, out, y, x=x, smooth=smooth, title=title)
     print(out)
@@ -400,22 +401,23 @@ def sweep(
     on: On = "local",
 ) -> None:
     """Train with every combination of values and every seed: lr=1e-3,3e-4 gamma=0.98,0.99. Stopped, it goes on."""
-    from zhixing import sweeps, tables
+    from zhixing.experiments import sweep
+    from zhixing.utils import tables
 
     layers, words = _asked(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset)
-    values = {**(sweeps.read_grid(grid) if grid else {}), **sweeps.parse_values(words)}
+    values = {**(sweep.read_grid(grid) if grid else {}), **sweep.parse_values(words)}
     try:
-        found, failed = sweeps.sweep(layers, values, sweeps.parse_seeds(seeds), out, workers, on)
+        found, failed = sweep.sweep(layers, values, sweep.parse_seeds(seeds), out, workers, on)
     except KeyboardInterrupt:
         write_stderr("stopped; the same command goes on")
         raise
     if any(setting.results for setting in found):
-        rows = sweeps.table(found)
+        rows = sweep.table(found)
         tables.write_table(rows, out / "sweep.csv")
         tables.print_table(rows)
         print(out / "sweep.csv")
         try:
-            sweeps.picture(found, out / "sweep.png")
+            sweep.picture(found, out / "sweep.png")
             print(out / "sweep.png")
         except UserError as error:  # nothing to draw, as where nothing is evaluated
             write_stderr(f"no picture: {error}")
@@ -443,21 +445,22 @@ def tune(
     on: On = "local",
 ) -> None:
     """Search for the settings that learn best: lr=1e-4..1e-2:log gamma=0.9..0.999 vector.num=4,8. Needs Optuna."""
-    from zhixing import tables, tuning
+    from zhixing.experiments import tune
+    from zhixing.utils import tables
 
     layers, words = _asked(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset, seed=seed)
     try:
-        outcomes, spaces = tuning.tune(layers, words, trials, out, workers, on)
+        outcomes, spaces = tune.tune(layers, words, trials, out, workers, on)
     except KeyboardInterrupt:
         write_stderr("stopped; the same command goes on")
         raise
-    rows = tuning.table(outcomes)
+    rows = tune.table(outcomes)
     tables.write_table(rows, out / "trials.csv")
     tables.print_table(rows[:20])
     print(out / "trials.csv")
-    if tuning.best_of(outcomes) is None:
+    if tune.best_of(outcomes) is None:
         raise UserError(f"no trial came to its end; see {out / 'trials.csv'} and what they printed in {out / 'output'}")
-    tuning.picture(outcomes, spaces, out / "trials.png")
+    tune.picture(outcomes, spaces, out / "trials.png")
     print(out / "trials.png")
     print(f"{out / 'best.yaml'}: train with it by --config")
 
@@ -473,21 +476,23 @@ def profile(
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="To measure in; a try takes 0.4 of it.")] = 5.0,
 ) -> None:
     """Where the time of training goes, and which settings would be faster. Writes nothing."""
-    from zhixing import config, profiling, tables
+    from zhixing import config
+    from zhixing.experiments import profiler
+    from zhixing.utils import tables
 
     layers, words = _asked(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset)
     cfg = config.build(layers, config.parse_overrides(words))
-    found = profiling.profile(cfg, seconds)
+    found = profiler.profile(cfg, seconds)
     title = f"{cfg.algorithm} on {cfg.env.name}: {found.speed:,.0f} {found.unit} per second"
-    tables.print_table(profiling.rows_of_parts(found), title)
+    tables.print_table(profiler.rows_of_parts(found), title)
     if found.rollout is not None:
         print(f"iterations were cut to {getattr(found.cfg, 'steps_per_iteration')} steps of each environment")  # noqa: B009
     groups = ", ".join(f"{name} {100 * share:.0f} %" for name, share in found.groups.items())
     print(f"bound by {found.bound_by} ({groups})\n")
-    write_stderr(f"trying other settings, {profiling.tries_seconds(found, seconds):.0f} seconds at most")
-    tries = profiling.try_alternatives(cfg, found, seconds, lambda one: write_stderr(f"trying {one}"))
-    tables.print_table(profiling.rows_of_tries(tries, found.unit))
-    better = profiling.advice(tries)
+    write_stderr(f"trying other settings, {profiler.tries_seconds(found, seconds):.0f} seconds at most")
+    tries = profiler.try_alternatives(cfg, found, seconds, lambda one: write_stderr(f"trying {one}"))
+    tables.print_table(profiler.rows_of_tries(tries, found.unit))
+    better = profiler.advice(tries)
     told = ", ".join(f"{one.setting} ({one.times:.2f} times)" for one in better)
     print(f"faster: {told}" if better else "nothing that was tried is clearly faster")
     if any(one.setting.startswith("vector.num") for one in better):
@@ -537,7 +542,8 @@ def show(
     env: Annotated[str | None, typer.Option("--env", help="With the preset for this task.")] = None,
 ) -> None:
     """The settings of an algorithm: defaults, allowed values and meanings."""
-    from zhixing import algorithms, config, tables
+    from zhixing import algorithms, config
+    from zhixing.utils import tables
 
     name, _, _, model, _ = algorithms.get(algorithm)
     named = {"algorithm": name, "env": env or "CartPole-v1"}

@@ -12,9 +12,9 @@ import telling
 import torch
 
 import zhixing as zx
-from zhixing.callbacks import Callback
-from zhixing.ops.optim import Optimizer
-from zhixing.trainer import Loop
+from zhixing.core.optimizer import Optimizer
+from zhixing.training.callbacks import Callback
+from zhixing.training.loop import Loop
 
 NEVER = 10**9
 

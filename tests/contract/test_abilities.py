@@ -11,7 +11,7 @@ import pytest
 from conftest import differing, many_agents, metrics_rows, takes_discrete, toy_task
 
 import zhixing as zx
-from zhixing.tree import tree_map
+from zhixing.core.tree import tree_map
 
 
 class Ability(NamedTuple):

@@ -15,10 +15,10 @@ import torch
 from conftest import differing, learned
 
 import zhixing as zx
+from zhixing.compile import compiler, updates
 from zhixing.config import RunConfig
 from zhixing.errors import NonFiniteError, UserError
-from zhixing.graph import compiler, updates
-from zhixing.trainer import Loop
+from zhixing.training.loop import Loop
 
 ALL = [name for name in zx.algorithms.names() if name not in ("a3c", "mcts")]  # which are refused
 ASKED = os.environ.get("ZHIXING_COMPILE", "").split()

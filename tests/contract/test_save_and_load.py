@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import zhixing as zx
-from zhixing.checkpoint import FORMAT, RunFolder, read_checkpoint, write_checkpoint
 from zhixing.config import SearchConfig
-from zhixing.ops.seeding import stream
+from zhixing.core.seeding import stream
+from zhixing.training.run_folder import FORMAT, RunFolder, read_checkpoint, write_checkpoint
 
 
 def test_loaded_agent_acts_as_the_trained_policy(algorithm: str, small: Callable, tmp_path: Path) -> None:

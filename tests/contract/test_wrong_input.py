@@ -9,7 +9,7 @@ import pytest
 from conftest import Command
 
 import zhixing as zx
-from zhixing.extras import install_hint
+from zhixing.utils.extras import install_hint
 
 WRONG = {
     "unknown algorithm": (["train", "pppo", "--env", "CartPole-v1"], "unknown algorithm 'pppo': did you mean 'ppo'"),

@@ -24,8 +24,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 import zhixing as zx
 from zhixing.cli import main
 from zhixing.config import SearchConfig
-from zhixing.nets.body import example
-from zhixing.tree import tree_map
+from zhixing.core.tree import tree_map
+from zhixing.nets.torso import example
 
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -98,8 +98,8 @@ def test_commands_of_a_page_work(
     for file, text in zip(re.findall(r"`(\w+\.yaml)`:\n", page.read_text()), blocks(page, "yaml"), strict=True):
         assert yaml.safe_load(text)
         Path(file).write_text(text)
-    monkeypatch.setattr("zhixing.profiling.ROUNDS", 1)
-    monkeypatch.setattr("zhixing.profiling.cpu_count", lambda: 1)  # many threads on a busy machine take long
+    monkeypatch.setattr("zhixing.experiments.profiler.ROUNDS", 1)
+    monkeypatch.setattr("zhixing.experiments.profiler.cpu_count", lambda: 1)  # many threads on a busy machine take long
     for number, words in enumerate(commands(page)):
         if words[0] == "cd":
             monkeypatch.chdir(folder / words[1] if (folder / words[1]).is_dir() else folder)

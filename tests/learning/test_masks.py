@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import zhixing as zx
-from zhixing.actor import Actor
 from zhixing.algorithms.sac import SAC
-from zhixing.policy import Phase
-from zhixing.recording import record
+from zhixing.collect.actor import Actor
+from zhixing.core.policy import Phase
+from zhixing.training.collect_data import record
 
 # random play of toy tasks:Masked earns 5 of 10, the best 10; of two agents, who earn for five and ten steps, 7.5
 

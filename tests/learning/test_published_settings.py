@@ -10,9 +10,9 @@ import pytest
 
 import zhixing as zx
 from zhixing import algorithms
-from zhixing.actor import Actor
-from zhixing.policy import Phase
-from zhixing.recording import record
+from zhixing.collect.actor import Actor
+from zhixing.core.policy import Phase
+from zhixing.training.collect_data import record
 
 pytest.importorskip("mujoco")
 

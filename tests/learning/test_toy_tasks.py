@@ -9,7 +9,7 @@ import pytest
 from conftest import plays_games, takes_discrete, toy_task
 
 import zhixing as zx
-from zhixing.recording import record_agent
+from zhixing.training.collect_data import record_agent
 
 # toy/match pays 1 per right answer in 10: chance 2.5, perfect 10. toy/reach costs the distance in each of 20 steps.
 # Those for teams pay the same on average.

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import zhixing as zx
-from zhixing.checkpoint import read_checkpoint
+from zhixing.training.run_folder import read_checkpoint
 
 torch.set_num_threads(1)
 # the first two are tried in every test run, all of them in `make soak`

@@ -28,12 +28,12 @@ from hypothesis import strategies as st
 from soaking import EXAMPLES, count
 
 import zhixing as zx
-from zhixing import datasets
-from zhixing.archive import read_archive, write_archive
+from zhixing import offline
 from zhixing.buffers import segments
-from zhixing.checkpoint import RunFolder, read_checkpoint, write_checkpoint
-from zhixing.envs import capsule
-from zhixing.plots.runs import read_run
+from zhixing.envs.crash import crash_report
+from zhixing.report.plots.runs import read_run
+from zhixing.training.checkpoint_file import read_archive, write_archive
+from zhixing.training.run_folder import RunFolder, read_checkpoint, write_checkpoint
 
 SECONDS, MEGABYTES = 5.0, 300  # for one input, and for all of them
 RSS_PER_MB = 2**20 if sys.platform == "darwin" else 2**10  # macOS reports ru_maxrss in bytes, Linux in kilobytes
@@ -46,7 +46,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A right one of each format."""
     folder = tmp_path_factory.mktemp("samples")
     zx.train("dqn", "CartPole-v1", out=folder / "run", quiet=True, **TINY)
-    from zhixing.recording import record_agent
+    from zhixing.training.collect_data import record_agent
 
     record_agent(folder / "run", str(folder / "data"), 40)
     write_hdf5(folder / "d4rl" / "data.hdf5")
@@ -54,7 +54,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     told = {"env": {"name": "toy/match", "options": {}}, "backend": "serial", "step_seconds": None, "index": 0}
     told |= {"origin": {"seed": None, "rng": np.random.default_rng(0).bit_generator.state, "options": None}}
     error = {"type": "ValueError", "message": "no", "traceback": ""}
-    capsule.write(folder / "crash", {**told, "seed": 5, "actions": [0, 1], "error": error})
+    crash_report.write(folder / "crash", {**told, "seed": 5, "actions": [0, 1], "error": error})
     return folder
 
 
@@ -208,7 +208,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], list[Change], str]] = {
         "run/checkpoints/0*.safetensors",
     ),
     "dataset": (
-        lambda folder: datasets.open(folder / "data"),
+        lambda folder: offline.open(folder / "data"),
         [
             json_of("data/manifest.json"),
             bytes_of("data/manifest.json"),
@@ -217,9 +217,9 @@ READERS: dict[str, tuple[Callable[[Path], Any], list[Change], str]] = {
         ],
         "data/*",
     ),
-    "HDF5 file": (lambda folder: datasets.open(folder / "d4rl" / "data.hdf5"), [bytes_of("d4rl/*")], "d4rl/*"),
+    "HDF5 file": (lambda folder: offline.open(folder / "d4rl" / "data.hdf5"), [bytes_of("d4rl/*")], "d4rl/*"),
     "capsule": (
-        lambda folder: capsule.read(folder / "crash" / "crash-001.json"),
+        lambda folder: crash_report.read(folder / "crash" / "crash-001.json"),
         [json_of("crash/crash-001.json"), bytes_of("crash/crash-001.json")],
         "crash/*",
     ),
@@ -339,7 +339,7 @@ def test_hdf5_reaches_nowhere_else(put: Callable[[Any, Path], None], told: str, 
         del file["rewards"]
         put(file, tmp_path / "b" / "data.hdf5")
     with pytest.raises(zx.UserError, match=told):
-        datasets.open(tmp_path / "a" / "data.hdf5")
+        offline.open(tmp_path / "a" / "data.hdf5")
 
 
 # --- traps ---
@@ -450,7 +450,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 READ_ALL = """
 import json, resource, sys
 from pathlib import Path
-from zhixing.checkpoint import read_checkpoint
+from zhixing.training.run_folder import read_checkpoint
 from zhixing.errors import UserError
 for path in sorted(Path(sys.argv[1]).iterdir()):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -20,7 +20,7 @@ from conftest import differing, metrics_rows
 from soaking import count
 
 import zhixing as zx
-from zhixing.checkpoint import RunFolder
+from zhixing.training.run_folder import RunFolder
 
 SETTINGS: dict[str, Any] = {
     "ppo": {"steps_per_iteration": 10, "minibatch_size": 10, "epochs": 1},
@@ -86,7 +86,7 @@ def video(kind: str, name: str, disk: Path) -> None:
     train(name, disk / "run", tensorboard=False)
     (disk / "a.mp4").write_bytes(b"the old one")
     Fault(kind, disk, 0, 0).set(True)
-    from zhixing.video import record
+    from zhixing.report.video import record
 
     with pytest.raises(zx.UserError, match=r"the video .*a.mp4 can't be written: "):
         record(disk / "run", disk / "a.mp4")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import zhixing as zx
-from zhixing import datasets
-from zhixing.checkpoint import RunFolder
-from zhixing.envs import capsule
+from zhixing import offline
+from zhixing.envs.crash import crash_report
+from zhixing.training.run_folder import RunFolder
 
 FORMATS = Path(__file__).parents[1] / "fixtures" / "formats"
 VERSIONS = sorted(path.name for path in FORMATS.iterdir())
@@ -29,10 +29,10 @@ def test_files_of_a_released_version_load(version: str, tmp_path: Path) -> None:
     old = tmp_path / "old"
     expected = json.loads((old / "expected.json").read_text())
     assert np.asarray(zx.load(old / "run").act(OBS)).tolist() == expected["actions"]
-    data = datasets.open(old / "data")
+    data = offline.open(old / "data")
     found = (len(data), data.num_episodes, float(data.arrays["reward"].sum()))
     assert found == (expected["data_steps"], expected["data_episodes"], expected["data_reward"])
-    assert capsule.read(old / "crash" / "crash-001.json").actions == [0, 1]
+    assert crash_report.read(old / "crash" / "crash-001.json").actions == [0, 1]
     # it goes on from where it was
     session = zx.Session.resume(old / "run", quiet=True, env_steps=90)
     assert session.loop.env_steps == expected["env_steps"]

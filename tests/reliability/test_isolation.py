@@ -16,11 +16,12 @@ import pytest
 from hostile import Hostile
 
 import zhixing as zx
-from zhixing.envs import Faults, ProcessVectorEnv, make_vector, worker_process
+from zhixing.envs import Faults, ProcessVectorEnv, make_vector
+from zhixing.envs.vector import worker_process
 from zhixing.errors import EnvCrashError, UserError
-from zhixing.recording import record_agent
-from zhixing.sweeps import plan
-from zhixing.video import record
+from zhixing.experiments.sweep import plan
+from zhixing.report.video import record
+from zhixing.training.collect_data import record_agent
 
 TESTS = Path(__file__).parents[1]
 DEATHS = {

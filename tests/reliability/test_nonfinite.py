@@ -11,14 +11,14 @@ import torch
 from soaking import SOAKING, count
 
 import zhixing as zx
-from zhixing.actor import Actor, Experience
-from zhixing.batch import Batch
-from zhixing.checkpoint import RunFolder, read_checkpoint
-from zhixing.distributed.actor import SpreadActor
-from zhixing.distributed.crew import LocalCrew
+from zhixing.collect.actor import Actor, Experience
+from zhixing.core.batch import Batch
+from zhixing.core.policy import Phase
+from zhixing.core.tree import tree_map
+from zhixing.distributed.collector import SpreadActor
+from zhixing.distributed.worker_pool import LocalCrew
 from zhixing.errors import NonFiniteError
-from zhixing.policy import Phase
-from zhixing.tree import tree_map
+from zhixing.training.run_folder import RunFolder, read_checkpoint
 
 
 class Poison(zx.Callback):

@@ -16,12 +16,13 @@ import pytest
 import yaml
 
 import zhixing as zx
-from zhixing import config, importing
-from zhixing.checkpoint import read_checkpoint, write_checkpoint
-from zhixing.envs import capsule
-from zhixing.envs.pixels import wrap_pixels
-from zhixing.envs.retro_tasks import RetroGame
-from zhixing.tuning import Choice, Range, settings_of
+from zhixing import config
+from zhixing.envs.adapters.retro_games import RetroGame
+from zhixing.envs.crash import crash_report
+from zhixing.envs.wrappers.pixels import wrap_pixels
+from zhixing.experiments.tune import Choice, Range, settings_of
+from zhixing.training.run_folder import read_checkpoint, write_checkpoint
+from zhixing.utils import importing
 
 Command = Callable[..., tuple[int, str, str]]
 TINY = {"env_steps": 64, "eval_every_steps": 0, "eval_episodes": 1, "tensorboard": False, "vector__backend": "serial"}
@@ -146,7 +147,7 @@ def test_a_strangers_capsule_imports_nothing(env: dict[str, Any], evil: Path, tm
     origin = {"seed": 1, "rng": None, "options": None}
     error = {"type": "ValueError", "message": "no", "traceback": ""}
     told = {"backend": "serial", "step_seconds": None, "index": 0, "seed": 1, "origin": origin, "actions": [0]}
-    capsule.write(tmp_path, {"env": env, **told, "error": error})
+    crash_report.write(tmp_path, {"env": env, **told, "error": error})
     code, _, said = zhixing("replay", "crash-001.json")
     assert code == 2
     assert "say so with --trust" in said
@@ -156,7 +157,7 @@ def test_a_strangers_capsule_imports_nothing(env: dict[str, Any], evil: Path, tm
 
 
 def test_a_strangers_dataset_imports_nothing(evil: Path, tmp_path: Path, zhixing: Command) -> None:
-    from zhixing.recording import record_agent
+    from zhixing.training.collect_data import record_agent
 
     zx.train("dqn", "toy/match", out=tmp_path / "mine", quiet=True, env_steps=20, eval_episodes=1, tensorboard=False)
     record_agent(tmp_path / "mine", "data", 20)
@@ -410,25 +411,25 @@ def test_links_in_a_folder_to_train_or_sweep_in_lead_nowhere(tmp_path: Path, zhi
 DYNAMIC = {"import_module", "__import__", "eval", "exec", "compile", "load_env_creator", "loads", "make"}
 # who calls these with what can't come from a file of a stranger, and why
 KNOWN_CALLS = {
-    ("zhixing/config.py", "load"),  # YAML with a loader derived from the safe one
-    ("zhixing/graph/compiler.py", "compile"),  # torch.compile
+    ("zhixing/config/yaml_files.py", "load"),  # YAML with a loader derived from the safe one
+    ("zhixing/compile/compiler.py", "compile"),  # torch.compile
     ("zhixing/__init__.py", "import_module"),  # parts of this package, by a fixed table
     ("zhixing/algorithms/__init__.py", "import_module"),  # the files of a folder
-    ("zhixing/importing.py", "import_module"),  # the gate
-    ("zhixing/importing.py", "loads"),  # JSON of an environment variable
-    ("zhixing/session.py", "import_module"),  # a constant
-    ("zhixing/envs/gymnasium_tasks.py", "import_module"),  # a fixed table
-    ("zhixing/envs/gymnasium_tasks.py", "load_env_creator"),  # entry points of Gymnasium's registry
-    ("zhixing/envs/gymnasium_tasks.py", "make"),  # ids that stand in Gymnasium's registry
-    ("zhixing/envs/mujoco_tasks.py", "make"),  # the same
-    ("zhixing/envs/lbf_tasks.py", "make"),  # an id made of numbers
-    ("zhixing/envs/pettingzoo_tasks.py", "import_module"),  # a module that was found in a fixed package
-    ("zhixing/envs/smac_tasks.py", "import_module"),  # a fixed table
-    ("zhixing/envs/worker.py", "loads"),  # pickles of the parent process, through a pipe
-    ("zhixing/envs/worker_process.py", "loads"),  # pickles of a worker process, through a pipe
-    ("zhixing/envs/tapes.py", "loads"),  # pickles in memory shared with a worker process
-    ("zhixing/distributed/learners.py", "loads"),  # pickles of processes of the same run
-    ("zhixing/datasets/recording.py", "import_module"),  # optional packages, named by constants
+    ("zhixing/utils/importing.py", "import_module"),  # the gate
+    ("zhixing/utils/importing.py", "loads"),  # JSON of an environment variable
+    ("zhixing/training/session.py", "import_module"),  # a constant
+    ("zhixing/envs/adapters/gymnasium_ids.py", "import_module"),  # a fixed table
+    ("zhixing/envs/adapters/gymnasium_ids.py", "load_env_creator"),  # entry points of Gymnasium's registry
+    ("zhixing/envs/adapters/gymnasium_ids.py", "make"),  # ids that stand in Gymnasium's registry
+    ("zhixing/envs/adapters/mujoco_v5.py", "make"),  # the same
+    ("zhixing/envs/adapters/foraging.py", "make"),  # an id made of numbers
+    ("zhixing/envs/adapters/pettingzoo_envs.py", "import_module"),  # a module that was found in a fixed package
+    ("zhixing/envs/adapters/smac.py", "import_module"),  # a fixed table
+    ("zhixing/envs/vector/worker.py", "loads"),  # pickles of the parent process, through a pipe
+    ("zhixing/envs/vector/worker_process.py", "loads"),  # pickles of a worker process, through a pipe
+    ("zhixing/envs/vector/action_log.py", "loads"),  # pickles in memory shared with a worker process
+    ("zhixing/distributed/learner_group.py", "loads"),  # pickles of processes of the same run
+    ("zhixing/offline/recording.py", "import_module"),  # optional packages, named by constants
 }
 
 
@@ -456,4 +457,6 @@ def test_nothing_else_turns_text_into_code() -> None:
     found = {
         (str(path.relative_to(root)), name) for path in root.glob("zhixing/**/*.py") for name in dynamic_calls(path)
     }
-    assert found - KNOWN_CALLS == set(), "go through zhixing.importing, or say here why this can't come from a file"
+    assert found - KNOWN_CALLS == set(), (
+        "go through zhixing.utils.importing, or say here why this can't come from a file"
+    )

@@ -17,9 +17,9 @@ import pytest
 from conftest import Command, differing, metrics_rows
 
 import zhixing as zx
-from zhixing.callbacks import Progress
-from zhixing.checkpoint import RunFolder
 from zhixing.errors import note, write_stderr
+from zhixing.training.callbacks import Progress
+from zhixing.training.run_folder import RunFolder
 
 SHORT = ["env_steps=200", "tensorboard=false", "vector.backend=serial", "vector.num=1", "steps_per_iteration=32"]
 SHORT += ["minibatch_size=32", "eval_every_steps=0", "eval_episodes=1"]
@@ -110,7 +110,7 @@ def test_a_name_that_is_too_long_is_one_message(words: list[str], zhixing: Comma
 
 
 def test_the_default_folder_of_long_names_is_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from zhixing.session import default_out
+    from zhixing.training.session import default_out
 
     monkeypatch.chdir(tmp_path)
     cfg = zx.config.load(algorithm="ppo", env="my.module:" + "x" * 300)

@@ -12,9 +12,9 @@ import yaml
 from conftest import Command
 
 import zhixing as zx
-from zhixing.callbacks.header import header
 from zhixing.envs.catalog import families
-from zhixing.extras import install_hint
+from zhixing.training.callbacks.header import header
+from zhixing.utils.extras import install_hint
 
 SHORT = ["threads=1", "env_steps=256", "steps_per_iteration=32", "vector.num=2", "tensorboard=false", "eval_episodes=2"]
 
@@ -154,7 +154,7 @@ def test_an_interrupt_is_130(zhixing: Command, monkeypatch: pytest.MonkeyPatch) 
         def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
             loop.stop("interrupted")
 
-    monkeypatch.setattr("zhixing.session.Progress", Stop)  # a way to press Ctrl-C in this process
+    monkeypatch.setattr("zhixing.training.session.Progress", Stop)  # a way to press Ctrl-C in this process
     code, _, err = zhixing("train", "ppo", "--env", "toy/match", "--out", "mine", *SHORT)
     assert "go on with: zhixing resume mine" in err
     assert code == 130
@@ -218,7 +218,7 @@ def test_environments_are_listed_by_family_with_what_they_need(
 ) -> None:
     there = {"Box2D": True, "mujoco": False, "ale_py": False}
     monkeypatch.setattr("zhixing.envs.catalog.find_spec", lambda package: there.get(package) or None)
-    monkeypatch.setattr("zhixing.envs.atari_tasks.games", list)
+    monkeypatch.setattr("zhixing.envs.adapters.atari.games", list)
     lines = zhixing("list", "envs")[1].splitlines()
     assert "Gymnasium, Box2D - installed" in lines
     assert f"Gymnasium, MuJoCo - needs the extra 'mujoco': {install_hint('mujoco')}" in lines

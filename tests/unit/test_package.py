@@ -49,7 +49,9 @@ def test_installed_wheel_trains_from_another_folder(tmp_path: Path) -> None:
 
     held = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(file.relative_to(source)) for file in (source / "zhixing").rglob("*.py")}
-    presets = {f"zhixing/presets/{file.name}" for file in (ROOT / "zhixing" / "presets").glob("*.yaml")}
+    presets = {
+        f"zhixing/config/presets/{file.name}" for file in (ROOT / "zhixing" / "config" / "presets").glob("*.yaml")
+    }
     assert len(presets) >= 2
     agents = {f"zhixing/agents/{file.relative_to(ROOT / 'zoo')}" for file in (ROOT / "zoo").glob("*/*")}
     assert "zhixing/agents/cartpole/agent.json" in agents

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from zhixing.errors import UserError, unknown
-from zhixing.importing import imported
+from zhixing.utils.importing import imported
 
 if TYPE_CHECKING:
     from zhixing.config import RunConfig
-    from zhixing.learner import Learner
+    from zhixing.core.learner import Learner
 
     L = TypeVar("L", bound=type[Learner])
 
@@ -65,7 +65,7 @@ def _bare(name: str) -> str:
 
 
 def _own(name: str) -> Algorithm:
-    from zhixing.learner import Learner
+    from zhixing.core.learner import Learner
 
     learner = imported(name)
     if not (isinstance(learner, type) and issubclass(learner, Learner) and hasattr(learner, "settings")):

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
 from zhixing.config import (
     AsynchronousConfig,
     Finite,
@@ -28,15 +27,16 @@ from zhixing.config import (
     PositiveFloat,
     VectorConfig,
 )
-from zhixing.learner import Gradients, Learner, Update
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.optimizer import OptimizerKind
+from zhixing.core.policy import ActorCriticPolicy
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, evaluate, rollout_fields
-from zhixing.nets.body import MakeNet
 from zhixing.nets.rollouts import prepare
-from zhixing.ops.normalise import RewardScale, normalised
-from zhixing.ops.optim import OptimizerKind
-from zhixing.policy import ActorCriticPolicy
-from zhixing.spaces import Spaces
-from zhixing.tree import Tree
+from zhixing.nets.torso import MakeNet
+from zhixing.ops.normalize import RewardScale, normalised
 
 
 class Config(OnPolicyConfig):

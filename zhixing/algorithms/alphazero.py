@@ -15,15 +15,15 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
 from zhixing.config import Count, Fraction, NonNegative, Positive, PositiveFloat, SelfPlayConfig, Strict, VectorConfig
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Field, Tree
 from zhixing.errors import UserError
-from zhixing.importing import imported
-from zhixing.learner import Gradients, Learner, Update
 from zhixing.search import GAMES, BoardNet, Network, SelfPlay, augment, numpy_generator
-from zhixing.search_policy import SearchPolicy
-from zhixing.spaces import Spaces
-from zhixing.tree import Field, Tree
+from zhixing.search.policy import SearchPolicy
+from zhixing.utils.importing import imported
 
 MakeBoardNet = Callable[[tuple[int, ...], int], nn.Module]  # (shape of a board, number of actions)
 

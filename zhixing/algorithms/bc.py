@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
-from zhixing.cloning import cloning_loss, make_clone
+from zhixing.algorithms.common.cloning import cloning_loss, make_clone
 from zhixing.config import DataConfig, NetConfig, Positive, PositiveFloat
-from zhixing.learner import Gradients, Learner
-from zhixing.nets.body import MakeNet
-from zhixing.spaces import Spaces
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner
+from zhixing.core.spaces import Spaces
+from zhixing.nets.torso import MakeNet
 
 
 class Config(DataConfig):

@@ -18,16 +18,16 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
+from zhixing.algorithms.common.q_learning import Losses, ValueLearner
 from zhixing.config import Fraction, NonNegative, ReplayConfig, ValueConfig
-from zhixing.nets.body import MakeNet
+from zhixing.core.batch import Batch
+from zhixing.core.spaces import Spaces
 from zhixing.nets.heads import AtomsHead, DuelingHead
 from zhixing.nets.noisy import NoisyLinear
 from zhixing.nets.qnet import best_next, of_action
+from zhixing.nets.torso import MakeNet
 from zhixing.ops.projections import categorical_projection
 from zhixing.ops.returns import td_target
-from zhixing.spaces import Spaces
-from zhixing.value_learner import Losses, ValueLearner
 
 
 class Config(ValueConfig):

@@ -20,22 +20,22 @@ from gymnasium.spaces import Box, Dict, Discrete
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
+from zhixing.algorithms.common.team_policy import TeamSampledPolicy
 from zhixing.config import Fraction, NetConfig, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.optimizer import Average
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.errors import UserError
-from zhixing.learner import Gradients, Learner, Update
 from zhixing.nets.actor_critic import episode_starts
-from zhixing.nets.body import MakeNet, hidden_fields
 from zhixing.nets.mlp import orthogonal
-from zhixing.nets.teams import TeamNet, global_state, state_size
+from zhixing.nets.multi_agent import TeamNet, global_state, state_size
+from zhixing.nets.torso import MakeNet, hidden_fields
 from zhixing.ops.distributions import Categorical
-from zhixing.ops.optim import Average
 from zhixing.ops.policy_gradient import explained_variance, mean_of, minibatches
 from zhixing.ops.returns import gae, next_values
 from zhixing.ops.team_reward import TeamReward
-from zhixing.spaces import Spaces
-from zhixing.team_policy import TeamSampledPolicy
-from zhixing.tree import Tree, tree_leaves, tree_map
 
 
 class Config(OnPolicyConfig):

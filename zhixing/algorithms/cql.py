@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from zhixing.algorithms import register
 from zhixing.algorithms.sac import SAC, Penalty
 from zhixing.algorithms.sac import Config as SACConfig
-from zhixing.batch import Batch
 from zhixing.config import Finite, Positive, PositiveFloat
+from zhixing.core.batch import Batch
 from zhixing.nets.critics import Critics, StochasticActor
 from zhixing.ops.distributions import MASKED, SquashedGaussian
 from zhixing.ops.losses import batch_mean

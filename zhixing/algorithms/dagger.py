@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
-from zhixing.cloning import cloning_loss, make_clone
+from zhixing.algorithms.common.cloning import cloning_loss, make_clone
 from zhixing.config import Fraction, NetConfig, OffPolicyConfig, Positive, PositiveFloat
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner
+from zhixing.core.policy import Policy, TaughtPolicy
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree
 from zhixing.errors import UserError
-from zhixing.learner import Gradients, Learner
-from zhixing.nets.body import MakeNet
+from zhixing.nets.torso import MakeNet
 from zhixing.ops.schedules import linear
-from zhixing.policy import Policy, TaughtPolicy
-from zhixing.spaces import Spaces
-from zhixing.tree import Tree
 
 
 class Config(OffPolicyConfig):

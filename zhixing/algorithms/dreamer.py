@@ -20,20 +20,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
+from zhixing.algorithms.common.world_model_policy import WorldModelPolicy
 from zhixing.config import Fraction, NetConfig, NonNegative, OffPolicyConfig, Positive, PositiveFloat, ReplayConfig
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.optimizer import Average
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree, tree_leaves
 from zhixing.errors import UserError
-from zhixing.learner import Gradients, Learner, Update
-from zhixing.nets.body import MakeNet
 from zhixing.nets.critics import check_box
 from zhixing.nets.rssm import State
+from zhixing.nets.torso import MakeNet
 from zhixing.nets.world_model import Choices, Imagined, TwoHotHead, WorldModel, by_time, encode_action, flat
 from zhixing.ops.imagination import balanced_kl, imagined_returns, percentile_range, reached
-from zhixing.ops.optim import Average
 from zhixing.ops.symlog import two_hot, two_hot_loss
-from zhixing.spaces import Spaces
-from zhixing.tree import Tree, tree_leaves
-from zhixing.world_policy import WorldModelPolicy
 
 RANGE_RATE = 0.01  # how far the scale of returns moves towards that of the newest
 SHOWN = 5  # steps of an episode that a dream is shown

@@ -18,13 +18,13 @@ from torch.nn import functional as F
 from zhixing.algorithms import register
 from zhixing.algorithms.ppo import PPO  # what it is handed: any learner from rollouts would do
 from zhixing.algorithms.ppo import Config as PPOConfig
-from zhixing.batch import Batch
 from zhixing.config import Auto, NonNegative, Positive, PositiveFloat
-from zhixing.learner import Gradients, Learner, Update
-from zhixing.nets.body import Encoder, MakeNet, num_features
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree
 from zhixing.nets.mlp import MLP
-from zhixing.spaces import Spaces
-from zhixing.tree import Tree
+from zhixing.nets.torso import Encoder, MakeNet, num_features
 
 
 class Config(PPOConfig):

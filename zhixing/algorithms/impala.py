@@ -13,17 +13,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
 from zhixing.config import AsynchronousConfig, Finite, Fraction, NonNegative, Positive, PositiveFloat, VectorConfig
-from zhixing.learner import Gradients, Learner, Update
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.optimizer import OptimizerKind
+from zhixing.core.policy import ActorCriticPolicy
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, episode_starts, evaluate, rollout_fields, value_after
-from zhixing.nets.body import MakeNet
-from zhixing.ops.normalise import normalised
-from zhixing.ops.optim import OptimizerKind
+from zhixing.nets.torso import MakeNet
+from zhixing.ops.normalize import normalised
 from zhixing.ops.returns import vtrace
-from zhixing.policy import ActorCriticPolicy
-from zhixing.spaces import Spaces
-from zhixing.tree import Tree
 
 
 class Config(AsynchronousConfig):

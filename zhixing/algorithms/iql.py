@@ -17,17 +17,17 @@ from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
 from zhixing.config import ContinuousConfig, Fraction, NonNegative, Positive, PositiveFloat
-from zhixing.learner import Gradients, Learner
-from zhixing.nets.body import MakeNet
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner
+from zhixing.core.optimizer import Average
+from zhixing.core.policy import SampledPolicy
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree
 from zhixing.nets.critics import Critics, LikelyActor, StateValue, check_box
+from zhixing.nets.torso import MakeNet
 from zhixing.ops.losses import advantage_weight, batch_mean, expectile
-from zhixing.ops.optim import Average
 from zhixing.ops.returns import td_target
-from zhixing.policy import SampledPolicy
-from zhixing.spaces import Spaces
-from zhixing.tree import Tree
 
 
 class Config(ContinuousConfig):

@@ -19,19 +19,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
+from zhixing.algorithms.common.team_policy import TeamActorPolicy
 from zhixing.config import ContinuousConfig, Fraction, NetConfig, NonNegative, PositiveFloat
-from zhixing.learner import Gradients, Learner
-from zhixing.nets.body import MakeNet
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner
+from zhixing.core.optimizer import Average
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree
 from zhixing.nets.critics import check_box
-from zhixing.nets.team_critics import TeamActors, TeamCritics
+from zhixing.nets.multi_agent_critics import TeamActors, TeamCritics
+from zhixing.nets.torso import MakeNet
 from zhixing.ops.distributions import MASKED
-from zhixing.ops.optim import Average
 from zhixing.ops.policy_gradient import mean_of
 from zhixing.ops.returns import td_target
-from zhixing.spaces import Spaces
-from zhixing.team_policy import TeamActorPolicy
-from zhixing.tree import Tree
 
 
 class Config(ContinuousConfig):

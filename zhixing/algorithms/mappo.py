@@ -18,15 +18,18 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
+from zhixing.algorithms.common.team_policy import TeamSampledPolicy
 from zhixing.config import Fraction, NetConfig, NonNegative, OnPolicyConfig, Positive, PositiveFloat
-from zhixing.learner import Gradients, Learner, Update
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Field, Tree, tree_map
 from zhixing.nets.actor_critic import episode_starts
-from zhixing.nets.body import MakeNet, hidden_fields
 from zhixing.nets.heads import Chances, ValueHead
 from zhixing.nets.mlp import orthogonal
-from zhixing.nets.teams import TeamNet, global_state, state_size
-from zhixing.ops.normalise import RunningNorm, normalised
+from zhixing.nets.multi_agent import TeamNet, global_state, state_size
+from zhixing.nets.torso import MakeNet, hidden_fields
+from zhixing.ops.normalize import RunningNorm, normalised
 from zhixing.ops.policy_gradient import (
     clip_fraction,
     clipped_loss,
@@ -36,9 +39,6 @@ from zhixing.ops.policy_gradient import (
     sampled_kl,
 )
 from zhixing.ops.returns import gae, next_values
-from zhixing.spaces import Spaces
-from zhixing.team_policy import TeamSampledPolicy
-from zhixing.tree import Field, Tree, tree_map
 
 
 class Config(OnPolicyConfig):

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from gymnasium.spaces import Discrete
 
-from zhixing.agent import load
 from zhixing.algorithms import register
-from zhixing.batch import Batch
 from zhixing.config import Positive, SearchConfig, VectorConfig
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner
+from zhixing.core.policy import ActorCriticPolicy
+from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
-from zhixing.learner import Gradients, Learner
-from zhixing.policy import ActorCriticPolicy
 from zhixing.search import GAMES, Copies, Network, Playouts
-from zhixing.search_policy import SearchPolicy
-from zhixing.spaces import Spaces
+from zhixing.search.policy import SearchPolicy
+from zhixing.training.agent import load
 
 
 class MctsConfig(SearchConfig):

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
+from zhixing.algorithms.common.q_learning import Losses, ValueLearner
 from zhixing.config import Fraction, PositiveFloat, ValueConfig
-from zhixing.nets.body import MakeNet
+from zhixing.core.batch import Batch
+from zhixing.core.spaces import Spaces
+from zhixing.nets.torso import MakeNet
 from zhixing.ops.distributions import MASKED
 from zhixing.ops.returns import td_target
-from zhixing.spaces import Spaces
-from zhixing.value_learner import Losses, ValueLearner
 
 
 class Config(ValueConfig):

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
 from zhixing.config import Finite, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
-from zhixing.learner import Gradients, Learner, Update
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.policy import ActorCriticPolicy
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, advantages, episode_starts, evaluate, rollout_fields
-from zhixing.nets.body import MakeNet
-from zhixing.ops.normalise import normalised
+from zhixing.nets.torso import MakeNet
+from zhixing.ops.normalize import normalised
 from zhixing.ops.returns import gae
-from zhixing.policy import ActorCriticPolicy
-from zhixing.spaces import Spaces
-from zhixing.tree import Tree
 
 
 class Config(OnPolicyConfig):

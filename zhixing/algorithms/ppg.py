@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
 from zhixing.config import Finite, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
-from zhixing.learner import Gradients, Learner, Update
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.policy import ActorCriticPolicy
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, rollout_fields
-from zhixing.nets.body import MakeNet, num_features
 from zhixing.nets.heads import ValueHead
 from zhixing.nets.rollouts import prepare, read_policy, read_value
-from zhixing.ops.normalise import RewardScale, normalised
+from zhixing.nets.torso import MakeNet, num_features
+from zhixing.ops.normalize import RewardScale, normalised
 from zhixing.ops.policy_gradient import clip_fraction, clipped_loss, explained_variance, minibatches, sampled_kl
-from zhixing.policy import ActorCriticPolicy
-from zhixing.spaces import Spaces
-from zhixing.tree import Tree
 
 
 class Config(OnPolicyConfig):

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
 from zhixing.config import (
     Auto,
     Count,
@@ -26,15 +25,16 @@ from zhixing.config import (
     PositiveFloat,
     VectorConfig,
 )
-from zhixing.learner import Gradients, Learner, Update
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.policy import ActorCriticPolicy
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, evaluate, rollout_fields
-from zhixing.nets.body import MakeNet
 from zhixing.nets.rollouts import prepare
-from zhixing.ops.normalise import RewardScale, normalised
+from zhixing.nets.torso import MakeNet
+from zhixing.ops.normalize import RewardScale, normalised
 from zhixing.ops.policy_gradient import clip_fraction, clipped_loss, explained_variance, minibatches, sampled_kl
-from zhixing.policy import ActorCriticPolicy
-from zhixing.spaces import Spaces
-from zhixing.tree import Tree
 
 
 class Config(OnPolicyConfig):

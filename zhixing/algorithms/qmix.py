@@ -21,21 +21,21 @@ import torch
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
+from zhixing.algorithms.common.team_policy import TeamGreedyPolicy
 from zhixing.config import Fraction, NetConfig, Positive, PositiveFloat, ValueConfig
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.optimizer import Average
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.errors import UserError
-from zhixing.learner import Gradients, Learner, Update
-from zhixing.nets.body import MakeNet
 from zhixing.nets.mixers import MonotonicMixer, SumMixer
+from zhixing.nets.multi_agent import TeamNet, global_state, state_size
 from zhixing.nets.qnet import check_discrete, epsilon_at
-from zhixing.nets.teams import TeamNet, global_state, state_size
+from zhixing.nets.torso import MakeNet
 from zhixing.ops.distributions import MASKED
-from zhixing.ops.optim import Average
 from zhixing.ops.returns import gae
 from zhixing.ops.team_reward import TeamReward
-from zhixing.spaces import Spaces
-from zhixing.team_policy import TeamGreedyPolicy
-from zhixing.tree import Tree, tree_leaves, tree_map
 
 
 class Config(ValueConfig):

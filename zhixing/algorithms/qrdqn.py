@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
+from zhixing.algorithms.common.q_learning import Losses, ValueLearner
 from zhixing.config import Positive, PositiveFloat, ValueConfig
-from zhixing.nets.body import MakeNet
+from zhixing.core.batch import Batch
+from zhixing.core.spaces import Spaces
 from zhixing.nets.heads import AtomsHead
 from zhixing.nets.qnet import best_next, of_action
+from zhixing.nets.torso import MakeNet
 from zhixing.ops.losses import quantile_huber
 from zhixing.ops.returns import td_target
-from zhixing.spaces import Spaces
-from zhixing.value_learner import Losses, ValueLearner
 
 
 class Config(ValueConfig):

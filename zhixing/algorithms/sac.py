@@ -20,18 +20,18 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
 from zhixing.config import ContinuousConfig, Finite, Positive, PositiveFloat
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner
+from zhixing.core.optimizer import Average
+from zhixing.core.policy import SampledPolicy
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree
 from zhixing.errors import UserError
-from zhixing.learner import Gradients, Learner
-from zhixing.nets.body import MakeNet
 from zhixing.nets.critics import Critics, StochasticActor, check_box
+from zhixing.nets.torso import MakeNet
 from zhixing.ops.distributions import Categorical, SquashedGaussian
-from zhixing.ops.optim import Average
 from zhixing.ops.returns import td_target
-from zhixing.policy import SampledPolicy
-from zhixing.spaces import Spaces
-from zhixing.tree import Tree
 
 
 class Config(ContinuousConfig):

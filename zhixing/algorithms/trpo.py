@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.batch import Batch
 from zhixing.config import Finite, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
-from zhixing.learner import Gradients, Learner, Update
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.policy import ActorCriticPolicy
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, rollout_fields
-from zhixing.nets.body import MakeNet
 from zhixing.nets.rollouts import prepare, read_policy, read_value
+from zhixing.nets.torso import MakeNet
 from zhixing.ops.distributions import Distribution
 from zhixing.ops.natural import assign, fisher_vector_product, flat_gradient, flatten, line_search, natural_step
-from zhixing.ops.normalise import normalised
+from zhixing.ops.normalize import normalised
 from zhixing.ops.policy_gradient import explained_variance, minibatches
-from zhixing.policy import ActorCriticPolicy
-from zhixing.spaces import Spaces
-from zhixing.tree import Tree
 
 
 class Config(OnPolicyConfig):

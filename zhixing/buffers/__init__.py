@@ -2,7 +2,7 @@
 
 from zhixing.buffers.buffer import Buffer
 from zhixing.buffers.fields import SUCCESSORS
-from zhixing.buffers.relabel import Hindsight
+from zhixing.buffers.her import Hindsight
 from zhixing.buffers.samplers import Prioritized, Reservoir, Uniform
 from zhixing.buffers.views import Episode, NStep, Sequence, View
 

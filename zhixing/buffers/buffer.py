@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from zhixing.batch import Batch
 from zhixing.buffers import segments
 from zhixing.buffers.fields import Array
-from zhixing.buffers.relabel import Hindsight
+from zhixing.buffers.her import Hindsight
 from zhixing.buffers.reservoir import ReservoirStorage
 from zhixing.buffers.ring import Ring
 from zhixing.buffers.samplers import Priorities, Prioritized, Reservoir, Uniform, draw_uniform
 from zhixing.buffers.views import Episode, NStep, Storage, View
+from zhixing.core.batch import Batch
+from zhixing.core.tree import Tree
 from zhixing.errors import UserError
-from zhixing.tree import Tree
 
 
 class Buffer:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.tree import Field, Tree, tree_leaves, tree_map
 from zhixing.errors import UserError, unknown
-from zhixing.tree import Field, Tree, tree_leaves, tree_map
 
 Array = np.ndarray[Any, Any]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from zhixing.batch import Batch
 from zhixing.buffers.fields import SUCCESSORS, Array, Reader, Table
-from zhixing.tree import Tree
+from zhixing.core.batch import Batch
+from zhixing.core.tree import Tree
 
 
 class ReservoirStorage:

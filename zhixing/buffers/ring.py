@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from zhixing.batch import Batch
 from zhixing.buffers.fields import Array, Pool, Reader, Table
+from zhixing.core.batch import Batch
+from zhixing.core.tree import Field, Tree, tree_leaves, tree_map
 from zhixing.errors import UserError
-from zhixing.tree import Field, Tree, tree_leaves, tree_map
 
 Leaves = list[Array]
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zhixing.batch import Batch
 from zhixing.buffers.fields import SUCCESSORS
-from zhixing.tree import Field, Tree, tree_map
+from zhixing.core.batch import Batch
+from zhixing.core.tree import Field, Tree, tree_map
 
 Lasts = dict[str, list[tuple[int, np.ndarray[Any, Any], Tree]]]  # by name: at which step, of which environments, what
 

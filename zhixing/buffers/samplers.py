@@ -10,7 +10,7 @@ import numpy as np
 
 from zhixing.buffers.fields import Array
 from zhixing.buffers.ring import Ring
-from zhixing.buffers.sumtree import SumTree
+from zhixing.buffers.sum_tree import SumTree
 from zhixing.buffers.views import Storage, View
 from zhixing.errors import UserError
 from zhixing.ops.schedules import linear

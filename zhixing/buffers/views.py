@@ -15,8 +15,8 @@ import torch
 from zhixing.buffers.fields import SUCCESSORS, Array
 from zhixing.buffers.reservoir import ReservoirStorage
 from zhixing.buffers.ring import Ring
+from zhixing.core.tree import Tree, tree_map
 from zhixing.errors import UserError
-from zhixing.tree import Tree, tree_map
 
 Storage = Ring | ReservoirStorage
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from zhixing.errors import UserError
-from zhixing.extras import missing_extra
-from zhixing.importing import check_allowed
+from zhixing.utils.extras import missing_extra
+from zhixing.utils.importing import check_allowed
 
 LOOPBACK = "127.0.0.1"
 MAX_FOLDER = 20  # bytes: the name of a socket has at most 107, of which Ray takes 80 and we a few

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from zhixing.distributed.cluster import Cluster
-from zhixing.executors import Executor
-from zhixing.jobs import Job, News, outcome
+from zhixing.experiments.executors import Executor
+from zhixing.experiments.jobs import Job, News, outcome
 
 POLL_SECONDS = 1.0  # how long a question for news waits at the other end
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from zhixing.core.tree import Tree, tree_leaves
 from zhixing.distributed.cluster import Cluster
-from zhixing.envs.arrays import Array, Arrays, Twin, allocate
-from zhixing.envs.faults import IN_A_ROW, INTERRUPTED, Faults
-from zhixing.envs.layout import Layout
-from zhixing.envs.serial import Factory, name_of
-from zhixing.envs.slots import Numbers, Slots, State
-from zhixing.envs.vector import Info, Result, VectorEnv, as_ids, partial_result, result, shown
+from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED, Faults
+from zhixing.envs.env_spec import Layout
+from zhixing.envs.vector.base import Info, Result, VectorEnv, as_ids, partial_result, result, shown
+from zhixing.envs.vector.serial import Factory, name_of
+from zhixing.envs.vector.step_buffers import Array, Arrays, Twin, allocate
+from zhixing.envs.vector.sub_env_group import Numbers, Slots, State
 from zhixing.errors import EnvCrashError
-from zhixing.tree import Tree, tree_leaves
 
 Rows = list[Array]  # of all arrays of some environments, in one order
 

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zhixing.envs.checks import Finding, check
-from zhixing.envs.choice import choose, default_workers, probe
-from zhixing.envs.families import Task, make, names
-from zhixing.envs.faults import ON_CRASH, Faults, keep_capsule
-from zhixing.envs.native import NativeVectorEnv, suits_auto
+from zhixing.envs.checker.env_checker import Finding, check
+from zhixing.envs.crash.failure_policy import ON_CRASH, Faults, keep_capsule
 from zhixing.envs.portable import reference
-from zhixing.envs.process import ProcessVectorEnv
-from zhixing.envs.serial import LIMITS_NEED_PROCESSES, SerialVectorEnv, layout_of
-from zhixing.envs.time_limits import time_limit_of
-from zhixing.envs.vector import VectorEnv
+from zhixing.envs.registry import Task, make, names
+from zhixing.envs.vector.base import VectorEnv
+from zhixing.envs.vector.choose_backend import choose, default_workers, probe
+from zhixing.envs.vector.native import NativeVectorEnv, suits_auto
+from zhixing.envs.vector.process import ProcessVectorEnv
+from zhixing.envs.vector.serial import LIMITS_NEED_PROCESSES, SerialVectorEnv, layout_of
+from zhixing.envs.wrappers.time_limit import time_limit_of
 from zhixing.errors import EnvCrashError, UserError, note, unknown
 
 __all__ = [
@@ -85,14 +85,14 @@ def make_vector(
         native.max_episode_steps = time_limit_of(one)
         return native
     if backend == "envpool":
-        from zhixing.envs.envpool_vector import EnvPoolVectorEnv  # only now: others needn't have it
+        from zhixing.envs.vector.envpool import EnvPoolVectorEnv  # only now: others needn't have it
 
         layout = layout_of(task)
         pool = EnvPoolVectorEnv(name, num, layout.spaces, given)
         pool.max_episode_steps = layout.max_episode_steps
         return pool
     if backend == "torch":
-        from zhixing.envs.torch_tasks import TorchVectorEnv  # only now: worker processes start without torch
+        from zhixing.envs.torch_native import TorchVectorEnv  # only now: worker processes start without torch
 
         return TorchVectorEnv(name, num, layout_of(task).spaces, given, device)
     if backend == "serial":

@@ -8,21 +8,21 @@ from importlib.util import find_spec
 
 from gymnasium.envs.registration import registry
 
-from zhixing.envs import (
-    atari_tasks,
-    dmc_tasks,
-    gymnasium_tasks,
-    lbf_tasks,
+from zhixing.envs import toy
+from zhixing.envs.adapters import (
+    atari,
+    dm_control_suite,
+    foraging,
+    gymnasium_ids,
     mario,
-    pettingzoo_tasks,
-    procgen_tasks,
-    retro_tasks,
+    pettingzoo_envs,
+    procgen_envs,
+    retro_games,
     skirmish,
-    smac_tasks,
-    smax_tasks,
-    toy,
+    smac,
+    smax,
 )
-from zhixing.extras import install_hint
+from zhixing.utils.extras import install_hint
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class _Kind:
 
 def _of_gymnasium(module: str) -> Callable[[], list[str]]:
     """Those Gymnasium ids whose code is in a module."""
-    return lambda: [name for name in gymnasium_tasks.names() if _module_of(name).startswith(module)]
+    return lambda: [name for name in gymnasium_ids.names() if _module_of(name).startswith(module)]
 
 
 def _from_pettingzoo(prefix: str) -> Callable[[], list[str]]:
-    return lambda: [name for name in pettingzoo_tasks.names() if name.startswith(prefix)]
+    return lambda: [name for name in pettingzoo_envs.names() if name.startswith(prefix)]
 
 
 KINDS = (
@@ -61,21 +61,21 @@ KINDS = (
     _Kind(
         "Gymnasium-Robotics", _of_gymnasium("gymnasium_robotics"), "gymnasium_robotics", "robotics", "", "FetchReach-v4"
     ),
-    _Kind("DeepMind Control", dmc_tasks.names, "dm_control", "dmc"),
-    _Kind("Atari", atari_tasks.names, "ale_py", "atari", "", "ALE/Pong-v5"),
+    _Kind("DeepMind Control", dm_control_suite.names, "dm_control", "dmc"),
+    _Kind("Atari", atari.names, "ale_py", "atari", "", "ALE/Pong-v5"),
     _Kind("Super Mario Bros.", mario.names, "gym_super_mario_bros", "mario"),
-    _Kind("stable-retro, games whose ROMs are there", retro_tasks.names, "stable_retro", "mario"),
-    _Kind("Procgen", procgen_tasks.names, "envpool", "procgen"),
+    _Kind("stable-retro, games whose ROMs are there", retro_games.names, "stable_retro", "mario"),
+    _Kind("Procgen", procgen_envs.names, "envpool", "procgen"),
     _Kind("Multi-agent particles (MPE)", _from_pettingzoo("mpe/"), "mpe2", "marl"),
     _Kind("PettingZoo, board games", _from_pettingzoo("pettingzoo/"), "pettingzoo", "marl"),
-    _Kind("Level-based foraging", lbf_tasks.names, "lbforaging", "marl"),
+    _Kind("Level-based foraging", foraging.names, "lbforaging", "marl"),
     _Kind(
         "StarCraft II (SMAC)",
-        smac_tasks.names,
+        smac.names,
         "smac",
         needs="needs the game and pip install git+https://github.com/oxwhirl/smac",
     ),
-    _Kind("SMAX", smax_tasks.names, "jaxmarl", "smax"),
+    _Kind("SMAX", smax.names, "jaxmarl", "smax"),
     _Kind("Skirmish, built in", skirmish.names),
     _Kind("Toy tasks, built in", toy.names),
 )
@@ -94,7 +94,7 @@ def families() -> Iterator[Family]:
         else:
             yield Family(kind.title, names)
     others: dict[str, list[str]] = {}
-    for name in gymnasium_tasks.names():
+    for name in gymnasium_ids.names():
         if name not in listed:
             others.setdefault(_module_of(name).partition(".")[0], []).append(name)
     for package, names in sorted(others.items()):
@@ -102,4 +102,4 @@ def families() -> Iterator[Family]:
 
 
 def _module_of(name: str) -> str:
-    return gymnasium_tasks.module_of(registry[name])
+    return gymnasium_ids.module_of(registry[name])

@@ -15,16 +15,17 @@ import cloudpickle  # type: ignore[import-untyped]
 import gymnasium as gym
 from gymnasium.envs.registration import registry
 
-from zhixing import importing, named_objects
-from zhixing.envs import gymnasium_tasks
+from zhixing import named_objects
+from zhixing.envs.adapters import gymnasium_ids
 from zhixing.errors import UserError
+from zhixing.utils import importing
 
 
 def pack(names: Iterable[str]) -> bytes:
     """Return what makes these names known elsewhere. Raise `UserError` if it can't be sent."""
     names = list(names)
-    specs = [registry[name] for name in names if gymnasium_tasks.registered_elsewhere(name)]
-    needed = (gymnasium_tasks.imported_packages, specs, named_objects.objects_in(names))
+    specs = [registry[name] for name in names if gymnasium_ids.registered_elsewhere(name)]
+    needed = (gymnasium_ids.imported_packages, specs, named_objects.objects_in(names))
     if not any(needed):
         return b""
     try:
@@ -47,7 +48,7 @@ def unpack(packed: bytes) -> None:
         return
     packages, specs, objects = pickle.loads(packed)
     importing.known.update(packages)  # the first process has approved them
-    gymnasium_tasks.import_packages(packages)
+    gymnasium_ids.import_packages(packages)
     for spec in specs:
         registry.setdefault(spec.id, spec)
     for name, given in objects.items():

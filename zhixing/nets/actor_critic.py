@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zhixing.batch import Batch
 from zhixing.config import Auto, NetConfig
-from zhixing.nets.body import Body, MakeNet, encoder_of, hidden_fields, is_recurrent, make_body, num_features, unroll
+from zhixing.core.batch import Batch
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Field, Tree, tree_map
 from zhixing.nets.heads import PolicyHead, ValueHead
 from zhixing.nets.mlp import TwinMLP
+from zhixing.nets.torso import Body, MakeNet, encoder_of, hidden_fields, is_recurrent, make_body, num_features, unroll
 from zhixing.ops.distributions import Distribution
 from zhixing.ops.returns import gae, next_values
-from zhixing.spaces import Spaces
-from zhixing.tree import Field, Tree, tree_map
 
 if TYPE_CHECKING:
-    from zhixing.policy import Policy
+    from zhixing.core.policy import Policy
 
 
 class ActorCriticOut(NamedTuple):

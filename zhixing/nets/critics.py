@@ -9,13 +9,13 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
 from zhixing.config import ContinuousConfig, DataConfig
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree
 from zhixing.errors import UserError
-from zhixing.nets.body import Encoder, MakeNet, is_recurrent, make_body, num_features
 from zhixing.nets.heads import Chances
 from zhixing.nets.mlp import MLP, TwinMLP
+from zhixing.nets.torso import Encoder, MakeNet, is_recurrent, make_body, num_features
 from zhixing.ops.distributions import Categorical, Distribution, Gaussian, SquashedGaussian
-from zhixing.spaces import Spaces
-from zhixing.tree import Tree
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -8,10 +8,10 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
+from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 from zhixing.nets.mlp import orthogonal
 from zhixing.ops.distributions import Categorical, Distribution, Gaussian, MultiCategorical
-from zhixing.spaces import Spaces
 
 
 class Chances(nn.Module):

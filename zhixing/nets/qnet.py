@@ -8,14 +8,14 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
-from zhixing.batch import Batch
 from zhixing.config import NetConfig, ValueConfig
+from zhixing.core.batch import Batch
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree, tree_map
 from zhixing.errors import UserError
-from zhixing.nets.body import MakeNet, encoder_of, is_recurrent, make_body, num_features, unroll
+from zhixing.nets.torso import MakeNet, encoder_of, is_recurrent, make_body, num_features, unroll
 from zhixing.ops.distributions import MASKED
 from zhixing.ops.schedules import linear
-from zhixing.spaces import Spaces
-from zhixing.tree import Tree, tree_map
 
 MakeHead = Callable[[int, int], nn.Module]  # (features, actions) to a module from features to [B, actions, ...]
 

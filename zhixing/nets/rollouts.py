@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.tree import Tree, tree_map
 from zhixing.nets.actor_critic import ActorCritic, advantages, episode_starts
-from zhixing.nets.body import unroll
+from zhixing.nets.torso import unroll
 from zhixing.ops.distributions import Distribution
-from zhixing.tree import Tree, tree_map
 
 
 def prepare(net: ActorCritic, batch: Batch, reward: Tensor, gamma: float, lam: float) -> Batch:

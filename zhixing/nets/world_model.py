@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zhixing.config import NetConfig
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree, tree_map
+from zhixing.nets.obs_encoder import Eyes, SightDecoder, SightEncoder
 from zhixing.nets.rssm import RSSM, NormedMLP, State
-from zhixing.nets.sight import Eyes, SightDecoder, SightEncoder
 from zhixing.ops.distributions import Categorical, Distribution, Gaussian, MultiCategorical
 from zhixing.ops.imagination import uniform_mix
 from zhixing.ops.symlog import symexp_bins, two_hot_mean
-from zhixing.spaces import Spaces
-from zhixing.tree import Tree, tree_map
 
 STD_RANGE = (0.1, 1.0)  # of continuous actions
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
 
 
 def quantile_huber(quantiles: Tensor, targets: Tensor, kappa: float) -> Tensor:

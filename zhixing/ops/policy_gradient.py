@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
 
 
 def num_minibatches(total: int, size: int) -> int:

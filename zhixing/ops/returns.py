@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
 
 
 def gae(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
-from zhixing.spaces import Spaces
 
 ENOUGH = 10  # steps with rewards that decide whether agents are opposed
 

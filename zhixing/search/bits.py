@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from zhixing.envs.arrays import Array
+from zhixing.envs.vector.step_buffers import Array
 
 
 def sum_of_bits(boards: Array) -> Array:

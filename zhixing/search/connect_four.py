@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zhixing.envs.arrays import Array
+from zhixing.envs.vector.step_buffers import Array
 from zhixing.search.bits import count_bits
 
 ROWS, COLUMNS = 6, 7

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Discrete
 
-from zhixing.envs.arrays import Array
-from zhixing.envs.families import Task
-from zhixing.envs.layout import MASK, follow
-from zhixing.envs.serial import SerialVectorEnv
-from zhixing.envs.vector import VectorEnv
+from zhixing.core.tree import Tree, tree_leaves, tree_map
+from zhixing.envs.env_spec import MASK, follow
+from zhixing.envs.registry import Task
+from zhixing.envs.vector.base import VectorEnv
+from zhixing.envs.vector.serial import SerialVectorEnv
+from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError
 from zhixing.search.games import random_action
-from zhixing.tree import Tree, tree_leaves, tree_map
 
 TRIED_STEPS = 10  # how far a copy is compared with another before it is trusted
 

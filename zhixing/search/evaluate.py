@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zhixing.envs.arrays import Array
+from zhixing.core.policy import as_tensor, device_of
+from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError
-from zhixing.policy import as_tensor, device_of
 from zhixing.search.games import Model
 
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # an odd number whose products differ in their highest bits

@@ -6,12 +6,12 @@ from typing import Protocol
 
 import numpy as np
 
-from zhixing.batch import Batch
-from zhixing.envs.arrays import Array
+from zhixing.core.batch import Batch
+from zhixing.core.tree import Tree
+from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import unknown
 from zhixing.search.connect_four import ConnectFour
 from zhixing.search.tictactoe import TicTacToe
-from zhixing.tree import Tree
 
 
 class Model(Protocol):

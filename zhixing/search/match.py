@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zhixing.envs.arrays import Array
+from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError, unknown
 from zhixing.search.games import Game, random_action
 from zhixing.search.players import Player

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zhixing.envs.arrays import Array
+from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError
 from zhixing.search.games import Game
 from zhixing.search.tictactoe import CELLS, TicTacToe

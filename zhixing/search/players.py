@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import nn
 
-from zhixing.envs.arrays import Array
+from zhixing.envs.vector.step_buffers import Array
 from zhixing.search.evaluate import Network, Playouts
 from zhixing.search.games import Game, Model, random_action
 from zhixing.search.tree import Evaluate, Result, search

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
-from zhixing.actor import Episode, Experience
-from zhixing.batch import Batch
-from zhixing.envs.arrays import Array
+from zhixing.collect.actor import Episode, Experience
+from zhixing.core.batch import Batch
+from zhixing.core.state import count
+from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError
 from zhixing.search.evaluate import Network
 from zhixing.search.games import Game
 from zhixing.search.players import draw, most_visited
 from zhixing.search.tree import search
-from zhixing.state import count
 
 
 class Played(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from zhixing.envs.arrays import Array
+from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError
 from zhixing.search.games import Model
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import zhixing as zx
 from zhixing.algorithms.a2c import A2C
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.policy import Phase
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import tree_map
 from zhixing.errors import UserError
-from zhixing.policy import Phase
-from zhixing.spaces import Spaces
-from zhixing.tree import tree_map
 
 OBS = Box(-99.0, 99.0, (1,), np.float32)
 SPACES = Spaces(OBS, Discrete(3))

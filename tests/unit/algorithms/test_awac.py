@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import zhixing as zx
 from zhixing.algorithms.awac import AWAC
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.policy import Phase
+from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
-from zhixing.policy import Phase
-from zhixing.spaces import Spaces
 
 
 def learner(spaces: Spaces = CHOICES, **settings: Any) -> AWAC:

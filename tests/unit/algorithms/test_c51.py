@@ -14,10 +14,10 @@ from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.c51 import C51
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.policy import Phase
+from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
-from zhixing.policy import Phase
-from zhixing.spaces import Spaces
 
 SPACES = Spaces(Box(-9.0, 9.0, (3,), np.float32), Discrete(2))
 SURE = 50.0  # a logit beside zeros whose probability is 1 in 32 bits

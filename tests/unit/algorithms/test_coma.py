@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import zhixing as zx
 from zhixing.algorithms.coma import COMA, counterfactual, own_value, team_value
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.optimizer import Optimizer
+from zhixing.core.policy import Phase
+from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 from zhixing.ops.distributions import Categorical
-from zhixing.ops.optim import Optimizer
-from zhixing.policy import Phase
-from zhixing.spaces import Spaces
 
 OBS = Box(-9.0, 9.0, (1,), np.float32)
 SPACES = Spaces(OBS, Discrete(3), num_agents=2, state=1)

@@ -8,8 +8,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 import zhixing as zx
-from zhixing.batch import Batch
-from zhixing.spaces import Spaces
+from zhixing.core.batch import Batch
+from zhixing.core.spaces import Spaces
 
 OBS = Box(-9.0, 9.0, (1,), np.float32)
 ONE, TEAM = Spaces(OBS, Discrete(2)), Spaces(OBS, Discrete(2), num_agents=2, state=1)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import zhixing as zx
 from zhixing.algorithms.sac import SAC
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
-from zhixing.spaces import Spaces
 
 
 def learner(spaces: Spaces = CHOICES, **settings: Any) -> SAC:

@@ -13,9 +13,9 @@ from gymnasium.spaces import Box, Discrete
 
 import zhixing as zx
 from zhixing.algorithms.dagger import DAgger
-from zhixing.batch import Batch
-from zhixing.policy import Decision, Phase, Policy
-from zhixing.spaces import Spaces
+from zhixing.core.batch import Batch
+from zhixing.core.policy import Decision, Phase, Policy
+from zhixing.core.spaces import Spaces
 
 OBS = Box(-9.0, 9.0, (2,), np.float32)
 

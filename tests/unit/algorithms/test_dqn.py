@@ -13,12 +13,12 @@ from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.dqn import DQN
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.policy import Phase
+from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 from zhixing.nets.heads import DuelingHead
 from zhixing.nets.qnet import epsilon_at, read
-from zhixing.policy import Phase
-from zhixing.spaces import Spaces
 
 SPACES = Spaces(Box(-9.0, 9.0, (3,), np.float32), Discrete(3))
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.dreamer import RANGE_RATE, Dreamer
-from zhixing.batch import Batch
-from zhixing.callbacks.imagine import Imagine, strip
-from zhixing.learner import Gradients
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients
+from zhixing.core.spaces import Spaces
 from zhixing.nets.world_model import Imagined
 from zhixing.ops.imagination import percentile_range
-from zhixing.spaces import Spaces
+from zhixing.training.callbacks.imagine import Imagine, strip
 
 VECTOR = Box(-9.0, 9.0, (3,), np.float32)
 SPACES = Spaces(VECTOR, Discrete(2))

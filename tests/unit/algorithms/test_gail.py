@@ -15,8 +15,8 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 import zhixing as zx
 from zhixing.algorithms.gail import GAIL
-from zhixing.batch import Batch
-from zhixing.spaces import Spaces
+from zhixing.core.batch import Batch
+from zhixing.core.spaces import Spaces
 
 OBS = Box(-9.0, 9.0, (2,), np.float32)
 

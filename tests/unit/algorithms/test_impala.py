@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import zhixing as zx
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
 
 
 def learners(*names: str, **settings: float) -> tuple[list[zx.Learner], Batch]:

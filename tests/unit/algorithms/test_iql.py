@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import zhixing as zx
 from zhixing.algorithms.iql import IQL
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.policy import Phase
+from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 from zhixing.ops.losses import advantage_weight, expectile
-from zhixing.policy import Phase
-from zhixing.spaces import Spaces
 
 
 def learner(spaces: Spaces = CHOICES, **settings: Any) -> IQL:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import zhixing as zx
 from zhixing.algorithms.maddpg import MADDPG
-from zhixing.batch import Batch
 from zhixing.buffers import Buffer, NStep
+from zhixing.core.batch import Batch
+from zhixing.core.policy import Phase
+from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
-from zhixing.policy import Phase
-from zhixing.spaces import Spaces
 
 OBS = Box(-9.0, 9.0, (2,), np.float32)
 CHOICES = Spaces(OBS, Discrete(3), num_agents=2)

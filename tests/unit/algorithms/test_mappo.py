@@ -15,12 +15,12 @@ from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.mappo import MAPPO
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.optimizer import Optimizer
+from zhixing.core.policy import Phase
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import tree_map
 from zhixing.errors import UserError
-from zhixing.ops.optim import Optimizer
-from zhixing.policy import Phase
-from zhixing.spaces import Spaces
-from zhixing.tree import tree_map
 
 OBS = Box(-999.0, 999.0, (1,), np.float32)
 SPACES = Spaces(OBS, Discrete(3), num_agents=3, state=1)

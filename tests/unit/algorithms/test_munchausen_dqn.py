@@ -12,8 +12,8 @@ from gymnasium.spaces import Box, Discrete
 
 import zhixing as zx
 from zhixing.algorithms.munchausen_dqn import MunchausenDQN
-from zhixing.batch import Batch
-from zhixing.spaces import Spaces
+from zhixing.core.batch import Batch
+from zhixing.core.spaces import Spaces
 
 SPACES = Spaces(Box(-9.0, 9.0, (3,), np.float32), Discrete(2))
 # The target network says 1 and 2 of the two actions everywhere. At temperature 1 the policy is

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import zhixing as zx
 from zhixing.algorithms.pg import PG
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import tree_map
 from zhixing.errors import UserError
-from zhixing.spaces import Spaces
-from zhixing.tree import tree_map
 
 OBS = Box(-99.0, 99.0, (1,), np.float32)
 SPACES = Spaces(OBS, Discrete(3))

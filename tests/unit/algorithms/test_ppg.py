@@ -13,9 +13,9 @@ from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.ppg import PPG
-from zhixing.batch import Batch
-from zhixing.spaces import Spaces
-from zhixing.tree import tree_map
+from zhixing.core.batch import Batch
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import tree_map
 
 SPACES = Spaces(Box(-1.0, 1.0, (3,), np.float32), Discrete(3))
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.ppo import PPO
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import tree_map
 from zhixing.errors import UserError
 from zhixing.nets.actor_critic import evaluate
-from zhixing.spaces import Spaces
-from zhixing.tree import tree_map
 
 SPACES = Spaces(Box(-1.0, 1.0, (3,), np.float32), Discrete(2))
 

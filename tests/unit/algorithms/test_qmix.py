@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import zhixing as zx
 from zhixing.algorithms.qmix import QMIX
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
-from zhixing.spaces import Spaces
 
 SPACES = Spaces(Box(-9.0, 9.0, (2,), np.float32), Discrete(2), num_agents=2)
 GAMMA = 0.5

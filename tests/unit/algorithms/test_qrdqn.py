@@ -11,11 +11,11 @@ from gymnasium.spaces import Box, Discrete
 
 import zhixing as zx
 from zhixing.algorithms.qrdqn import QRDQN
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.policy import Phase
+from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 from zhixing.ops.losses import quantile_huber
-from zhixing.policy import Phase
-from zhixing.spaces import Spaces
 
 SPACES = Spaces(Box(-9.0, 9.0, (3,), np.float32), Discrete(2))
 

@@ -11,10 +11,10 @@ import torch
 
 import zhixing as zx
 from zhixing.algorithms.alphazero import losses
-from zhixing.batch import Batch
 from zhixing.cli import main
-from zhixing.matches import Matches, PolicyPlayer, named_player
+from zhixing.core.batch import Batch
 from zhixing.search import PerfectPlayer, RandomPlayer, SearchPlayer, make_game, play_match
+from zhixing.search.matches import Matches, PolicyPlayer, named_player
 
 TICTACTOE = "pettingzoo/tictactoe"
 

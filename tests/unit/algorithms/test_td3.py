@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import zhixing as zx
 from zhixing.algorithms.td3 import TD3
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.policy import Phase
+from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
-from zhixing.policy import Phase
-from zhixing.spaces import Spaces
 
 OBS = Box(-9.0, 9.0, (2,), np.float32)
 SPACES = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32))

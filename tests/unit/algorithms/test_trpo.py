@@ -12,12 +12,12 @@ from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.trpo import TRPO
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import tree_map
 from zhixing.nets.actor_critic import evaluate
 from zhixing.nets.rollouts import read_policy, read_value
 from zhixing.ops.distributions import Categorical
-from zhixing.spaces import Spaces
-from zhixing.tree import tree_map
 
 OBS = Box(-1.0, 1.0, (3,), np.float32)
 DISCRETE, CONTINUOUS = Spaces(OBS, Discrete(3)), Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32))

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from zhixing.batch import Batch
-from zhixing.tree import Field
+from zhixing.core.batch import Batch
+from zhixing.core.tree import Field
 
 F32, BOOL, I64, U8 = (np.dtype(kind) for kind in (np.float32, bool, np.int64, np.uint8))
 FLAG = Field((), BOOL)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from buffer_streams import SPEC, Naive, Stream, assert_equal, step
 
-from zhixing.batch import Batch
 from zhixing.buffers import Buffer, Episode, NStep, Prioritized, Sequence, Uniform
 from zhixing.buffers.ring import Ring
+from zhixing.core.batch import Batch
+from zhixing.core.tree import tree_map
 from zhixing.errors import UserError
-from zhixing.tree import tree_map
 
 LENGTH = 60
 

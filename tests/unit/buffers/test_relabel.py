@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zhixing as zx
-from zhixing.batch import Batch
 from zhixing.buffers import Buffer, Hindsight, NStep, Prioritized, Reservoir, Sequence, Uniform
-from zhixing.buffers.relabel import steps_left
+from zhixing.buffers.her import steps_left
 from zhixing.buffers.ring import Ring
+from zhixing.core.batch import Batch
+from zhixing.core.tree import Field
 from zhixing.errors import UserError
-from zhixing.tree import Field
 
 SPEC = {
     "obs": {"achieved_goal": Field((2,), F32), "desired_goal": Field((2,), F32), "observation": Field((), I64)},

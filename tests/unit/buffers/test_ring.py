@@ -18,10 +18,10 @@ from buffer_streams import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zhixing.batch import Batch
 from zhixing.buffers import Buffer, NStep
+from zhixing.core.batch import Batch
+from zhixing.core.tree import Field, tree_map
 from zhixing.errors import UserError
-from zhixing.tree import Field, tree_map
 
 
 def check_all_stored(buffer: Buffer, naive: Naive) -> None:

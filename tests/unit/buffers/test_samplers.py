@@ -4,7 +4,7 @@ import torch
 from buffer_streams import SIMPLE, SPEC, Stream, assert_same_batch, block, simple, step
 
 from zhixing.buffers import Buffer, Episode, NStep, Prioritized, Reservoir, Sequence
-from zhixing.buffers.sumtree import SumTree
+from zhixing.buffers.sum_tree import SumTree
 from zhixing.errors import UserError
 
 

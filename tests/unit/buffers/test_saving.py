@@ -3,10 +3,10 @@ import pytest
 import torch
 from buffer_streams import F32, SIMPLE, SPEC, Stream, assert_same_batch, block, simple, step
 
-from zhixing.batch import Batch
 from zhixing.buffers import Buffer, Episode, NStep, Prioritized, Reservoir, Sequence, Uniform
+from zhixing.core.batch import Batch
+from zhixing.core.tree import Field
 from zhixing.errors import UserError
-from zhixing.tree import Field
 
 KINDS = {
     "uniform": {"view": NStep(3, 0.9)},

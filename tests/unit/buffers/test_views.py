@@ -3,10 +3,10 @@ import pytest
 import torch
 from buffer_streams import F32, SIMPLE, SPEC, SUCCESSORS, Naive, Stream, assert_equal, block, simple, stack, step
 
-from zhixing.batch import Batch
 from zhixing.buffers import Buffer, Episode, NStep, Prioritized, Sequence
+from zhixing.core.batch import Batch
+from zhixing.core.tree import Field, tree_map
 from zhixing.errors import UserError
-from zhixing.tree import Field, tree_map
 
 
 def by_index(batch):

@@ -17,11 +17,11 @@ from conftest import differing, metrics_rows
 import zhixing as zx
 from zhixing.buffers.rollout import Rollout
 from zhixing.config import RunConfig
-from zhixing.distributed.actor import SpreadActor, spread
 from zhixing.distributed.cluster import Cluster
-from zhixing.distributed.crew import LocalCrew
+from zhixing.distributed.collector import SpreadActor, spread
 from zhixing.distributed.worker import SPREAD, packed
-from zhixing.extras import install_hint
+from zhixing.distributed.worker_pool import LocalCrew
+from zhixing.utils.extras import install_hint
 
 Small = Callable[..., RunConfig]
 

@@ -15,9 +15,9 @@ import torch
 from conftest import differing, learned
 
 import zhixing as zx
-from zhixing.batch import Batch
 from zhixing.config import RunConfig
-from zhixing.distributed.learners import Partners
+from zhixing.core.batch import Batch
+from zhixing.distributed.learner_group import Partners
 
 Small = Callable[..., RunConfig]
 
@@ -143,7 +143,7 @@ def test_a_failure_of_the_first_keeps_nobody_waiting(
 def test_a_partner_that_never_comes_is_told(
     pair: Callable[..., tuple[zx.Learner, zx.Learner]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zhixing.distributed.learners.PROGRAM", "raise SystemExit(3)")
+    monkeypatch.setattr("zhixing.distributed.learner_group.PROGRAM", "raise SystemExit(3)")
     _, first = pair("dqn", "CartPole-v1")
     with pytest.raises(zx.UserError, match="one of the 2 learners ended: learner 1 with exit code 3"):
         first.update(transitions(4))

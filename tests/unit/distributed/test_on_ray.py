@@ -20,16 +20,16 @@ import torch
 from conftest import differing, metrics_rows
 
 import zhixing as zx
-from zhixing.callbacks import Progress
 from zhixing.config import RunConfig
-from zhixing.distributed.actor import SpreadActor
+from zhixing.core.learner import Gradients
+from zhixing.core.optimizer import Optimizer
 from zhixing.distributed.cluster import LOOPBACK, MAX_FOLDER, Cluster, _set_token
+from zhixing.distributed.collector import SpreadActor
 from zhixing.distributed.jobs import RayJobs
-from zhixing.distributed.servers import Servers
-from zhixing.executors import drive
-from zhixing.jobs import Job, News
-from zhixing.learner import Gradients
-from zhixing.ops.optim import Optimizer
+from zhixing.distributed.parameter_servers import Servers
+from zhixing.experiments.executors import drive
+from zhixing.experiments.jobs import Job, News
+from zhixing.training.callbacks import Progress
 
 Small = Callable[..., RunConfig]
 
@@ -178,7 +178,7 @@ def test_two_workers_learn_through_servers(cluster: Cluster, small: Small, tmp_p
     )
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     assert (result["env_steps"], result["updates"]) == (1200, 30)  # 40 steps a turn
-    state = zx.checkpoint.RunFolder.open(tmp_path / "run").load()["loop"]["learner"]
+    state = zx.training.run_folder.RunFolder.open(tmp_path / "run").load()["loop"]["learner"]
     fresh = zx.Session(cfg, tmp_path / "fresh", quiet=True)
     fresh.close()
     moved = [

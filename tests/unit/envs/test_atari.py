@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from zhixing.envs import atari_tasks, make_vector
-from zhixing.envs.families import adapter
+from zhixing.envs import make_vector
+from zhixing.envs.adapters import atari
+from zhixing.envs.registry import adapter
 from zhixing.errors import UserError
-from zhixing.extras import install_hint
+from zhixing.utils.extras import install_hint
 
 PONG = "ALE/Pong-v5"
 STACK = 4
@@ -20,7 +21,7 @@ STACK = 4
 
 def make(name: str = PONG, **options: Any) -> Any:
     pytest.importorskip("ale_py")
-    return atari_tasks.make(name, options)
+    return atari.make(name, options)
 
 
 # ------------------------------------------------------------------------------------ what needs no game
@@ -62,13 +63,13 @@ class Counting:
 
 
 @pytest.fixture
-def counting(monkeypatch: pytest.MonkeyPatch) -> type[atari_tasks.NativeAtari]:
+def counting(monkeypatch: pytest.MonkeyPatch) -> type[atari.NativeAtari]:
     module = ModuleType("ale_py.vector_env")
     module.AtariVectorEnv = Counting  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ale_py", ModuleType("ale_py"))
     monkeypatch.setitem(sys.modules, "ale_py.vector_env", module)
-    monkeypatch.setattr(atari_tasks, "games", lambda: {PONG: "pong"})
-    return type("NativePong", (atari_tasks.NativeAtari,), {"name": PONG})
+    monkeypatch.setattr(atari, "games", lambda: {PONG: "pong"})
+    return type("NativePong", (atari.NativeAtari,), {"name": PONG})
 
 
 def test_native_stacks_begin_with_the_first_picture_repeated(counting: Any) -> None:
@@ -133,12 +134,12 @@ def test_native_takes_the_settings_by_their_names(counting: Any) -> None:
 def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ale_py", None)
     monkeypatch.setitem(sys.modules, "ale_py.vector_env", None)
-    monkeypatch.setattr(atari_tasks, "games", dict)
-    assert adapter(PONG) is atari_tasks
-    assert atari_tasks.knows(PONG)
-    assert not atari_tasks.knows("ALE/Pong-v4")
-    native = type("NativePong", (atari_tasks.NativeAtari,), {"name": PONG})
-    for create in (lambda: atari_tasks.make(PONG, {}), lambda: native(2)):
+    monkeypatch.setattr(atari, "games", dict)
+    assert adapter(PONG) is atari
+    assert atari.knows(PONG)
+    assert not atari.knows("ALE/Pong-v4")
+    native = type("NativePong", (atari.NativeAtari,), {"name": PONG})
+    for create in (lambda: atari.make(PONG, {}), lambda: native(2)):
         with pytest.raises(UserError) as caught:
             create()
         assert str(caught.value) == f"{PONG} needs the extra 'atari': {install_hint('atari')}"
@@ -146,7 +147,7 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_wrong_options_are_told() -> None:
     with pytest.raises(UserError, match=r"ALE/Pong-v5 has no option 'frameskip', allowed: full_action_space, .*'skip'"):
-        atari_tasks.make(PONG, {"frameskip": 2})
+        atari.make(PONG, {"frameskip": 2})
 
 
 # ------------------------------------------------------------------------------------ the games themselves
@@ -155,8 +156,8 @@ def test_wrong_options_are_told() -> None:
 def test_names_are_those_of_the_package() -> None:
     ale_py = pytest.importorskip("ale_py")
     gym.register_envs(ale_py)
-    assert set(atari_tasks.names()) == {id for id in gym.registry if id.startswith("ALE/")}
-    assert not atari_tasks.knows("ALE/Pingpong-v5")
+    assert set(atari.names()) == {id for id in gym.registry if id.startswith("ALE/")}
+    assert not atari.knows("ALE/Pingpong-v5")
 
 
 def test_pictures_and_rewards_are_those_of_the_usual_preparation() -> None:

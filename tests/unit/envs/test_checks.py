@@ -15,7 +15,7 @@ import pytest
 from conftest import exit_code
 
 import zhixing as zx
-from zhixing.envs.checks import CHECKS, Finding
+from zhixing.envs.checker.env_checker import CHECKS, Finding
 from zhixing.errors import EnvCrashError, UserError
 
 WRONG: dict[type, tuple[str, str]] = {

@@ -7,17 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zhixing.envs import dmc_tasks, headless, make_vector
-from zhixing.envs.families import adapter
+from zhixing.envs import make_vector
+from zhixing.envs.adapters import dm_control_suite
+from zhixing.envs.registry import adapter
+from zhixing.envs.wrappers import headless
 from zhixing.errors import UserError
-from zhixing.extras import install_hint
+from zhixing.utils.extras import install_hint
 
 WALKER = "dmc/walker-walk"
 
 
 def make(name: str, **options: Any) -> Any:
     pytest.importorskip("dm_control")
-    return dmc_tasks.make(name, options)
+    return dm_control_suite.make(name, options)
 
 
 def needs_pictures() -> None:
@@ -84,18 +86,18 @@ def test_missing_library_is_told_with_its_command(monkeypatch: pytest.MonkeyPatc
 
 
 def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert adapter(WALKER) is dmc_tasks
+    assert adapter(WALKER) is dm_control_suite
     for name in ("mujoco", "dm_control"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError) as caught:
-        dmc_tasks.make(WALKER, {})
+        dm_control_suite.make(WALKER, {})
     assert str(caught.value) == f"{WALKER} needs the extra 'dmc': {install_hint('dmc')}"
 
 
 def test_wrong_options_are_told() -> None:
     def refusal(**options: Any) -> str:
         with pytest.raises(UserError) as caught:
-            dmc_tasks.make(WALKER, options)
+            dm_control_suite.make(WALKER, options)
         return str(caught.value)
 
     assert refusal(obs="picture") == f"{WALKER}: obs='picture' is none of state, pixels, both"
@@ -105,8 +107,8 @@ def test_wrong_options_are_told() -> None:
 
 
 def test_names_need_no_package() -> None:
-    assert {WALKER, "dmc/cartpole-balance", "dmc/ball_in_cup-catch"} <= set(dmc_tasks.names())
-    assert not dmc_tasks.knows("dmc/walker-fly")
+    assert {WALKER, "dmc/cartpole-balance", "dmc/ball_in_cup-catch"} <= set(dm_control_suite.names())
+    assert not dm_control_suite.knows("dmc/walker-fly")
 
 
 # ------------------------------------------------------------------------------------ the suite itself
@@ -116,7 +118,7 @@ def test_names_are_those_of_the_suite() -> None:
     make("dmc/pendulum-swingup")  # chooses how to draw before the suite is imported
     from dm_control import suite
 
-    assert sorted(dmc_tasks.names()) == sorted(f"dmc/{domain}-{task}" for domain, task in suite.ALL_TASKS)
+    assert sorted(dm_control_suite.names()) == sorted(f"dmc/{domain}-{task}" for domain, task in suite.ALL_TASKS)
 
 
 def test_numbers_are_those_of_the_suite_in_its_order() -> None:

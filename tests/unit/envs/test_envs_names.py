@@ -12,7 +12,7 @@ from zhixing import envs
 from zhixing.envs import make, make_vector, names
 from zhixing.envs.options import check_options
 from zhixing.errors import UserError
-from zhixing.extras import install_hint
+from zhixing.utils.extras import install_hint
 
 
 def refusal(name: str, **options: object) -> str:
@@ -99,7 +99,7 @@ def test_missing_package_names_our_extra(monkeypatch: pytest.MonkeyPatch) -> Non
 
     for name, extra in (("HalfCheetah-v5", "mujoco"), ("LunarLander-v3", "box2d"), ("Taxi-v4", "toy-text")):
         with monkeypatch.context() as patch:
-            patch.setattr("zhixing.envs.gymnasium_tasks.load_env_creator", without)
+            patch.setattr("zhixing.envs.adapters.gymnasium_ids.load_env_creator", without)
             assert refusal(name) == f"{name} needs the extra '{extra}': {install_hint(extra)}"
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from sample_tasks import Chaser, Counter, InfoMask, Mixed, Pair, PettingManner, Secretive, Stateful, Words, WrongShape
 
-from zhixing.envs import ProcessVectorEnv, SerialVectorEnv, VectorEnv, make_vector, tapes
+from zhixing.core.tree import tree_leaves, tree_map
+from zhixing.envs import ProcessVectorEnv, SerialVectorEnv, VectorEnv, make_vector
+from zhixing.envs.vector import action_log
 from zhixing.errors import UserError
-from zhixing.tree import tree_leaves, tree_map
 
 
 def record(env: VectorEnv, steps: int, seed: int) -> list[Any]:
@@ -245,7 +246,7 @@ def test_action_log_ends_with_the_episode() -> None:
 
 def test_an_endless_episode_is_recorded_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory, checkpoints and the time to resume don't grow with its length; on resume it begins again."""
-    monkeypatch.setattr(tapes, "ACTION_BYTES", 16 * 8)  # 16 actions of 8 bytes
+    monkeypatch.setattr(action_log, "ACTION_BYTES", 16 * 8)  # 16 actions of 8 bytes
     env = SerialVectorEnv(lambda: Counter(limit=10**9), 1)
     env.reset(seed=0)
     (slot,) = env.slots.slots
@@ -264,7 +265,7 @@ def test_an_endless_episode_is_recorded_up_to_a_bound(monkeypatch: pytest.Monkey
 
 
 def test_an_endless_episode_of_a_task_with_a_state_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tapes, "ACTION_BYTES", 16 * 8)
+    monkeypatch.setattr(action_log, "ACTION_BYTES", 16 * 8)
     env, again = (SerialVectorEnv(Stateful, 1) for _ in "ab")
     env.reset(seed=0)
     record(env, 40, seed=0)

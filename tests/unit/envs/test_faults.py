@@ -13,9 +13,9 @@ import pytest
 from sample_tasks import Counter, Sleeper, Trouble
 
 import zhixing as zx
-from zhixing.actor import Actor
+from zhixing.collect.actor import Actor
 from zhixing.envs import Faults, ProcessVectorEnv, SerialVectorEnv, VectorEnv, make_vector
-from zhixing.envs.faults import IN_A_ROW, INTERRUPTED
+from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED
 from zhixing.errors import EnvCrashError, UserError
 
 REPLACE = Faults(on_crash="replace")

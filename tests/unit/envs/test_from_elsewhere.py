@@ -18,11 +18,14 @@ from sample_tasks import Counter
 from torch import nn
 
 import zhixing as zx
-from zhixing import importing, named_objects
-from zhixing.envs import choice, gymnasium_tasks, make, make_vector
+from zhixing import named_objects
+from zhixing.envs import make, make_vector
+from zhixing.envs.adapters import gymnasium_ids
 from zhixing.envs.portable import reference
+from zhixing.envs.vector import choose_backend
 from zhixing.errors import UserError
-from zhixing.session import default_out
+from zhixing.training.session import default_out
+from zhixing.utils import importing
 
 PACKAGE = """
 import gymnasium as gym
@@ -64,7 +67,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ids, modules, known = set(gym.registry), set(sys.modules), set(importing.known)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("ZHIXING_TRUST", "")  # which --trust sets
-    monkeypatch.setattr(gymnasium_tasks, "imported_packages", [])
+    monkeypatch.setattr(gymnasium_ids, "imported_packages", [])
     monkeypatch.setattr(named_objects, "_objects", {})
     yield
     for name in set(gym.registry) - ids:
@@ -120,7 +123,7 @@ def test_package_that_registers_when_it_is_asked_to(tmp_path: Path, clean: None,
 @pytest.mark.parametrize("backend", ["serial", "process", "mixed"])
 @pytest.mark.parametrize("name", ["my_rooms:Room-v0", "Room-v0", "rooms/Large-v1"])
 def test_ids_of_packages_work_with_every_back_end(package: Path, name: str, backend: str) -> None:
-    gymnasium_tasks.import_packages(["my_rooms"])
+    gymnasium_ids.import_packages(["my_rooms"])
     with closing(make_vector(name, 2, backend, None if backend == "serial" else 2)) as env:
         assert steps_until_the_end(env) == (5 if "Large" in name else 3)
 
@@ -137,9 +140,9 @@ def test_a_run_records_what_to_import(
     text = (package / "run" / "config.yaml").read_text()
     assert f"imports: {recorded}" in text or "imports:\n- my_rooms\n" in text
     script = (
-        "import zhixing as zx, zhixing.video\n"
+        "import zhixing as zx, zhixing.report.video\n"
         "assert zx.evaluate('run', 2).summary()['mean_return'] == 3\n"
-        "assert zhixing.video.record('run', 'v.mp4') == [3.0]\n"
+        "assert zhixing.report.video.record('run', 'v.mp4') == [3.0]\n"
         "assert zx.Session.resume('run', env_steps=128, quiet=True).run()['final_return'] == 3\n"
     )
     env = {**importing.child_environment(), "ZHIXING_TRUST": "1"}
@@ -187,7 +190,7 @@ def test_an_id_that_only_a_script_registered_is_asked_for(
     from my_rooms import Room
 
     gym.register("Script-v0", entry_point=lambda **options: Room(**options))
-    monkeypatch.setattr("zhixing.session.registering_module", lambda name: None)  # as of __main__
+    monkeypatch.setattr("zhixing.training.session.registering_module", lambda name: None)  # as of __main__
     zx.train("ppo", env="Script-v0", out="run", quiet=True, vector__backend="process", **FAST)
     del gym.registry["Script-v0"]
     assert exit_code(monkeypatch, "eval", "run") == 2
@@ -322,8 +325,8 @@ def test_auto_falls_back_to_serial_where_a_worker_cannot_make_it(
     clean: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lock = threading.Lock()  # can't be sent
-    monkeypatch.setattr(choice, "cpu_count", lambda: 2)
-    monkeypatch.setattr(choice, "WAKE_SECONDS", {"process": 0.0, "mixed": 0.0})
+    monkeypatch.setattr(choose_backend, "cpu_count", lambda: 2)
+    monkeypatch.setattr(choose_backend, "WAKE_SECONDS", {"process": 0.0, "mixed": 0.0})
 
     def locked() -> gym.Env[Any, Any]:
         with lock:

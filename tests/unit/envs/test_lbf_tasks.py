@@ -9,16 +9,16 @@ import pytest
 
 pytest.importorskip("lbforaging")
 
-from zhixing.envs import lbf_tasks
-from zhixing.envs.serial import SerialVectorEnv
+from zhixing.envs.adapters import foraging
+from zhixing.envs.vector.serial import SerialVectorEnv
 from zhixing.errors import UserError
-from zhixing.extras import install_hint
+from zhixing.utils.extras import install_hint
 
 LOAD = 5
 
 
 def make(name: str, **options: Any) -> Any:
-    return lbf_tasks.make(name, options)
+    return foraging.make(name, options)
 
 
 def arrange(env: Any, players: list[tuple[int, int, int]], food: list[tuple[int, int, int]]) -> None:
@@ -123,19 +123,19 @@ def test_picture_shows_food_and_players() -> None:
     env = make("lbf/8x8-2p-1f", render_mode="rgb_array")
     env.reset(seed=0)
     arrange(env, [(0, 1, 1), (7, 0, 2)], [(3, 3, 3)])
-    frame = env.render()[:: lbf_tasks.PIXELS, :: lbf_tasks.PIXELS]
+    frame = env.render()[:: foraging.PIXELS, :: foraging.PIXELS]
     assert (frame.shape, frame.dtype) == ((8, 8, 3), np.uint8)
-    assert tuple(frame[3, 3]) == lbf_tasks.FOOD
-    assert tuple(frame[7, 0]) == lbf_tasks.PLAYER
-    assert tuple(frame[0, 1]) == tuple(value // 2 for value in lbf_tasks.PLAYER)
-    assert tuple(frame[0, 0]) == lbf_tasks.GROUND
+    assert tuple(frame[3, 3]) == foraging.FOOD
+    assert tuple(frame[7, 0]) == foraging.PLAYER
+    assert tuple(frame[0, 1]) == tuple(value // 2 for value in foraging.PLAYER)
+    assert tuple(frame[0, 0]) == foraging.GROUND
 
 
 def test_names_and_wrong_ones() -> None:
-    assert all(lbf_tasks.knows(name) for name in lbf_tasks.names())
-    assert lbf_tasks.knows("lbf/12x12-5p-4f-coop")
+    assert all(foraging.knows(name) for name in foraging.names())
+    assert foraging.knows("lbf/12x12-5p-4f-coop")
     for wrong in ("lbf/8x8", "lbf/8x8-2p", "lbf/0x8-2p-3f", "lbf/8x8-2p-3f-coup", "lbf/8x8-0p-3f", "lbf/8x8-2p-3f-v3"):
-        assert not lbf_tasks.knows(wrong)
+        assert not foraging.knows(wrong)
     with pytest.raises(UserError, match="lbf/4x4-2p-1f: the field must be at least 5x5"):
         make("lbf/4x4-2p-1f")
     with pytest.raises(UserError, match="4 places for each"):

@@ -15,9 +15,9 @@ pytest.importorskip("stable_retro")
 from gymnasium.utils.env_checker import check_env
 
 from zhixing.envs import make, make_vector
-from zhixing.envs.mario import nes_core, rules, task
-from zhixing.envs.mario.retro_core import Emulator
-from zhixing.envs.mario.rules import Mark
+from zhixing.envs.adapters.mario import nes_core, rules, task
+from zhixing.envs.adapters.mario.retro_core import Emulator
+from zhixing.envs.adapters.mario.rules import Mark
 from zhixing.errors import UserError
 
 FRAMES = {"skip": 1, "stack": 1, "grey": False, "size": None}

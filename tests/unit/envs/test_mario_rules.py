@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from zhixing.envs import families, make, mario, names
-from zhixing.envs.mario import nes_core, retro_core, rules, scenes, task
-from zhixing.envs.mario.rules import Mark
-from zhixing.envs.serial import SerialVectorEnv
+from zhixing.envs import make, names, registry
+from zhixing.envs.adapters import mario
+from zhixing.envs.adapters.mario import nes_core, retro_core, rules, scenes, task
+from zhixing.envs.adapters.mario.rules import Mark
+from zhixing.envs.vector.serial import SerialVectorEnv
 from zhixing.errors import UserError
-from zhixing.extras import install_hint
+from zhixing.utils.extras import install_hint
 
 NORMAL = 8  # of STATE: Mario can be moved
 
@@ -307,7 +308,7 @@ def test_names() -> None:
     known = mario.names()
     assert len(known) == 33
     assert {"mario", "mario/1-1", "mario/8-4"} <= set(known) <= set(names())
-    assert all(mario.knows(name) and families.adapter(name) is mario for name in known)
+    assert all(mario.knows(name) and registry.adapter(name) is mario for name in known)
     assert not any(mario.knows(name) for name in ("mario/", "mario/9-1", "mario/1-5", "mario/1-1-1", "mariokart"))
     with pytest.raises(UserError, match="unknown environment 'mario/9-1': did you mean 'mario/"):
         make("mario/9-1")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zhixing.envs.mpe_spread import NativeSpread
+from zhixing.envs.adapters.mpe_spread import NativeSpread
 from zhixing.errors import UserError
 
 

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from zhixing.envs import headless, make, make_vector, mujoco_tasks
+from zhixing.envs import make, make_vector
+from zhixing.envs.adapters import mujoco_v5
+from zhixing.envs.wrappers import headless
 from zhixing.errors import UserError
-from zhixing.extras import install_hint
+from zhixing.utils.extras import install_hint
 
 TASKS = ("HalfCheetah-v5", "Ant-v5", "Hopper-v5", "Humanoid-v5", "Pusher-v5", "InvertedDoublePendulum-v5")
 
@@ -86,7 +88,7 @@ def test_wrong_options_are_told() -> None:
     }
     for message, options in wrong.items():
         with pytest.raises(UserError) as caught:
-            mujoco_tasks.make("Hopper-v5", options)
+            mujoco_v5.make("Hopper-v5", options)
         assert str(caught.value) == message
     pytest.importorskip("mujoco")
     assert "Hopper-v5 has no option 'frames', allowed: " in refusal("Hopper-v5", frames=2)
@@ -126,7 +128,7 @@ class Drawn(gym.Env[Any, Any]):
 
 
 def test_pictures_take_the_place_of_numbers_and_keep_where_the_camera_looks() -> None:
-    env, other = (mujoco_tasks.Seen(Drawn(), "drawn", 8) for _ in range(2))
+    env, other = (mujoco_v5.Seen(Drawn(), "drawn", 8) for _ in range(2))
     obs, _ = env.reset(seed=0)
     assert env.observation_space.contains(obs)
     assert [int(env.step(None)[0][0, 0, 0]) for _ in range(2)] == [1, 2]

@@ -13,17 +13,17 @@ pytest.importorskip("pettingzoo")
 pytest.importorskip("mpe2")
 
 import zhixing as zx
-from zhixing.envs import pettingzoo_tasks
-from zhixing.envs.agents import Seats
-from zhixing.envs.layout import describe
-from zhixing.envs.pettingzoo_tasks import ParallelEnv, TurnsEnv
-from zhixing.envs.serial import SerialVectorEnv
+from zhixing.envs.adapters import pettingzoo_envs
+from zhixing.envs.adapters.pettingzoo_envs import ParallelEnv, TurnsEnv
+from zhixing.envs.env_spec import describe
+from zhixing.envs.vector.serial import SerialVectorEnv
+from zhixing.envs.wrappers.agents import Seats
 from zhixing.errors import UserError
-from zhixing.extras import install_hint
+from zhixing.utils.extras import install_hint
 
 
 def make(name: str, **options: Any) -> Any:
-    return pettingzoo_tasks.make(name, options)
+    return pettingzoo_envs.make(name, options)
 
 
 class Leavers:
@@ -293,11 +293,11 @@ def test_picture_without_a_screen() -> None:
 
 
 def test_names_and_wrong_ones() -> None:
-    names = pettingzoo_tasks.names()
+    names = pettingzoo_envs.names()
     assert {"mpe/simple_spread", "mpe/simple_tag", "pettingzoo/tictactoe", "pettingzoo/connect_four"} <= set(names)
-    assert pettingzoo_tasks.knows("mpe/simple_push")
+    assert pettingzoo_envs.knows("mpe/simple_push")
     for wrong in ("mpe/simple_spread_v3", "mpe/tictactoe", "pettingzoo/simple_tag", "mpe/", "mpe"):
-        assert not pettingzoo_tasks.knows(wrong)
+        assert not pettingzoo_envs.knows(wrong)
 
 
 def test_wrong_options_are_told() -> None:

@@ -10,13 +10,13 @@ import pytest
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.utils.env_checker import check_env
 
-from zhixing.batch import Batch
 from zhixing.buffers import Buffer
-from zhixing.envs import resize
-from zhixing.envs.pixels import PIXEL_OPTIONS, noop, split_options, wrap_pixels
-from zhixing.envs.serial import SerialVectorEnv
+from zhixing.core.batch import Batch
+from zhixing.core.tree import Field
+from zhixing.envs.vector.serial import SerialVectorEnv
+from zhixing.envs.wrappers import resize
+from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, noop, split_options, wrap_pixels
 from zhixing.errors import UserError
-from zhixing.tree import Field
 
 PLAIN = {"skip": 1, "pool": "last", "grey": False, "size": None, "stack": 1}
 

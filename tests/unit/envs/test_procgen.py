@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zhixing.envs import make_vector, procgen_tasks
-from zhixing.envs.families import adapter
-from zhixing.envs.pools import Pool
-from zhixing.envs.procgen_tasks import NATIVE, settings
-from zhixing.envs.procgen_tasks import pool as make_pool
+from zhixing.envs import make_vector
+from zhixing.envs.adapters import procgen_envs
+from zhixing.envs.adapters.procgen_envs import NATIVE, settings
+from zhixing.envs.adapters.procgen_envs import pool as make_pool
+from zhixing.envs.registry import adapter
+from zhixing.envs.vector.pools import Pool
 from zhixing.errors import UserError
-from zhixing.extras import install_hint
+from zhixing.utils.extras import install_hint
 
 BIGFISH = "procgen/bigfish"
 
@@ -176,7 +177,7 @@ def test_games_that_show_something_else_begin_anew(backend: str, lost: list[int]
 
 @pytest.mark.usefixtures("dealing")
 def test_one_copy_and_its_seeds() -> None:
-    env = procgen_tasks.make(BIGFISH, {"render_mode": "rgb_array"})
+    env = procgen_envs.make(BIGFISH, {"render_mode": "rgb_array"})
     levels = []
     for seed in (3, 3, None, None):
         obs, _ = env.reset(seed=seed)
@@ -211,7 +212,7 @@ def test_levels_to_train_and_to_test_on_are_apart() -> None:
 def test_wrong_options_are_told() -> None:
     def refusal(name: str, **options: Any) -> str:
         with pytest.raises(UserError) as caught:
-            procgen_tasks.make(name, options)
+            procgen_envs.make(name, options)
         return str(caught.value)
 
     assert refusal(BIGFISH, mode="memory") == "procgen/bigfish: mode='memory' is none of easy, hard"
@@ -225,11 +226,11 @@ def test_wrong_options_are_told() -> None:
 
 
 def test_missing_package_and_missing_library_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert adapter(BIGFISH) is procgen_tasks
-    assert procgen_tasks.knows("procgen/starpilot")
-    assert not procgen_tasks.knows("procgen/starfish")
+    assert adapter(BIGFISH) is procgen_envs
+    assert procgen_envs.knows("procgen/starpilot")
+    assert not procgen_envs.knows("procgen/starfish")
     monkeypatch.setitem(sys.modules, "envpool", None)
-    for create in (lambda: procgen_tasks.make(BIGFISH, {}), lambda: NATIVE[BIGFISH](2)):
+    for create in (lambda: procgen_envs.make(BIGFISH, {}), lambda: NATIVE[BIGFISH](2)):
         with pytest.raises(UserError) as caught:
             create()
         assert str(caught.value) == f"procgen/bigfish needs the extra 'procgen': {install_hint('procgen')}"
@@ -260,10 +261,10 @@ def pool_of(name: str, num: int, **options: Any) -> Pool:
 def test_every_game_is_there() -> None:
     envpool = pytest.importorskip("envpool")
     known = set(envpool.list_all_envs())
-    for game in procgen_tasks.GAMES:
-        for mode in procgen_tasks.MODES:
+    for game in procgen_envs.GAMES:
+        for mode in procgen_envs.MODES:
             there = f"{game.capitalize()}{mode.capitalize()}-v0" in known
-            assert there == (game in procgen_tasks.FURTHER.get(mode, procgen_tasks.GAMES)), (game, mode)
+            assert there == (game in procgen_envs.FURTHER.get(mode, procgen_envs.GAMES)), (game, mode)
 
 
 def test_levels_are_those_asked_for() -> None:

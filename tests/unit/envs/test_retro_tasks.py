@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zhixing.envs import make, make_vector, retro_tasks
+from zhixing.envs import make, make_vector
+from zhixing.envs.adapters import retro_games
 from zhixing.errors import UserError
-from zhixing.extras import install_hint
+from zhixing.utils.extras import install_hint
 
 GAME = "retro/Airstriker-Genesis-v0"
 
 
 def test_names_need_the_package() -> None:
-    assert retro_tasks.knows("retro/Anything")
-    assert not retro_tasks.knows("retro/")
+    assert retro_games.knows("retro/Anything")
+    assert not retro_games.knows("retro/")
     with pytest.raises(UserError, match="unknown environment 'retro'"):
         make("retro")
 
@@ -27,8 +28,8 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "stable_retro", None)
     with pytest.raises(UserError, match=re.escape(install_hint("mario"))):
         make("retro/X")
-    monkeypatch.setattr(retro_tasks, "find_spec", lambda name: None)
-    assert retro_tasks.names() == []
+    monkeypatch.setattr(retro_games, "find_spec", lambda name: None)
+    assert retro_games.names() == []
 
 
 def test_wrong_options_are_told() -> None:
@@ -45,8 +46,8 @@ def retro() -> Any:
 
 @pytest.mark.usefixtures("retro")
 def test_the_free_game_plays_and_resumes() -> None:
-    assert GAME in retro_tasks.names()
-    assert not any("Sonic" in name for name in retro_tasks.names())  # there are patches for ROMs that nobody has
+    assert GAME in retro_games.names()
+    assert not any("Sonic" in name for name in retro_games.names())  # there are patches for ROMs that nobody has
     first = make_vector(GAME, 1, "serial", options={"render_mode": "rgb_array", "noops": 8})
     obs, _ = first.reset(seed=0)
     assert obs.shape == (1, 4, 84, 84)

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zhixing.envs.serial import SerialVectorEnv
-from zhixing.envs.skirmish import (
+from zhixing.envs.adapters.skirmish import (
     MAPS,
     NATIVE,
     Battles,
@@ -20,8 +19,9 @@ from zhixing.envs.skirmish import (
     names,
     random_play,
 )
-from zhixing.envs.skirmish.battles import EAST, NOOP, NORTH, SOUTH, STOP, WEST
-from zhixing.envs.skirmish.views import Views
+from zhixing.envs.adapters.skirmish.battles import EAST, NOOP, NORTH, SOUTH, STOP, WEST
+from zhixing.envs.adapters.skirmish.views import Views
+from zhixing.envs.vector.serial import SerialVectorEnv
 from zhixing.errors import UserError
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zhixing.envs.layout import describe
-from zhixing.envs.skirmish import NATIVE, SkirmishSMAC, random_play
-from zhixing.envs.smac_tasks import SmacEnv, knows, make, names
+from zhixing.envs.adapters.skirmish import NATIVE, SkirmishSMAC, random_play
+from zhixing.envs.adapters.smac import SmacEnv, knows, make, names
+from zhixing.envs.env_spec import describe
 from zhixing.errors import UserError
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zhixing.envs import smax_tasks
+from zhixing.envs.adapters import smax
 from zhixing.errors import UserError
-from zhixing.extras import install_hint
+from zhixing.utils.extras import install_hint
 
 STEPS = 12  # of an episode: soon over, so that ends are seen
 
@@ -26,13 +26,13 @@ def attack(obs: Any, mask: Any) -> Any:
 @pytest.fixture(scope="module")
 def env() -> Any:
     pytest.importorskip("jaxmarl")
-    return smax_tasks.make("smax/3m", {})
+    return smax.make("smax/3m", {})
 
 
 @pytest.fixture(scope="module")
 def native() -> Any:
     pytest.importorskip("jaxmarl")
-    return smax_tasks.NATIVE["smax/3m"](3, max_steps=STEPS)
+    return smax.NATIVE["smax/3m"](3, max_steps=STEPS)
 
 
 def test_what_a_battle_shows(env: Any) -> None:
@@ -97,8 +97,8 @@ def test_picture_of_a_battle(env: Any) -> None:
     env.reset(seed=0)
     frame = env.render()
     assert (frame.shape, frame.dtype) == ((320, 320, 3), np.uint8)
-    columns = {colour: np.nonzero((frame == colour).all(2))[1] for colour in (smax_tasks.ALLY, smax_tasks.ENEMY)}
-    assert columns[smax_tasks.ALLY].max() < 160 < columns[smax_tasks.ENEMY].min()  # they start on their own sides
+    columns = {colour: np.nonzero((frame == colour).all(2))[1] for colour in (smax.ALLY, smax.ENEMY)}
+    assert columns[smax.ALLY].max() < 160 < columns[smax.ENEMY].min()  # they start on their own sides
 
 
 def test_native_battles_begin_anew_in_the_same_step(native: Any) -> None:
@@ -171,7 +171,7 @@ def test_importing_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     for name in [name for name in sys.modules if name.startswith("jaxmarl")]:
         del sys.modules[name]
     streams = sys.stdout, sys.stderr
-    smax_tasks.Battle("smax/3m", {})
+    smax.Battle("smax/3m", {})
     assert (sys.stdout, sys.stderr) == streams
     assert capfd.readouterr().out == ""
 
@@ -179,23 +179,23 @@ def test_importing_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 def test_wrong_options_and_names_are_told() -> None:
     pytest.importorskip("jaxmarl")
     with pytest.raises(UserError, match=r"smax/3m has no option 'max_step', allowed: max_steps, .*mean 'max_steps'"):
-        smax_tasks.make("smax/3m", {"max_step": 3})
+        smax.make("smax/3m", {"max_step": 3})
     with pytest.raises(UserError, match=r"can't be made with \(observation_type='x'\): ValueError"):
-        smax_tasks.make("smax/3m", {"observation_type": "x"})
+        smax.make("smax/3m", {"observation_type": "x"})
 
 
 def test_names_need_no_jax() -> None:
-    assert {"smax/3m", "smax/2s3z", "smax/5m_vs_6m"} <= set(smax_tasks.names())
-    assert smax_tasks.knows("smax/8m")
-    assert not smax_tasks.knows("smax/4m")
-    assert smax_tasks.NATIVE["smax/8m"].name == "smax/8m"
-    assert "max_steps" in smax_tasks.NATIVE["smax/8m"].options
-    assert "render_mode" not in smax_tasks.NATIVE["smax/8m"].options
+    assert {"smax/3m", "smax/2s3z", "smax/5m_vs_6m"} <= set(smax.names())
+    assert smax.knows("smax/8m")
+    assert not smax.knows("smax/4m")
+    assert smax.NATIVE["smax/8m"].name == "smax/8m"
+    assert "max_steps" in smax.NATIVE["smax/8m"].options
+    assert "render_mode" not in smax.NATIVE["smax/8m"].options
 
 
 def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jaxmarl.environments.smax", None)
-    for make in (lambda: smax_tasks.make("smax/3m", {}), lambda: smax_tasks.NATIVE["smax/3m"](2)):
+    for make in (lambda: smax.make("smax/3m", {}), lambda: smax.NATIVE["smax/3m"](2)):
         with pytest.raises(UserError) as caught:
             make()
         assert str(caught.value) == f"smax/3m needs the extra 'smax': {install_hint('smax')}"

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from zhixing.envs import make_vector
-from zhixing.envs.native import NativeVectorEnv
-from zhixing.envs.skirmish import MAPS, Battles, focus_fire, random_play
-from zhixing.envs.skirmish.battles import ATTACK, EAST, JITTER, NOOP, STOP
-from zhixing.envs.torch_tasks import TorchVectorEnv
-from zhixing.envs.torch_tasks.skirmish import Skirmish
+from zhixing.envs.adapters.skirmish import MAPS, Battles, focus_fire, random_play
+from zhixing.envs.adapters.skirmish.battles import ATTACK, EAST, JITTER, NOOP, STOP
+from zhixing.envs.torch_native import TorchVectorEnv
+from zhixing.envs.torch_native.skirmish import Skirmish
+from zhixing.envs.vector.native import NativeVectorEnv
 from zhixing.errors import UserError
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from zhixing.envs import Faults, make_vector
-from zhixing.envs.torch_tasks import TORCH, TorchVectorEnv
-from zhixing.envs.torch_tasks.skirmish import SKIRMISHES
+from zhixing.envs.torch_native import TORCH, TorchVectorEnv
+from zhixing.envs.torch_native.skirmish import SKIRMISHES
 from zhixing.errors import UserError
 
 PI = math.pi

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 import zhixing as zx
 from zhixing.algorithms.ppo import PPO
 from zhixing.config import NetConfig
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import tree_leaves
 from zhixing.errors import UserError
 from zhixing.nets.actor_critic import ActorCritic
-from zhixing.nets.body import Encoder, RecurrentBody, make_body, num_features, unroll
 from zhixing.nets.cnn import CNN, CnnKind
 from zhixing.nets.heads import PolicyHead
 from zhixing.nets.mlp import FEW, MLP, TwinMLP, tanh_
+from zhixing.nets.torso import Encoder, RecurrentBody, make_body, num_features, unroll
 from zhixing.ops.distributions import Categorical, Gaussian, MultiCategorical
-from zhixing.spaces import Spaces
-from zhixing.tree import tree_leaves
 
 VECTOR = Box(-1.0, 1.0, (3,), np.float32)
 

@@ -11,13 +11,13 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from zhixing.config import NetConfig
+from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
+from zhixing.nets.obs_encoder import Eyes, PictureDecoder, PictureEncoder, SightDecoder, SightEncoder
 from zhixing.nets.rssm import RSSM, NormedMLP
-from zhixing.nets.sight import Eyes, PictureDecoder, PictureEncoder, SightDecoder, SightEncoder
 from zhixing.nets.world_model import Choices, TwoHotHead, WorldModel, encode_action
 from zhixing.ops.distributions import Categorical, Gaussian, MultiCategorical
 from zhixing.ops.symlog import symlog, two_hot, two_hot_loss
-from zhixing.spaces import Spaces
 
 NET = NetConfig(hidden_sizes=[16], activation="silu")
 VECTOR = Box(-9.0, 9.0, (3,), np.float32)

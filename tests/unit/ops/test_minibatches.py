@@ -10,11 +10,11 @@ import torch
 from conftest import differing
 
 import zhixing as zx
-from zhixing.batch import Batch
-from zhixing.graph import updates
-from zhixing.learner import Learner
+from zhixing.compile import updates
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Learner
 from zhixing.ops.policy_gradient import minibatches
-from zhixing.trainer import Loop
+from zhixing.training.loop import Loop
 
 Small = Callable[..., zx.config.RunConfig]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zhixing.ops.normalise import RewardScale, RunningNorm
+from zhixing.ops.normalize import RewardScale, RunningNorm
 
 
 def test_statistics_of_parts_equal_those_of_the_whole() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zhixing.ops.optim import Average, Optimizer, _share, can_flatten
+from zhixing.core.optimizer import Average, Optimizer, _share, can_flatten
 
 
 def plain() -> nn.Module:
@@ -252,7 +252,7 @@ def test_scaled_losses_keep_what_half_precision_would_lose() -> None:
 
 def test_a_factor_that_overflows_is_halved_and_one_that_does_not_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """65,536 x 3 is more than half precision's 65,504, and so is 32,768 x 3; 16,384 x 3 isn't."""
-    monkeypatch.setattr("zhixing.ops.optim.GROWTH_STEPS", 2)
+    monkeypatch.setattr("zhixing.core.optimizer.GROWTH_STEPS", 2)
     weight = nn.Parameter(torch.tensor([1.0]))
     optimizer = Optimizer([weight], 0.1, scaled=True)
     scales = []

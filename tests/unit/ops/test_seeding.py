@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zhixing.ops.seeding import stream
+from zhixing.core.seeding import stream
 
 
 def test_a_stream_is_the_same_on_every_machine() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zhixing.batch import Batch
+from zhixing.core.batch import Batch
 from zhixing.errors import UserError
 from zhixing.search.bits import count_bits, sum_of_bits
 from zhixing.search.games import GAMES, Game, augment, make_game, random_action, seat_to_move

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from zhixing.buffers import Buffer
+from zhixing.core.tree import Field
 from zhixing.errors import UserError
 from zhixing.search.board_net import BoardNet
 from zhixing.search.games import augment, make_game
@@ -13,7 +14,6 @@ from zhixing.search.match import play_match
 from zhixing.search.perfect import PerfectPlayer
 from zhixing.search.players import network_player
 from zhixing.search.self_play import SelfPlay, as_steps
-from zhixing.tree import Field
 
 TICTACTOE, CONNECT_FOUR = make_game("pettingzoo/tictactoe"), make_game("pettingzoo/connect_four")
 

@@ -1,0 +1,203 @@
+"""Environments whose episodes never end: evaluations, videos and recordings end all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Command, differing, metrics_rows
+
+import zhixing as zx
+from zhixing.collect.actor import MIN_EVAL_STEPS, Actor, default_eval_steps
+from zhixing.core.policy import Decision, Phase, Policy
+from zhixing.training.run_folder import RunFolder
+from zhixing.training.zoo import export
+
+LIMIT = 30
+
+
+class Still(Policy):
+    """Always the first action."""
+
+    def act(self, obs: Any, hidden: Any, mask: Any, phase: Phase, rng: Any, env_steps: int) -> Decision:
+        return Decision(self.random_action(len(obs), mask, rng) * 0)
+
+
+def evaluated(task: str, num: int, episodes: int, max_steps: int | None) -> zx.Evaluation:
+    env = zx.envs.make_vector(task, num, backend="serial")
+    try:
+        return Actor(Still(env.spaces), env).evaluate(episodes, seed=0, max_steps=max_steps)
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_evaluation_cuts_episodes_and_counts_them(num: int) -> None:
+    evaluation = evaluated("tasks:Endless", num, 5, 7)
+    assert evaluation.returns.tolist() == [7.0] * 5  # 1 per step
+    assert [episode.length for episode in evaluation.episodes] == [7] * 5
+    assert evaluation.cut_episodes == evaluation.summary()["cut_episodes"] == 5
+
+
+def test_episodes_that_end_in_time_are_not_cut() -> None:
+    assert evaluated("tasks:Known", 2, 5, 5).cut_episodes == 0  # they end at the fifth step
+    evaluation = evaluated("tasks:Known", 2, 5, 4)
+    assert (evaluation.cut_episodes, evaluation.mean_return) == (5, 4.0)
+
+
+def test_bound_follows_the_longest_training_episode_unless_there_is_a_time_limit() -> None:
+    assert default_eval_steps(None) == default_eval_steps(None, 10) == MIN_EVAL_STEPS
+    assert default_eval_steps(None, MIN_EVAL_STEPS) == 2 * MIN_EVAL_STEPS
+    assert default_eval_steps(500, 10**9) is None
+
+
+def test_without_a_bound_the_default_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zhixing.collect.actor.MIN_EVAL_STEPS", 11)
+    assert evaluated("tasks:Endless", 2, 2, None).returns.tolist() == [11.0, 11.0]
+
+
+# --- training ---
+
+
+def endless(small: Callable, name: str = "ppo", **settings: Any) -> Any:
+    return small(name, "tasks:Endless", eval_max_steps=LIMIT, eval_episodes=3, **settings)
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+@pytest.mark.parametrize("eval_every_steps", [0, 300])
+def test_training_ends_with_a_checkpoint(
+    name: str, eval_every_steps: int, small: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = zx.Session(endless(small, name, eval_every_steps=eval_every_steps), tmp_path / "run", quiet=True).run()
+    assert result["final_return"] == LIMIT
+    assert RunFolder.open(tmp_path / "run").newest_step() == result["env_steps"]
+    notes = [line for line in capsys.readouterr().err.splitlines() if "evaluation episodes were cut" in line]
+    assert len(notes) == 1  # once, not at each evaluation
+    assert "3 of 3 evaluation episodes were cut after 30 steps" in notes[0]
+    assert "env.max_episode_steps" in notes[0]
+
+
+def test_default_bound_is_twice_the_longest_training_episode(
+    small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that haven't ended count, too; here none has."""
+    monkeypatch.setattr("zhixing.collect.actor.MIN_EVAL_STEPS", 10)
+    cfg = small("ppo", "tasks:Endless", vector__num=2, env_steps=200, eval_every_steps=0, eval_episodes=1)
+    result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
+    longest = result["env_steps"] // 2
+    assert result["final_return"] == 2 * longest
+    for checkpoint in ("last", "best"):
+        evaluation = zx.evaluate(tmp_path / "run", 1, checkpoint=checkpoint)
+        assert (evaluation.mean_return, evaluation.cut_episodes) == (2 * longest, 1)
+
+
+class InterruptEvaluation(zx.Callback):
+    """Presses Ctrl-C after so many steps of the evaluation at `at_steps`, or of the first one from there on."""
+
+    def __init__(self, at_steps: int, after: int = 5) -> None:
+        self.at_steps, self.left = at_steps, after
+
+    def evaluation_step(self, loop: zx.Loop) -> None:
+        if loop.steps >= self.at_steps:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("at_steps", [300, 700, 1200])  # the last is the evaluation at the end
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_first_ctrl_c_ends_an_evaluation_and_resume_repeats_it(
+    name: str, at_steps: int, small: Callable, tmp_path: Path
+) -> None:
+    cfg = endless(small, name, eval_every_steps=300, log_every_steps=100, env_steps=1200)
+    whole = zx.Session(cfg, tmp_path / "whole", quiet=True).run()
+    with pytest.raises(KeyboardInterrupt):
+        zx.Session(cfg, tmp_path / "parts", [InterruptEvaluation(at_steps)], quiet=True).run()
+    assert not (tmp_path / "parts" / "result.json").exists()
+    assert RunFolder.open(tmp_path / "parts").newest_step() >= at_steps
+    with pytest.raises(KeyboardInterrupt):  # again, in the evaluation that is repeated
+        zx.Session.resume(tmp_path / "parts", [InterruptEvaluation(at_steps, after=12)], quiet=True).run()
+    parts = zx.Session.resume(tmp_path / "parts", quiet=True).run()
+    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
+    for key in ("final_return", "best_return", "env_steps"):
+        assert whole[key] == parts[key]
+
+
+class Kill(zx.Callback):
+    """Ends the process, so to speak, in the first step of the evaluation at the end."""
+
+    def evaluation_step(self, loop: zx.Loop) -> None:
+        if loop.ending:
+            raise RuntimeError("killed")
+
+
+def test_last_checkpoint_is_written_before_the_last_evaluation(small: Callable, tmp_path: Path) -> None:
+    cfg = endless(small, eval_every_steps=300, checkpoint_every_steps=0, env_steps=600)
+    zx.Session(cfg, tmp_path / "whole", quiet=True).run()
+    with pytest.raises(RuntimeError, match="killed"):
+        zx.Session(cfg, tmp_path / "parts", [Kill()], quiet=True).run()
+    assert RunFolder.open(tmp_path / "parts").newest_step() == 640
+    assert not (tmp_path / "parts" / "result.json").exists()
+    zx.Session.resume(tmp_path / "parts", quiet=True).run()  # only the evaluation is left
+    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
+
+
+def test_ctrl_c_after_the_return_was_reached_costs_no_row(small: Callable, tmp_path: Path) -> None:
+    """The row of the last iteration waits for the end; it comes once, whenever the end comes."""
+
+    class CtrlC(zx.Callback):
+        def evaluation_end(self, loop: zx.Loop, evaluation: Any) -> None:
+            loop.stop("interrupted")
+
+    cfg = small("ppo", "toy/match", stop_return=0.0, env_steps=5000)
+    zx.Session(cfg, tmp_path / "whole", quiet=True).run()
+    with pytest.raises(KeyboardInterrupt):
+        zx.Session(cfg, tmp_path / "parts", [CtrlC()], quiet=True).run()
+    result = zx.Session.resume(tmp_path / "parts", quiet=True).run()
+    assert (result["reached"], result["env_steps"]) == (True, 512)
+    assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
+
+
+# --- commands ---
+
+
+@pytest.fixture
+def run(small: Callable, tmp_path: Path) -> str:
+    zx.Session(endless(small, env_steps=100, eval_every_steps=0), tmp_path / "run", quiet=True).run()
+    return str(tmp_path / "run")
+
+
+def test_eval_names_cut_episodes(zhixing: Command, run: str) -> None:
+    code, out, _ = zhixing("eval", run, "--episodes", "4", "--json", "--trust")
+    summary = json.loads(out)
+    assert (code, summary["mean_return"], summary["cut_episodes"]) == (0, LIMIT, 4)
+    code, out, _ = zhixing("eval", run, "--episodes", "4", "--max-steps", "9", "--trust")
+    assert "mean length  9" in out
+    assert "cut episodes 4" in out
+
+
+def test_collect_truncates_episodes_and_reports_only_complete_ones(zhixing: Command, run: str, tmp_path: Path) -> None:
+    code, out, _ = zhixing("collect", run, "-o", str(tmp_path / "data"), "--steps", "500", "--trust")
+    assert code == 0
+    data = zx.offline.open(str(tmp_path / "data"))
+    assert data.options["max_episode_steps"] == LIMIT
+    # eight environments, 62 or 63 steps each: two whole episodes and 2 or 3 steps of a third one
+    assert np.bincount(data.complete()).tolist() == [8, 16]
+    assert "500 steps in 24 episodes" in out
+    assert f"mean return {LIMIT} of 16 complete episodes" in out
+    assert "8 episodes were cut by the end of the recording" in out
+
+
+def test_exported_agents_keep_what_is_known_of_their_episodes(run: str, tmp_path: Path) -> None:
+    trained = RunFolder.open(run).load_agent()["longest_episode"]
+    assert trained > 0
+    export(run, tmp_path / "agent", episodes=1)
+    assert RunFolder.open(tmp_path / "agent").load_agent()["longest_episode"] == trained

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import zhixing as zx
+from zhixing.collect.actor import Actor
+from zhixing.collect.torch_collector import TorchActor
+from zhixing.core.tree import tree_leaves
+from zhixing.envs.torch_native import TorchVectorEnv
+from zhixing.experiments.profiler import profile
+
+ON_POLICY = [name for name in zx.algorithms.names() if zx.algorithms.get(name).settings.scheme == "on_policy"]
+
+
+def actor_of(
+    kind: type[Any], env: str, limit: int = 200, seed: int = 0, algorithm: str = "ppo", **settings: Any
+) -> Any:
+    task = {"name": env, "episode_limit" if env.startswith("skirmish") else "max_episode_steps": limit}
+    cfg = zx.config.load(algorithm=algorithm, env=task, vector={"num": 5}, minibatch_size=5, **settings)
+    vector = zx.envs.make_vector(env, 5, "torch", options=cfg.env.options)
+    learner = zx.algorithms.get(algorithm).make(cfg, vector.spaces, torch.device("cpu"))
+    return kind(learner.policy, vector, learner.fields, seed=seed)
+
+
+TEAM = {"algorithm": "mappo", "last_action": True}
+
+
+@pytest.mark.parametrize(
+    ("env", "recurrent", "settings"),
+    [
+        ("CartPole-v1", "none", {}),
+        ("CartPole-v1", "lstm", {}),
+        ("Pendulum-v1", "gru", {}),
+        ("skirmish/3m", "none", {"algorithm": "mappo"}),
+        ("skirmish/2s3z", "gru", TEAM),
+        ("skirmish/2m_vs_1z", "lstm", {**TEAM, "share_weights": False}),
+        ("skirmish/5m_vs_6m", "gru", {**TEAM, "algorithm": "coma"}),
+    ],
+)
+def test_collects_what_an_actor_does_in_numpy(env: str, recurrent: str, settings: dict[str, Any]) -> None:
+    """The same draws, so the same steps to the bit: base fields, what is beside them, successors, memory, episodes."""
+    net = {"recurrent": recurrent, "recurrent_size": 8}
+    ours, theirs = (actor_of(kind, env, limit=13, net=net, **settings) for kind in (TorchActor, Actor))
+    assert ours.tells == theirs.tells
+    ends = 0
+    for steps in (20, 20, 7):
+        mine, other = ours.collect(steps=steps), theirs.collect(steps=steps)
+        assert {*mine.batch.fields} == {*other.batch.fields}
+        for name in mine.batch.fields:
+            pairs = zip(tree_leaves(getattr(mine.batch, name)), tree_leaves(getattr(other.batch, name)), strict=True)
+            for leaf, array in pairs:
+                assert isinstance(leaf, torch.Tensor)
+                np.testing.assert_array_equal(leaf.numpy(), array, err_msg=name)
+        assert [(e.length, pytest.approx(e.ret, rel=1e-5), e.info) for e in mine.episodes] == [
+            (e.length, e.ret, e.info) for e in other.episodes
+        ]
+        ends += len(mine.episodes)
+    assert ends >= 15  # 47 steps of 5 environments, episodes of 13 at most
+    assert ours.env_steps == theirs.env_steps == 47 * 5
+
+
+@pytest.mark.parametrize(("env", "name", "seen"), [("Pendulum-v1", "ppo", (3,)), ("skirmish/3m", "mappo", (3, 30))])
+def test_collecting_leaves_torch_nowhere(env: str, name: str, seen: tuple[int, ...]) -> None:
+    actor = actor_of(TorchActor, env, algorithm=name)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("this is NumPy's way")
+
+    actor.env.step = actor.env.reset = refuse
+    assert actor.collect(3).batch.obs.shape == (3, 5, *seen)
+
+
+def test_truncated_steps_lead_to_the_last_observation_of_their_own_episode() -> None:
+    actor = actor_of(TorchActor, "Pendulum-v1", limit=4)
+    batch = actor.collect(9).batch
+    assert batch.truncated[:, 0].tolist() == [False, False, False, True] * 2 + [False]
+    inside = ~batch.truncated[:-1]
+    assert torch.equal(batch.next_obs[:-1][inside], batch.obs[1:][inside])
+    # speeds change by at most (15 + 6) 0.05 a step; a new episode's have nothing to do with it
+    assert ((batch.next_obs - batch.obs)[..., 2].abs() <= 1.05 + 1e-4).all()
+    assert not torch.isclose(batch.next_obs[3], batch.obs[4]).all(-1).any()
+
+
+@pytest.mark.parametrize(("env", "settings"), [("CartPole-v1", {}), ("skirmish/3m", TEAM)])
+def test_restored_actor_goes_on_as_the_first(env: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    first = actor_of(TorchActor, env, limit=40, net={"recurrent": "gru"}, **settings)
+    first.collect(30)
+    other = actor_of(TorchActor, env, limit=40, seed=9, net={"recurrent": "gru"}, **settings)
+    torch.save(first.state_dict(), tmp_path / "state")
+    other.policy.load_state_dict(first.policy.state_dict())
+    assert other.load_state_dict(torch.load(tmp_path / "state", weights_only=False)) == []
+    mine, its = first.collect(30), other.collect(30)
+    assert mine.episodes == its.episodes != []
+    for name in mine.batch.fields:
+        for a, b in zip(*(tree_leaves(getattr(e.batch, name)) for e in (mine, its)), strict=True):
+            assert torch.equal(a, b), name
+    assert first.env_steps == other.env_steps == 300
+
+
+@pytest.mark.parametrize("name", ON_POLICY)
+def test_every_on_policy_algorithm_learns_from_it(name: str, small: Any, tmp_path: Path) -> None:
+    env = "skirmish/3m" if zx.algorithms.get(name).many_agents else "CartPole-v1"
+    cfg = small(name, env=env, env_steps=200, vector__backend="torch")
+    session = zx.Session(cfg, tmp_path / "run", quiet=True)
+    assert isinstance(session.actor, TorchActor)
+    assert session.run()["updates"] > 0
+
+
+@pytest.mark.parametrize(("name", "env"), [("dqn", "CartPole-v1"), ("qmix", "skirmish/3m")])
+def test_others_take_its_steps_as_arrays(name: str, env: str, small: Any, tmp_path: Path) -> None:
+    cfg = small(name, env=env, vector__backend="torch", env_steps=300)
+    session = zx.Session(cfg, tmp_path / "run", quiet=True)
+    assert isinstance(session.env, TorchVectorEnv)
+    assert isinstance(session.actor, Actor)
+    assert session.run()["updates"] > 0
+
+
+def test_many_cartpoles_learn_in_seconds(tmp_path: Path) -> None:
+    result = zx.train(
+        "ppo",
+        env="CartPole-v1",
+        vector={"backend": "torch", "num": 256},
+        steps_per_iteration=16,
+        minibatch_size=512,
+        epochs=4,
+        lr=3e-3,
+        env_steps=120_000,
+        eval_every_steps=40_000,
+        stop_return=150,
+        out=tmp_path / "run",
+        quiet=True,
+    )
+    assert result["reached"]
+
+
+def test_share_of_battles_won_is_in_the_log(small: Any, tmp_path: Path) -> None:
+    """Of episodes of one or two steps, which nobody wins."""
+    task = {"name": "skirmish/3m", "episode_limit": 2}
+    zx.Session(small("mappo", env=task, vector__backend="torch", env_steps=200), tmp_path / "run", quiet=True).run()
+    rows = [line.split(",") for line in (tmp_path / "run" / "metrics.csv").read_text().splitlines()]
+    assert {row[rows[0].index("win_rate")] for row in rows[1:]} <= {"0.0", "0"}
+    assert len(rows) > 1
+
+
+def test_profile_tells_environment_and_policy_apart(small: Any) -> None:
+    found = profile(small("ppo", env="CartPole-v1", vector__backend="torch"), 0.1)
+    assert found.parts["environment"] > 0
+    assert found.parts["policy"] > 0

@@ -1,0 +1,350 @@
+"""Settings: who wins, what is a number, and how what is wrong is told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from zhixing import algorithms, config
+from zhixing.algorithms.dqn import Config as DQNConfig
+from zhixing.algorithms.ppo import Config as PPOConfig
+from zhixing.config import NetConfig, RunConfig, build, dump, load, meanings, merge, parse_overrides, parse_yaml
+from zhixing.config.other_libraries import OTHER_NAMES
+from zhixing.errors import UserError
+
+
+def told(**overrides: Any) -> str:
+    """What is said of wrong settings."""
+    with pytest.raises(UserError) as caught:
+        load(**({"algorithm": "ppo", "env": "Acrobot-v1"} | overrides))
+    return str(caught.value)
+
+
+# --- who wins ---
+
+
+def test_later_words_win(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("gamma: 0.5\nepochs: 3\nseed: 4\n")
+    (tmp_path / "b.yaml").write_text("epochs: 7\nseed: 5\nvector: {num: 2}\n")
+    named = {"algorithm": "ppo", "env": "CartPole-v1"}
+    preset = config.preset("ppo", "CartPole-v1")
+    by_preset = load(**named)
+    assert by_preset.gamma == preset["gamma"] != PPOConfig.model_fields["gamma"].default
+    cfg = load(tmp_path / "a.yaml", tmp_path / "b.yaml", **named, seed=6)
+    assert cfg.clip == PPOConfig.model_fields["clip"].default  # nobody spoke of it
+    assert cfg.lr == preset["lr"]  # the preset over the default
+    assert cfg.gamma == 0.5  # a file over the preset
+    assert cfg.epochs == 7  # the later file
+    assert cfg.seed == 6  # the override
+    assert cfg.vector.num == 2
+    assert cfg.vector.backend == "auto"  # a file that sets one nested setting keeps its neighbours
+
+
+def test_nested_presets_keep_what_an_override_does_not_name() -> None:
+    cfg = load(algorithm="dqn", env="CartPole-v1", net__activation="elu")
+    assert cfg.net.hidden_sizes == config.preset("dqn", "CartPole-v1")["net"]["hidden_sizes"]
+    assert cfg.net.activation == "elu"
+
+
+def test_the_files_may_name_algorithm_and_task(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("algorithm: dqn\n")
+    (tmp_path / "t.yaml").write_text("env: Acrobot-v1\n")
+    cfg = load(tmp_path / "a.yaml", tmp_path / "t.yaml")
+    assert isinstance(cfg, DQNConfig)
+    assert cfg.env.name == "Acrobot-v1"
+
+
+def test_the_last_word_among_overrides_wins() -> None:
+    assert parse_overrides(["lr=1", "vector.num=2", "lr=2", "vector.backend=serial"]) == {
+        "lr": 2,
+        "vector": {"num": 2, "backend": "serial"},
+    }
+
+
+# --- the task and its options ---
+
+
+def test_options_belong_to_the_task() -> None:
+    cfg = load(algorithm="ppo", env="tasks:Many", env__kind="multi")
+    assert cfg.env.name == "tasks:Many"
+    assert cfg.env.options == {"kind": "multi"}
+
+
+def test_another_task_does_not_inherit_options() -> None:
+    base = {"env": {"name": "A", "gravity": 3}}
+    assert merge(base, {"env": "B"}) == {"env": {"name": "B"}}
+    assert merge(base, {"env": {"name": "B", "wind": 1}}) == {"env": {"name": "B", "wind": 1}}
+    assert merge(base, {"env": "A"}) == {"env": {"name": "A", "gravity": 3}}
+    assert merge(base, {"env": {"wind": 1}}) == {"env": {"name": "A", "gravity": 3, "wind": 1}}
+
+
+def test_options_given_before_the_task_is_named_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "options.yaml").write_text("env: {kind: multi}\n")
+    assert load(tmp_path / "options.yaml", algorithm="ppo", env="tasks:Many").env.options == {"kind": "multi"}
+    assert parse_overrides(["env.kind=multi", "env=tasks:Many"]) == {"env": {"name": "tasks:Many", "kind": "multi"}}
+
+
+# --- numbers ---
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3e-4", 3e-4), ("1e6", 1e6), ("-2E+3", -2000.0), ("1.e2", 100.0), ("0.5", 0.5), ("7", 7), ("e4", "e4")],
+)
+def test_numbers_are_written_as_everywhere_else(text: str, value: object) -> None:
+    assert parse_yaml(text, "here") == value
+    assert type(parse_yaml(text, "here")) is type(value)
+
+
+def test_whole_numbers_may_have_an_exponent() -> None:
+    cfg = load(algorithm="dqn", env="Acrobot-v1", **parse_overrides(["env_steps=1e6", "vector={num: 2e0}", "lr=3e-4"]))
+    assert isinstance(cfg, DQNConfig)
+    assert (cfg.env_steps, cfg.vector.num, cfg.lr) == (1_000_000, 2, 3e-4)
+    assert isinstance(cfg.env_steps, int)
+    assert isinstance(cfg.vector.num, int)
+    assert load(algorithm="ppo", env="Acrobot-v1", threads=2.0).threads == 2
+
+
+def test_none_is_nothing_where_nothing_is_allowed() -> None:
+    """As `zhixing show` writes it; elsewhere it is a word like any other."""
+    words = ["max_grad_norm=none", "stop_return=none", "net.recurrent=none", "distributed.address=none"]
+    cfg = load(algorithm="ppo", env="CartPole-v1", **parse_overrides(words))
+    assert (cfg.max_grad_norm, cfg.stop_return, cfg.distributed.address) == (None, None, None)  # type: ignore[attr-defined]
+    assert cfg.net.recurrent == "none"
+    with pytest.raises(UserError, match="lr='none': should be a valid number"):
+        load(algorithm="ppo", env="CartPole-v1", lr="none")
+
+
+def test_whole_numbers_with_an_exponent_in_a_list() -> None:
+    assert load(algorithm="ppo", env="Acrobot-v1", net={"hidden_sizes": [1e2, 64]}).net.hidden_sizes == [100, 64]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1.5h", 5400), ("1d", 86400), (90, 90), (0.5, 0.5)],
+)
+def test_durations(text: str | float, seconds: float) -> None:
+    assert config.seconds(text) == seconds
+    assert load(algorithm="ppo", env="Acrobot-v1", duration=text).duration == text
+
+
+@pytest.mark.parametrize("text", ["soon", "10", "10 m", "m10", "1h 30m", "", "10mm", "-5s"])
+def test_what_is_no_duration_is_told(text: str) -> None:
+    assert f"{text!r} is no duration; write for example 90s, 10m or 1h30m" in told(duration=text)
+
+
+@pytest.mark.parametrize("duration", ["0s", "0h0m", 0, -3])
+def test_a_duration_of_nothing_is_told(duration: str | int) -> None:
+    assert "duration" in told(duration=duration)
+
+
+@pytest.mark.parametrize("written", ["256,128", "256, 128", "[256,128]", "[256, 128]"])
+def test_lists_need_no_brackets(written: str) -> None:
+    cfg = load(algorithm="ppo", env="Acrobot-v1", **parse_overrides([f"net.hidden_sizes={written}"]))
+    assert cfg.net.hidden_sizes == [256, 128]  # type: ignore[attr-defined]
+
+
+def test_gpu_is_cuda() -> None:
+    found = [load(algorithm="ppo", env="Acrobot-v1", device=name).device for name in ("gpu", "gpu:1", "cuda", "cpu")]
+    assert found == ["cuda", "cuda:1", "cuda", "cpu"]
+
+
+@pytest.mark.parametrize("name", ["PPO", "Ppo", " ppo ", "Double-DQN", "DoubleDQN", "double dqn", "QR-DQN", "TD3+BC"])
+def test_algorithms_are_found_in_any_spelling(name: str) -> None:
+    registered = re.sub(r"[^a-z0-9]", "", name.lower())
+    cfg = load(algorithm=name, env="Acrobot-v1")
+    assert cfg.algorithm.replace("_", "") == registered
+    assert cfg == load(algorithm=cfg.algorithm, env="Acrobot-v1")  # with the same preset
+
+
+# --- what is wrong ---
+
+
+def test_every_name_of_another_library_leads_to_a_setting() -> None:
+    models = [algorithms.get(name).settings for name in algorithms.names()]
+    for name, other in OTHER_NAMES.items():
+        assert other.libraries
+        assert other.here or other.difference, name
+        for setting in other.here:
+            assert setting == "--out" or any(config.has_setting(model, setting) for model in models), (name, setting)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lrr": 1}, "unknown setting 'lrr': did you mean 'lr'"),
+        ({"learning_rate": 1}, "unknown setting: `learning_rate` (Stable-Baselines3, CleanRL) is `lr` here"),
+        ({"n_envs": 8}, "unknown setting: `n_envs` (Stable-Baselines3) is `vector.num` here"),
+        ({"n_steps": 8}, "`n_steps` (Stable-Baselines3) is `steps_per_iteration` here"),
+        ({"n_steps": 8, "algorithm": "dqn"}, "`n_steps` (Stable-Baselines3) is `replay.n_step` here"),
+        ({"batch_size": 8}, "`batch_size` (Stable-Baselines3, Tianshou) is `minibatch_size` here"),
+        ({"replay__buffer_size": 8, "algorithm": "dqn"}, "is `replay.capacity` here"),
+        ({"clip_param": 8}, "`clip_param` (RLlib) is `clip` here"),
+        ({"epsi_low": 8, "algorithm": "dqn"}, "`epsi_low` (MindSpore RL) is `epsilon_end` here"),
+        ({"step_per_collect": 8}, "is `steps_per_iteration` here: steps of each environment, not over all of them"),
+        ({"state_space_dim": 8}, "(MindSpore RL) is not a setting here: it is read from the environment"),
+        ({"overlap": True}, "unknown setting 'overlap': only other algorithms have it, such as awac, c51"),
+        ({"learning_starts": 5}, "unknown setting 'learning_starts': "),  # of a replay, which there is none
+        ({"net__hiden_sizes": [3]}, "unknown setting 'net.hiden_sizes': did you mean 'net.hidden_sizes'"),
+        ({"vector__num": 0}, "vector.num=0: should be greater than 0"),
+        ({"net__hidden_sizes": [64, 0]}, "net.hidden_sizes.1=0: should be greater than 0"),
+        ({"net__hidden_sizes": 64}, "net.hidden_sizes=64: should be a valid list, such as [64, 64]"),
+        ({"vector": 3}, "vector=3: should be a valid dictionary"),
+        ({"seed": "one"}, "seed='one': should be a valid integer"),
+        ({"seed": True}, "seed=True: should be a valid integer"),
+        ({"gamma": 1.1}, "gamma=1.1: should be less than or equal to 1"),
+        ({"net__activation": "sine"}, "net.activation='sine': should be 'tanh', 'relu', 'silu', 'elu' or 'gelu'"),
+        ({"stop_return": float("nan")}, "stop_return"),
+        ({"gamma": float("nan")}, "gamma"),
+        ({"algorithm": "pppo"}, "unknown algorithm 'pppo': did you mean 'ppo'"),
+        ({"algorithm": None}, "no algorithm is named"),
+        ({"env": None}, "no environment is named"),
+        ({"env": {"gravity": 3}}, "no environment is named"),
+    ],
+)
+def test_wrong_settings_are_told_with_their_names(wrong: dict[str, Any], message: str) -> None:
+    assert message in told(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"threads": 0}, "threads=0: should be greater than 0"),
+        ({"threads": "many"}, "threads='many': should be 'auto'"),
+        ({"vector__workers": -1}, "vector.workers=-1: should be greater than 0"),
+        ({"episodes": 0}, "episodes=0: should be greater than 0"),
+        ({"duration": -1}, "duration=-1: should be greater than 0"),
+        ({"value_clip": "wide"}, "value_clip='wide': should be a valid number"),
+    ],
+)
+def test_unions_are_told_by_the_setting_not_by_their_alternatives(wrong: dict[str, Any], said: str) -> None:
+    message = told(**wrong)
+    assert said in message
+    for word in ("constrained", "literal[", ".int", ".float", ".str", "function-"):
+        assert word not in message
+
+
+def test_everything_wrong_is_told_at_once() -> None:
+    message = told(lrr=1, seed=-1, clip=0)
+    assert len(message.split("\n")) == 3
+    assert "'lrr'" in message
+    assert "seed=-1" in message
+    assert "clip=0" in message
+
+
+@pytest.mark.parametrize("word", ["lr", "=3", "--lr=3", "lr 3"])
+def test_words_that_are_no_settings_are_told(word: str) -> None:
+    with pytest.raises(UserError, match="is no setting; write name=value"):
+        parse_overrides([word])
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "", "3", "1: 2\n"])
+def test_files_without_settings_are_told(content: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(content)
+    with pytest.raises(UserError, match=r"a.yaml must hold settings, one `name: value` per line"):
+        load(tmp_path / "a.yaml")
+
+
+def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(UserError, match=r"a.yaml can't be read"):
+        load(tmp_path / "a.yaml")
+    with pytest.raises(UserError, match="can't be read"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["!!bool maybe", "!!int ''", "!!float ''", "!!timestamp soon", "!!python/object:os.system x", "2001-99-99"]
+)
+def test_values_that_yaml_itself_stumbles_over_are_told(text: str) -> None:
+    with pytest.raises(UserError, match="not readable YAML"):
+        parse_yaml(text, "the value")
+
+
+# --- any text ---
+
+KEYS = [*PPOConfig.model_fields, *DQNConfig.model_fields, "nonsense"]
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(["auto", "10m", "1e3"])
+)
+VALUES = st.recursive(SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=6), v, max_size=3))
+
+
+@given(
+    st.one_of(
+        st.text(max_size=60),
+        st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5).map(yaml.safe_dump),
+        st.dictionaries(SCALARS, VALUES, max_size=3).map(lambda values: yaml.safe_dump({"vector": values})),
+    )
+)
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example("vector: {1: 2}")
+@example("net: {hidden_sizes: {a: 1}}")
+@example("env: {name: A, options: 3}")
+@example("vector: &v {num: *v}")
+@example("duration: 0s")
+def test_any_text_is_a_configuration_or_a_user_error(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "any.yaml"
+    file.write_text(text, encoding="utf-8", errors="replace")
+    for algorithm in ("ppo", "dqn"):
+        try:
+            cfg = load(file, algorithm=algorithm, env="Acrobot-v1")
+        except UserError:
+            continue
+        assert isinstance(cfg, RunConfig)
+        assert cfg.env.name == "Acrobot-v1"
+
+
+# --- meanings, dump ---
+
+
+def test_meanings_are_the_comments() -> None:
+    found = meanings(PPOConfig)
+    assert found["clip"] == "how far the probability ratio may move before its gradient ends"
+    assert found["gamma"] == "discount of the future per step"
+    assert found["steps_per_iteration"] == "steps of each environment between updates"
+    assert "scheme" not in found
+    assert meanings(NetConfig)["cnn"] == "convolutions for images; auto: simple below 36 pixels"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"algorithm": "ppo", "env": "CartPole-v1"},
+        {"algorithm": "ppo", "env": "tasks:Many", "env__kind": "multi", "duration": "1h30m", "stop_return": -3.5},
+        {"algorithm": "dqn", "env": "Acrobot-v1", "replay__capacity": 1e5, "lr": 1e-7, "init": "行/1"},
+    ],
+)
+def test_what_is_dumped_loads_as_the_same(overrides: dict[str, Any], tmp_path: Path) -> None:
+    cfg = load(**overrides)
+    file = tmp_path / "config.yaml"
+    file.write_text(dump(cfg), encoding="utf-8")
+    assert load(file) == cfg
+    assert dump(load(file)) == dump(cfg)
+
+
+def test_a_dump_is_complete() -> None:
+    """It alone reproduces the run, also when presets and defaults change."""
+    cfg = load(algorithm="ppo", env="CartPole-v1")
+    written = yaml.safe_load(dump(cfg))
+    assert list(written) == list(PPOConfig.model_fields)
+    assert written["net"].keys() == NetConfig.model_fields.keys()
+
+
+def test_presets_are_found_by_pattern_and_own_learners_have_none(tmp_path: Path) -> None:
+    assert config.preset("ppo", "NoSuchTask-v0") == {}
+    assert config.presets("my.module:Learner") == {}
+    assert config.presets("../ppo") == {}
+    assert "CartPole-v*" in config.presets("ppo")
+
+
+def test_a_preset_is_not_changed_by_its_use() -> None:
+    before = config.preset("ppo", "CartPole-v1")
+    build([{"algorithm": "ppo", "env": "CartPole-v1"}], {"vector": {"num": 2}, "minibatch_size": 64})
+    assert config.preset("ppo", "CartPole-v1") == before

@@ -1,0 +1,67 @@
+"""What a dataset's name may be, and what is said of other names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from dataset_streams import recorded
+
+from zhixing import offline
+from zhixing.errors import UserError
+from zhixing.offline import Dataset
+
+
+def test_a_folder_is_opened_by_name_or_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(tmp_path / "expert")
+    monkeypatch.chdir(tmp_path)
+    assert len(offline.open("expert")) == len(offline.open(tmp_path / "expert")) == len(offline.open("./expert/")) == 60
+    assert isinstance(offline.open("expert"), Dataset)
+
+
+def test_a_task_is_named_only_where_there_is_none(tmp_path: Path) -> None:
+    recorded(tmp_path / "unknown")
+    recorded(tmp_path / "known", env="a:A", options={"x": 1})
+    data = offline.open(tmp_path / "unknown", env="b:B", options={"y": 2})
+    assert (data.env, data.options) == ("b:B", {"y": 2})
+    data = offline.open(tmp_path / "known", env="b:B", options={"y": 2})
+    assert (data.env, data.options) == ("a:A", {"x": 1})
+    offline.convert(tmp_path / "unknown", tmp_path / "copy", env="b:B")
+    assert offline.open(tmp_path / "copy").env == "b:B"
+    offline.convert(offline.open(tmp_path / "unknown"), tmp_path / "another", env="b:B")
+    assert offline.open(tmp_path / "another").env == "b:B"
+
+
+def test_other_things_are_no_datasets(tmp_path: Path) -> None:
+    allowed = "allowed are a folder that zhixing or Minari wrote, minari:NAMESPACE/NAME-v0, or a .hdf5 file"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "a.hdf5").mkdir()
+    for name, message in (
+        ("empty", f"empty is no dataset: it holds no manifest.json; {allowed}"),
+        ("notes.txt", f"notes.txt is no dataset; {allowed}"),
+        ("a.hdf5", "is no dataset: it holds no manifest.json"),
+        ("nowhere/at/all", rf"unknown dataset '.*nowhere/at/all' \({allowed}"),
+        ("nothing.hdf5", "unknown dataset"),
+    ):
+        for call in (lambda path: offline.open(path), lambda path: offline.convert(path, tmp_path / "to")):
+            with pytest.raises(UserError, match=message):
+                call(tmp_path / name)
+    assert not (tmp_path / "to").exists()
+
+
+def test_near_names_are_suggested(tmp_path: Path) -> None:
+    recorded(tmp_path / "pendulum-expert")
+    (tmp_path / "pendulum-exports").mkdir()
+    with pytest.raises(UserError, match=r"did you mean '[^']*/pendulum-expert'\? \(allowed are"):
+        offline.open(tmp_path / "pendulum-exprt")
+
+
+def test_minari_on_a_python_that_is_too_old_names_the_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minari.storage.local", None)  # as if it were not installed
+    with pytest.raises(UserError, match=r"minari:a/b-v0 needs minari, .*: pip install"):
+        offline.open("minari:a/b-v0")
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
+    with pytest.raises(UserError, match="newer, which Minari needs"):
+        offline.open("minari:a/b-v0")

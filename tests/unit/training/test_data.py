@@ -1,0 +1,243 @@
+"""Learning from recorded experience: recording it, running on it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import differing, metrics_rows
+
+import zhixing as zx
+from zhixing import offline
+from zhixing.buffers import Buffer, NStep, Prioritized
+from zhixing.cli import main
+from zhixing.collect.actor import normalised_score
+from zhixing.report.plots.runs import read_run
+from zhixing.training.collect_data import record_agent, record_replay
+from zhixing.training.data import fill
+
+SHORT = {"tensorboard": False, "quiet": True, "eval_episodes": 2, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run of DQN in three environments, whose replay holds all its steps."""
+    out = tmp_path_factory.mktemp("run") / "dqn"
+    settings = {"env_steps": 600, "warmup_steps": 200, "steps_per_iteration": 4, "vector__num": 3, "seed": 5}
+    zx.train("dqn", env="CartPole-v1", out=out, eval_every_steps=0, vector__backend="serial", **settings, **SHORT)
+    return out
+
+
+# --- recording ---
+
+
+def test_exactly_the_asked_steps_are_recorded_in_whole_streams(run: Path, tmp_path: Path) -> None:
+    data = record_agent(run, str(tmp_path / "data"), 500, noise=0.5, seed=3)
+    assert len(data) == 500
+    assert data.env == "CartPole-v1"
+    assert "dqn with noise 0.5" in data.note.replace("of dqn ", "")
+    assert data.returns().sum() == 500  # one per step
+    for i in range(data.num_episodes):
+        episode = data.episode(i)
+        assert np.array_equal(episode.next_obs[:-1], episode.obs[1:])
+        assert not episode.terminated[:-1].any()
+    again = record_agent(run, str(tmp_path / "again"), 500, noise=0.5, seed=3)
+    assert np.array_equal(data.arrays["action"], again.arrays["action"])
+    other = record_agent(run, str(tmp_path / "other"), 500, noise=0.5, seed=4)
+    assert not np.array_equal(data.arrays["obs"], other.arrays["obs"])
+
+
+def test_noise_is_the_chance_of_any_action(run: Path, tmp_path: Path) -> None:
+    plain, noisy = (record_agent(run, str(tmp_path / f"{x}"), 2_000, noise=x) for x in (0.0, 1.0))
+    agent = zx.load(run)
+    assert np.mean(agent.act(np.array(plain.arrays["obs"])) == plain.arrays["action"]) == 1.0
+    agent.reset()
+    same = np.mean(agent.act(np.array(noisy.arrays["obs"])) == noisy.arrays["action"])
+    assert same == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_replay_is_recorded_whole(run: Path, tmp_path: Path) -> None:
+    data = record_replay(run, str(tmp_path / "data"))
+    session = zx.Session.resume(run, quiet=True)
+    ring = session.loop.buffer.storage
+    session.close()
+    assert len(data) == len(ring) == 600
+    rewards = np.sort(np.array(data.arrays["obs"])[:, 0])
+    assert np.array_equal(rewards, np.sort(ring.table.take("obs", ring.all()).numpy()[:, 0]))
+    # episodes end where the environments said so, and pieces only at the end of each of the three streams
+    cut = data.arrays["terminated"][data.ends] | data.arrays["truncated"][data.ends]
+    assert (~cut).sum() <= 3
+
+
+def test_a_run_without_a_replay_can_not_give_one(small: Callable, tmp_path: Path) -> None:
+    zx.Session(small("ppo", env_steps=128), tmp_path / "run", quiet=True).run()
+    with pytest.raises(zx.UserError, match="has no replay"):
+        record_replay(tmp_path / "run", str(tmp_path / "data"))
+    assert not (tmp_path / "data").exists()
+
+
+# --- learning from it ---
+
+
+def test_offline_counts_updates_and_steps_no_environment(recorded: Callable, tmp_path: Path) -> None:
+    settings = {"offline_updates": 90, "log_every_steps": 30, "eval_every_steps": 45, "checkpoint_every_steps": 60}
+    result = zx.train("dqn", dataset=recorded("CartPole-v1"), out=tmp_path / "run", **settings, **SHORT)
+    assert result["env"] == "CartPole-v1"
+    assert result["env_steps"] == 0
+    assert result["updates"] == 90
+    columns = zx.report.plots.metrics.read_metrics(tmp_path / "run" / "metrics.csv")
+    assert list(columns["updates"]) == [30, 45, 60, 90]
+    assert list(columns["episodes"]) == [0, 0, 0, 0]
+    assert np.isfinite(columns["eval_return_mean"][[1, 3]]).all()
+    assert sorted(file.name for file in (tmp_path / "run" / "checkpoints").glob("0*")) == [
+        "000000000060.safetensors",
+        "000000000090.safetensors",
+    ]
+    assert not (tmp_path / "run" / "replay" / "replay").exists() or not list((tmp_path / "run").glob("replay/*/*"))
+    assert read_run(tmp_path / "run").offline
+    assert read_run(tmp_path / "run").length == 90
+
+
+class StopAt(zx.Callback):
+    def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+        if loop.steps == 37:
+            loop.stop("interrupted")
+
+
+def test_offline_resumes_exactly(recorded: Callable, tmp_path: Path) -> None:
+    settings = {"dataset": recorded("CartPole-v1"), "offline_updates": 80, "replay__prioritized": True}
+    cfg = zx.config.load(algorithm="dqn", **settings, **{k: v for k, v in SHORT.items() if k != "quiet"})
+    session = zx.Session(cfg, tmp_path / "whole", quiet=True)
+    assert session.loop.buffer.sampler == Prioritized(0.6, 0.4, 1.0)
+    session.run()
+    with pytest.raises(KeyboardInterrupt):
+        zx.Session(cfg, tmp_path / "parts", [StopAt()], quiet=True).run()
+    zx.Session.resume(tmp_path / "parts", quiet=True).run()
+    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
+
+
+def test_without_an_environment_nothing_is_evaluated(recorded: Callable, tmp_path: Path) -> None:
+    data = recorded("CartPole-v1")
+    result = zx.train("dqn", env="none", dataset=data, out=tmp_path / "run", offline_updates=20, **SHORT)
+    assert result["final_return"] is None
+    with pytest.raises(zx.UserError, match="trained without an environment"):
+        zx.evaluate(tmp_path / "run")
+
+
+def test_normalisers_know_the_whole_data_before_the_first_update(recorded: Callable, tmp_path: Path) -> None:
+    data = recorded("CartPole-v1")
+    cfg = zx.config.load(algorithm="dqn", dataset=data, normalise_obs=True, tensorboard=False)
+    session = zx.Session(cfg, tmp_path / "run", quiet=True)
+    norm = session.learner.net.body.encoder.norm
+    assert norm.mean.numpy() == pytest.approx(offline.open(data).arrays["obs"].mean(0), abs=1e-4)
+    session.close()
+
+
+def test_a_replay_starts_with_data_and_goes_on_online(recorded: Callable, tmp_path: Path) -> None:
+    data = offline.open(recorded("CartPole-v1"))
+    settings = {"env_steps": 30, "warmup_steps": 0, "vector__num": 3, "vector__backend": "serial", "batch_size": 8}
+    settings |= {"algorithm": "double_dqn", "env": "CartPole-v1", "replay__start": data.name, "tensorboard": False}
+    cfg = zx.config.load(**settings)
+    session = zx.Session(cfg, tmp_path / "run", quiet=True)
+    assert len(session.loop.buffer) == 399  # 133 in each of three columns
+    session.run()
+    assert len(session.loop.buffer) > 399
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_filling_keeps_what_followed_each_step(recorded: Callable, columns: int) -> None:
+    data = offline.open(recorded("CartPole-v1"))
+    buffer = Buffer(data.spaces.fields(), 120, columns, view=NStep(1, 0.9))
+    fill(buffer, data, rows=17)
+    assert len(buffer) == 120
+    batch = buffer.sample(500, np.random.default_rng(0))
+    known = {}
+    for part in data.batches(100):
+        for obs, after in zip(part.obs[:, 0], part.next_obs[:, 0], strict=True):
+            known[obs.tobytes()] = after
+    for obs, after in zip(batch.obs.numpy(), batch.next_obs.numpy(), strict=True):
+        assert np.array_equal(known[obs.tobytes()], after)
+    newest = {row.tobytes() for row in np.array(data.arrays["obs"])[-120:]}
+    assert {row.tobytes() for row in batch.obs.numpy()} <= newest
+
+
+# --- scores ---
+
+
+def test_scores_are_told_where_the_data_has_references(run: Path, tmp_path: Path) -> None:
+    # 100 (150 - 50) / (250 - 50) = 50
+    assert normalised_score(150.0, {"random": 50.0, "expert": 250.0}) == 50.0
+    record_agent(run, str(tmp_path / "data"), 200, references={"random": 20.0, "expert": 500.0})
+    zx.train("dqn", dataset=str(tmp_path / "data"), out=tmp_path / "run", offline_updates=5, **SHORT)
+    summary = zx.evaluate(tmp_path / "run", 3).summary()
+    assert summary["score"] == pytest.approx(100 * (summary["mean_return"] - 20) / 480)
+    (tmp_path / "run" / "dataset.json").write_text("{}")
+    with pytest.raises(zx.UserError, match="can't be read"):
+        zx.evaluate(tmp_path / "run", 3)
+
+
+# --- what is refused, before anything is written ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"env": "Pendulum-v1"}, "observations don't fit Pendulum-v1"),
+        ({"net__recurrent": "gru"}, "set net.recurrent=none"),
+        ({"episodes": 5}, "episodes=5 means nothing"),
+        ({"replay__start": "elsewhere"}, "replay.start=elsewhere means nothing"),
+        ({"dataset": "nowhere"}, "nowhere"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused(recorded: Callable, tmp_path: Path, settings: dict, words: str) -> None:
+    given = {"dataset": recorded("CartPole-v1"), "env": "CartPole-v1", "out": tmp_path / "run", **SHORT, **settings}
+    with pytest.raises(zx.UserError, match=words.replace(".", r"\.")):
+        zx.train("dqn", **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_data_set_is_asked_for_by_name(tmp_path: Path) -> None:
+    for algorithm in ("bc", "gail"):
+        with pytest.raises(zx.UserError, match=f"{algorithm} learns from recorded experience: name it with --dataset"):
+            zx.train(algorithm, env="CartPole-v1", out=tmp_path / "run", quiet=True)
+    with pytest.raises(zx.UserError, match="ppo takes no dataset: it learns from what it has just done itself"):
+        zx.train("ppo", env="CartPole-v1", dataset="somewhere", out=tmp_path / "run", quiet=True)
+    with pytest.raises(zx.UserError, match="--env none is for learning from recorded experience"):
+        zx.train("ppo", env="none", out=tmp_path / "run", quiet=True)
+
+
+# --- the command line ---
+
+
+def test_collect_then_train_then_eval(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def zhixing(*words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["zhixing", *words])
+        main()
+        return capsys.readouterr().out
+
+    assert "data: 300 steps in" in zhixing("collect", str(run), "-o", "data", "--steps", "300", "--noise", "0.2")
+    assert "replay: 600 steps in" in zhixing("collect", str(run), "-o", "replay", "--replay")
+    out = zhixing("train", "bc", "--dataset", "data", "--out", "run", "offline_updates=30", "tensorboard=false")
+    assert "trained            30 updates" in out
+    summary = json.loads(zhixing("eval", "run", "--episodes", "3", "--json"))
+    assert summary["episodes"] == 3
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    name = "minari:test/cart-v0"
+    assert f"{name}: 100 steps" in zhixing("collect", str(run), "-o", name, "--steps", "100")
+    zhixing("train", "dqn", "--dataset", name, "--out", "third", "offline_updates=5", "tensorboard=false")
+
+
+def test_recording_leaves_global_randomness_alone(run: Path, tmp_path: Path) -> None:
+    """Recording draws nothing from global random state."""
+    before = torch.get_rng_state()
+    record_agent(run, str(tmp_path / "data"), 50, noise=0.3)
+    assert torch.equal(torch.get_rng_state(), before)

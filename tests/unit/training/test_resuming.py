@@ -1,0 +1,141 @@
+"""What may be changed when a run is resumed: applied or rejected, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Command, metrics_rows
+
+import zhixing as zx
+from zhixing.errors import UserError
+from zhixing.training.resume import CHANGEABLE
+
+SMALL = {"env_steps": 256, "eval_every_steps": 0, "log_every_steps": 64, "vector__backend": "serial", "epochs": 1}
+
+
+class StopAt(zx.Callback):
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def iteration_end(self, loop: zx.Loop, metrics: Any) -> None:
+        if loop.steps >= self.steps:
+            loop.stop("interrupted")
+
+
+@pytest.fixture
+def stopped(small: Callable, tmp_path: Path) -> Path:
+    """A run of 256 steps, interrupted at 128."""
+    with pytest.raises(KeyboardInterrupt):
+        zx.Session(small("ppo", "toy/match", **SMALL), tmp_path / "run", [StopAt(128)], quiet=True).run()
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def finished(small: Callable, tmp_path: Path) -> Path:
+    zx.Session(small("ppo", "toy/match", **SMALL), tmp_path / "run", quiet=True).run()
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("lr", 1e-5),
+        ("gamma", 0.5),
+        ("epochs", 3),
+        ("seed", 9),
+        ("steps_per_iteration", 16),
+        ("net__hidden_sizes", [8]),
+        ("vector__num", 3),
+        ("env", "CartPole-v1"),
+        ("env__max_episode_steps", 4),
+        ("init", "elsewhere"),
+    ],
+)
+def test_what_was_learned_with_cannot_be_changed(setting: str, value: Any, stopped: Path) -> None:
+    before = (stopped / "config.yaml").read_text()
+    name = setting.replace("__", ".") if setting != "env" else "env.name"
+    with pytest.raises(
+        UserError, match=rf"resume can't change .*{name} from .* to .*It can change budgets \(env_steps"
+    ):
+        zx.Session.resume(stopped, quiet=True, **zx.config.nested({setting: value}))
+    assert (stopped / "config.yaml").read_text() == before
+    zx.Session.resume(stopped, quiet=True).run()  # nothing was touched
+
+
+def test_the_rejection_names_the_command_that_does_it(zhixing: Command, stopped: Path) -> None:
+    code, _, err = zhixing("resume", str(stopped), "lr=1e-5", "env_steps=512")
+    assert code == 2
+    assert f"zhixing train ppo --env toy/match --init {stopped} lr=1e-05" in err
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("env_steps", 320),
+        ("episodes", 30),
+        ("duration", "1h"),
+        ("stop_return", 100.0),
+        ("eval_every_steps", 64),
+        ("eval_episodes", 3),
+        ("eval_max_steps", 5),
+        ("log_every_steps", 128),
+        ("plot", "return"),
+        ("tensorboard", True),
+        ("checkpoint_every_steps", 64),
+        ("keep_checkpoints", 1),
+        ("vector__backend", "process"),
+        ("threads", 1),
+    ],
+)
+def test_what_can_be_changed_is_applied(setting: str, value: Any, stopped: Path) -> None:
+    session = zx.Session.resume(stopped, quiet=True, **zx.config.nested({setting: value}))
+    result = session.run()
+    written: Any = yaml.safe_load((stopped / "config.yaml").read_text())
+    for part in setting.split("__"):
+        written = written[part]
+    assert written == value
+    assert result["env_steps"] == (320 if setting == "env_steps" else 256)
+    rows = [int(float(row[0])) for row in metrics_rows(stopped)[1:]]
+    if setting in ("eval_every_steps", "log_every_steps"):
+        assert rows == ([64, 128, 256] if setting == "log_every_steps" else [64, 128, 192, 256])
+    assert (stopped / "plot.png").exists() == (setting == "plot")
+    assert bool(list(stopped.glob("events.*"))) == (setting == "tensorboard")
+
+
+def test_every_setting_that_can_be_changed_exists() -> None:
+    known = {
+        name for each in zx.algorithms.names() for name in zx.algorithms.get(each).settings.model_fields
+    }  # of any algorithm
+    assert {name.partition(".")[0] for names in CHANGEABLE.values() for name in names} <= known
+
+
+def test_a_finished_run_rejects_what_would_change_nothing(zhixing: Command, finished: Path) -> None:
+    before = (finished / "config.yaml").read_text()
+    for words in (["eval_episodes=7"], ["env_steps=100"], ["log_every_steps=5", "keep_checkpoints=1"]):
+        code, _, err = zhixing("resume", str(finished), *words)
+        assert code == 2
+        assert "is finished at 256 steps: env_steps=" in err
+        assert "give it a longer env_steps" in err
+        assert f"{words[-1].split('=')[0]} can't change that" in err
+    assert (finished / "config.yaml").read_text() == before
+    assert zhixing("resume", str(finished))[0] == 0  # nothing to do is no error
+    assert zhixing("resume", str(finished), "env_steps=256")[0] == 0  # and this is what it has
+
+
+def test_a_run_that_reached_its_return_says_so(small: Callable, zhixing: Command, tmp_path: Path) -> None:
+    settings = {**SMALL, "env_steps": 2000, "eval_every_steps": 64, "stop_return": 0.0}
+    zx.Session(small("ppo", "toy/match", **settings), tmp_path / "run", quiet=True).run()
+    code, out, _ = zhixing("resume", "run")
+    assert code == 0
+    assert "is finished at 64 steps: stop_return=0 is reached; set a higher stop_return, or stop_return=none" in out
+    code, _, err = zhixing("resume", "run", "env_steps=4000")
+    assert code == 2
+    assert "stop_return=0 is reached" in err
+    assert "env_steps can't change that" in err
+    code, out, _ = zhixing("resume", "run", "env_steps=128", "stop_return=none")
+    assert code == 0
+    assert "128 steps" in out

@@ -1,0 +1,98 @@
+"""Schedules run over the budget that ends the run, whether that is of steps, episodes or time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import differing, metrics_rows
+
+import zhixing as zx
+
+BUDGETS: dict[str, dict[str, Any]] = {
+    "env_steps": {"env_steps": 400},
+    "episodes": {"env_steps": 1_000_000, "episodes": 40},
+    "duration": {"env_steps": 1_000_000, "duration": "2s"},
+}
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training takes a hundredth of a second between any two looks at the clock."""
+    ticks = itertools.count()
+    monkeypatch.setattr("zhixing.training.loop.time.perf_counter", lambda: 0.01 * next(ticks))
+
+
+class Watch(zx.Callback):
+    """Keeps, of each iteration, how much of the budget was used and what the schedules gave then."""
+
+    def __init__(self, value: Callable[[zx.Loop, int], float]) -> None:
+        self.value = value
+        self.seen: list[tuple[float, float]] = []
+
+    def train_begin(self, loop: zx.Loop) -> None:
+        policy = loop.actor.policy
+        act = policy.act
+        self.asked = 0
+
+        def spy(obs: Any, hidden: Any, mask: Any, phase: Any, rng: Any, env_steps: int) -> Any:
+            self.asked = env_steps
+            return act(obs, hidden, mask, phase, rng, env_steps)
+
+        policy.act = spy
+
+    def iteration_begin(self, loop: zx.Loop) -> None:
+        self.used = loop.fraction
+
+    def iteration_end(self, loop: zx.Loop, metrics: Any) -> None:
+        self.seen.append((self.used, self.value(loop, self.asked)))
+
+
+def watched(cfg: Any, value: Callable[[zx.Loop, int], float], out: Path) -> list[tuple[float, float]]:
+    watch = Watch(value)
+    zx.Session(cfg, out, [watch], quiet=True).run()
+    return watch.seen
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_epsilon_falls_over_the_budget(budget: str, small: Callable, tmp_path: Path) -> None:
+    settings = {"epsilon_start": 1.0, "epsilon_end": 0.0, "epsilon_fraction": 1.0, "warmup_steps": 10}
+    cfg = small("dqn", "toy/match", eval_every_steps=0, **settings, **BUDGETS[budget])
+    seen = watched(cfg, lambda loop, asked: loop.learner.policy.epsilon(asked), tmp_path / "run")
+    assert seen[-1][1] < 0.05
+    for used, epsilon in seen:
+        assert epsilon == pytest.approx(1.0 - used, abs=0.02)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_prioritized_beta_grows_over_the_budget(budget: str, small: Callable, tmp_path: Path) -> None:
+    cfg = small("dqn", "toy/match", eval_every_steps=0, replay__prioritized=True, **BUDGETS[budget])
+    seen = watched(cfg, lambda loop, _: loop.buffer._priorities.progress, tmp_path / "run")
+    assert seen[-1][1] > 0.9
+    assert all(used == pytest.approx(progress, abs=0.02) for used, progress in seen)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_the_expert_of_dagger_retires_over_the_budget(budget: str, small: Callable, tmp_path: Path) -> None:
+    cfg = small("dagger", "CartPole-v1", eval_every_steps=0, expert_fraction=1.0, **BUDGETS[budget])
+    seen = watched(cfg, lambda loop, asked: loop.learner.expert_share(asked), tmp_path / "run")
+    assert seen[-1][1] < 0.1
+    assert all(share == pytest.approx(1.0 - used, abs=0.03) for used, share in seen)
+
+
+def test_a_budget_of_episodes_resumes_exactly(small: Callable, tmp_path: Path) -> None:
+    class StopAt(zx.Callback):
+        def iteration_end(self, loop: zx.Loop, metrics: Any) -> None:
+            if loop.episodes >= 15:
+                loop.stop("interrupted")
+
+    cfg = small("dqn", "CartPole-v1", eval_every_steps=0, replay__prioritized=True, **BUDGETS["episodes"])
+    zx.Session(cfg, tmp_path / "whole", quiet=True).run()
+    with pytest.raises(KeyboardInterrupt):
+        zx.Session(cfg, tmp_path / "parts", [StopAt()], quiet=True).run()
+    zx.Session.resume(tmp_path / "parts", quiet=True).run()
+    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")

@@ -1,0 +1,425 @@
+"""The loops: budgets, the ratio of updates, phases, what callbacks are told, and the clock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import differing, metrics_rows
+from gymnasium.spaces import Box, Discrete
+
+import zhixing as zx
+from zhixing.buffers import Buffer, NStep
+from zhixing.collect.actor import Actor, Episode, Evaluation, Experience
+from zhixing.config import OffPolicyConfig, OnPolicyConfig
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.policy import Decision, Phase, Policy
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree
+from zhixing.training.loop import Loop
+from zhixing.training.trainers import off_policy, on_policy
+
+
+class Zero(Policy):
+    """Always the first action, but any in the random phase."""
+
+    def __init__(self, spaces: Spaces) -> None:
+        super().__init__(spaces)
+        self.phases: list[Phase] = []
+        self.actions: list[int] = []
+
+    def act(self, obs: Tree, hidden: Tree, mask: Any, phase: Phase, rng: torch.Generator, env_steps: int) -> Decision:
+        action = torch.zeros(len(obs), dtype=torch.long)
+        if phase is Phase.RANDOM:
+            action = self.random_action(len(obs), mask, rng)
+        self.phases.append(phase)
+        self.actions += action.tolist()
+        return Decision(action)
+
+
+class Counts(Learner):
+    """Learns nothing, but keeps what it is given."""
+
+    metrics = ("rows",)
+
+    def __init__(self, cfg: Any, spaces: Spaces) -> None:
+        super().__init__(cfg, spaces)
+        self.policy = Zero(spaces)
+        self.sizes: list[int] = []
+        self.progress: list[float] = []
+
+    def gradients(self, batch: Batch) -> Gradients:
+        return Gradients({}, {})
+
+    def update(self, batch: Batch, **further: Batch) -> Update:
+        self.updates += 1
+        self.sizes.append(batch.reward.numel())
+        return Update({"rows": torch.tensor(float(self.updates))})
+
+    def set_progress(self, fraction: float) -> None:
+        self.progress.append(fraction)
+
+
+def loop(scheme: type, callbacks: Any = (), num: int = 2, **settings: Any) -> Loop:
+    cfg = scheme(algorithm="none", env={"name": "tasks:Dies"}, vector={"num": num}, **settings)
+    env = zx.envs.make_vector("tasks:Dies", num, backend="serial")  # five steps, a reward of 1 each
+    learner = Counts(cfg, env.spaces)
+    actor = Actor(learner.policy, env, seed=cfg.seed)
+    buffer = Buffer(env.spaces.fields(), 1000, num, view=NStep(1, 0.9)) if scheme is OffPolicyConfig else None
+    return Loop(cfg, actor, learner, buffer=buffer, callbacks=callbacks)
+
+
+class Tells(zx.Callback):
+    """Writes down everything that it is told."""
+
+    def __init__(self, name: str = "", events: list[str] | None = None) -> None:
+        self.name, self.events = name, events if events is not None else []
+
+    def __enter__(self) -> Tells:
+        self.events.append(f"{self.name}enter")
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.events.append(f"{self.name}exit {kind.__name__ if kind else ''}".strip())
+
+    def train_begin(self, loop: Loop) -> None:
+        self.events.append(f"{self.name}begin")
+
+    def iteration_begin(self, loop: Loop) -> None:
+        self.events.append(f"{self.name}iteration {loop.env_steps}")
+
+    def episode_end(self, loop: Loop, episode: Episode) -> None:
+        self.events.append(f"{self.name}episode {episode.ret:g}")
+
+    def iteration_end(self, loop: Loop, metrics: Any) -> None:
+        self.events.append(f"{self.name}end {loop.env_steps} {sorted(metrics)}")
+
+    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+        self.events.append(f"{self.name}evaluation")
+
+    def train_end(self, loop: Loop) -> None:
+        self.events.append(f"{self.name}finish")
+
+
+# --- budgets ---
+
+
+def test_budget_of_steps_ends_with_the_iteration_that_uses_it_up() -> None:
+    run = loop(OnPolicyConfig, env_steps=50, steps_per_iteration=8)
+    on_policy(run)
+    assert run.env_steps == 64  # 16 per iteration: 48 is not enough
+    assert run.updates == 4
+    assert run.learner.sizes == [16] * 4
+    assert run.learner.progress == pytest.approx([0.0, 0.32, 0.64, 0.96])
+    assert run.fraction == 1.0
+
+
+def test_budget_of_episodes() -> None:
+    run = loop(OnPolicyConfig, episodes=7, steps_per_iteration=1)
+    on_policy(run)
+    # both environments end an episode at every fifth step: 2, 4, 6, 8
+    assert (run.episodes, run.env_steps) == (8, 40)
+
+
+def test_budget_of_time() -> None:
+    class Slow(zx.Callback):
+        def iteration_begin(self, loop: Loop) -> None:
+            time.sleep(0.02)
+
+    run = loop(OnPolicyConfig, [Slow()], duration=0.1, steps_per_iteration=1)
+    on_policy(run)
+    assert 0.1 <= run.seconds < 0.2
+    assert run.env_steps <= 10  # five iterations of 20 ms
+
+
+def test_the_first_budget_that_is_used_up_ends_training() -> None:
+    run = loop(OnPolicyConfig, env_steps=10, episodes=1000, duration="1h", steps_per_iteration=1)
+    on_policy(run)
+    assert run.env_steps == 10
+
+
+def test_a_used_budget_does_nothing() -> None:
+    run = loop(OnPolicyConfig, env_steps=10, steps_per_iteration=5)
+    on_policy(run)
+    on_policy(run)
+    assert (run.env_steps, run.updates) == (10, 1)
+
+
+def test_stop_ends_after_the_present_iteration() -> None:
+    class Stop(zx.Callback):
+        def episode_end(self, loop: Loop, episode: Episode) -> None:
+            loop.stop("enough")
+
+    after = Tells()
+    run = loop(OnPolicyConfig, [Stop(), after], steps_per_iteration=3)
+    on_policy(run)
+    assert run.env_steps == 12  # the first episodes end in the second iteration
+    assert run.stop_reason == "enough"
+    assert after.events[-3:] == ["end 12 ['rows']", "finish", "exit"]
+
+
+# --- off-policy ---
+
+
+@pytest.mark.parametrize(("ratio", "steps"), [(1.0, 1), (0.5, 2), (2.0, 3), (0.25, 1), (0.3, 5)])
+def test_the_ratio_of_updates_to_steps_is_exact(ratio: float, steps: int) -> None:
+    ratios = []
+
+    class Watch(zx.Callback):
+        def iteration_end(self, loop: Loop, metrics: Any) -> None:
+            due = max(0, loop.env_steps - 40) * ratio
+            ratios.append((loop.updates, due))
+
+    run = loop(
+        OffPolicyConfig,
+        [Watch()],
+        env_steps=240,
+        warmup_steps=40,
+        updates_per_step=ratio,
+        steps_per_iteration=steps,
+        batch_size=8,
+    )
+    off_policy(run)
+    assert all(due - 1 < updates <= due + 1e-9 for updates, due in ratios), ratios
+    assert run.learner.sizes == [8] * run.updates
+
+
+def test_decimal_ratios_lose_no_update_to_rounding() -> None:
+    # 0.29 x 100 is 28.999999999999996 in floating point
+    run = loop(OffPolicyConfig, env_steps=100, warmup_steps=0, updates_per_step=0.29, batch_size=4)
+    off_policy(run)
+    assert run.updates == 29
+
+
+def test_warm_up_is_random_and_without_updates() -> None:
+    run = loop(OffPolicyConfig, env_steps=60, warmup_steps=20, batch_size=4)
+    off_policy(run)
+    phases = run.learner.policy.phases
+    assert phases[:10] == [Phase.RANDOM] * 10  # 2 environments
+    assert set(phases[10:]) == {Phase.COLLECT}
+    assert run.updates == 40
+    assert len(run.buffer) == 60
+    assert set(run.learner.policy.actions[:20]) == {0, 1}
+    assert set(run.learner.policy.actions[20:]) == {0}
+
+
+def test_priorities_go_back_to_the_rows_they_came_from() -> None:
+    from zhixing.buffers import Prioritized
+
+    run = loop(OffPolicyConfig, env_steps=20, warmup_steps=10, batch_size=4)
+    given = []
+
+    class Wants(Counts):
+        def update(self, batch: Batch, **further: Batch) -> Update:
+            given.append(batch.index.clone())
+            return super().update(batch)._replace(priority=torch.zeros(4))
+
+    run.learner = Wants(run.cfg, run.actor.spaces)
+    run.buffer = Buffer(run.actor.spaces.fields(), 1000, 2, sampler=Prioritized(1.0), view=NStep(1, 0.9))
+    off_policy(run)
+    # what was sampled has priority 0, what wasn't the largest: later samples avoid rows that were seen
+    assert len(given) == 10
+    assert not set(given[0].tolist()) & set(given[1].tolist())
+
+
+# --- callbacks ---
+
+
+def test_callbacks_are_told_in_order() -> None:
+    events: list[str] = []
+    run = loop(OnPolicyConfig, [Tells("a ", events), Tells("b ", events)], num=1, env_steps=6, steps_per_iteration=3)
+    on_policy(run)
+    one = ["iteration 0", "end 3 ['rows']", "iteration 3", "episode 5", "end 6 ['rows']", "finish"]
+    told = [f"{name} {event}" for event in ["enter", "begin", *one] for name in "ab"]
+    assert events == [*told, "b exit", "a exit"]
+
+
+def test_metrics_are_empty_before_the_first_update() -> None:
+    tells = Tells()
+    off_policy(loop(OffPolicyConfig, [tells], env_steps=8, warmup_steps=4, steps_per_iteration=2))
+    assert [event for event in tells.events if event.startswith("end")] == ["end 4 []", "end 8 ['rows']"]
+
+
+def test_callbacks_are_left_when_training_breaks() -> None:
+    class Breaks(zx.Callback):
+        def iteration_end(self, loop: Loop, metrics: Any) -> None:
+            raise ZeroDivisionError
+
+    tells = Tells()
+    with pytest.raises(ZeroDivisionError):
+        on_policy(loop(OnPolicyConfig, [tells, Breaks()], steps_per_iteration=2))
+    assert tells.events[-1] == "exit ZeroDivisionError"
+    assert "finish" not in tells.events
+
+
+def test_callbacks_already_entered_are_left_when_another_cannot_be() -> None:
+    class Locked(zx.Callback):
+        def __enter__(self) -> Locked:
+            raise PermissionError
+
+    tells = Tells()
+    with pytest.raises(PermissionError):
+        on_policy(loop(OnPolicyConfig, [tells, Locked()]))
+    assert tells.events == ["enter", "exit PermissionError"]
+
+
+def test_recent_means_are_of_the_last_hundred_episodes() -> None:
+    run = loop(OnPolicyConfig)
+    assert np.isnan(run.recent_mean("ret"))
+    run.iteration_end([Episode(0.0, 1, {})] * 60, {})
+    run.iteration_end([Episode(1.0, 3, {})] * 80, {})
+    # the last hundred: 20 of the first kind, 80 of the second
+    assert run.recent_mean("ret") == pytest.approx(0.8)
+    assert run.recent_mean("length") == pytest.approx(2.6)
+    assert run.episodes == 140
+
+
+# --- the clock ---
+
+
+class Pauses(zx.Callback):
+    def __init__(self, within: Any = None) -> None:
+        self.within = within
+
+    def iteration_end(self, loop: Loop, metrics: Any) -> None:
+        with loop.paused():
+            time.sleep(0.1)
+            if self.within is not None:
+                self.within(loop)
+
+
+def _pause_again(loop: Loop) -> None:
+    with loop.paused():
+        time.sleep(0.1)
+    time.sleep(0.1)
+
+
+@pytest.mark.parametrize("within", [None, Loop.state_dict, _pause_again], ids=["plain", "saving", "pausing again"])
+def test_paused_time_is_not_training_time(within: Any) -> None:
+    run = loop(OnPolicyConfig, [Pauses(within)], env_steps=4, steps_per_iteration=1)
+    started = time.perf_counter()
+    on_policy(run)
+    assert time.perf_counter() - started >= 0.2
+    assert 0 < run.seconds < 0.1
+
+
+def test_an_exception_in_a_pause_is_not_swallowed() -> None:
+    run = loop(OnPolicyConfig)
+    with pytest.raises(KeyError), run.paused():
+        raise KeyError
+
+
+# --- state ---
+
+
+def test_state_round_trip_goes_on_as_the_first() -> None:
+    def make() -> Loop:
+        return loop(OffPolicyConfig, [Keeps()], env_steps=30, warmup_steps=4, batch_size=4, seed=3)
+
+    class Keeps(zx.Callback):
+        def __init__(self) -> None:
+            self.number = 0
+
+        def iteration_end(self, loop: Loop, metrics: Any) -> None:
+            self.number += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"number": self.number}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.number = state["number"]
+
+    first = make()
+    off_policy(first)
+    other = make()
+    assert other.load_state_dict(first.state_dict()) == []
+    assert other.callbacks[0].number == 15
+    assert (other.env_steps, other.updates, other.episodes) == (30, 26, 6)
+    assert other.seconds == first.seconds > 0
+    assert list(other.recent) == list(first.recent)
+    assert other.metrics == first.metrics
+    assert other.rng.random(3).tolist() == first.rng.random(3).tolist()
+
+
+def test_callbacks_of_one_class_keep_their_own_state_and_new_ones_start_fresh() -> None:
+    class Named(zx.Callback):
+        def __init__(self, word: str) -> None:
+            self.word = word
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"word": self.word}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.word = state["word"]
+
+    first = loop(OnPolicyConfig, [Named("a"), Named("b")])
+    other = loop(OnPolicyConfig, [Named("x"), Named("y"), Named("z")])
+    other.load_state_dict(first.state_dict())
+    assert [callback.word for callback in other.callbacks] == ["a", "b", "z"]
+
+
+def test_parts_from_the_spaces_alone() -> None:
+    spaces = Spaces(Box(-1, 1, (2,), np.float32), Discrete(3))
+    drawn = Zero(spaces).random_action(3000, None, torch.Generator().manual_seed(0))
+    assert (drawn.bincount(minlength=3) / 3000).tolist() == pytest.approx([1 / 3] * 3, abs=0.03)
+
+
+def test_it_learns_while_the_next_steps_are_made(small: Callable[..., Any], tmp_path: Path) -> None:
+    """Each rollout after the warm-up waits for an update that is made meanwhile; one after the other, none would come.
+
+    1200 steps of 2 environments, 2 each at a time: when the last 4 are begun, those before ask for (1196 - 200) / 2.
+    """
+    session = zx.Session(small("dqn", overlap=True, vector__backend="serial"), tmp_path / "run", quiet=True)
+    actor, learner = session.actor, session.learner
+    assert isinstance(actor, Actor)
+    collect, update = actor.collect, learner.update
+    learned = threading.Event()
+    waited: list[bool] = []
+
+    def waiting(steps: int, phase: Phase) -> Experience:
+        if actor.env_steps > 208:
+            waited.append(learned.wait(60))
+            learned.clear()
+        return collect(steps=steps, phase=phase)
+
+    def telling(batch: Batch) -> Update:
+        found = update(batch)
+        learned.set()
+        return found
+
+    actor.collect, learner.update = waiting, telling  # type: ignore[method-assign, assignment]
+    result = session.run()
+    assert len(waited) == 247  # (1200 - 212) / 4
+    assert all(waited)
+    assert result["updates"] == 498
+
+
+def test_to_overlap_is_repeatable_and_resumes_exactly(small: Callable[..., Any], tmp_path: Path) -> None:
+    class Stop(zx.Callback):
+        def iteration_end(self, loop: Loop, metrics: object) -> None:
+            if loop.steps == 600:
+                raise RuntimeError("power cut")
+
+    class Slow(zx.Callback):
+        """Other timings: now the one, now the other is ready first."""
+
+        def iteration_begin(self, loop: Loop) -> None:
+            time.sleep(0.001 * (loop.steps % 3))
+
+    settings = {"overlap": True, "checkpoint_every_steps": 200, "vector__backend": "serial"}
+    cfg = small("sac", "Pendulum-v1", **settings)
+    zx.Session(cfg, tmp_path / "one", quiet=True).run()
+    with pytest.raises(RuntimeError, match="power cut"):
+        zx.Session(cfg, tmp_path / "two", [Stop()], quiet=True).run()
+    zx.Session.resume(tmp_path / "two", [Slow()], quiet=True).run()
+    assert differing(tmp_path / "one", tmp_path / "two") == []
+    assert metrics_rows(tmp_path / "one") == metrics_rows(tmp_path / "two")
+    with pytest.raises(zx.UserError, match="overlap=true goes without"):
+        zx.Session(small("sac", "Pendulum-v1", overlap=True, distributed__workers=1), tmp_path / "three")

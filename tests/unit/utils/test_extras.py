@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import zhixing
+from zhixing.utils import extras
+
+ROOT = Path(zhixing.__file__).resolve().parents[1]
+
+
+def test_the_hint_of_a_checkout_installs_from_that_folder() -> None:
+    assert extras.install_hint("mario") == f"pip install -e '{ROOT}[mario]'"
+    assert str(extras.missing_extra("mario/1-1", "mario")) == (
+        f"mario/1-1 needs the extra 'mario': pip install -e '{ROOT}[mario]'"
+    )
+
+
+def test_the_hint_of_an_installed_package_names_the_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(extras, "__file__", str(tmp_path / "site-packages" / "zhixing" / "extras.py"))
+    lines = ["torch>=2.5", 'ale-py>=0.11; extra == "atari"', 'cv2>=4; extra == "atari"', 'ray>=2; extra == "ray"']
+    monkeypatch.setattr(metadata, "requires", lambda _: lines)
+    assert extras.install_hint("atari") == "pip install 'ale-py>=0.11' 'cv2>=4'"
+    assert extras.install_hint("ray") == "pip install 'ray>=2'"
+    monkeypatch.setattr(metadata, "requires", lambda _: ['a>=1; python_version >= "3.11" and extra == "atari"', "b"])
+    assert extras.install_hint("atari") == """pip install 'a>=1; python_version >= "3.11"'"""
+
+    def absent(_: str) -> None:
+        raise metadata.PackageNotFoundError
+
+    monkeypatch.setattr(metadata, "requires", absent)
+    assert extras.install_hint("ray") == "pip install 'zhixing[ray]'"
+
+
+def test_every_hint_names_an_extra_that_exists() -> None:
+    sources = [file.read_text() for file in (ROOT / "zhixing").rglob("*.py")]
+    pattern = re.compile(r"""(?:missing_extra|install_hint)\([^()\n]*(?:\([^()\n]*\))?[^()\n]*?["']([\w-]+)["']\)""")
+    named = {extra for source in sources for extra in pattern.findall(source)}
+    assert {"mario", "atari", "marl", "ray", "tune", "offline", "envpool"} <= named
+    declared = re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert named <= set(declared)
+    # no other place writes such a command
+    assert not [source for source in sources if "pip install 'zhixing[" in source or 'pip install "zhixing[' in source]

@@ -1,0 +1,32 @@
+"""What learners that clone somebody share (bc, dagger): the network, its policy and its loss."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from zhixing.config import DataConfig
+from zhixing.core.batch import Batch
+from zhixing.core.policy import DeterministicPolicy, Policy, SampledPolicy
+from zhixing.core.spaces import Spaces
+from zhixing.nets.critics import DeterministicActor, LikelyActor, check_box
+from zhixing.nets.torso import MakeNet
+
+Clone = LikelyActor | DeterministicActor
+
+
+def make_clone(spaces: Spaces, cfg: DataConfig, net: MakeNet | None, likelihood: bool = False) -> tuple[Clone, Policy]:
+    """Of choices their chances; of continuous actions the best, or with `likelihood` normals around it."""
+    if not spaces.discrete:
+        check_box(spaces, cfg.algorithm)
+    if spaces.discrete or likelihood:
+        likely = LikelyActor(spaces, cfg, net)
+        return likely, SampledPolicy(spaces, likely)
+    best = DeterministicActor(spaces, cfg, net)
+    return best, DeterministicPolicy(spaces, best, 0.0)
+
+
+def cloning_loss(actor: Clone, batch: Batch, action: Tensor) -> Tensor:
+    """How unlike `action [B,...]` the clone would act."""
+    if isinstance(actor, DeterministicActor):
+        return (actor(batch.obs) - action).square().mean()
+    return -actor(batch.obs, batch.mask if "mask" in batch else None).log_prob(action).mean()

@@ -1,0 +1,34 @@
+"""The policy of an actor that lives in a model of the world."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zhixing.core.policy import Decision, Phase, Policy, device_of
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree
+from zhixing.nets.world_model import Choices, WorldModel, encode_action
+
+
+class WorldModelPolicy(Policy):
+    """Follows the task with the model and acts by the model's state. Its memory is that state and the last action:
+    zeros, where an episode starts, are what the model starts from."""
+
+    def __init__(self, spaces: Spaces, world: WorldModel, actor: Choices) -> None:
+        super().__init__(spaces)
+        self.world, self.actor = world, actor
+
+    def initial_hidden(self, num: int) -> Tree:
+        return self.world.rssm.start(num, device_of(self))
+
+    def act(
+        self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
+    ) -> Decision:
+        state = self.world.look(obs, hidden, None if phase is Phase.EVAL else rng)
+        if phase is Phase.RANDOM:
+            action = self.random_action(len(state.h), mask, rng)
+        else:
+            chances = self.actor(state.features, mask)
+            action = chances.mode() if phase is Phase.EVAL else chances.sample(rng)
+        return Decision(action, hidden=(*state, encode_action(action, self.spaces)))

@@ -1,0 +1,181 @@
+"""The actor for tasks written in torch: steps, decisions and rollouts are tensors on one device and stay there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zhixing.buffers.fields import SUCCESSORS
+from zhixing.collect.actor import Episode, Experience
+from zhixing.core.batch import Batch
+from zhixing.core.policy import Phase, Policy
+from zhixing.core.seeding import stream
+from zhixing.core.state import count
+from zhixing.core.tree import Field, Tree, tree_leaves, tree_map
+from zhixing.envs.torch_native import TorchVectorEnv
+
+
+class TorchActor:
+    """`collect` as `Actor` has it, for so many steps. Nothing in it waits for the device until they are done."""
+
+    def __init__(
+        self, policy: Policy, env: TorchVectorEnv, fields: Mapping[str, Tree] | None = None, *, seed: int = 0
+    ) -> None:
+        self.policy, self.env, self.device = policy, env, env.device
+        policy.watch(env)
+        self.fields = dict(fields or {})
+        self.seed = seed
+        self.rng = torch.Generator(self.device).manual_seed(stream(seed, "actor"))
+        self.env_steps = 0
+        self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead
+        self.rollout: TensorRollout | None = None  # the steps of the last `collect`
+        self._shown: dict[str, Tensor] = {}  # what the environments show now; nothing before the first step
+
+    def _start(self, seed: int) -> None:
+        num = self.env.num_envs
+        self._shown = self.env.begin(seed)
+        self._hidden = self.policy.initial_hidden(num)
+        self._returns = torch.zeros(num, *self.env.spaces.agents, device=self.device)
+        self._lengths = torch.zeros(num, dtype=torch.int64, device=self.device)
+
+    def collect(self, steps: int, phase: Phase = Phase.COLLECT) -> Experience:
+        """Take `steps` steps in each environment. The batch's tensors are overwritten by the next call."""
+        if not self._shown:
+            self._start(stream(self.seed, "environments"))
+        rollout = self._storage(steps)
+        rollout.numbers.clear()
+        rollout.write(0, **self._shown)
+        with torch.inference_mode():
+            for t in range(steps):
+                self._step(phase, rollout, t)
+        return Experience(rollout.batch, rollout.episodes())
+
+    def _step(self, phase: Phase, rollout: TensorRollout, t: int) -> None:
+        hidden = self._hidden
+        obs, mask = rollout.rows["obs"][t], rollout.rows["mask"][t] if "mask" in rollout.rows else None
+        decision = self.policy.act(obs, hidden, mask, phase, self.rng, self.env_steps + self.schedule_lead)
+        step = self.env.advance(self.env.to_task(decision.action))
+        self.env_steps += self.env.num_envs
+        self._shown, self._hidden = step.shown, decision.hidden
+        for name in self.fields:
+            rollout.write(t, **{name: decision.kept(name, hidden)})
+        self._returns = self._returns + step.reward
+        self._lengths = self._lengths + 1
+        rollout.write(
+            t,
+            action=decision.action,
+            reward=step.reward,
+            terminated=step.terminated,
+            truncated=step.truncated,
+            episode_return=self._returns,
+            episode_length=self._lengths,
+            **{SUCCESSORS[name]: tensor for name, tensor in step.last.items()},
+        )
+        rollout.numbers.append(step.numbers)
+        rollout.write(t + 1, **step.shown)
+        self._returns, self._lengths = _cleared((self._returns, self._lengths), step.ended)
+        if self._hidden is not None:
+            self._hidden = _cleared(self._hidden, step.ended)
+
+    def _storage(self, steps: int) -> TensorRollout:
+        if self.rollout is None or self.rollout.num_steps != steps:
+            fields = {**self.env.spaces.fields(), **self.fields}
+            self.rollout = TensorRollout(fields, steps, self.env.num_envs, self.device)
+        return self.rollout
+
+    @property
+    def longest_running(self) -> int:
+        """Steps of the longest episode that hasn't ended yet."""
+        return int(self._lengths.max()) if self._shown else 0
+
+    @property
+    def tells(self) -> tuple[str, ...]:
+        return self.env.tells
+
+    def close(self) -> None:
+        self.env.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"env_steps": self.env_steps, "rng": self.rng.get_state()}
+        if self._shown:
+            state |= {
+                "env": self.env.state_dict(),
+                "hidden": None if self._hidden is None else tree_map(torch.clone, self._hidden),
+                "returns": self._returns.clone(),
+                "lengths": self._lengths.clone(),
+            }
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Returns the environments that could not be put back into mid-episode: none."""
+        self.env_steps = count("the actor", state, "env_steps")
+        self.rng.set_state(state["rng"])
+        if "env" in state:
+            self._start(0)
+            self.env.load_state_dict(state["env"])
+            self._shown = self.env.shown()
+            if state["hidden"] is not None:
+                self._hidden = tree_map(lambda leaf: leaf.to(self.device), state["hidden"])
+            self._returns, self._lengths = state["returns"].to(self.device), state["lengths"].to(self.device)
+        return []
+
+
+class TensorRollout:
+    """Steps `[T,N]` in tensors that are allocated once. Unlike `Rollout` it keeps `next_obs` and the like for every
+    step: to keep only those of episodes' ends, their number would have to be known, and so the device be waited for."""
+
+    def __init__(self, spec: Mapping[str, Tree], num_steps: int, num_envs: int, device: torch.device) -> None:
+        self.num_steps = num_steps
+        self.numbers: list[dict[str, Tensor]] = []  # what the task tells, of each step; read where episodes ended
+        own = {"episode_return": spec["reward"], "episode_length": Field((), np.dtype(np.int64))}
+        own |= {after: spec[name] for name, after in SUCCESSORS.items() if name in spec}
+
+        def allocate(field: Field, rows: int) -> Tensor:
+            dtype = torch.from_numpy(np.empty(0, field.dtype)).dtype
+            return torch.zeros((rows, num_envs, *field.shape), dtype=dtype, device=device)
+
+        self.tensors: dict[str, Tree] = {
+            name: tree_map(lambda field, rows=num_steps + (name in SUCCESSORS): allocate(field, rows), tree)
+            for name, tree in {**spec, **own}.items()
+        }
+        # single steps, as views that are made once, not in each step
+        self.rows = {name: _rows(tree) for name, tree in self.tensors.items()}
+        shown = {name: tree for name, tree in self.tensors.items() if not name.startswith("episode_")}
+        self.batch = Batch(**{name: tree_map(lambda leaf: leaf[:num_steps], tree) for name, tree in shown.items()})
+
+    def write(self, t: int, **values: Tree) -> None:
+        for name, value in values.items():
+            for target, leaf in zip(tree_leaves(self.rows[name][t]), tree_leaves(value), strict=True):
+                target.copy_(leaf)
+
+    def episodes(self) -> list[Episode]:
+        """Those that ended, in the order of their ends."""
+        ended = self.tensors["terminated"] | self.tensors["truncated"]
+        returns, lengths = (self.tensors[f"episode_{what}"][ended] for what in ("return", "length"))
+        if returns.ndim > 1:
+            returns = returns.mean(-1)  # over agents
+        done = [Episode(*row, {}) for row in zip(returns.tolist(), lengths.tolist(), strict=True)]
+        for name in self.numbers[0]:
+            told = torch.stack([numbers[name] for numbers in self.numbers])[ended].tolist()
+            for episode, number in zip(done, told, strict=True):
+                episode.info[name] = number
+        return done
+
+
+def _cleared(tree: Tree, ended: Tensor) -> Tree:
+    """Zeros where episodes ended."""
+    return tree_map(lambda leaf: leaf.masked_fill(ended.view(-1, *[1] * (leaf.ndim - 1)), 0), tree)
+
+
+def _rows(tree: Tree) -> list[Tree]:
+    """A tree of `[T,N,...]` as T trees of `[N,...]`."""
+    if isinstance(tree, Tensor):
+        return list(tree.unbind())
+    if isinstance(tree, Mapping):
+        parts = {key: _rows(part) for key, part in tree.items()}
+        return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
+    return list(zip(*(_rows(part) for part in tree), strict=True))

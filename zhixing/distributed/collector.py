@@ -1,0 +1,202 @@
+"""The actor whose environments are shared among workers. To a trainer it is an actor like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zhixing.buffers.rollout import Rollout
+from zhixing.collect.actor import Experience
+from zhixing.config import AsynchronousConfig, OffPolicyConfig, OnPolicyConfig, RunConfig
+from zhixing.core.learner import Learner
+from zhixing.core.policy import Phase
+from zhixing.core.spaces import Spaces
+from zhixing.core.state import Count, checked
+from zhixing.distributed.parameter_servers import Servers
+from zhixing.distributed.worker import Setup, Turn, packed
+from zhixing.distributed.worker_pool import Crew, LocalCrew, RayCrew
+from zhixing.envs import portable
+from zhixing.errors import UserError
+
+PENDING = ("collect", "gradients", "learn")  # what workers may be at when a checkpoint is written
+SAVED = {
+    "env_steps": Count,
+    "lost": Count,
+    "lives": list[Count],
+    "workers": list[dict[str, Any]],
+    "pending": list[list[Any]],
+    "idle": list[Count],
+}
+
+
+class SpreadActor:
+    """`collect` waits for all workers, which all act with the learner's present weights. `turn` takes whoever is ready
+    first: the others act on, with weights as old as their start."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        learner: Learner,
+        spaces: Spaces,
+        tells: tuple[str, ...] = (),
+        servers: Servers | None = None,
+    ) -> None:
+        """With `servers`, which have the weights, the learner's own are those of the last `settle`."""
+        self.crew, self.learner, self.spaces, self.tells, self.servers = crew, learner, spaces, tells, servers
+        self.num_envs = crew.setups[-1].last
+        self.env_steps = 0
+        self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead
+        self.lost_before = 0  # workers, in the run that is resumed
+        self._replaced = [0] * len(crew)
+        self._idle = list(range(len(crew)))
+        self._shared: tuple[int, Any] = (-1, None)  # at which update, and the weights of then
+        self._settled = -1  # at which update the servers' weights and the learner's were the same
+        self._turns = 0  # that were begun
+
+    def ready(self) -> None:
+        """Ends when all workers are: what is wrong is told now, and their start is nobody's training time."""
+        if not self.crew.pending:
+            self.crew.call(None, "ready", [()] * len(self.crew))
+
+    def collect(self, steps: int, phase: Phase = Phase.COLLECT) -> Experience:
+        """Steps `[T,N]` of all environments, those of each worker side by side."""
+        weights, scheduled = self.crew.share(packed(self.learner)), self.env_steps + self.schedule_lead
+        turns: list[Turn] = self.crew.call(weights, "collect", [(steps, phase.value, scheduled)] * len(self.crew))
+        self.env_steps += steps * self.num_envs
+        self._replaced = [turn.replaced for turn in turns]
+        batch = Rollout.joined([turn.part for turn in turns if turn.part is not None])
+        return Experience(batch, [episode for turn in turns for episode in turn.episodes])
+
+    def turn(
+        self, steps: int, phase: Phase = Phase.COLLECT, *, gradients: bool = False, rate: bool = False
+    ) -> tuple[Turn, np.ndarray[Any, Any]]:
+        """What the first worker to end has done, and the numbers of its environments. With `gradients` it has learned
+        from its steps itself, and waits for the weights that come of it; else it goes on at once. With `rate` it
+        tells how wrong the learner was about each step."""
+        way = "collect" if not gradients else "gradients" if self.servers is None else "learn"
+        task = (way, steps, phase.value)
+        for worker in self._idle:
+            self._start(worker, task, rate)
+        self._idle = []
+        worker, turn = self.crew.wait()
+        if gradients:
+            self._idle = [worker]
+        else:
+            self._start(worker, task, rate)
+        setup = self.crew.setups[worker]
+        self.env_steps += steps * setup.num_envs
+        self._replaced[worker] = turn.replaced
+        return turn, np.arange(setup.first, setup.last)
+
+    def _start(self, worker: int, task: tuple[Any, ...], rate: bool) -> None:
+        self._turns += 1
+        if self.servers is not None:
+            if self._settled < 0:
+                self.servers.load(self.learner)
+                self._settled = self.learner.updates
+            rates = {name: optimizer.lr for name, optimizer in self.learner.optimizers().items()}
+            self.crew.start(worker, None, *task, self.env_steps + self.schedule_lead, rates, self._turns)
+            return
+        if self._shared[0] != self.learner.updates:
+            self._shared = self.learner.updates, self.crew.share(packed(self.learner, whole=rate))
+        further = (rate,) if rate else ()
+        self.crew.start(worker, self._shared[1], *task, self.env_steps + self.schedule_lead, *further)
+
+    def settle(self) -> None:
+        """Let the learner have the present weights, wherever they are."""
+        if self.servers is not None and 0 <= self._settled < self.learner.updates:
+            self.servers.fetch(self.learner)
+            self._settled = self.learner.updates
+
+    @property
+    def replaced(self) -> int:
+        """How often an environment failed and another took its place."""
+        return sum(self._replaced)
+
+    @property
+    def lost(self) -> int:
+        """How often a worker died and another took its place."""
+        return self.lost_before + self.crew.lost
+
+    def close(self) -> None:
+        self.crew.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Workers on Ray that are at work are not waited for: what they hold is lost with them, and not counted."""
+        state: dict[str, Any] = {"env_steps": self.env_steps, "lost": self.lost, "lives": self.crew.lives}
+        pending = self.crew.pending
+        if self.crew.here or not pending:
+            states = self._states(bool(pending))
+            state |= {"workers": states, "pending": [list(task) for task in pending], "idle": list(self._idle)}
+        return state
+
+    def _states(self, weights: bool) -> list[Any]:
+        if isinstance(self.crew, LocalCrew):
+            return [worker.state(weights) for worker in self.crew.workers]
+        return self.crew.call(None, "state", [(weights,)] * len(self.crew))
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Returns the environments that begin a new episode: with another number of workers all of them."""
+        state = checked("the workers", state, SAVED)
+        self.env_steps, self.lost_before = state["env_steps"], state.get("lost", 0)
+        states = state.get("workers")
+        if states is None or len(states) != len(self.crew):
+            later = max(state.get("lives", [0])) + 1
+            self.crew.begin_anew([later] * len(self.crew))
+            return list(range(self.num_envs))
+        if any(state["lives"]):
+            self.crew.begin_anew(state["lives"])
+        lost: list[list[int]] = self.crew.call(None, "restore", [(one,) for one in states])
+        for worker, method, *arguments in state["pending"]:
+            if type(worker) is not int or not 0 <= worker < len(self.crew) or method not in PENDING:
+                raise UserError(f"the saved state of the workers lets worker {worker!r} do {str(method)[:80]!r}")
+            self.crew.start(worker, None, method, *arguments)
+        self._idle = list(state["idle"])
+        return [index for one in lost for index in one]
+
+
+def spread(cfg: RunConfig, learner: Learner, spaces: Spaces, tells: Sequence[str], folder: Path) -> SpreadActor:
+    """Workers with equal shares of the run's environments, as far as these can be shared equally."""
+    asked = cfg.distributed.workers
+    workers = asked or (cfg.actors if isinstance(cfg, AsynchronousConfig) else 1)
+    bounds = np.linspace(0, cfg.vector.num, workers + 1).astype(int).tolist()
+    threads = int(cfg.threads) if asked else None
+    settings = cfg.model_dump(mode="json")
+    objects = portable.pack_settings(settings)
+    setups = [
+        Setup(settings, k, workers, bounds[k], bounds[k + 1], folder.resolve() / "crash", threads, objects=objects)
+        for k in range(workers)
+    ]
+    crew = RayCrew(setups, cfg.distributed.address) if asked else LocalCrew(setups)
+    servers = None
+    if cfg.distributed.servers and isinstance(crew, RayCrew):
+        servers = Servers.start(crew.cluster, cfg.distributed.servers)
+        crew.setups = [replace(setup, servers=servers) for setup in setups]
+    return SpreadActor(crew, learner, spaces, tuple(tells), servers)
+
+
+def is_spread(cfg: RunConfig) -> bool:
+    """Whether a run acts through workers; refuses what can't be shared among them."""
+    asked = cfg.distributed.workers
+    where = "actors" if isinstance(cfg, AsynchronousConfig) and not asked else "distributed.workers"
+    workers = asked or (cfg.actors if isinstance(cfg, AsynchronousConfig) else 0)
+    if asked and not isinstance(cfg, (OnPolicyConfig, OffPolicyConfig)):
+        raise UserError(f"{cfg.algorithm} acts in one process; distributed.workers is for those that learn from steps")
+    if workers > cfg.vector.num:
+        raise UserError(
+            f"{where}={workers} must be at most the {cfg.vector.num} environments that they share (vector.num)"
+        )
+    if asked and isinstance(cfg, OffPolicyConfig) and cfg.overlap:
+        raise UserError("overlap=true goes without distributed.workers, which act while the driver learns anyway")
+    if asked and cfg.vector.backend == "ray":
+        raise UserError("vector.backend=ray goes without distributed.workers, which are on Ray themselves")
+    on_ray = asked or cfg.distributed.learners > 1 or cfg.vector.backend == "ray"
+    if cfg.distributed.address is not None and not on_ray:
+        raise UserError(
+            "distributed.address is for distributed.workers or learners, or for vector.backend=ray; set one of them"
+        )
+    return workers > 0

@@ -1,0 +1,40 @@
+"""A user's own task: `my.module:MyEnv`, a class or function that gives a gymnasium.Env."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import gymnasium as gym
+
+from zhixing import named_objects
+from zhixing.envs.api import check_type
+from zhixing.envs.options import check_options, parameters
+from zhixing.envs.wrappers.time_limit import OPTION, limit_steps
+from zhixing.errors import UserError
+from zhixing.utils.importing import imported
+
+
+def names() -> list[str]:
+    return []  # they are found by importing, not listed
+
+
+def knows(name: str) -> bool:
+    return ":" in name or named_objects.is_given(name)
+
+
+def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
+    constructor = imported(name)
+    if not callable(constructor):
+        raise UserError(f"{name} is a {type(constructor).__name__}, not a class or function that gives a gymnasium.Env")
+    options = dict(options)
+    limit = None if OPTION in parameters(constructor)[0] else options.pop(OPTION, None)  # else it is its own
+    check_options(name, constructor, options, extra=(OPTION,))
+    try:
+        env = constructor(**options)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{name} can't be made with options {options}:\n{traceback.format_exc()}") from error
+    check_type(env, name)
+    return limit_steps(env, limit)

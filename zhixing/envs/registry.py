@@ -1,0 +1,95 @@
+"""Which adapter makes an environment: the one place where a name is turned into a family of tasks.
+
+An adapter is a module with `names()`, `knows(name)` and `make(name, options)`. A new family is a file and a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+
+from zhixing import named_objects
+from zhixing.envs import portable, toy
+from zhixing.envs.adapters import (
+    atari,
+    dm_control_suite,
+    foraging,
+    gymnasium_ids,
+    mario,
+    pettingzoo_envs,
+    procgen_envs,
+    retro_games,
+    skirmish,
+    smac,
+    smax,
+    user,
+)
+from zhixing.envs.wrappers.time_limit import OPTION, check_time_limit, limit_steps
+from zhixing.errors import unknown
+
+PREFIXES: dict[str, ModuleType] = {
+    "ALE/": atari,
+    "dmc/": dm_control_suite,
+    "lbf/": foraging,
+    "mario/": mario,
+    "mpe/": pettingzoo_envs,
+    "pettingzoo/": pettingzoo_envs,
+    "procgen/": procgen_envs,
+    "retro/": retro_games,
+    "skirmish/": skirmish,
+    "smac/": smac,
+    "smax/": smax,
+    "toy/": toy,
+}
+
+HINT = (
+    "(your own is my.module:MyEnv or my_env.py:MyEnv; one that a package registers is package:Id-v0; one that a script "
+    "registers is known only to that script: register it in a module and name that with --import, or give the class)"
+)
+# adapters whose `make` handles the option max_episode_steps itself
+OWN_LIMIT = {atari, gymnasium_ids, foraging, mario, retro_games, user}
+
+
+def adapter(name: str) -> ModuleType:
+    if ":" in name or named_objects.is_given(name):
+        return user
+    for prefix, module in PREFIXES.items():
+        if f"{name}/".startswith(prefix):  # a family may have a task of its own name, such as `mario`
+            return module
+    return gymnasium_ids
+
+
+def names() -> list[str]:
+    """All known environments, except a user's own."""
+    return sorted(name for module in {gymnasium_ids, *PREFIXES.values()} for name in module.names())
+
+
+def make(name: str, **options: Any) -> gym.Env[Any, Any]:
+    """One environment, by its name. Every environment takes `max_episode_steps`: episodes are truncated there."""
+    name = gymnasium_ids.id_in(name) or name
+    module = adapter(name)
+    if not module.knows(name):
+        raise unknown("environment", name, names(), HINT)
+    check_time_limit(name, options)
+    limit = options.pop(OPTION, None) if module not in OWN_LIMIT else None
+    env: gym.Env[Any, Any] = module.make(name, options)
+    return limit_steps(env, limit)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What makes one copy of an environment; can be sent to another process, with what that doesn't know of it."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        portable.unpack(self.__dict__.get("packed", b""))
+        return make(self.name, **self.options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "packed": portable.pack([self.name])}

@@ -1,0 +1,368 @@
+"""Environments in worker processes, several per worker; observations, actions, rewards and flags in shared memory.
+
+A step costs one byte to each worker and one back. Workers are fresh interpreters: safe beside threads, free of torch,
+and a script needs no `if __name__ == "__main__"`.
+
+As the back end `mixed`, this process is the first of the workers: fewer have to be woken, and none is idle while others
+work. It protects from nothing: a task that ends its process ends this one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from multiprocessing.connection import wait
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+
+from zhixing.core.tree import Tree
+from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED, Faults
+from zhixing.envs.env_spec import Layout
+from zhixing.envs.vector.action_log import Tapes, tape_bytes
+from zhixing.envs.vector.base import Info, Result, VectorEnv, as_ids, partial_result, result, shown
+from zhixing.envs.vector.choose_backend import Timing, cpu_count, default_workers
+from zhixing.envs.vector.inline_worker import OwnShare
+from zhixing.envs.vector.leftovers import kill_marked
+from zhixing.envs.vector.serial import Factory, layout_of, name_of
+from zhixing.envs.vector.step_buffers import Array, Twin, allocate, shared_bytes
+from zhixing.envs.vector.sub_env_group import Numbers, Slots, State
+from zhixing.envs.vector.worker import WATCH_SECONDS, Setup
+from zhixing.envs.vector.worker_process import CLOSE_SECONDS, WorkerProcess
+from zhixing.errors import EnvCrashError, UserError, note
+from zhixing.utils import importing
+
+Worker = WorkerProcess | OwnShare
+CLOSE_SECONDS_PER_WORKER = 0.2  # beyond CLOSE_SECONDS: many take turns on few CPUs
+MANY_PER_CPU = 16  # worker processes; more take long enough to start that people should know why they wait
+_GOES_ON: Numbers = {INTERRUPTED: True}  # of an episode that hasn't ended, for who asks whether one ended by itself
+
+
+class ProcessVectorEnv(VectorEnv):
+    """With `workers=None` a trial of the task decides how many there are. But for `mixed`, nothing of the task runs in
+    this process: its layout is found in a worker, too, on a copy that is thrown away."""
+
+    def __init__(
+        self,
+        factory: Factory,
+        num: int,
+        workers: int | None,
+        layout: Layout | None = None,
+        faults: Faults | None = None,
+        *,
+        mixed: bool = False,
+    ) -> None:
+        if workers is not None and not 1 <= workers <= num:
+            raise UserError(f"the number of workers is {workers}; it must be from 1 to the {num} environments")
+        self.factory, self.faults = factory, faults or Faults()
+        self.name, self.num_envs, self.backend = name_of(factory), num, "mixed" if mixed else "process"
+        self._factory_bytes = _pickled(factory, self.name)
+        self._workers: list[Worker] = []
+        self._memory_fd = _unnamed_file()
+        self.closed = False
+        try:
+            if mixed:
+                layout = layout or layout_of(factory)
+            workers = self._prepare(layout, workers, mixed)
+            super().__init__(self.name, self.layout.spaces, num, self.backend, workers)
+            self.metadata["render_fps"] = self.layout.render_fps
+            self._open(mixed)
+        except BaseException as error:
+            if isinstance(error, EnvCrashError):
+                self._keep(error, factory)
+            for worker in self._workers:
+                worker.kill()
+            self.close()
+            raise
+
+    def _prepare(self, layout: Layout | None, workers: int | None, mixed: bool) -> int:
+        """Start the processes and allocate the memory. Gives the number of workers."""
+        started = self._start((workers or 1) - mixed)
+        if layout is None:
+            first = started[0]
+            first.settle()
+            importing.known.update(first.call("make_trial", self._factory_bytes, self.name))
+            layout = first.call("describe_trial")
+            self._allocate(layout, mixed, workers)
+            if workers is None:
+                first.tapes = self._tapes
+                timing: Timing = first.call("time_trial", self._setup(0, 1))
+                workers = default_workers(self.num_envs, timing.waits)
+            first.call("close_trial")
+            self._start(workers - len(started))
+        else:
+            self._allocate(layout, mixed, workers)
+        assert workers is not None
+        return workers
+
+    def _allocate(self, layout: Layout, mixed: bool, workers: int | None) -> None:
+        num = self.num_envs
+        self.layout, self.tells, self.max_episode_steps = layout, layout.tells, layout.max_episode_steps
+        # where each has a CPU to itself, nobody has to be woken who has just worked
+        self._watch_seconds = WATCH_SECONDS if mixed and workers is not None and workers <= cpu_count() else 0.0
+        self._tapes_at = shared_bytes(layout.spaces, num)
+        self._size = self._tapes_at + tape_bytes(layout.spaces, num)
+        os.ftruncate(self._memory_fd, self._size)
+        memory = mmap.mmap(self._memory_fd, self._size)
+        self.arrays = allocate(layout.spaces, num, memory)
+        self._tapes = Tapes(layout.spaces, num, memory, self._tapes_at)
+        self._twin = Twin(self.arrays) if self.faults.replace else None
+
+    def _open(self, mixed: bool) -> None:
+        """Make the environments, in all workers at the same time."""
+        num, workers = self.num_envs, self.workers
+        bounds = [-(-num * i // workers) for i in range(workers + 1)]  # the first have one more, where they differ
+        processes = [worker for worker in self._workers if isinstance(worker, WorkerProcess)]
+        for process, (first, last) in zip(processes, itertools.pairwise(bounds[mixed:]), strict=True):
+            process.settle()
+            process.start_open(self._setup(first, last), self._tapes)
+        if mixed:  # while the others start
+            own = self.arrays.rows(slice(0, bounds[1]))
+            self._workers.insert(0, OwnShare(Slots([self.factory] * bounds[1], self.layout, own, 0, self.name)))
+        for worker in self._workers:
+            worker.settle()
+
+    def _start(self, count: int) -> list[WorkerProcess]:
+        """Start so many more processes."""
+        # the kernel's signal follows the thread that made the worker, and only the main one lasts
+        lasting = threading.current_thread() is threading.main_thread()
+        started: list[WorkerProcess] = []
+        total = len(self._workers) + count
+        if count > MANY_PER_CPU * cpu_count():
+            note(f"starting {count} worker processes on {cpu_count()} CPUs: this takes a while")
+        for _ in range(count):
+            try:
+                worker = WorkerProcess(self.name, self._memory_fd, self.faults, die_with_parent=lasting)
+            except OSError as error:
+                raise UserError(
+                    f"worker process {len(self._workers) + 1} of {total} can't be started: {error.strerror}; use fewer "
+                    f"(vector.workers), or raise the limits of open files and processes (ulimit -n, ulimit -u)"
+                ) from error
+            self._workers.append(worker)
+            started.append(worker)
+        return started
+
+    def _setup(self, first: int, last: int) -> Setup:
+        return Setup(
+            self._factory_bytes,
+            self.name,
+            self.layout,
+            self.num_envs,
+            first,
+            last,
+            self._size,
+            self._tapes_at,
+            self.faults.replace,
+            self._watch_seconds,
+        )
+
+    def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
+        seeds = self._seeds(seed)
+        for worker in self._workers:
+            worker.settle()
+            with suppress(EnvCrashError):  # if it is gone, the answer tells
+                worker.start_call("reset", (seeds[worker.first : worker.last], options))
+        for worker in tuple(self._workers):
+            try:
+                worker.answer()
+            except EnvCrashError as crash:
+                self._keep(crash, self.factory)
+                if self._twin is None or not worker.lost or options is not None:
+                    raise
+                self._replace(worker, self._twin, seeds[worker.first : worker.last])
+        return shown(self.arrays)
+
+    def step(self, actions: Array) -> Result:
+        self._refuse_busy(self._workers)
+        self.arrays.action[...] = actions
+        if self._twin is not None:
+            self._twin.take()
+        for worker in self._workers:
+            worker.start_step()
+        return result(self.arrays, self._ended(self._workers))
+
+    def send(self, actions: Array, ids: Array) -> None:
+        wanted = set(as_ids(ids).tolist())
+        workers = [worker for worker in self._workers if worker.first in wanted]
+        if wanted != {index for worker in workers for index in range(worker.first, worker.last)}:
+            raise ValueError(f"send ids as recv gave them: {sorted(wanted)} are not the environments of whole workers")
+        self._refuse_busy(workers)
+        self.arrays.action[ids] = actions
+        if self._twin is not None:
+            self._twin.take(as_ids(ids))  # others may be at a step and write
+        for worker in workers:
+            worker.start_step()
+
+    def recv(self, min_ready: int = 1) -> tuple[Array, Tree, Array, Array, Array, Info]:
+        busy = [worker for worker in self._workers if worker.busy]
+        sent = sum(worker.last - worker.first for worker in busy)
+        if sent < min_ready:
+            raise ValueError(f"recv waits for {min_ready} environments, but only {sent} were sent actions")
+        ids: list[int] = []
+        ended: dict[int, Numbers] = {}
+        while len(ids) < min_ready:
+            waiting = [worker for worker in busy if worker.busy]
+            seconds = [left for worker in waiting if (left := worker.seconds_to_wait) is not None]
+            ready = set(wait([fd for worker in waiting for fd in worker.fds], min(seconds, default=None)))
+            for worker in waiting:
+                if not ready.isdisjoint(worker.fds) or worker.must_answer:
+                    ended.update(self._ended([worker]))
+                    ids += range(worker.first, worker.last)
+        return partial_result(self.arrays, ended, as_ids(ids))
+
+    def state_dict(self) -> State:
+        states = self._call("state", [()] * self.workers)
+        return {"kind": "slots", "name": self.name, "num": self.num_envs, "envs": list(itertools.chain(*states))}
+
+    def load_state_dict(self, state: State) -> tuple[Tree, Info]:
+        self._check_state(state, "slots")
+        parts = [state["envs"][worker.first : worker.last] for worker in self._workers]
+        # steps that a task may have to repeat
+        steps = [sum(len(slot["actions"]) for slot in part if slot["actions"] is not None) for part in parts]
+        inexact = self._call("load", [(part,) for part in parts], steps)
+        self.inexact = list(itertools.chain(*inexact))
+        self.replaced = sum(slot.get("replaced", 0) for slot in state["envs"])
+        return shown(self.arrays)
+
+    def render(self, index: int = 0) -> np.ndarray[Any, Any]:  # type: ignore[override]
+        worker = next(worker for worker in self._workers if worker.first <= index < worker.last)
+        worker.settle()
+        worker.start_call("render", (index,))
+        return worker.answer()
+
+    def goal_functions(self) -> list[str]:
+        return list(self._call_first("goal_functions"))
+
+    def compute(self, name: str, achieved: Array, desired: Array, info: State) -> Array:
+        """Call a goal function of the first environment; `info` must be empty."""
+        return np.asarray(self._call_first("compute", name, achieved, desired))
+
+    def _call_first(self, method: str, *arguments: Any) -> Any:
+        worker = self._workers[0]
+        worker.settle()
+        worker.start_call(method, arguments)
+        return worker.answer()
+
+    def close_extras(self) -> None:
+        for worker in self._workers:
+            worker.hang_up()
+        deadline = time.monotonic() + CLOSE_SECONDS + CLOSE_SECONDS_PER_WORKER * len(self._workers)
+        for worker in self._workers:
+            worker.end(max(0.0, deadline - time.monotonic()))
+        kill_marked([worker.mark for worker in self._workers if isinstance(worker, WorkerProcess)])
+        os.close(self._memory_fd)
+
+    def rehearse(self, seed: int | None, origin: State) -> None:
+        """Begin the episode of the only environment as one began that is to be repeated."""
+        self._call("rehearse", [(seed, origin)])
+
+    def _call(self, method: str, arguments: list[Any], steps: list[int] | None = None) -> list[Any]:
+        """Let all workers do it at the same time."""
+        try:
+            for worker in self._workers:
+                worker.settle()
+            for worker, own, count in zip(self._workers, arguments, steps or [0] * self.workers, strict=True):
+                worker.start_call(method, own, count)
+            return [worker.answer() for worker in self._workers]
+        except EnvCrashError as crash:
+            self._keep(crash, self.factory)
+            raise
+
+    def _ended(self, workers: list[Worker]) -> dict[int, Numbers]:
+        """Wait for neighbours to end their steps; gives the last numbers of the episodes that ended, by index."""
+        ended: dict[int, Numbers] = {}
+        # the last to begin is mostly the last to end: to wait for it first takes one sleep instead of several
+        for worker in (workers[0], *reversed(workers[1:])):
+            told = self._told(worker)
+            if told is not None:
+                ended.update(told)
+        # who had no numbers to tell said nothing: asked of all at once, for most steps end no episode
+        first, last = workers[0].first, workers[-1].last
+        flags = self.arrays.terminated[first:last] | self.arrays.truncated[first:last]
+        if 1 in flags.tobytes():
+            for row in flags.nonzero()[0].tolist():
+                ended.setdefault(first + row, {})
+        for worker in workers:
+            if worker.strikes and any(
+                INTERRUPTED not in ended.get(index, _GOES_ON) for index in range(worker.first, worker.last)
+            ):
+                worker.strikes = 0
+        return ended
+
+    def _told(self, worker: Worker) -> dict[int, Numbers] | None:
+        try:
+            told = worker.answer()
+        except EnvCrashError as crash:
+            self._keep(crash, self.factory)
+            if self._twin is None or not worker.lost or worker.strikes >= IN_A_ROW:
+                raise
+            return self._replace(worker, self._twin)
+        if told is None:
+            return None
+        ended, crashes = told
+        for survived in crashes:
+            self._keep(survived, self.factory)
+            self.replaced += 1
+        return ended
+
+    def _replace(self, worker: Worker, twin: Twin, seeds: list[int | None] | None = None) -> dict[int, Numbers]:
+        """Start a new process for one that is gone: the episodes of all its environments are over. `seeds` are those of
+        the reset in which it was lost, if it was one."""
+        indices = range(worker.first, worker.last)
+        tapes = [self._tapes.read(index) or {"seed": None, "replaced": 0} for index in indices]
+        if seeds is not None:
+            tapes = [{**tape, "seed": seed} for tape, seed in zip(tapes, seeds, strict=True)]
+        while True:
+            position, strikes = self._workers.index(worker), worker.strikes + 1
+            worker.hang_up()
+            worker.end(0.0)
+            (new,) = self._start(1)
+            self._workers.remove(new)
+            self._workers[position] = worker = new
+            new.strikes = strikes
+            self.replaced += len(indices)
+            try:
+                new.settle()
+                new.start_open(self._setup(indices.start, indices.stop), self._tapes)
+                new.answer()
+                new.call("revive", [(tape["seed"], tape["replaced"] + 1) for tape in tapes])
+            except EnvCrashError as crash:
+                self._keep(crash, self.factory)
+                if not new.lost or strikes >= IN_A_ROW:
+                    raise
+                tapes = [{**tape, "replaced": tape["replaced"] + 1} for tape in tapes]
+                continue
+            twin.end(slice(indices.start, indices.stop))
+            return {index: {INTERRUPTED: True} for index in indices}
+
+    def _refuse_busy(self, workers: list[Worker]) -> None:
+        for worker in workers:
+            if worker.busy:
+                raise RuntimeError(f"environments {worker.range} are still at a step: recv first")
+
+
+def _pickled(factory: Factory, name: str) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(factory))  # takes what __main__ defines, too
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{name} can't be sent to worker processes: {type(error).__name__}: {error}; make it inside of a function, "
+            f"or use backend serial"
+        ) from error
+
+
+def _unnamed_file() -> int:
+    """Memory to share that has no name, so that it goes with its last user, however that one ends."""
+    if sys.platform == "linux":
+        return os.memfd_create("zhixing")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,56 @@
+"""Actors of a team, one each, and critics that see the whole team: as many networks as agents, computed as one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zhixing.config import ContinuousConfig
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree, tree_leaves, tree_map
+from zhixing.nets.critics import Encoded
+from zhixing.nets.mlp import MLP, TwinMLP
+from zhixing.nets.torso import MakeNet
+
+
+class TeamEncoded(Encoded):
+    """Observations `[B,A,...]` as vectors `[B,A,f]`. The encoder, and a user's own network, is shared by all agents."""
+
+    def features(self, obs: Tree) -> Tensor:
+        if self.plain:
+            return obs
+        lead = tree_leaves(obs)[0].shape[:2]
+        return self.encoder(tree_map(lambda leaf: leaf.flatten(0, 1), obs)).unflatten(0, lead)
+
+
+class TeamActors(TeamEncoded):
+    """`net(obs [B,A,...]) -> [B,A,n]`: logits of choices, or continuous actions before tanh."""
+
+    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: MakeNet | None) -> None:
+        super().__init__(spaces, cfg, make_net)
+        self.towers = _towers(spaces.num_agents, self.num_features, cfg, spaces.num_actions)
+
+    def forward(self, obs: Tree) -> Tensor:
+        return self.towers(self.features(obs).transpose(0, 1)).transpose(0, 1)
+
+
+class TeamCritics(TeamEncoded):
+    """One critic per agent, each of all observations and all actions: `net(obs [B,A,...], action [B,A,n]) -> [B,A]`.
+
+    `action [A,B,A,n]` gives each critic a joint action of its own.
+    """
+
+    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: MakeNet | None) -> None:
+        super().__init__(spaces, cfg, make_net)
+        inputs = spaces.num_agents * (self.num_features + spaces.num_actions)
+        self.towers = _towers(spaces.num_agents, inputs, cfg, 1, cfg.critic_norm)
+
+    def forward(self, obs: Tree, action: Tensor) -> Tensor:
+        seen, done = self.features(obs).flatten(-2), action.flatten(-2)
+        joint = torch.cat([seen.expand(*done.shape[:-1], -1), done], -1)  # [B,n], or [A,B,n]
+        return self.towers(joint).squeeze(-1).transpose(0, 1)
+
+
+def _towers(copies: int, inputs: int, cfg: ContinuousConfig, outputs: int, normed: bool = False) -> TwinMLP:
+    net = cfg.net
+    return TwinMLP([MLP(inputs, net.hidden_sizes, net.activation, outputs=outputs) for _ in range(copies)], normed)

@@ -1,0 +1,157 @@
+"""Spaces as plain JSON and back. What is read is checked first: a file can't make anything run, or fill the memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+
+from zhixing.core.spaces import RewardKind, Spaces
+from zhixing.errors import UserError
+from zhixing.offline.recording import Array
+
+Json = Any
+
+INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+TYPES = ["bool", *INTEGERS, "float16", "float32", "float64"]
+LARGEST = 1 << 24  # numbers in one box
+
+
+def encode(spaces: Spaces) -> dict[str, Json]:
+    """Of spaces that are arrays, which a header has made sure of."""
+    return {
+        "obs": _encode(spaces.obs),
+        "action": _encode(spaces.action),
+        "num_agents": spaces.num_agents,
+        "mask": spaces.mask,
+        "state": spaces.state,
+        "alive": spaces.alive,
+        "reward_kind": spaces.reward_kind,
+    }
+
+
+def decode(data: Json) -> Spaces:
+    """Raises ValueError for what `encode` never wrote."""
+    if isinstance(data, dict):
+        data = {"reward_kind": "individual"} | data  # earlier versions didn't record it
+    _has(data, "obs", "action", "num_agents", "mask", "state", "alive", "reward_kind")
+    if type(data["alive"]) is not bool:
+        raise ValueError(f"alive is {data['alive']!r}, expected true or false")
+    if data["reward_kind"] not in get_args(RewardKind):
+        raise ValueError(f"reward_kind is {data['reward_kind']!r}, expected one of {', '.join(get_args(RewardKind))}")
+    return Spaces(
+        _decode(data["obs"]),
+        _decode(data["action"]),
+        _count(data, "num_agents"),
+        None if data["mask"] is None else _count(data, "mask"),
+        None if data["state"] is None else _count(data, "state"),
+        data["alive"],
+        data["reward_kind"],
+    )
+
+
+def _encode(space: gym.Space[Any]) -> dict[str, Json]:
+    if isinstance(space, Dict):
+        for key in space.spaces:
+            if not isinstance(key, str):
+                raise UserError(f"the parts of an observation need names that are text, {key!r} is none")
+        return {"type": "Dict", "parts": {key: _encode(part) for key, part in space.spaces.items()}}
+    if isinstance(space, Discrete):
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
+    if isinstance(space, MultiDiscrete):
+        parts = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+        return {"type": "MultiDiscrete", **parts, "dtype": str(space.dtype)}
+    if isinstance(space, MultiBinary):
+        return {"type": "MultiBinary", "n": [int(n) for n in space.n] if isinstance(space.n, tuple) else int(space.n)}
+    assert isinstance(space, Box)
+    shape = [int(n) for n in space.shape]
+    if math.prod(shape) > LARGEST:
+        raise UserError(f"the space {space} is too large to be recorded: at most {LARGEST} numbers are allowed")
+    return {
+        "type": "Box",
+        "shape": shape,
+        "dtype": str(space.dtype),
+        "low": _bound(space.low),
+        "high": _bound(space.high),
+    }
+
+
+def _bound(values: Array) -> Json:
+    """One number where all are equal, else a flat list; infinities as text."""
+    flat = [str(value) if value in (math.inf, -math.inf) else value for value in values.ravel().tolist()]
+    return flat[0] if flat and all(value == flat[0] for value in flat) else flat
+
+
+def _decode(data: Json) -> gym.Space[Any]:
+    kind = data.get("type") if isinstance(data, dict) else None
+    if kind == "Dict":
+        _has(data, "type", "parts")
+        if not isinstance(data["parts"], dict):
+            raise ValueError("the parts of a Dict must be spaces with names")
+        return Dict([(key, _decode(part)) for key, part in data["parts"].items()])
+    if kind == "Discrete":
+        _has(data, "type", "n", "start", "dtype")
+        start = data["start"]
+        if type(start) is not int or not -(2**62) < start < 2**62:
+            raise ValueError(f"start is {start!r}, expected an integer")
+        dtype = _dtype(data)
+        rare: dict[str, Any] = {} if dtype == np.int64 else {"dtype": dtype.type}
+        return Discrete(_count(data, "n"), start=start, **rare)
+    if kind == "MultiDiscrete":
+        _has(data, "type", "nvec", "start", "dtype")
+        return MultiDiscrete(_integers(data["nvec"]), start=_integers(data["start"]), dtype=_dtype(data).type)
+    if kind == "MultiBinary":
+        _has(data, "type", "n")
+        return MultiBinary(_shape(data["n"]) if isinstance(data["n"], list) else _count(data, "n"))
+    if kind == "Box":
+        _has(data, "type", "shape", "dtype", "low", "high")
+        shape, dtype = _shape(data["shape"]), _dtype(data)
+        return Box(_bounds(data["low"], shape, dtype), _bounds(data["high"], shape, dtype), tuple(shape), dtype.type)
+    raise ValueError(f"a space has the type {kind!r}, allowed are Box, Dict, Discrete, MultiBinary and MultiDiscrete")
+
+
+def _bounds(data: Json, shape: list[int], dtype: np.dtype[Any]) -> Array:
+    infinite = {"inf": math.inf, "-inf": -math.inf}
+    flat = data if isinstance(data, list) else [data]
+    if isinstance(data, list) and len(data) != math.prod(shape):
+        raise ValueError(f"a box of shape {shape} has {len(data)} bounds")
+    if not all(type(value) in (int, float) or (isinstance(value, str) and value in infinite) for value in flat):
+        raise ValueError("the bounds of a box must be numbers, 'inf' or '-inf'")
+    numbers = np.array([infinite[value] if isinstance(value, str) else value for value in flat], dtype)
+    return numbers.reshape(shape) if isinstance(data, list) else np.full(shape, numbers[0], dtype)
+
+
+def _has(data: Json, *keys: str) -> None:
+    if not isinstance(data, dict) or set(data) != set(keys):
+        found = sorted(data) if isinstance(data, dict) else type(data).__name__
+        raise ValueError(f"spaces are told with {found}, expected {sorted(keys)}")
+
+
+def _count(data: dict[str, Json], key: str) -> int:
+    value = data[key]
+    if type(value) is not int or not 0 < value < 2**62:
+        raise ValueError(f"{key} is {value!r}, expected a positive integer")
+    return value
+
+
+def _shape(data: Json) -> list[int]:
+    good = isinstance(data, list) and len(data) <= 32 and all(type(n) is int and 0 <= n <= LARGEST for n in data)
+    if not good or math.prod(data) > LARGEST:
+        raise ValueError(f"a space has the shape {str(data)[:80]}, expected up to {LARGEST} numbers in all")
+    return list(data)
+
+
+def _dtype(data: dict[str, Json]) -> np.dtype[Any]:
+    if data["dtype"] not in TYPES:
+        raise ValueError(f"a space has numbers of type {str(data['dtype'])[:80]!r}, allowed are {', '.join(TYPES)}")
+    return np.dtype(data["dtype"])
+
+
+def _integers(data: Json) -> Array:
+    values = np.array(data)  # ragged lists are a ValueError
+    if values.dtype.kind not in "iu" and values.size:
+        raise ValueError("the choices of a MultiDiscrete must be integers")
+    return values

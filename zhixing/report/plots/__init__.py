@@ -1,0 +1,5 @@
+"""Pictures of runs."""
+
+from zhixing.report.plots.curves import plot
+
+__all__ = ["plot"]

@@ -1,0 +1,92 @@
+"""What a person deploys: `agent = zx.load(run)`, `action = agent.act(obs)`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from zhixing import algorithms, envs
+from zhixing.config import RunConfig
+from zhixing.core.policy import Phase, Policy, as_tensor
+from zhixing.core.seeding import stream
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree, tree_leaves, tree_map
+from zhixing.errors import UserError
+from zhixing.training.run_folder import RunFolder, fitting
+
+
+class Agent:
+    """A trained policy with its normalisers and memory. It acts in the task's own terms, for one or many at once."""
+
+    def __init__(self, policy: Policy, spaces: Spaces, cfg: RunConfig, longest_episode: int = 0) -> None:
+        """`longest_episode` is the number of steps of the longest episode in training."""
+        self.policy, self.spaces, self.cfg = policy.cpu().eval(), spaces, cfg
+        self.longest_episode = longest_episode
+        self.rng = torch.Generator().manual_seed(stream(cfg.seed, "agent"))
+        self._hidden: Tree = None
+
+    def reset(self) -> None:
+        """Forget what was seen: a new episode starts."""
+        self._hidden = None
+
+    @torch.no_grad()
+    def act(self, obs: Tree, mask: Any = None, explore: bool = False) -> Any:
+        """The action for one observation, or for `[N,...]` of them at once. `explore` samples as in training."""
+        obs, many = self._batched(obs)
+        num = len(tree_leaves(obs)[0])
+        if self._hidden is None:
+            self._hidden = self.policy.initial_hidden(num)
+        elif len(tree_leaves(self._hidden)[0]) != num:
+            raise UserError(f"the agent remembers another number of episodes than these {num}; call reset() first")
+        if mask is not None:
+            mask = torch.as_tensor(np.asarray(mask, bool).reshape(num, *self.spaces.agents, -1))
+        phase = Phase.COLLECT if explore else Phase.EVAL
+        # as after training: what exploration is left at the end
+        decision = self.policy.act(
+            as_tensor(obs, torch.device("cpu")), self._hidden, mask, phase, self.rng, self.cfg.env_steps
+        )
+        self._hidden = decision.hidden
+        action = self.spaces.to_env(decision.action.numpy())
+        return action if many else action[0]
+
+    def _batched(self, obs: Tree) -> tuple[Tree, bool]:
+        """Observations with a leading dimension and the stored types, and whether they had one."""
+        fields = self.spaces.fields()["obs"]
+        try:
+            arrays = tree_map(lambda field, leaf: np.asarray(leaf, field.dtype), fields, obs)
+            shapes = [(leaf.shape, field.shape) for leaf, field in _pairs(arrays, fields)]
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+            raise UserError(f"the observation doesn't fit {self.spaces.obs}: {error}") from None
+        if all(given == wanted for given, wanted in shapes):
+            return tree_map(lambda leaf: leaf[None], arrays), False
+        if all(given[1:] == wanted for given, wanted in shapes):
+            return arrays, True
+        given = [given for given, _ in shapes]
+        raise UserError(
+            f"the observation has shape {given[0] if len(given) == 1 else given}, not that of {self.spaces.obs}"
+        )
+
+
+def _pairs(arrays: Tree, fields: Tree) -> list[tuple[Any, Any]]:
+    pairs: list[tuple[Any, Any]] = []
+    tree_map(lambda field, leaf: pairs.append((leaf, field)), fields, arrays)
+    return pairs
+
+
+def load(run: str | Path, checkpoint: str = "last", *, trust: bool = False, env: Any = None, net: Any = None) -> Agent:
+    """The agent of a run: its weights at the end, or its `best` ones by evaluation. With `trust` it may import the code
+    that the run names. `env` and `net` are classes or functions, where it can't be imported."""
+    folder = RunFolder.open(run)
+    cfg = folder.read_config(trust, env, net)
+    with folder.restricted():
+        vector = envs.make_few(envs.Task(cfg.env.name, cfg.env.options), 1, cfg.vector)
+        spaces = vector.spaces
+        vector.close()
+        policy = algorithms.get(cfg.algorithm).make(cfg, spaces, "cpu").policy
+    state = folder.load_agent(checkpoint)
+    with fitting(folder):
+        policy.load_state_dict(state["policy"])
+    return Agent(policy, spaces, cfg, state["longest_episode"])

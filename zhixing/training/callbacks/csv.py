@@ -1,0 +1,185 @@
+"""metrics.csv: a row every `log_every_steps`, at each evaluation, and a last one; the same after any resume.
+
+A name that is logged for the first time after the first row becomes a new last column, and the file is written again
+with blank cells in the rows before.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import math
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from zhixing.collect.actor import told_as
+from zhixing.core.state import Count, checked
+from zhixing.errors import UserError, note
+from zhixing.training.callbacks.base import Callback, is_due
+from zhixing.training.run_folder import write_aside
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from zhixing.collect.actor import Evaluation
+    from zhixing.training.loop import Loop
+
+SAVED = {
+    "offset": Count,
+    "lines": Count,
+    "columns": list[str],
+    "eval_return": float,
+    "eval_told": dict[str, float],
+    "logged": dict[str, float],
+    "waiting": str,
+}
+
+
+class Csv(Callback):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0  # bytes written; what stands behind belongs to steps that a resume does again
+        self.eval_return = math.nan  # of an evaluation that has no row yet
+        self.eval_told: dict[str, float] = {}  # and numbers of the task at its ends, by column
+        self.columns: list[str] = []
+        self.lines = 0  # written, with the header
+        self.logged: dict[str, float] = {}  # by `loop.log` since the last row
+        self.waiting = ""  # rows that the disk didn't take; they come before the next one
+        self._file: io.FileIO | None = None
+        self._builtin: set[str] = set()
+
+    def __enter__(self) -> Csv:
+        try:
+            self._drop_later_columns()
+            self._file = open(self.path, "ab", buffering=0)  # closed in __exit__
+            self.offset = min(self.offset, os.fstat(self._file.fileno()).st_size)
+            self._file.truncate(self.offset)
+        except OSError as error:
+            raise UserError(f"{self.path} can't be written: {error.strerror or error}") from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+            if self.waiting:
+                note(f"{self.path} lacks its last rows; they come when the run is resumed")
+
+    def _drop_later_columns(self) -> None:
+        """Undo columns added after the checkpoint that a run is resumed from: `offset` is that of the file before."""
+        if not self.columns or not self.offset or not self.path.exists():
+            return
+        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()[: self.lines]
+        if lines and lines[0].split(",")[len(self.columns) :]:
+            cut = "".join(",".join(line.split(",")[: len(self.columns)]) + "\n" for line in lines)
+            write_aside(self.path, lambda file: file.write(cut.encode()))
+
+    def train_begin(self, loop: Loop) -> None:
+        if self.offset == 0 and not self.waiting:
+            self.columns = [*row_of(loop)]
+            self._write(self.columns)
+        elif self.offset == 0:
+            self.columns = self.waiting.split("\n")[0].split(",")
+        else:  # those of the file, which an older version may have begun
+            with open(self.path, encoding="utf-8") as file:
+                self.columns = file.readline().rstrip("\n").split(",")
+                self.lines = 1 + sum(1 for _ in file)
+
+    def metric_logged(self, loop: Loop, name: str, value: float) -> None:
+        self._builtin = self._builtin or {*row_of(loop)}
+        if name in self._builtin:
+            raise UserError(f"loop.log({name!r}, ...): metrics.csv has this column already; log it by another name")
+        self.logged[name] = value
+
+    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+        self.eval_return = evaluation.mean_return
+        summary = evaluation.summary()
+        self.eval_told = {f"eval_{name}": summary[name] for name in map(told_as, loop.tells) if name in summary}
+
+    def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
+        evaluated = not math.isnan(self.eval_return)
+        if row_is_due(loop) or (evaluated and not loop.ending):
+            self._row(loop)
+
+    def train_end(self, loop: Loop) -> None:
+        if not loop.interrupted:  # else its last row comes when it ends for good
+            self._row(loop)
+
+    def _row(self, loop: Loop) -> None:
+        new = [name for name in self.logged if name not in self.columns]
+        if new:
+            self._add_columns(new)
+        row = row_of(loop) | {"eval_return_mean": self.eval_return, **self.eval_told} | self.logged
+        values = [row.get(name, math.nan) for name in self.columns]
+        self._write(["" if value != value else f"{value:.7g}" for value in values])
+        self.eval_return, self.eval_told = math.nan, {}
+        self.logged = {name: value for name, value in self.logged.items() if name not in self.columns}
+
+    def _add_columns(self, names: list[str]) -> None:
+        """Write the file again with more columns. Where the disk fails they come with a later row."""
+        assert self._file is not None
+        try:
+            header, *rows = (self.path.read_bytes()[: self.offset].decode() + self.waiting).splitlines()
+            lines = [",".join([header, *names]), *(row + "," * len(names) for row in rows)]
+            text = "".join(line + "\n" for line in lines).encode()
+            write_aside(self.path, lambda file: file.write(text))
+            widened = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed in __exit__)
+        except OSError as error:
+            note(f"{self.path} can't get the columns {', '.join(names)}: {error.strerror or error}; training goes on")
+            return
+        self._file.close()
+        self._file = widened
+        self.columns, self.waiting, self.lines, self.offset = [*self.columns, *names], "", len(lines), len(text)
+
+    def _write(self, cells: list[str]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow(cells)
+        assert self._file is not None
+        before, self.waiting = self.waiting, self.waiting + text.getvalue()
+        try:
+            if self._file.write(self.waiting.encode()) != len(self.waiting.encode()):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            with suppress(OSError):
+                self._file.truncate(self.offset)  # no half row
+            if not before:
+                note(f"{self.path} can't be written: {error.strerror or error}; training goes on, its rows wait")
+            return
+        self.lines += self.waiting.count("\n")
+        self.waiting = ""
+        self.offset = self._file.tell()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in SAVED}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(checked("metrics.csv", state, SAVED))
+
+
+def row_is_due(loop: Loop) -> bool:
+    """The last iteration's row waits for the evaluation at the end."""
+    return is_due(loop.steps, loop.steps_before, loop.cfg.log_every_steps) and not loop.ending
+
+
+def row_of(loop: Loop) -> dict[str, float]:
+    """The present figures of a run by column; NaN where there is none yet."""
+    counts = {
+        "env_steps": loop.env_steps,
+        "updates": loop.updates,
+        "episodes": loop.episodes,
+        "seconds": loop.seconds,
+        "steps_per_second": loop.steps / max(loop.seconds, 1e-9),
+        "return_mean": loop.recent_mean("ret"),
+        "length_mean": loop.recent_mean("length"),
+        "eval_return_mean": math.nan,
+    }
+    told = {told_as(name): loop.recent_told(name) for name in loop.tells}
+    told |= dict.fromkeys([f"eval_{name}" for name in told], math.nan)
+    metrics = {name: float(loop.metrics[name]) if name in loop.metrics else math.nan for name in loop.learner.metrics}
+    return counts | told | metrics

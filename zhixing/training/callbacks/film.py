@@ -1,0 +1,76 @@
+"""Videos of evaluations: how the agent plays by now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zhixing.collect.actor import Actor, default_eval_steps
+from zhixing.core.seeding import stream
+from zhixing.report.video import Video, filmed, without_screen
+from zhixing.training.callbacks.base import Callback, EvaluationInterrupted
+
+if TYPE_CHECKING:
+    from zhixing.collect.actor import Evaluation
+    from zhixing.config import RunConfig
+    from zhixing.core.policy import Policy
+    from zhixing.training.loop import Loop
+    from zhixing.training.run_folder import RunFolder
+
+
+class Film(Callback):
+    """At each evaluation writes `videos/STEPS.mp4`: one more episode, played as those of the evaluation are.
+
+    It has a copy of the task and random numbers of its own, so that training and evaluations stay as they are without
+    it. The same steps give the same film, also after a resume; a film that was interrupted is made then.
+    """
+
+    def __init__(self, run: RunFolder, policy: Policy, cfg: RunConfig, device: torch.device | str = "cpu") -> None:
+        """A task that can't be drawn is refused here, before anything is trained."""
+        without_screen()
+        self.folder = run.path / "videos"
+        self.missing = False  # the last film was interrupted
+        self.env = filmed(cfg.env.name, {**cfg.env.options, **cfg.eval_env}, cfg.vector, run.crashes)
+        try:
+            self.actor = Actor(policy, self.env, device=device)
+            self.env.reset(seed=0)
+            self.env.render()
+        except BaseException:
+            self.env.close()
+            raise
+
+    def train_begin(self, loop: Loop) -> None:
+        if self.missing:
+            self._film(loop)
+
+    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+        self._film(loop)
+
+    def _film(self, loop: Loop) -> None:
+        try:
+            self._write(loop)
+            self.missing = False
+        except EvaluationInterrupted:
+            self.missing = loop.interrupted = True
+
+    def _write(self, loop: Loop) -> None:
+        path = self.folder / f"{loop.steps:012d}.mp4"
+        with loop.paused(), Video(path, float(self.env.metadata["render_fps"])) as video:
+
+            def look() -> None:
+                loop.evaluation_step()
+                video.add(self.env.render())
+
+            most = loop.cfg.eval_max_steps or default_eval_steps(self.env.max_episode_steps, loop.longest_so_far)
+            self.actor.evaluate(1, stream(loop.cfg.seed, "film", loop.steps), look, most)
+        loop.video_recorded(path)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"missing": self.missing}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.missing = bool(state.get("missing", False))
+
+    def close(self) -> None:
+        self.env.close()

@@ -1,0 +1,85 @@
+"""A live line in a terminal; plain lines where the output is none."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+from zhixing.errors import write_stream
+from zhixing.training.callbacks.base import Callback
+from zhixing.training.callbacks.header import header
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from zhixing.collect.actor import Evaluation
+    from zhixing.training.loop import Loop
+
+
+class Progress(Callback):
+    """Print a header, then steps, speed, returns, loss and the time left: twice a second in a terminal, else every ten
+    seconds. "train return" is the mean of the last 100 training episodes, "eval return" that of the last evaluation."""
+
+    def __init__(self, out: TextIO | None = None, folder: Path | None = None) -> None:
+        """`folder` is the run's, for the header; there is no header without it."""
+        self.out: TextIO | None = out or sys.stderr  # None where the program was started with it closed
+        self.folder = folder
+        self.live = self.out is not None and self.out.isatty()
+        self.every_seconds = 0.5 if self.live else 10.0
+        self._shown_at, self._shown_steps = 0.0, -1
+        self._eval = ""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            write_stream(self.out, "")
+
+    def train_begin(self, loop: Loop) -> None:
+        if self.folder is not None:
+            at = f"{loop.steps:,} {loop.unit}" if loop.steps else None
+            write_stream(self.out, header(loop.cfg, self.folder, at=at), end="")
+        self._shown_at = time.monotonic()
+
+    def evaluation_step(self, loop: Loop) -> None:
+        if time.monotonic() - self._shown_at >= self.every_seconds:
+            self._show(loop, "  evaluating")
+
+    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+        self._eval = f"  eval return {evaluation.mean_return:.4g}"
+        self._shown_steps = -1  # the line that is shown lacks it
+
+    def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
+        if time.monotonic() - self._shown_at >= self.every_seconds:
+            self._show(loop)
+
+    def train_end(self, loop: Loop) -> None:
+        if self._shown_steps != loop.steps:
+            self._show(loop)
+
+    def _show(self, loop: Loop, state: str = "") -> None:
+        self._shown_at, self._shown_steps = time.monotonic(), -1 if state else loop.steps
+        losses = [name for name in loop.learner.metrics if "loss" in name and name in loop.metrics]
+        loss = f"  {losses[0].replace('_', ' ')} {float(loop.metrics[losses[0]]):.3g}" if losses else ""
+        ended = f"{loop.recent_mean('ret'):.4g}" if loop.recent else "-"
+        played = f"  train return {ended}" if loop.actor is not None else ""
+        crashed = f"  {loop.replaced} environments replaced" if loop.replaced else ""
+        lost = f"  {loop.lost} workers replaced" if loop.lost else ""
+        left = loop.seconds * (1 / loop.fraction - 1) if loop.fraction > 0 else 0.0
+        line = (
+            f"{loop.steps:>9,} {loop.unit} {100 * loop.fraction:3.0f}%  {loop.steps / max(loop.seconds, 1e-9):,.0f}/s"
+            f"{played}{self._eval}{loss}{crashed}{lost}{state}  {_clock(left)} left"
+        )
+        write_stream(self.out, f"\r\x1b[2K{line}" if self.live else line, end="" if self.live else "\n")
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 100:
+        return f"{hours // 24:,} days"
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,147 @@
+"""TensorBoard events beside metrics.csv, with the same figures."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from zhixing import config
+from zhixing.core.state import checked
+from zhixing.errors import note
+from zhixing.training.callbacks.base import Callback, is_due
+from zhixing.training.callbacks.csv import row_is_due, row_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from zhixing.collect.actor import Evaluation
+    from zhixing.training.loop import Loop
+
+TIME = ("updates", "episodes", "seconds", "steps_per_second")
+RESULT = "eval/mean_return"  # what the HPARAMS tab compares settings by
+
+
+class TensorBoard(Callback):
+    """Write scalars in the groups `time/`, `rollout/`, `train/`, `eval/` and `custom/` (of `loop.log`), the settings as
+    text and as hyperparameters, and videos of evaluations as moving images.
+
+    Where the disk takes no more events training continues without; metrics.csv holds the same figures.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.logged: dict[str, float] = {}  # by `loop.log` since the last row
+        self._writer: Any = None  # none before training, and after the disk failed
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._write(lambda writer: writer.close())
+
+    def train_begin(self, loop: Loop) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+        # events after a checkpoint that a run is resumed from are hidden, so that none shows twice
+        again = loop.steps > 0 or any(self.folder.glob("events.out.tfevents.*"))
+        try:
+            self._writer = SummaryWriter(str(self.folder), purge_step=loop.steps + 1 if again else None)
+        except OSError as error:
+            self._fail(error)
+        self._write(lambda writer: writer.add_text("settings", f"```yaml\n{config.dump(loop.cfg)}```", loop.steps))
+        if not again:
+            self._write(
+                lambda writer: _add_hyperparameters(writer, config.flat_settings(loop.cfg.model_dump(mode="json")))
+            )
+
+    def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
+        if row_is_due(loop):
+            self._row(loop)
+        if is_due(loop.steps, loop.steps_before, loop.cfg.checkpoint_every_steps) or loop.ending:
+            self._write(lambda writer: writer.flush())  # what a checkpoint is ahead of is never written again
+
+    def train_end(self, loop: Loop) -> None:
+        if not loop.interrupted:
+            self._row(loop)
+
+    def _row(self, loop: Loop) -> None:
+        row = row_of(loop)
+        row.pop("env_steps")
+        self._scalars({tag(name, loop): row[name] for name in row if row[name] == row[name]} | self.logged, loop)
+        self.logged = {}
+
+    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+        self._scalars({f"eval/{name}": value for name, value in evaluation.summary().items()}, loop)
+
+    def metric_logged(self, loop: Loop, name: str, value: float) -> None:
+        self.logged[name if "/" in name else f"custom/{name}"] = value
+
+    def video_recorded(self, loop: Loop, path: Path) -> None:
+        with loop.paused():
+            gif = as_gif(path)
+            if gif is not None:
+                self._write(lambda writer: _add_gif(writer, "eval/video", gif, loop.steps))
+
+    def _scalars(self, values: Mapping[str, float], loop: Loop) -> None:
+        def add(writer: Any) -> None:
+            for name, value in values.items():
+                writer.add_scalar(name, value, loop.steps)
+
+        self._write(add)
+
+    def _write(self, action: Callable[[Any], None]) -> None:
+        if self._writer is not None:
+            try:
+                action(self._writer)
+            except OSError as error:
+                self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        note(f"no more TensorBoard events, {self.folder} can't be written: {error.strerror or error}; training goes on")
+        self._writer = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"logged": self.logged}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.logged = checked("TensorBoard", state, {"logged": dict[str, float]}).get("logged", {})
+
+
+def tag(column: str, loop: Loop) -> str:
+    """Return the tag of a column of metrics.csv."""
+    if column in TIME:
+        return f"time/{column}"
+    return f"train/{column}" if column in loop.learner.metrics else f"rollout/{column}"
+
+
+def _add_hyperparameters(writer: Any, settings: Mapping[str, Any]) -> None:
+    """Write settings for the HPARAMS tab into the run itself; `SummaryWriter.add_hparams` makes a second run."""
+    from torch.utils.tensorboard.summary import hparams
+
+    kinds = (bool, int, float, str)
+    plain = {name: value if isinstance(value, kinds) else str(value) for name, value in settings.items()}
+    for summary in hparams(plain, {RESULT: 0.0}):
+        writer.file_writer.add_summary(summary)
+
+
+def _add_gif(writer: Any, name: str, gif: bytes, step: int) -> None:
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
+    width, height = int.from_bytes(gif[6:8], "little"), int.from_bytes(gif[8:10], "little")
+    image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
+    writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
+
+
+def as_gif(video: Path, width: int = 160, fps: int = 10, seconds: int = 20) -> bytes | None:
+    """Return the beginning of a video as a small GIF, which TensorBoard shows among images; None where that fails."""
+    from imageio_ffmpeg import get_ffmpeg_exe
+
+    scale = f"fps={fps},scale='min({width},iw)':-2"
+    command = [get_ffmpeg_exe(), "-v", "error", "-i", str(video), "-t", str(seconds), "-vf", scale, "-f", "gif", "-"]
+    try:
+        found = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout if found.returncode == 0 and found.stdout[:3] == b"GIF" else None

@@ -1,0 +1,154 @@
+"""Recording experience as data: what an agent does, or what a run's replay holds."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zhixing import algorithms, envs, offline
+from zhixing.buffers.ring import Ring
+from zhixing.collect.actor import Actor, default_eval_steps
+from zhixing.core.policy import Decision, Phase, Policy
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Tree
+from zhixing.envs.wrappers.time_limit import OPTION
+from zhixing.errors import UserError
+from zhixing.offline import Dataset, Writer, minari_data
+from zhixing.training.data import rows_of
+from zhixing.training.run_folder import RunFolder, fitting
+
+ENVS = 8  # copies that play side by side
+CHUNK = 256  # steps of each between writes
+
+
+class Recorded(Policy):
+    """A trained policy at its best or, with `explore`, as after training; with noise on top: normal on continuous
+    actions, else a chance of any allowed action."""
+
+    def __init__(self, policy: Policy, noise: float, explore: bool, env_steps: int) -> None:
+        super().__init__(policy.spaces)
+        self.policy, self.noise, self.env_steps = policy, noise, env_steps
+        self.phase = Phase.COLLECT if explore else Phase.EVAL
+
+    def initial_hidden(self, num: int) -> Tree:
+        return self.policy.initial_hidden(num)
+
+    def act(
+        self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
+    ) -> Decision:
+        decision = self.policy.act(obs, hidden, mask, self.phase, rng, self.env_steps)
+        action = decision.action
+        if self.noise and self.spaces.discrete:
+            random = self.random_action(len(action), mask, rng)
+            changed = torch.rand(len(action), generator=rng) < self.noise
+            action = torch.where(changed.view(-1, *[1] * (action.ndim - 1)), random, action)
+        elif self.noise:
+            action = (action + self.noise * torch.randn(action.shape, generator=rng)).clamp(-1.0, 1.0)
+        return decision._replace(action=action)
+
+
+def record_agent(
+    run: str | Path,
+    out: str,
+    steps: int,
+    *,
+    noise: float = 0.0,
+    explore: bool = False,
+    seed: int = 0,
+    checkpoint: str = "last",
+    references: Mapping[str, float] | None = None,
+    max_steps: int | None = None,
+) -> Dataset:
+    """Let a run's agent play `steps` steps of fresh episodes and write them down. Episodes are truncated after
+    `max_steps`, by default the run's `eval_max_steps`; the dataset then names that as the environment's time limit."""
+    folder = RunFolder.open(run)
+    cfg = folder.read_config()
+    if not out.startswith(minari_data.PREFIX):
+        out = os.path.abspath(out)  # an environment may change the current folder
+    agent, options = folder.load_agent(checkpoint), dict(cfg.env.options)
+    with folder.restricted():
+        env = envs.make_few(envs.Task(cfg.env.name, options), ENVS, cfg.vector)
+    try:
+        limit = env.max_episode_steps
+        most = max_steps or cfg.eval_max_steps or default_eval_steps(limit, agent["longest_episode"])
+        with folder.restricted():
+            if most is not None and (limit is None or most < limit):
+                env.close()
+                options[OPTION] = most
+                env = envs.make_few(envs.Task(cfg.env.name, options), ENVS, cfg.vector)
+            policy = algorithms.get(cfg.algorithm).make(cfg, env.spaces, "cpu").policy
+        with fitting(folder):
+            policy.load_state_dict(agent["policy"])
+        actor = Actor(Recorded(policy, noise, explore, cfg.env_steps), env, seed=seed)
+        how = (" exploring" if explore else "") + (f" with noise {noise:g}" if noise else "")
+        note = f"{cfg.algorithm} of {folder.path.name}{how}"
+        return record(actor, out, steps, env=cfg.env.name, options=options, note=note, references=references)
+    finally:
+        env.close()
+
+
+def record(
+    actor: Actor,
+    out: str,
+    steps: int,
+    *,
+    env: str,
+    note: str,
+    options: Mapping[str, Any] | None = None,
+    phase: Phase = Phase.COLLECT,
+    references: Mapping[str, float] | None = None,
+) -> Dataset:
+    """Write down `steps` steps of an actor; pieces of episodes that the last of them cuts are kept."""
+    with _written(out, actor.spaces, env, options, references, note, steps) as writer:
+        while not writer.full:
+            left = -(-(steps - len(writer)) // actor.env.num_envs)
+            writer.add(actor.collect(steps=min(CHUNK, left), phase=phase).batch)
+    return offline.open(out)
+
+
+def record_replay(run: str | Path, out: str, *, references: Mapping[str, float] | None = None) -> Dataset:
+    """Write down all that a run's replay holds, oldest first."""
+    from zhixing.training.session import Session
+
+    session = Session.resume(run, quiet=True)
+    try:
+        buffer, cfg = session.loop.buffer, session.cfg
+        if buffer is None or not isinstance(buffer.storage, Ring) or session.data is not None:
+            raise UserError(f"{run} has no replay: {cfg.algorithm} keeps none, or learned from data")
+        index = buffer.storage.all().reshape(-1, buffer.num_envs)  # [T,N]
+        note = f"replay of {cfg.algorithm} of {Path(run).name}"
+        with _written(out, session.spaces, cfg.env.name, cfg.env.options, references, note) as writer:
+            for begin in range(0, len(index), CHUNK):
+                writer.add(rows_of(buffer.storage, index[begin : begin + CHUNK], session.spaces.fields()))
+    finally:
+        session.close()
+    return offline.open(out)
+
+
+@contextmanager
+def _written(
+    out: str,
+    spaces: Spaces,
+    env: str,
+    options: Mapping[str, Any] | None,
+    references: Mapping[str, float] | None,
+    note: str,
+    max_steps: int | None = None,
+) -> Iterator[Writer]:
+    """A writer of our own format, from which one of Minari's is made where that is asked for."""
+    if not out.startswith(minari_data.PREFIX):
+        with Writer(out, spaces, env, options, references, note, max_steps) as writer:
+            yield writer
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        aside = Path(folder) / "recorded"
+        with Writer(aside, spaces, env, options, references, note, max_steps) as writer:
+            yield writer
+        minari_data.write(offline.open(aside), out.removeprefix(minari_data.PREFIX))

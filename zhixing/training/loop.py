@@ -1,0 +1,328 @@
+"""The training loops, one function per scheme, and what they share: counters, budgets and callbacks."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from zhixing.buffers import Buffer
+from zhixing.collect.actor import Actor, Episode, Evaluation
+from zhixing.collect.torch_collector import TorchActor
+from zhixing.config import (
+    DataConfig,
+    RunConfig,
+    seconds,
+)
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Learner
+from zhixing.core.seeding import stream
+from zhixing.core.state import Count, checked
+from zhixing.distributed.collector import SpreadActor
+from zhixing.errors import UserError
+from zhixing.search import SelfPlay
+from zhixing.training.callbacks.base import Callback, EvaluationInterrupted, as_list
+
+INTERRUPTED = "interrupted"
+SAVED = {
+    "episodes": Count,
+    "longest_episode": Count,
+    "seconds": float,
+    "steps_before": Count,
+    "unfinished": tuple[int, bool] | None,
+    "finished": bool,
+    "recent": list[tuple[float, int, dict[str, float | bool]]],
+    "metrics": dict[str, Tensor],
+}
+
+
+class Loop:
+    """A training under way: its parts, its counters, and its callbacks."""
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        actor: Actor | TorchActor | SpreadActor | SelfPlay | None,
+        learner: Learner,
+        *,
+        buffer: Buffer | None = None,
+        further: Mapping[str, Buffer] | None = None,
+        callbacks: Callback | Sequence[Callback] = (),
+    ) -> None:
+        """`further` are the buffers, by name, that the learner declares besides the replay. There is no actor where
+        all is learned from what was recorded."""
+        self.cfg, self.actor, self.learner, self.buffer = cfg, actor, learner, buffer
+        self.further = dict(further or {})
+        self.callbacks = as_list(callbacks)
+        self.rng = np.random.default_rng(stream(cfg.seed, "replay"))  # draws samples from the replay
+        self.episodes = 0
+        self.seconds = 0.0  # of training; evaluations and checkpoints don't count
+        self.recent: deque[Episode] = deque(maxlen=100)
+        self.metrics: Mapping[str, Tensor] = {}  # of the last iteration that updated
+        self.steps_before = 0  # at the begin of this iteration
+        self.longest_episode = 0  # steps of the longest training episode that has ended
+        self.stop_reason: str | None = None
+        self.interrupt_requested = False
+        self.interrupted = False  # stopped before its end, to be resumed: nothing that belongs to the end is done
+        self.finished = False  # all that belongs to the end is done
+        self.out_of_budget = False
+        # the callback whose `iteration_end` was interrupted, and whether the iteration had metrics
+        self._unfinished: tuple[int, bool] | None = None
+        self.batch: Batch | None = None  # what the last update learned from, or the first whose step was left out
+        self._since: float | None = None
+
+    @property
+    def env_steps(self) -> int:
+        return 0 if self.actor is None else self.actor.env_steps
+
+    @property
+    def steps(self) -> int:
+        """What budget and intervals count: steps of the environment, or updates where there is none."""
+        return self.updates if self.actor is None else self.env_steps
+
+    @property
+    def unit(self) -> str:
+        return "updates" if self.actor is None else "steps"
+
+    @property
+    def tells(self) -> tuple[str, ...]:
+        """Numbers of the task, at the ends of its episodes, that are worth a log."""
+        return () if self.actor is None else self.actor.tells
+
+    @property
+    def replaced(self) -> int:
+        """How often an environment failed and another took its place."""
+        return self.actor.replaced if isinstance(self.actor, (Actor, SpreadActor)) else 0
+
+    @property
+    def lost(self) -> int:
+        """How often a worker died and another took its place."""
+        return self.actor.lost if isinstance(self.actor, SpreadActor) else 0
+
+    @property
+    def updates(self) -> int:
+        return self.learner.updates
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """How much of each budget is used, by the name of its setting."""
+        cfg = self.cfg
+        if self.actor is None and isinstance(cfg, DataConfig):
+            shares = {"offline_updates": self.steps / cfg.offline_updates}
+        else:
+            shares = {"env_steps": self.steps / cfg.env_steps}
+        if cfg.episodes is not None:
+            shares["episodes"] = self.episodes / cfg.episodes
+        if cfg.duration is not None:
+            shares["duration"] = self.seconds / seconds(cfg.duration)
+        return shares
+
+    @property
+    def fraction(self) -> float:
+        """How much of the budget is used: the largest share of those that are set."""
+        return min(1.0, max(self.shares.values()))
+
+    def stop(self, reason: str) -> None:
+        """End training after this iteration."""
+        if reason == INTERRUPTED:  # doesn't replace a reason to end for good
+            self.interrupt_requested = True
+            reason = self.stop_reason or INTERRUPTED
+        self.stop_reason = reason
+
+    @property
+    def longest_so_far(self) -> int:
+        """Steps of the longest training episode, ended or not."""
+        running = self.actor.longest_running if isinstance(self.actor, (Actor, TorchActor)) else 0
+        return max(self.longest_episode, running)
+
+    @property
+    def ending(self) -> bool:
+        """This iteration is the last one for good."""
+        return self.out_of_budget or self.stop_reason not in (None, INTERRUPTED)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around a trainer's loop: enters the callbacks and tells them of begin and end."""
+        with ExitStack() as stack:
+            for callback in self.callbacks:
+                stack.enter_context(callback)
+            for callback in self.callbacks:
+                callback.train_begin(self)
+            self.finished = False
+            self._since = time.perf_counter()
+            if self._unfinished is not None:
+                first, had_metrics = self._unfinished
+                self.out_of_budget = self.fraction >= 1.0
+                self._end_iteration(self.metrics if had_metrics else {}, first)
+            yield
+            self._tick()
+            self._since = None
+            self.interrupted = self.interrupt_requested
+            for callback in self.callbacks:
+                try:
+                    callback.train_end(self)
+                except EvaluationInterrupted:
+                    self.interrupted = True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside isn't training time, and finds the learner with its present weights."""
+        self._tick()
+        if isinstance(self.actor, SpreadActor):
+            self.actor.settle()
+        running, self._since = self._since is not None, None
+        try:
+            yield
+        finally:
+            self._since = time.perf_counter() if running else None
+
+    def _tick(self) -> None:
+        if self._since is not None:
+            now = time.perf_counter()
+            self.seconds += now - self._since
+            self._since = now
+
+    def iterations(self) -> Iterator[None]:
+        """One round after the other until the budget is used or somebody asks to stop."""
+        self.out_of_budget = self.fraction >= 1.0
+        while self.stop_reason is None and not self.out_of_budget:
+            self.steps_before = self.steps
+            self._set_progress(self.fraction)
+            for callback in self.callbacks:
+                callback.iteration_begin(self)
+            yield
+
+    def _set_progress(self, fraction: float) -> None:
+        """Let all schedules know how much of the budget is used, whichever part of the budget ends the run."""
+        self.learner.set_progress(fraction)
+        for buffer in self.buffers.values():
+            buffer.set_progress(fraction)
+        if self.actor is not None:
+            # policies count environment steps: where episodes or time are used up faster, they are ahead of these
+            self.actor.schedule_lead = max(0, int(fraction * self.cfg.env_steps) - self.env_steps)
+
+    def learns_from(self, batch: Batch) -> Batch:
+        """Told before each update, so that a batch whose update fails can be looked at."""
+        if not self.learner.failed:
+            self.batch = batch
+        return batch
+
+    def iteration_end(self, episodes: list[Episode], metrics: Mapping[str, Tensor]) -> None:
+        self._tick()
+        self.episodes += len(episodes)
+        self.longest_episode = max([self.longest_episode, *(episode.length for episode in episodes)])
+        self.out_of_budget = self.fraction >= 1.0
+        if episodes:
+            self._tell(episodes)
+        self.metrics = metrics or self.metrics
+        self._end_iteration(metrics)
+
+    def _end_iteration(self, metrics: Mapping[str, Tensor], first: int = 0) -> None:
+        """Call the callbacks from the `first` on. After an interrupted evaluation, the resumed run calls the rest."""
+        self._unfinished = None
+        for i, callback in enumerate(self.callbacks[first:], first):
+            try:
+                callback.iteration_end(self, metrics)
+            except EvaluationInterrupted:
+                self._unfinished = i, bool(metrics)
+                return
+
+    def _tell(self, episodes: list[Episode]) -> None:
+        listening = [each for each in self.callbacks if type(each).episode_end is not Callback.episode_end]
+        if not listening:  # of thousands of environments they are thousands
+            self.recent.extend(episodes)
+            return
+        for episode in episodes:
+            self.recent.append(episode)
+            for callback in listening:
+                callback.episode_end(self, episode)
+
+    def evaluation_step(self) -> None:
+        """Call after each step of an evaluation. Raises `EvaluationInterrupted` if the run was asked to stop."""
+        if self.interrupt_requested:
+            raise EvaluationInterrupted
+        for callback in self.callbacks:
+            callback.evaluation_step(self)
+
+    def evaluation_end(self, evaluation: Evaluation) -> None:
+        for callback in self.callbacks:
+            callback.evaluation_end(self, evaluation)
+
+    def log(self, name: str, value: float) -> None:
+        """Log a number of your own, such as `loop.log("goals_reached", 3)`.
+
+        The next row of metrics.csv has the last value logged before it, in a column of this name; TensorBoard shows it
+        as `custom/NAME`, or as NAME where this has a slash. Reading a tensor's value waits for its device.
+        """
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][\w.-]*(/[\w.-]+)*", name):
+            raise UserError(f"loop.log: {name!r} is no name of a metric: use letters, digits and the signs _ . - /")
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(f"loop.log({name!r}, ...): the value must be one number, not {value!r}") from None
+        for callback in self.callbacks:
+            callback.metric_logged(self, name, number)
+
+    def video_recorded(self, path: Path) -> None:
+        for callback in self.callbacks:
+            callback.video_recorded(self, path)
+
+    def recent_mean(self, what: str) -> float:
+        """Mean `ret` or `length` of the last hundred training episodes; NaN before the first has ended."""
+        return float(np.mean([getattr(e, what) for e in self.recent])) if self.recent else math.nan
+
+    def recent_told(self, name: str) -> float:
+        """The same of a number that the task tells at the ends of episodes."""
+        told = [episode.info[name] for episode in self.recent if name in episode.info]
+        return float(np.mean(told)) if told else math.nan
+
+    @property
+    def buffers(self) -> dict[str, Buffer]:
+        return ({} if self.buffer is None else {"replay": self.buffer}) | self.further
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the buffers, which are saved apart since they are large."""
+        self._tick()
+        return {
+            "learner": self.learner.state_dict(),
+            "actor": None if self.actor is None else self.actor.state_dict(),
+            "rng": self.rng.bit_generator.state,
+            "episodes": self.episodes,
+            "longest_episode": self.longest_so_far,
+            "seconds": self.seconds,
+            "steps_before": self.steps_before,
+            "unfinished": self._unfinished,
+            "finished": self.finished,
+            "recent": [(e.ret, e.length, e.info) for e in self.recent],
+            "metrics": {name: value.detach().clone() for name, value in self.metrics.items()},
+            "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Returns the environments that could not be restored in mid-episode."""
+        saved = checked("the run", {name: state[name] for name in SAVED if name in state}, SAVED)
+        self.learner.load_state_dict(state["learner"])
+        lost = [] if self.actor is None else self.actor.load_state_dict(state["actor"])
+        self.rng.bit_generator.state = state["rng"]
+        self.episodes, self.seconds = saved["episodes"], saved["seconds"]
+        # older checkpoints lack these; theirs were written when all was done
+        self.longest_episode, self.steps_before = saved.get("longest_episode", 0), saved.get("steps_before", 0)
+        self._unfinished, self.finished = saved.get("unfinished"), saved.get("finished", True)
+        self.recent.extend(Episode(*values) for values in saved["recent"])
+        self.metrics = saved["metrics"]
+        for name, callback in self._named_callbacks():
+            if name in state["callbacks"]:  # a user may resume with other callbacks
+                callback.load_state_dict(state["callbacks"][name])
+        return lost
+
+    def _named_callbacks(self) -> list[tuple[str, Callback]]:
+        names = [type(callback).__name__ for callback in self.callbacks]
+        return [(f"{name} {names[:i].count(name)}", self.callbacks[i]) for i, name in enumerate(names)]

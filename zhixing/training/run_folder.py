@@ -1,0 +1,334 @@
+"""A run is a folder: its configuration, metrics, checkpoints, replay and result. All reading and writing of it.
+
+Checkpoints are written aside and renamed, so that a crash leaves the one before; they are read without executing
+anything in them, and carry the version of their format.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import zhixing
+from zhixing import config
+from zhixing.errors import UserError
+from zhixing.training import signing
+from zhixing.training.checkpoint_file import read_archive, write_archive
+from zhixing.training.lock import FolderLock, check_inside
+from zhixing.utils import importing
+
+if TYPE_CHECKING:
+    from zhixing.core.batch import Batch
+    from zhixing.training.loop import Loop
+
+FORMAT = 1  # of checkpoints; readers keep understanding older ones
+
+
+def bundled_agents() -> Path:
+    """Return the folder of the agents that come with the package: its own, or `zoo` of a checkout."""
+    package = Path(zhixing.__file__).parent
+    return package / "agents" if (package / "agents").is_dir() else package.parent / "zoo"
+
+
+def _find(run: str | Path) -> Path:
+    """Return the folder of a run, or of an agent that comes with the package and is given by its bare name."""
+    if not Path(run).exists() and Path(run).name == str(run) and (bundled_agents() / run).is_dir():
+        return bundled_agents() / run
+    return Path(run)
+
+
+class RunFolder:
+    def __init__(self, path: Path) -> None:
+        self.given = path  # as the user wrote it, for messages
+        path = path.absolute()  # an environment may change the current folder
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.metrics_file = path / "metrics.csv"
+        self.crashes = path / "crash"
+        self.result_file = path / "result.json"
+        self.checkpoints = path / "checkpoints"
+        self.replay = path / "replay"
+        self.data_file = path / "dataset.json"
+        self.agent_file = path / "agent.safetensors"  # the weights of an exported agent, which has no checkpoints
+        self.card_file = path / "agent.json"  # and what it was measured at
+        # steps of the kept checkpoints and the states of their buffers, newest first
+        self._kept: dict[int, dict[str, Any]] = {}
+        self.code: set[str] | None = None  # names that its configuration may import; None: it was never read
+        self.own = True  # made by this user, so its code may be signed; false if it was read without a signature
+        self.notices: list[str] = []  # what people should know of the last reading
+        self._lock: FolderLock | None = None
+
+    def create(self, cfg: config.RunConfig) -> None:
+        self.check_free()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock()
+            self.check_free()  # again: another process may have been faster
+            self.checkpoints.mkdir(exist_ok=True)
+            self.write_config(cfg)
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def lock(self) -> None:
+        """Keep other processes from writing to this run until `unlock`. Raise `UserError` if one is at it."""
+        try:
+            self._lock = FolderLock(self.path)
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def write_config(self, cfg: config.RunConfig) -> None:
+        self._write_text(self.config_file, config.dump(cfg))
+        values = config.read_yaml(self.config_file)
+        names = importing.names_in(values)
+        if self.own and names:
+            signing.sign(self.path, values, names)
+
+    def _write_text(self, file: Path, text: str) -> None:
+        try:
+            write_aside(file, lambda out: out.write(text.encode()))
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(f"the run folder {self.path} can't be written: {error.strerror or error}")
+
+    def check_free(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"--out {self.path} is a file; name a folder")
+        if self.config_file.exists():
+            raise UserError(
+                f"{self.given} already holds a run; go on with `zhixing resume {self.given}`, or choose another --out"
+            )
+
+    @staticmethod
+    def open(path: str | Path) -> RunFolder:
+        folder = RunFolder(_find(path))
+        if not folder.path.is_dir():
+            raise UserError(f"there is no run folder {path}, and no agent of that name in `zhixing zoo`")
+        if not folder.config_file.is_file():
+            raise UserError(f"{path} is no run: it holds no config.yaml")
+        check_inside(folder.path)
+        return folder
+
+    def restricted(self) -> AbstractContextManager[None]:
+        """Allow only imports that the run's configuration names. Surround with it whatever is built from that."""
+        return importing.restricted_to(self.code)
+
+    def read_config(self, trust: bool | set[str] = False, env: Any = None, net: Any = None) -> config.RunConfig:
+        """`trust` is the names of code that it may import, or true for any: it may be a stranger's. Runs that this user
+        made need none. `env` and `net` are objects that take the place of what the run names."""
+        try:
+            values = config.read_yaml(self.config_file)
+            config.provide(values, env=env, net=net)
+            names = importing.names_in(values)
+            self.own = bool(names) and signing.is_signed(self.path, values, names)
+            self.code = importing.check_names(values, trust or self.own)
+            with self.restricted():
+                return config.build([values], {})
+        except UserError as error:
+            raise UserError(f"{self.config_file}: {error}") from None
+
+    # --- checkpoints ---
+
+    def save(self, loop: Loop) -> None:
+        """Write all that a resume needs, then drop what is older than the kept ones."""
+        state: dict[str, Any] = {"kind": "run", "steps": loop.steps, "loop": loop.state_dict()}
+        state["policy"] = loop.learner.policy.state_dict()
+        state["buffers"] = {}
+        for name, buffer in loop.buffers.items():
+            (self.replay / name).mkdir(parents=True, exist_ok=True)
+            state["buffers"][name] = buffer.save(self.replay / name)
+        self._write(self.checkpoints / f"{loop.steps:012d}.safetensors", state)
+        # later ones belong to steps that were done again since a resume
+        later = [file for file in self._newest_first() if int(file.stem) > loop.steps]
+        for old in (*later, *self._newest_first()[len(later) + loop.cfg.keep_checkpoints :]):
+            old.unlink()
+        kept = {loop.steps: state["buffers"]} | {steps: old for steps, old in self._kept.items() if steps < loop.steps}
+        self._kept = dict(list(kept.items())[: loop.cfg.keep_checkpoints])
+        for name, buffer in loop.buffers.items():
+            buffer.prune(self.replay / name, [buffers[name] for buffers in self._kept.values()])
+
+    def save_best(self, policy: Mapping[str, Any], steps: int, mean_return: float, longest_episode: int = 0) -> None:
+        best = {"kind": "agent", "steps": steps, "return": mean_return, "policy": policy}
+        best["longest_episode"] = longest_episode
+        self._write(self.checkpoints / "best.safetensors", best)
+
+    def save_batch(self, batch: Batch, steps: int) -> Path:
+        """Keep what an update failed on: `Batch(**read_checkpoint(file)["batch"])`."""
+        file = self.crashes / f"batch-{steps:012d}.safetensors"
+        self._write(
+            file, {"kind": "batch", "steps": steps, "batch": {name: getattr(batch, name) for name in batch.fields}}
+        )
+        return file
+
+    def _write(self, file: Path, state: dict[str, Any]) -> None:
+        file.parent.mkdir(exist_ok=True)
+        write_checkpoint(file, state)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is or was something to go on from: else it was stopped before its first checkpoint."""
+        return bool(self._newest_first()) or self.result_file.exists() or self.agent_file.exists()
+
+    def newest_step(self) -> int | None:
+        """When the newest checkpoint was written."""
+        files = self._newest_first()
+        return int(files[0].stem) if files else None
+
+    def _newest_first(self) -> list[Path]:
+        return sorted(self.checkpoints.glob("[0-9]" * 12 + ".safetensors"), reverse=True)
+
+    def load_before(self, steps: int) -> dict[str, Any] | None:
+        """Return the newest readable checkpoint that is older than this step, if there is one."""
+        for file in self._newest_first():
+            if int(file.stem) < steps:
+                with suppress(UserError):
+                    state = read_checkpoint(file)
+                    self._kept = {state["steps"]: state["buffers"]}
+                    return state
+        return None
+
+    def load(self) -> dict[str, Any]:
+        """The newest checkpoint that can be read; a damaged one is passed over and told in `notices`."""
+        files = self._newest_first()
+        if not files and self.agent_file.is_file():
+            raise UserError(f"{self.path} is an exported agent: it can act, but holds nothing to go on training from")
+        if not files:
+            raise UserError(f"{self.path} has no checkpoint to go on from")
+        problems: list[str] = []
+        for file in files:
+            try:
+                state = read_checkpoint(file)
+                break
+            except UserError as error:
+                problems.append(str(error))
+        else:
+            raise UserError("; ".join(problems))
+        self._kept = {state["steps"]: state["buffers"]}  # older checkpoints may lose their replay from now on
+        self.notices = [f"{problem}; going on from the one before, {file.name}" for problem in problems]
+        return state
+
+    def load_agent(self, which: str = "last") -> dict[str, Any]:
+        """Return the weights at the end of the run, or the best by evaluation, as `policy`; the `steps` of training
+        before them; and the length of its `longest_episode`. An exported agent has one set of weights."""
+        if which not in ("last", "best"):
+            raise UserError(f"unknown checkpoint {which!r}: allowed are last and best")
+        best = self.checkpoints / "best.safetensors"
+        if which == "best" and not best.is_file() and not self.agent_file.is_file():
+            raise UserError(f"{self.path} has no best checkpoint: it was never evaluated")
+        if self.agent_file.is_file():
+            state = read_checkpoint(self.agent_file)
+        else:
+            state = self.load() if which == "last" else read_checkpoint(best)
+        longest = state.get("loop", state).get("longest_episode", 0)  # older files lack it
+        return {**state, "longest_episode": longest if type(longest) is int and longest > 0 else 0}
+
+    def write_agent(self, cfg: config.RunConfig, agent: Mapping[str, Any], card: Mapping[str, Any]) -> None:
+        """Make this the folder of an exported agent."""
+        state = {"kind": "agent", **{name: agent[name] for name in ("steps", "policy", "longest_episode")}}
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(self.agent_file, state)
+            write_aside(self.card_file, lambda file: file.write((json.dumps(card, indent=2) + "\n").encode()))
+            self.write_config(cfg)
+        except OSError as error:
+            raise UserError(f"the folder {self.path} can't be written: {error.strerror or error}") from None
+
+    def read_card(self) -> dict[str, Any]:
+        try:
+            card = json.loads(self.card_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{self.card_file} can't be read: {error}") from None
+        if not isinstance(card, dict):
+            raise UserError(f"{self.card_file} can't be read: it holds no names and values")
+        return {name: _printable(value) if isinstance(value, str) else value for name, value in card.items()}
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        self._write_text(self.result_file, json.dumps(result, indent=2))
+
+    def write_data(self, summary: Mapping[str, Any]) -> None:
+        """Keep with the run what it learned from, since the data may move."""
+        self._write_text(self.data_file, json.dumps(summary, indent=2))
+
+    def read_references(self) -> dict[str, float]:
+        """The mean returns of a random and an expert policy, if the run's data told them."""
+        if not self.data_file.is_file():
+            return {}
+        try:
+            found = json.loads(self.data_file.read_text())["references"]
+            references = {name: float(found[name]) for name in ("random", "expert") if name in found}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{self.data_file} can't be read: {error}") from None
+        return references if len(set(references.values())) == 2 else {}
+
+
+def _printable(text: str) -> str:
+    """Text of a stranger without what would steer a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+    write_aside(path, lambda file: write_archive(file, {"format": FORMAT, **state}))
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """All that a file of a run holds. Nothing of it is executed or believed."""
+    try:
+        state = read_archive(path)
+    except Exception as error:  # foreign bytes fail in many ways
+        reason = str(error).strip().split("\n")[0].split(". ")[0][:200] or type(error).__name__
+        raise UserError(f"the checkpoint {path} is damaged or no checkpoint ({reason})") from None
+    parts: dict[Any, dict[str, type]] = {
+        "agent": {"policy": dict},
+        "run": {"policy": dict, "loop": dict, "buffers": dict, "steps": int},
+        "batch": {"batch": dict},
+    }
+    version, kind = (state.get("format"), state.get("kind")) if isinstance(state, dict) else (None, None)
+    if version is not None and not (type(version) is int and version <= FORMAT):
+        told = str(version)[:20] if type(version) is not int or version < 10**20 else "beyond counting"
+        raise UserError(f"the checkpoint {path} has format {told}; this version reads up to {FORMAT}")
+    needed = parts.get(kind) if isinstance(kind, str) else None
+    if version is None or needed is None or not all(type(state.get(name)) is part for name, part in needed.items()):
+        raise UserError(f"the checkpoint {path} is damaged or no checkpoint (it lacks its parts)")
+    return state
+
+
+@contextmanager
+def fitting(folder: RunFolder) -> Iterator[None]:
+    """Around loading a run's weights: those of another shape are the user's mistake, told in one message."""
+    try:
+        yield
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:  # torch's words for it
+        lines = [line.strip() for line in str(error).split("\n")]
+        raise UserError(f"the weights of {folder.given} don't fit this network: {' '.join(lines[:3])}") from None
+
+
+def write_aside(path: Path, write: Callable[[io.BufferedWriter], Any]) -> None:
+    """Write a file under another name, make sure that it is on the disk, then rename it: never a half-written file."""
+    aside = path.with_name(f".{path.name}.tmp")
+    try:
+        aside.unlink(missing_ok=True)
+        with open(aside, "xb") as file:  # a new file: one that is there might be another name of something else
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
