@@ -172,5 +172,4 @@ def test_options_are_those_of_others_but_pictures() -> None:
         in_torch("3m", 2, episode_limit=0)
     with pytest.raises(UserError, match="no option render_mode"):
         make_vector("skirmish/3m", 2, "torch", render_mode="rgb_array")
-    with pytest.raises(UserError, match="max_episode_steps"):
-        in_torch("3m", 2, max_episode_steps=7)
+    assert in_torch("3m", 2, max_episode_steps=7).limit == 7
