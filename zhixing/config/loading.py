@@ -22,7 +22,6 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from zhixing import named_objects
 from zhixing.config.other_libraries import OTHER_NAMES
 from zhixing.config.schema import (
     SHORT,
@@ -32,7 +31,7 @@ from zhixing.config.schema import (
 )
 from zhixing.config.yaml_files import parse_yaml, read_yaml
 from zhixing.errors import UserError, unknown
-from zhixing.utils import importing
+from zhixing.utils import importing, named_objects
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:

@@ -39,11 +39,16 @@ LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(minutes=10)  # that the first waits for others; these wait for as long as it acts and evaluates
 # Ctrl-C, or the end of a whole group of processes, is the first's business: it saves a checkpoint and tells the others
 PROGRAM = """
-import pickle, signal, sys
+import os, pickle, signal, sys, traceback
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 from zhixing.distributed.learner_group import serve
-serve(*pickle.load(sys.stdin.buffer))
+try:
+    serve(*pickle.load(sys.stdin.buffer))
+except BaseException:
+    traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(1)  # the threads of a broken connection may abort an orderly exit
 """
 
 

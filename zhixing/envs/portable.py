@@ -15,10 +15,9 @@ import cloudpickle  # type: ignore[import-untyped]
 import gymnasium as gym
 from gymnasium.envs.registration import registry
 
-from zhixing import named_objects
 from zhixing.envs.adapters import gymnasium_ids
 from zhixing.errors import UserError
-from zhixing.utils import importing
+from zhixing.utils import importing, named_objects
 
 
 def pack(names: Iterable[str]) -> bytes:

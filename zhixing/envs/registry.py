@@ -12,7 +12,6 @@ from typing import Any
 
 import gymnasium as gym
 
-from zhixing import named_objects
 from zhixing.envs import portable, toy
 from zhixing.envs.adapters import (
     atari,
@@ -30,6 +29,7 @@ from zhixing.envs.adapters import (
 )
 from zhixing.envs.wrappers.time_limit import OPTION, check_time_limit, limit_steps
 from zhixing.errors import unknown
+from zhixing.utils import named_objects
 
 PREFIXES: dict[str, ModuleType] = {
     "ALE/": atari,

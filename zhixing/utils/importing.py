@@ -31,8 +31,8 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from zhixing import named_objects
 from zhixing.errors import UserError, unknown
+from zhixing.utils import named_objects
 
 OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", re.ASCII)  # my.module:Thing
 FILE = re.compile(r"[^:]*(?::[/\\][^:]*)?\.py:[A-Za-z_][\w.]*", re.DOTALL)  # my_env.py:Thing, or its path before it

@@ -16,6 +16,7 @@ from zhixing.core.batch import Batch
 from zhixing.core.optimizer import Optimizer
 from zhixing.core.policy import Phase
 from zhixing.core.spaces import Spaces
+from zhixing.core.tree import tree_map
 from zhixing.errors import UserError
 from zhixing.ops.distributions import Categorical
 
@@ -289,7 +290,7 @@ def test_chances_over_a_rollout_and_beyond_it_are_those_of_acting(recurrent: str
         if t == 1:
             beyond.append(Categorical(made.policy.look(last, hidden)[0]))
             hidden = made.policy.initial_hidden(1)
-    kept = zx.tree.tree_map(lambda *steps: torch.stack(steps), *memories)
+    kept = tree_map(lambda *steps: torch.stack(steps), *memories)
     following = obs[1:].clone()
     following[1] = last
     shown = rollout(T, obs=obs[:T], next_obs=following, action=torch.stack(actions), truncated=at(1, T), hidden=kept)

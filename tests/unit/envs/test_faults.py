@@ -15,6 +15,7 @@ from sample_tasks import Counter, Sleeper, Trouble
 import zhixing as zx
 from zhixing.collect.actor import Actor
 from zhixing.envs import Faults, ProcessVectorEnv, SerialVectorEnv, VectorEnv, make_vector
+from zhixing.envs.crash import crash_report
 from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED
 from zhixing.errors import EnvCrashError, UserError
 
@@ -191,7 +192,7 @@ def test_a_dead_worker_is_replaced_and_its_environments_begin_anew(action: int, 
     assert obs[:, 1].tolist() == [5, 5, 1, 1]
     assert len(env.state_dict()["envs"]) == 4
     (capsule,) = tmp_path.glob("*.json")
-    told = zx.envs.capsule.read(capsule)
+    told = crash_report.read(capsule)
     assert (told.index, told.actions, told.error.message) == (2, [1, 1, 1, action], how)
     env.close()
 

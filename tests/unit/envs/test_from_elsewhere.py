@@ -18,14 +18,13 @@ from sample_tasks import Counter
 from torch import nn
 
 import zhixing as zx
-from zhixing import named_objects
 from zhixing.envs import make, make_vector
 from zhixing.envs.adapters import gymnasium_ids
 from zhixing.envs.portable import reference
 from zhixing.envs.vector import choose_backend
 from zhixing.errors import UserError
 from zhixing.training.session import default_out
-from zhixing.utils import importing
+from zhixing.utils import importing, named_objects
 
 PACKAGE = """
 import gymnasium as gym

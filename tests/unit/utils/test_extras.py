@@ -20,7 +20,7 @@ def test_the_hint_of_a_checkout_installs_from_that_folder() -> None:
 
 
 def test_the_hint_of_an_installed_package_names_the_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(extras, "__file__", str(tmp_path / "site-packages" / "zhixing" / "extras.py"))
+    monkeypatch.setattr(zhixing, "__file__", str(tmp_path / "site-packages" / "zhixing" / "__init__.py"))
     lines = ["torch>=2.5", 'ale-py>=0.11; extra == "atari"', 'cv2>=4; extra == "atari"', 'ray>=2; extra == "ray"']
     monkeypatch.setattr(metadata, "requires", lambda _: lines)
     assert extras.install_hint("atari") == "pip install 'ale-py>=0.11' 'cv2>=4'"

@@ -14,10 +14,10 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id, registry
 
-from zhixing import named_objects
 from zhixing.envs.adapters import box2d, mujoco_v5
 from zhixing.envs.options import check_options, parameters, unknown_option
 from zhixing.errors import UserError, unknown
+from zhixing.utils import named_objects
 from zhixing.utils.extras import missing_extra
 from zhixing.utils.importing import FILE, OBJECT, import_package
 

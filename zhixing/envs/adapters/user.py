@@ -7,11 +7,11 @@ from typing import Any
 
 import gymnasium as gym
 
-from zhixing import named_objects
 from zhixing.envs.api import check_type
 from zhixing.envs.options import check_options, parameters
 from zhixing.envs.wrappers.time_limit import OPTION, limit_steps
 from zhixing.errors import UserError
+from zhixing.utils import named_objects
 from zhixing.utils.importing import imported
 
 
