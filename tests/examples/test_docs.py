@@ -151,6 +151,18 @@ def test_make_targets_that_pages_name_exist() -> None:
     assert {"train", "test"} <= named <= targets
 
 
+def test_files_that_the_contributing_guide_names_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:benchmarks|docs|tests|zhixing)/[\w./]*)`", text)
+    assert len(named) > 10
+    assert [path for path in named if "NAME" not in path and not (ROOT / path).exists()] == []
+    packages = {
+        name for row in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, re.M) for name in re.findall(r"\w+", row)
+    }
+    folders = {path.parent.name for path in (ROOT / "zhixing").glob("*/__init__.py")}
+    assert folders <= packages
+
+
 def test_extras_that_pages_name_exist() -> None:
     known = set(re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
     named = {extra for page in PAGES for extra in re.findall(r"'\.\[([\w,-]+)\]'", page.read_text(encoding="utf-8"))}
