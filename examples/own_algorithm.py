@@ -15,9 +15,9 @@ import torch
 
 import zhixing as zx
 from zhixing.config import Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
-from zhixing.core.policy import ActorCriticPolicy
 from zhixing.core.tree import Field
 from zhixing.nets.actor_critic import ActorCritic
+from zhixing.nets.policies import ActorCriticPolicy
 from zhixing.ops.returns import gae, next_values
 
 GOAL = 475.0  # mean return on CartPole-v1, reached within 100,000 steps

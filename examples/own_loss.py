@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import zhixing as zx
 from zhixing.config import ValueConfig
 from zhixing.core.optimizer import Average
-from zhixing.core.policy import GreedyPolicy
+from zhixing.nets.policies import GreedyPolicy
 from zhixing.ops.returns import td_target
 from zhixing.ops.schedules import linear
 

@@ -20,10 +20,10 @@ from zhixing.config import ContinuousConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
-from zhixing.core.policy import SampledPolicy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.critics import Critics, LikelyActor, check_box
+from zhixing.nets.policies import SampledPolicy
 from zhixing.nets.torso import MakeNet
 from zhixing.ops.distributions import Categorical, Distribution
 from zhixing.ops.losses import advantage_weight, batch_mean

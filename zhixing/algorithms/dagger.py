@@ -16,10 +16,11 @@ from zhixing.algorithms.common.cloning import cloning_loss, make_clone
 from zhixing.config import Fraction, NetConfig, OffPolicyConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
-from zhixing.core.policy import Policy, TaughtPolicy
+from zhixing.core.policy import Policy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.errors import UserError
+from zhixing.nets.policies import TaughtPolicy
 from zhixing.nets.torso import MakeNet
 from zhixing.ops.schedules import linear
 

@@ -17,10 +17,10 @@ from zhixing.config import AsynchronousConfig, Finite, Fraction, NonNegative, Po
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.optimizer import OptimizerKind
-from zhixing.core.policy import ActorCriticPolicy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, episode_starts, evaluate, rollout_fields, value_after
+from zhixing.nets.policies import ActorCriticPolicy
 from zhixing.nets.torso import MakeNet
 from zhixing.ops.normalize import normalised
 from zhixing.ops.returns import vtrace

@@ -21,10 +21,10 @@ from zhixing.config import ContinuousConfig, Fraction, NonNegative, Positive, Po
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
-from zhixing.core.policy import SampledPolicy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.critics import Critics, LikelyActor, StateValue, check_box
+from zhixing.nets.policies import SampledPolicy
 from zhixing.nets.torso import MakeNet
 from zhixing.ops.losses import advantage_weight, batch_mean, expectile
 from zhixing.ops.returns import td_target

@@ -15,9 +15,9 @@ from zhixing.algorithms import register
 from zhixing.config import Positive, SearchConfig, VectorConfig
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
-from zhixing.core.policy import ActorCriticPolicy
 from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
+from zhixing.nets.policies import ActorCriticPolicy
 from zhixing.search import GAMES, Copies, Network, Playouts
 from zhixing.search.policy import SearchPolicy
 from zhixing.training.agent import load

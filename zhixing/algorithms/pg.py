@@ -14,10 +14,10 @@ from zhixing.algorithms import register
 from zhixing.config import Finite, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
-from zhixing.core.policy import ActorCriticPolicy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, advantages, episode_starts, evaluate, rollout_fields
+from zhixing.nets.policies import ActorCriticPolicy
 from zhixing.nets.torso import MakeNet
 from zhixing.ops.normalize import normalised
 from zhixing.ops.returns import gae

@@ -27,10 +27,10 @@ from zhixing.config import (
 )
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
-from zhixing.core.policy import ActorCriticPolicy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, evaluate, rollout_fields
+from zhixing.nets.policies import ActorCriticPolicy
 from zhixing.nets.rollouts import prepare
 from zhixing.nets.torso import MakeNet
 from zhixing.ops.normalize import RewardScale, normalised

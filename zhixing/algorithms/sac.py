@@ -24,11 +24,11 @@ from zhixing.config import ContinuousConfig, Finite, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
-from zhixing.core.policy import SampledPolicy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.errors import UserError
 from zhixing.nets.critics import Critics, StochasticActor, check_box
+from zhixing.nets.policies import SampledPolicy
 from zhixing.nets.torso import MakeNet
 from zhixing.ops.distributions import Categorical, SquashedGaussian
 from zhixing.ops.returns import td_target

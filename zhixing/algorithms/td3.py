@@ -21,10 +21,10 @@ from zhixing.config import ContinuousConfig, NonNegative, Positive, PositiveFloa
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
-from zhixing.core.policy import DeterministicPolicy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.critics import Critics, DeterministicActor, check_box
+from zhixing.nets.policies import DeterministicPolicy
 from zhixing.nets.torso import MakeNet
 from zhixing.ops.returns import td_target
 

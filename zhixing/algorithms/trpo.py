@@ -20,10 +20,10 @@ from zhixing.algorithms import register
 from zhixing.config import Finite, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
-from zhixing.core.policy import ActorCriticPolicy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, rollout_fields
+from zhixing.nets.policies import ActorCriticPolicy
 from zhixing.nets.rollouts import prepare, read_policy, read_value
 from zhixing.nets.torso import MakeNet
 from zhixing.ops.distributions import Distribution

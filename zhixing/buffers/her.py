@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from zhixing.buffers.fields import Array
 from zhixing.buffers.ring import Ring
+from zhixing.core.goals import Compute, one_per_row
 from zhixing.core.tree import Field, Tree
-from zhixing.envs.vector.process import ProcessVectorEnv
-from zhixing.envs.vector.serial import SerialVectorEnv
-from zhixing.envs.wrappers.goals import REWARD, TERMINATED, Compute, one_per_row
 from zhixing.errors import UserError
 
 GOALS = ("achieved_goal", "desired_goal")
@@ -40,18 +37,6 @@ class Hindsight:
     def __post_init__(self) -> None:
         if not 0.0 <= self.ratio <= 1.0:
             raise UserError(f"Hindsight(ratio={self.ratio}): ratio must be in [0, 1]")
-
-    @staticmethod
-    def of_env(env: SerialVectorEnv | ProcessVectorEnv, ratio: float) -> Hindsight:
-        """Use the functions of the first environment, in the process where it lives."""
-        names = env.goal_functions()
-        if REWARD not in names:
-            raise UserError(
-                f"replay.hindsight needs a task with goals; {env.name} has no method "
-                f"compute_reward(achieved_goal, desired_goal, info)"
-            )
-        terminated = partial(env.compute, TERMINATED) if TERMINATED in names else None
-        return Hindsight(partial(env.compute, REWARD), terminated, ratio)
 
     def check(self, spec: Mapping[str, Tree]) -> None:
         """Refuse a buffer's spec without goals."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from zhixing.core.tree import check_size
 from zhixing.errors import UserError
+from zhixing.utils.bounds import check_size
 
 LARGEST = 1 << 20  # bytes of a configuration
 

@@ -17,10 +17,11 @@ from zhixing.buffers.rollout import Part, Rollout
 from zhixing.collect.actor import Actor, Episode
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
-from zhixing.core.policy import GreedyPolicy, Phase
+from zhixing.core.policy import Phase
 from zhixing.core.seeding import stream
 from zhixing.distributed.parameter_servers import Servers
 from zhixing.envs import portable
+from zhixing.nets.policies import GreedyPolicy
 from zhixing.training.data import expert_policy
 
 SPREAD = 7.0  # how much less the last worker explores than the first, as a power of epsilon (Horgan et al., 2018)

@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from zhixing.envs.vector.choose_backend import CPU_COUNT, cpu_count
 from zhixing.errors import UserError, write_stderr
 from zhixing.experiments.jobs import TOLD_EVERY_SECONDS, Job, News
 from zhixing.training.lock import FolderLock
+from zhixing.utils.cpus import CPU_COUNT, cpu_count
 from zhixing.utils.importing import child_environment
 
 PROGRAM = "import sys; from zhixing.experiments.jobs import main; main(int(sys.argv[1]))"

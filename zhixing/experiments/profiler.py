@@ -20,13 +20,13 @@ from zhixing.core.learner import Learner
 from zhixing.core.optimizer import Optimizer
 from zhixing.distributed.collector import SpreadActor
 from zhixing.distributed.worker_pool import LocalCrew
-from zhixing.envs.vector.choose_backend import cpu_count
 from zhixing.envs.vector.native import has_native
 from zhixing.errors import UserError
 from zhixing.training.callbacks import Callback, StopOnNonFinite
 from zhixing.training.loop import Loop
 from zhixing.training.session import Session
 from zhixing.training.trainers import TRAINERS
+from zhixing.utils.cpus import cpu_count
 
 if TYPE_CHECKING:
     from torch import Tensor

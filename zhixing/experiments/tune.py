@@ -24,7 +24,7 @@ from zhixing.experiments.executors import Board, claimed, drive, executor_on
 from zhixing.experiments.jobs import News
 from zhixing.experiments.sweep import result_line, single_threaded, split_values, try_to_build
 from zhixing.training.data import NO_ENV
-from zhixing.training.run_folder import write_aside
+from zhixing.utils.files import write_aside
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 

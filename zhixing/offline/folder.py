@@ -22,7 +22,7 @@ from zhixing.offline import space_json
 from zhixing.offline.actions import map_to_policy
 from zhixing.offline.dataset import Dataset
 from zhixing.offline.recording import Array, Header, chunk_rows, labelled
-from zhixing.training.run_folder import write_aside
+from zhixing.utils.files import write_aside
 
 FORMAT = 1  # readers keep understanding older ones
 MANIFEST = "manifest.json"

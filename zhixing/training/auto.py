@@ -9,9 +9,9 @@ from typing import Any
 
 from zhixing import config
 from zhixing.config import OnPolicyConfig, RunConfig
-from zhixing.envs.vector.choose_backend import cpu_count
 from zhixing.errors import UserError, note
 from zhixing.experiments.profiler import WORTH, profile
+from zhixing.utils.cpus import cpu_count
 
 SECONDS = 1.0  # for each number that is tried
 FEWEST_STEPS = 8  # of each copy per rollout: advantages look ahead along them

@@ -6,10 +6,8 @@ anything in them, and carry the version of their format.
 
 from __future__ import annotations
 
-import io
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +19,7 @@ from zhixing.training import signing
 from zhixing.training.checkpoint_file import read_archive, write_archive
 from zhixing.training.lock import FolderLock, check_inside
 from zhixing.utils import importing
+from zhixing.utils.files import write_aside
 
 if TYPE_CHECKING:
     from zhixing.core.batch import Batch
@@ -311,24 +310,3 @@ def fitting(folder: RunFolder) -> Iterator[None]:
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:  # torch's words for it
         lines = [line.strip() for line in str(error).split("\n")]
         raise UserError(f"the weights of {folder.given} don't fit this network: {' '.join(lines[:3])}") from None
-
-
-def write_aside(path: Path, write: Callable[[io.BufferedWriter], Any]) -> None:
-    """Write a file under another name, make sure that it is on the disk, then rename it: never a half-written file."""
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        aside.unlink(missing_ok=True)
-        with open(aside, "xb") as file:  # a new file: one that is there might be another name of something else
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

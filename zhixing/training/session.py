@@ -36,7 +36,7 @@ from zhixing.distributed.parameter_servers import check_servers
 from zhixing.envs.adapters.gymnasium_ids import registering_module
 from zhixing.envs.torch_native import TorchVectorEnv
 from zhixing.envs.vector.action_log import action_room
-from zhixing.envs.vector.choose_backend import cpu_count
+from zhixing.envs.wrappers.goals import goal_functions
 from zhixing.errors import UserError, write_stderr
 from zhixing.offline import Dataset
 from zhixing.search import GAMES, SelfPlay
@@ -68,6 +68,7 @@ from zhixing.training.resume import changes, check_changes
 from zhixing.training.run_folder import RunFolder, fitting
 from zhixing.training.trainers import TRAINERS
 from zhixing.utils import importing
+from zhixing.utils.cpus import cpu_count
 from zhixing.utils.memory import keep_freed
 
 
@@ -225,7 +226,7 @@ class Session:
         share, relabel = replay.hindsight * replay.hindsight_ratio, None
         if share:
             self.goal_env = self._few(cfg, 1)
-            relabel = Hindsight.of_env(self.goal_env, share)
+            relabel = Hindsight(*goal_functions(self.goal_env), share)
         if self.data is not None:
             return {"replay": self._data_buffer(self.data, samplers["replay"], views[learner.reads], relabel)}
         assert self.env is not None

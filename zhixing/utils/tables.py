@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from zhixing.training.run_folder import write_aside
+from zhixing.utils.files import write_aside
 
 Rows = Sequence[Mapping[str, Any]]  # all with the same names
 

@@ -17,10 +17,10 @@ from conftest import differing
 
 import zhixing as zx
 from zhixing.config import RunConfig
-from zhixing.envs.vector.choose_backend import cpu_count
 from zhixing.experiments import executors
 from zhixing.experiments.executors import Board, LocalProcesses, claimed, drive
 from zhixing.experiments.jobs import Job, News, main, run_job
+from zhixing.utils.cpus import cpu_count
 
 Small = Callable[..., RunConfig]
 

@@ -11,8 +11,8 @@ from conftest import Command
 
 import zhixing as zx
 from zhixing.config import RunConfig
-from zhixing.envs.vector.choose_backend import cpu_count
 from zhixing.training import auto
+from zhixing.utils.cpus import cpu_count
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ import zhixing as zx
 from zhixing.core.policy import Phase
 from zhixing.errors import UserError
 from zhixing.training.checkpoint_file import read_archive, write_archive
-from zhixing.training.run_folder import FORMAT, RunFolder, read_checkpoint, write_aside, write_checkpoint
+from zhixing.training.run_folder import FORMAT, RunFolder, read_checkpoint, write_checkpoint
+from zhixing.utils.files import write_aside
 
 
 def save(tree: Any, path: Path) -> None:

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from zhixing.config import DataConfig
 from zhixing.core.batch import Batch
-from zhixing.core.policy import DeterministicPolicy, Policy, SampledPolicy
+from zhixing.core.policy import Policy
 from zhixing.core.spaces import Spaces
 from zhixing.nets.critics import DeterministicActor, LikelyActor, check_box
+from zhixing.nets.policies import DeterministicPolicy, SampledPolicy
 from zhixing.nets.torso import MakeNet
 
 Clone = LikelyActor | DeterministicActor

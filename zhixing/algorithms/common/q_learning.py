@@ -18,10 +18,10 @@ from zhixing.config import ValueConfig
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
-from zhixing.core.policy import GreedyPolicy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.noisy import is_noisy, resample, silence
+from zhixing.nets.policies import GreedyPolicy
 from zhixing.nets.qnet import (
     Expected,
     MakeHead,

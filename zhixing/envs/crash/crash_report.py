@@ -24,6 +24,7 @@ from zhixing.envs.vector.action_log import plain
 from zhixing.envs.vector.process import ProcessVectorEnv
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import EnvCrashError, UserError
+from zhixing.utils.files import write_aside
 from zhixing.utils.importing import check_names, names_in, restricted_to
 
 ADVICE = "repeat it with:"
@@ -80,8 +81,6 @@ class Replayed(NamedTuple):
 
 def write(folder: Path, told: dict[str, Any]) -> str:
     """Into the next free file of the folder; gives a sentence that says how to repeat the crash."""
-    from zhixing.training.run_folder import write_aside  # imports torch, which whoever trains has done already
-
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"crash-{number:03d}.json" for number in range(1, MAX_FILES + 1)]
     free = [file for file in files if not file.exists()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any, NamedTuple
 
@@ -15,9 +14,9 @@ from zhixing.envs.vector.action_log import Tapes
 from zhixing.envs.vector.serial import Factory, name_of
 from zhixing.envs.vector.step_buffers import Array, Arrays, allocate
 from zhixing.envs.vector.sub_env_group import Slots
+from zhixing.utils.cpus import cpu_count
 
 PROBE_SECONDS = 0.05
-CPU_COUNT = "PYTHON_CPU_COUNT"
 # What worker processes must save per step of the vector to be worth it. Measured on two virtual CPUs, 8 environments:
 # - `process`, 2 workers: waking and answering costs 65-140 us; steps of 10, 20, 40, 80 us take 90, 170, 335, 655 us in
 #   one process and 120-160, 145-240, 250-420, 420-430 us in two. So 20 us is about even and 40 us mostly a gain.
@@ -83,16 +82,6 @@ def random_action(space: gym.Space[Any], mask: Array | None, num_agents: int) ->
             rows = [tuple(np.split(row, np.cumsum(space.nvec)[:-1])) for row in rows]
         actions = [space.sample(row) for row in rows]
     return actions[0] if num_agents == 1 else np.array(actions)
-
-
-def cpu_count() -> int:
-    """Those that this process may use, or as many as it is told to, in the way of Python 3.13."""
-    told = os.environ.get(CPU_COUNT, "")
-    if told.isdigit() and int(told) > 0:
-        return int(told)
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def default_workers(num: int, waits: bool) -> int:

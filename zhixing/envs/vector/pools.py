@@ -7,7 +7,6 @@ whose steps draw, too, or another version), the rows are named.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env_group import Numbers, State
+from zhixing.utils.cpus import cpu_count
 
 RECORDED = 131_072  # actions of an episode that are recorded; longer episodes begin again on resume
 
@@ -41,7 +41,7 @@ class Pool:
     def begin_all(self, seeds: Array) -> Array:
         """The first episodes of these seeds."""
         self.close()
-        threads = min(self.num, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        threads = min(self.num, cpu_count())
         self.env = self.make(num_envs=self.num, seed=seeds.tolist(), num_threads=threads)
         self.seeds, self.episodes = seeds, np.zeros(self.num, np.int64)
         self.log: list[list[Any]] = [[] for _ in range(self.num)]  # actions of the present episodes

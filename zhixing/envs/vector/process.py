@@ -28,7 +28,7 @@ from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED, Faults
 from zhixing.envs.env_spec import Layout
 from zhixing.envs.vector.action_log import Tapes, tape_bytes
 from zhixing.envs.vector.base import Info, Result, VectorEnv, as_ids, partial_result, result, shown
-from zhixing.envs.vector.choose_backend import Timing, cpu_count, default_workers
+from zhixing.envs.vector.choose_backend import Timing, default_workers
 from zhixing.envs.vector.inline_worker import OwnShare
 from zhixing.envs.vector.leftovers import kill_marked
 from zhixing.envs.vector.serial import Factory, layout_of, name_of
@@ -38,6 +38,7 @@ from zhixing.envs.vector.worker import WATCH_SECONDS, Setup
 from zhixing.envs.vector.worker_process import CLOSE_SECONDS, WorkerProcess
 from zhixing.errors import EnvCrashError, UserError, note
 from zhixing.utils import importing
+from zhixing.utils.cpus import cpu_count
 
 Worker = WorkerProcess | OwnShare
 CLOSE_SECONDS_PER_WORKER = 0.2  # beyond CLOSE_SECONDS: many take turns on few CPUs

@@ -10,13 +10,14 @@ from typing import Any
 
 import gymnasium as gym
 
+from zhixing.core.goals import one_per_row
 from zhixing.core.tree import Tree
 from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED, crash_of, totals_of
 from zhixing.envs.env_spec import Layout
 from zhixing.envs.vector.action_log import Tapes
 from zhixing.envs.vector.step_buffers import Array, Arrays, Twin
 from zhixing.envs.vector.sub_env import Numbers, Slot, State, numbers_of, task_seed
-from zhixing.envs.wrappers.goals import functions_of, one_per_row
+from zhixing.envs.wrappers.goals import functions_of
 from zhixing.errors import EnvCrashError, UserError
 
 __all__ = ["Numbers", "Slot", "Slots", "State", "numbers_of", "task_seed"]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from zhixing.envs.vector.step_buffers import Array
+from zhixing.core.goals import Compute
 from zhixing.errors import UserError
 
-Compute = Callable[[Array, Array, dict[str, Any]], Any]  # (achieved [B,n], desired [B,n], info) to one value per row
+if TYPE_CHECKING:
+    from zhixing.envs.vector.process import ProcessVectorEnv
+    from zhixing.envs.vector.serial import SerialVectorEnv
+
 REWARD, TERMINATED = "compute_reward", "compute_terminated"
 
 
@@ -20,11 +21,13 @@ def functions_of(env: Any) -> dict[str, Compute]:
     return {name: getattr(task, name) for name in (REWARD, TERMINATED) if callable(getattr(task, name, None))}
 
 
-def one_per_row(compute: Compute, achieved: Array, desired: Array) -> Array:
-    """Return one value per row, also of a function that takes no more than one row."""
-    values = np.asarray(compute(achieved, desired, {}))
-    if values.shape != (len(achieved),):
-        values = np.array([compute(*pair, {}) for pair in zip(achieved, desired, strict=True)])
-    if values.shape != (len(achieved),):
-        raise UserError(f"hindsight: {compute} gives {list(values.shape[1:])} per pair of goals, expected one number")
-    return values
+def goal_functions(env: SerialVectorEnv | ProcessVectorEnv) -> tuple[Compute, Compute | None]:
+    """Return the reward function of the first environment and, where it has one, its termination function. They are
+    called in the process that the environment lives in."""
+    names = env.goal_functions()
+    if REWARD not in names:
+        raise UserError(
+            f"replay.hindsight needs a task with goals; {env.name} has no method "
+            f"compute_reward(achieved_goal, desired_goal, info)"
+        )
+    return partial(env.compute, REWARD), partial(env.compute, TERMINATED) if TERMINATED in names else None

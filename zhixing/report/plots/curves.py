@@ -17,7 +17,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from zhixing.errors import UserError, note, unknown
 from zhixing.report.plots.interval import Curve, band
 from zhixing.report.plots.runs import Configuration, NoDataError, Run, find_runs, group, read_run
-from zhixing.training.run_folder import write_aside
+from zhixing.utils.files import write_aside
 
 FORMATS = ("png", "svg", "pdf")
 ENOUGH_EVALUATIONS = 3  # points of a curve; with fewer, training returns tell more

@@ -21,7 +21,7 @@ from zhixing.collect.actor import told_as
 from zhixing.core.state import Count, checked
 from zhixing.errors import UserError, note
 from zhixing.training.callbacks.base import Callback, is_due
-from zhixing.training.run_folder import write_aside
+from zhixing.utils.files import write_aside
 
 if TYPE_CHECKING:
     from torch import Tensor
