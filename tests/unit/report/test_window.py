@@ -218,7 +218,8 @@ def test_atari_has_keys() -> None:
 
 PRESS_RIGHT = """
 import subprocess, sys, threading
-from zhixing import envs, window
+from zhixing import envs
+from zhixing.report import viewer
 
 make, positions = envs.make, []
 
@@ -237,7 +238,7 @@ def make_and_look(name, **options):
     return env
 
 envs.make = make_and_look
-window.play("mario/1-1", {"noops": 0, "skip": 1})
+viewer.play("mario/1-1", {"noops": 0, "skip": 1})
 print(positions[39], positions[99])
 """
 
