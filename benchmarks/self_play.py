@@ -26,8 +26,8 @@ from common import HERE, read_results, write_page, write_results
 import zhixing as zx
 from zhixing.collect.actor import Evaluation
 from zhixing.search import MatchResult, Player, elo, make_game, mcts_player, play_match
-from zhixing.search.matches import player_of
 from zhixing.training.agent import Agent
+from zhixing.training.matches import player_of
 
 RESULTS = HERE / "results" / "self_play.json"
 RUNS = HERE.parent / "runs" / "self-play"

@@ -87,7 +87,7 @@ def train(
 ) -> None:
     """Train an agent. `zhixing show ALGO` lists the settings."""
     from zhixing import config
-    from zhixing.training import auto
+    from zhixing.experiments import auto
     from zhixing.training.session import Session
 
     layers, words = _asked(

@@ -22,9 +22,18 @@ if TYPE_CHECKING:
 class Algorithm(NamedTuple):
     name: str
     summary: str
-    make: Callable[..., Learner]  # (cfg, spaces, device, net) to a learner: a class, or one with some parts exchanged
+    learner: Callable[..., Learner]  # (cfg, spaces, device, net): a class, or one with some parts exchanged
     settings: type[RunConfig]
     many_agents: bool | None = False  # for tasks of several agents, and only for these; None: for any
+
+    def make(self, cfg: RunConfig, *args: Any, **parts: Any) -> Learner:
+        """Return a new learner. With graph=true it compiles its updates."""
+        learner = self.learner(cfg, *args, **parts)
+        if cfg.graph:
+            from zhixing.compile import Graphs  # slow to import, and most runs don't need it
+
+            learner.graphs = Graphs(learner, cfg)
+        return learner
 
 
 _registered: dict[str, Algorithm] = {}
@@ -34,8 +43,8 @@ def register(name: str, summary: str, settings: type[RunConfig] | None = None, *
     """Register a learner under a name. A variant is one more line above its class: other settings, or other parts."""
 
     def add(learner: L) -> L:
-        make = partial(learner, **parts)
-        _registered[name] = Algorithm(name, summary, make, settings or learner.settings, learner.many_agents)
+        made = partial(learner, **parts)
+        _registered[name] = Algorithm(name, summary, made, settings or learner.settings, learner.many_agents)
         return learner
 
     return add

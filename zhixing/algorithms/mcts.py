@@ -20,7 +20,6 @@ from zhixing.errors import UserError
 from zhixing.nets.policies import ActorCriticPolicy
 from zhixing.search import GAMES, Copies, Network, Playouts
 from zhixing.search.policy import SearchPolicy
-from zhixing.training.agent import load
 
 
 class MctsConfig(SearchConfig):
@@ -64,6 +63,8 @@ class MCTS(Learner):
 
 def _judge(run: str, spaces: Spaces, task: str) -> Network:
     """The network of a run that says which actions are likely and what a state is worth."""
+    from zhixing.training.agent import load  # agents are made of algorithms, of which this is one
+
     agent = load(run)
     policy = agent.policy
     if agent.spaces.fields() != spaces.fields() or agent.spaces.action != spaces.action:

@@ -95,11 +95,8 @@ class Learner(ABC):
         if self.low is not None and cfg.scheme == "play":
             raise UserError(f"precision={cfg.precision} is for updates, and {cfg.algorithm} makes none: set fp32")
         self.partners: Partners | None = None  # other learners, who take the gradients of their shares
-        self.graphs: Graphs | None = None
-        if cfg.graph:
-            from zhixing.compile import Graphs  # which most runs needn't wait for
-
-            self.graphs = Graphs(self, cfg)
+        self.graphs: Graphs | None = None  # compiled updates: with graph=true, `Algorithm.make` attaches them
+        self._needs_graphs = cfg.graph
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -135,6 +132,11 @@ class Learner(ABC):
         where there are several learners, together with them."""
         if self.graphs is not None:
             return self.graphs.step(find, batch, **parts)
+        if self._needs_graphs:
+            raise UserError(
+                f"graph=true, but this {type(self).__name__} has no compiled updates: make it with "
+                f"zx.algorithms.get(name).make(cfg, spaces), or set graph=false"
+            )
         if self.partners is not None:
             return self.partners.step(find, batch, **parts)
         return self.apply(self.found(find, batch, **parts))

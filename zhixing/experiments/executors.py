@@ -1,7 +1,6 @@
 """Many runs at once: each is a job in a process of its own.
 
-`LocalProcesses` starts them on this machine, `RayJobs` (distributed/jobs.py) on a Ray cluster. `drive` keeps either
-busy.
+`LocalProcesses` starts them on this machine, `RayJobs` (ray_jobs.py) on a Ray cluster. `drive` keeps either busy.
 """
 
 from __future__ import annotations
@@ -183,7 +182,7 @@ def executor_on(where: str, workers: int | None, lock: int) -> Executor:
     """`local`: processes of this machine; `ray`: a Ray that is started here; else the address of a Ray cluster."""
     if where == "local":
         return LocalProcesses(workers or default_workers(), lock)
-    from zhixing.distributed.jobs import RayJobs  # only now: others needn't have it
+    from zhixing.experiments.ray_jobs import RayJobs  # only now: others needn't have it
 
     return RayJobs(workers or default_workers(), None if where == "ray" else where)
 

@@ -40,7 +40,6 @@ from zhixing.envs.wrappers.goals import goal_functions
 from zhixing.errors import UserError, write_stderr
 from zhixing.offline import Dataset
 from zhixing.search import GAMES, SelfPlay
-from zhixing.search.matches import Matches, game_of
 from zhixing.training.callbacks import (
     Callback,
     Checkpoint,
@@ -64,6 +63,7 @@ from zhixing.training.data import (
     summary_of,
 )
 from zhixing.training.loop import INTERRUPTED, Loop
+from zhixing.training.matches import Matches, game_of
 from zhixing.training.resume import changes, check_changes
 from zhixing.training.run_folder import RunFolder, fitting
 from zhixing.training.trainers import TRAINERS
@@ -419,7 +419,7 @@ def train(
     `net` may be a class of networks. Returns the run's result."""
     if env is not None:
         settings["env"] = env
-    from zhixing.training import auto
+    from zhixing.experiments import auto
 
     cfg = auto.build([], config.nested({"algorithm": algorithm, **settings}))
     return Session(cfg, out, callbacks, quiet=quiet).run()

@@ -10,8 +10,8 @@ from typing import Any
 
 from zhixing import config
 from zhixing.config import RunConfig, flat_settings
+from zhixing.config.display import IRRELEVANT, shown
 from zhixing.errors import UserError
-from zhixing.report.plots.runs import IRRELEVANT, shown
 from zhixing.training.run_folder import RunFolder, bundled_agents
 from zhixing.training.session import evaluate
 

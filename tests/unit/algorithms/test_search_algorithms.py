@@ -14,7 +14,7 @@ from zhixing.algorithms.alphazero import losses
 from zhixing.cli import main
 from zhixing.core.batch import Batch
 from zhixing.search import PerfectPlayer, RandomPlayer, SearchPlayer, make_game, play_match
-from zhixing.search.matches import Matches, PolicyPlayer, named_player
+from zhixing.training.matches import Matches, PolicyPlayer, named_player
 
 TICTACTOE = "pettingzoo/tictactoe"
 

@@ -25,10 +25,10 @@ from zhixing.core.learner import Gradients
 from zhixing.core.optimizer import Optimizer
 from zhixing.distributed.cluster import LOOPBACK, MAX_FOLDER, Cluster, _set_token
 from zhixing.distributed.collector import SpreadActor
-from zhixing.distributed.jobs import RayJobs
 from zhixing.distributed.parameter_servers import Servers
 from zhixing.experiments.executors import drive
 from zhixing.experiments.jobs import Job, News
+from zhixing.experiments.ray_jobs import RayJobs
 from zhixing.training.callbacks import Progress
 
 Small = Callable[..., RunConfig]

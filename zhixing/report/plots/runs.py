@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from zhixing.config import flat_settings, read_yaml
+from zhixing.config.display import IRRELEVANT, shown
 from zhixing.errors import UserError
 from zhixing.report.plots.metrics import Columns, read_metrics
 from zhixing.training.run_folder import RunFolder
-
-# what changes no return; runs that differ only in these are one configuration
-IRRELEVANT = {"seed", "log_every_steps", "checkpoint_every_steps", "keep_checkpoints", "tensorboard"}
-IRRELEVANT |= {"eval_video", "plot", "threads", "device", "vector.backend", "vector.workers"}
 
 
 class NoDataError(UserError):
@@ -107,10 +104,3 @@ def _configuration(mine: list[Run], all_firsts: list[Run]) -> Configuration:
         by_seed[run.seed] = run
     kept = [by_seed[seed] for seed in sorted(by_seed)]
     return Configuration(" ".join([first.algorithm, *differing]), first.task, kept, len(mine) - len(kept))
-
-
-def shown(value: Any) -> str:
-    """A setting's value as people write it."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    return str(value)

@@ -15,8 +15,8 @@ from zhixing.training.callbacks.base import Callback, is_due
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zhixing.search.matches import Matches
     from zhixing.training.loop import Loop
+    from zhixing.training.matches import Matches
 
 SAVED = {"last_return": float, "best_return": float, "at_steps": int, "reached": bool}
 CONFIRM_EPISODES = 100  # what `stop_return` is judged by

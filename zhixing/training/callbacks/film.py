@@ -8,7 +8,6 @@ import torch
 
 from zhixing.collect.actor import Actor, default_eval_steps
 from zhixing.core.seeding import stream
-from zhixing.report.video import Video, filmed, without_screen
 from zhixing.training.callbacks.base import Callback, EvaluationInterrupted
 
 if TYPE_CHECKING:
@@ -28,6 +27,8 @@ class Film(Callback):
 
     def __init__(self, run: RunFolder, policy: Policy, cfg: RunConfig, device: torch.device | str = "cpu") -> None:
         """A task that can't be drawn is refused here, before anything is trained."""
+        from zhixing.report.video import filmed, without_screen
+
         without_screen()
         self.folder = run.path / "videos"
         self.missing = False  # the last film was interrupted
@@ -55,6 +56,8 @@ class Film(Callback):
             self.missing = loop.interrupted = True
 
     def _write(self, loop: Loop) -> None:
+        from zhixing.report.video import Video
+
         path = self.folder / f"{loop.steps:012d}.mp4"
         with loop.paused(), Video(path, float(self.env.metadata["render_fps"])) as video:
 

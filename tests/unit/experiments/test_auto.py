@@ -11,7 +11,7 @@ from conftest import Command
 
 import zhixing as zx
 from zhixing.config import RunConfig
-from zhixing.training import auto
+from zhixing.experiments import auto
 from zhixing.utils.cpus import cpu_count
 
 
