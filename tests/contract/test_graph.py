@@ -10,11 +10,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import differing, learned
+from gymnasium.spaces import Box, Discrete
 
 import zhixing as zx
+from zhixing.algorithms.bc import BC
 from zhixing.compile import compiler, updates
 from zhixing.config import RunConfig
 from zhixing.errors import NonFiniteError, UserError
@@ -144,3 +147,15 @@ def test_missing_compiler_is_told_with_what_to_install(
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match=r"no no-such-compiler: install one \(apt install g\+\+"):
         zx.Session(small("ppo", graph=True), tmp_path / "run", quiet=True)
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_learner_made_by_its_class_does_not_ignore_graph() -> None:
+    cfg = zx.config.load(algorithm="bc", env="CartPole-v1", graph=True)
+    spaces = zx.Spaces(Box(-1.0, 1.0, (4,), np.float32), Discrete(2))
+    batch = zx.Batch(obs=torch.zeros(8, 4), action=torch.zeros(8, dtype=torch.int64))
+    by_name = zx.algorithms.get("bc").make(cfg, spaces)
+    by_name.update(batch)
+    assert len(by_name.graphs.graphs) == 1
+    with pytest.raises(UserError, match=r"this BC has no compiled updates: make it with zx\.algorithms\.get"):
+        BC(cfg, spaces).update(batch)

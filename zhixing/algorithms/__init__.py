@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zhixing.core.learner import Learner
 
     L = TypeVar("L", bound=type[Learner])
+    Made = TypeVar("Made", bound=Learner)
 
 
 class Algorithm(NamedTuple):
@@ -28,12 +29,16 @@ class Algorithm(NamedTuple):
 
     def make(self, cfg: RunConfig, *args: Any, **parts: Any) -> Learner:
         """Return a new learner. With graph=true it compiles its updates."""
-        learner = self.learner(cfg, *args, **parts)
-        if cfg.graph:
-            from zhixing.compile import Graphs  # slow to import, and most runs don't need it
+        return with_graphs(self.learner(cfg, *args, **parts), cfg)
 
-            learner.graphs = Graphs(learner, cfg)
-        return learner
+
+def with_graphs(learner: Made, cfg: RunConfig) -> Made:
+    """Attach compiled updates to a learner if graph=true."""
+    if cfg.graph:
+        from zhixing.compile import Graphs  # slow to import, and most runs don't need it
+
+        learner.graphs = Graphs(learner, cfg)
+    return learner
 
 
 _registered: dict[str, Algorithm] = {}

@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zhixing.algorithms import register
+from zhixing.algorithms import register, with_graphs
 from zhixing.algorithms.ppo import PPO  # what it is handed: any learner from rollouts would do
 from zhixing.algorithms.ppo import Config as PPOConfig
 from zhixing.config import Auto, NonNegative, Positive, PositiveFloat
@@ -81,7 +81,7 @@ class GAIL(Learner):
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        self.learner = PPO(cfg, spaces, device, net)
+        self.learner = with_graphs(PPO(cfg, spaces, device, net), cfg)
         self.policy = self.learner.policy
         with self.building():
             self.discriminator = Discriminator(spaces, cfg).to(self.device)
