@@ -107,7 +107,7 @@ def attempt(run: Path, combination: str, kills: int) -> int:
 def unfinished(run: Path) -> set[tuple[Path, int]]:
     """Files that are being written, or that an earlier kill left, with the times of their last change."""
     found = set()
-    for path in (*run.rglob(".*.tmp"), *run.rglob("*.part")):
+    for path in run.rglob(".*.tmp"):
         with suppress(FileNotFoundError):  # it is whole now
             found.add((path, path.stat().st_mtime_ns))
     return found

@@ -7,42 +7,25 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from zhixing.buffers.fields import Array
 from zhixing.errors import UserError
+from zhixing.utils.files import write_aside
 
 NAME = re.compile(r"segment-(\d{8})\.npz")
 
 
 def write(folder: Path, number: int, rows: Mapping[str, Array]) -> str:
-    """Write aside, then rename: a segment is whole or not there, also after a crash."""
+    """Write a segment and return its name. It is whole or not there, also after a crash."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"segment-{number:08d}.npz"
-    aside = folder / f"{name}.part"
-    try:
-        aside.unlink(missing_ok=True)
-        with aside.open("xb") as file:  # a new file: one that is there might be another name of something else
-            np.savez(file, allow_pickle=False, **rows)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(folder / name)
-    except BaseException:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the rename itself must survive too
-    finally:
-        os.close(directory)
+    write_aside(folder / name, lambda file: np.savez(file, allow_pickle=False, **rows))
     return name
 
 

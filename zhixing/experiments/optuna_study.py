@@ -18,14 +18,12 @@ from zhixing.errors import UserError
 from zhixing.experiments.jobs import Job, News
 from zhixing.experiments.sweep import result_of, single_threaded
 from zhixing.experiments.tune import Choice, Outcome, Space, settings_of
-from zhixing.utils.extras import missing_extra
+from zhixing.utils.extras import needing
 
-try:
+with needing("tuning", "tune"):
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
     from optuna.trial import Trial, TrialState
-except ModuleNotFoundError as missing:
-    raise missing_extra("tuning", "tune") from missing
 
 WAIT_TRIALS = 5  # that have ended, before others are judged by them
 WAIT_FRACTION = 0.2  # of a trial's budget, before it is judged: early evaluations say little

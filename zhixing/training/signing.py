@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from zhixing.utils.files import write_aside
+
 KEY_BYTES = 32
 NAME = "signature"  # of the file in a run's folder
 
@@ -35,8 +37,8 @@ def sign(folder: Path, values: Any, names: Iterable[str]) -> None:
     with suppress(OSError, RuntimeError):
         key = _key() or _make_key()
         if key is not None:
-            (folder / NAME).unlink(missing_ok=True)
-            (folder / NAME).write_text(_signature(key, values, names) + "\n")
+            text = _signature(key, values, names) + "\n"
+            write_aside(folder / NAME, lambda file: file.write(text.encode()))
 
 
 def is_signed(folder: Path, values: Any, names: Iterable[str]) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -22,6 +24,15 @@ def install_hint(extra: str) -> str:
 def missing_extra(what: str, extra: str) -> UserError:
     """Return the error for something whose extra isn't installed."""
     return UserError(f"{what} needs the extra {extra!r}: {install_hint(extra)}")
+
+
+@contextmanager
+def needing(what: str, extra: str) -> Iterator[None]:
+    """Turn an import that fails inside into the error that names the extra."""
+    try:
+        yield
+    except ImportError as error:
+        raise missing_extra(what, extra) from error
 
 
 def _packages(extra: str) -> list[str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import re
 from importlib import metadata
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import zhixing
+from zhixing.errors import UserError
 from zhixing.utils import extras
 
 ROOT = Path(zhixing.__file__).resolve().parents[1]
@@ -35,9 +37,22 @@ def test_the_hint_of_an_installed_package_names_the_packages(monkeypatch: pytest
     assert extras.install_hint("ray") == "pip install 'zhixing[ray]'"
 
 
+def test_failed_import_names_the_extra() -> None:
+    with (
+        pytest.raises(UserError, match=re.escape(extras.install_hint("ray"))) as caught,
+        extras.needing("a job", "ray"),
+    ):
+        importlib.import_module("no_such_package")
+    assert isinstance(caught.value.__cause__, ImportError)
+    with pytest.raises(ValueError, match="other"), extras.needing("a job", "ray"):
+        raise ValueError("other")
+
+
 def test_every_hint_names_an_extra_that_exists() -> None:
     sources = [file.read_text() for file in (ROOT / "zhixing").rglob("*.py")]
-    pattern = re.compile(r"""(?:missing_extra|install_hint)\([^()\n]*(?:\([^()\n]*\))?[^()\n]*?["']([\w-]+)["']\)""")
+    pattern = re.compile(
+        r"""(?:missing_extra|needing|install_hint)\([^()\n]*(?:\([^()\n]*\))?[^()\n]*?["']([\w-]+)["']\)"""
+    )
     named = {extra for source in sources for extra in pattern.findall(source)}
     assert {"mario", "atari", "marl", "ray", "tune", "offline", "envpool"} <= named
     declared = re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)

@@ -25,7 +25,7 @@ from zhixing.envs.vector.sub_env_group import Numbers, State
 from zhixing.envs.wrappers.agents import built
 from zhixing.envs.wrappers.pixels import wrap_pixels
 from zhixing.errors import UserError
-from zhixing.utils.extras import missing_extra
+from zhixing.utils.extras import needing
 
 NAME = re.compile(r"ALE/\w+-v5")
 FOR_TWO = {"combat", "joust", "maze_craze", "warlords"}  # games that one player can't play
@@ -109,10 +109,8 @@ class Game(gym.Env[Any, Any]):
         grey: bool,
         render_mode: str | None,
     ) -> None:
-        try:
+        with needing(name, "atari"):
             import ale_py
-        except ImportError as error:
-            raise missing_extra(name, "atari") from error
         self.ale_py: Any = ale_py
         self.rom = self.ale_py.roms.get_rom_path(games()[name])
         self.mode, self.difficulty, self.grey, self.render_mode = mode, difficulty, grey, render_mode
@@ -209,10 +207,8 @@ class NativeAtari:
         stack: int = 4,
         full_action_space: bool = False,
     ) -> None:
-        try:
+        with needing(self.name, "atari"):
             from ale_py.vector_env import AtariVectorEnv
-        except ImportError as error:
-            raise missing_extra(self.name, "atari") from error
         if size is None:
             raise UserError(f"native {self.name} needs a size of pictures; use backend process for size=null")
         height, width = (size, size) if isinstance(size, int) else size

@@ -22,7 +22,7 @@ from zhixing.envs.wrappers.agents import built
 from zhixing.envs.wrappers.headless import drawn, imported
 from zhixing.envs.wrappers.pixels import wrap_pixels
 from zhixing.errors import UserError
-from zhixing.utils.extras import missing_extra
+from zhixing.utils.extras import needing
 
 DOMAINS = {
     "acrobot": "swingup swingup_sparse",
@@ -114,10 +114,8 @@ class Control(gym.Env[Any, Any]):
         time_limit: float | None,
         render_mode: str | None,
     ) -> None:
-        try:
+        with needing(name, "dmc"):
             mujoco, suite = imported(_packages)
-        except ImportError as error:
-            raise missing_extra(name, "dmc") from error
         self.mujoco = mujoco
         domain, task = name.removeprefix("dmc/").split("-")
         # lqr builds its model with this seed: one model for all copies; the first reset seeds the episodes

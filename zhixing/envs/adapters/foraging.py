@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Discrete
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.wrappers.agents import built, unbatched
 from zhixing.errors import UserError
-from zhixing.utils.extras import missing_extra
+from zhixing.utils.extras import needing
 
 NUMBER = r"([1-9]\d*)"
 NAME = re.compile(rf"lbf/(?:{NUMBER}s-)?{NUMBER}x{NUMBER}-{NUMBER}p-{NUMBER}f(-coop)?")
@@ -75,10 +75,8 @@ class Foraging(gym.Env[Any, Any]):
     ) -> None:
         if min(field) < 5 or 4 * (players + food) > field[0] * field[1]:
             raise UserError(f"{name}: the field must be at least 5x5, with 4 places for each player and piece of food")
-        try:
+        with needing(name, "marl"):
             from lbforaging.foraging.environment import ForagingEnv
-        except ImportError as error:
-            raise missing_extra(name, "marl") from error
         self.env = ForagingEnv(
             players=players,
             field_size=field,

@@ -18,7 +18,7 @@ from zhixing.envs.adapters import box2d, mujoco_v5
 from zhixing.envs.options import check_options, parameters, unknown_option
 from zhixing.errors import UserError, unknown
 from zhixing.utils import named_objects
-from zhixing.utils.extras import missing_extra
+from zhixing.utils.extras import missing_extra, needing
 from zhixing.utils.importing import FILE, OBJECT, import_package
 
 # where a task's code lives -> the extra that brings what it needs
@@ -153,10 +153,8 @@ def _plug_in(name: str) -> None:
     """Import the package that registers this task, if one of those known does."""
     for package, (extra, beginnings) in PLUGINS.items():
         if name.startswith(beginnings):
-            try:
+            with needing(name, extra):
                 importlib.import_module(package)
-            except ImportError as error:
-                raise missing_extra(name, extra) from error
 
 
 def missing_package(name: str, error: Exception) -> UserError:

@@ -23,7 +23,7 @@ from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env_group import State
 from zhixing.envs.wrappers.agents import built
 from zhixing.errors import UserError
-from zhixing.utils.extras import missing_extra
+from zhixing.utils.extras import needing
 
 MODES = {"easy": 200, "hard": 500, "extreme": 500, "memory": 500, "exploration": 500}  # and their levels for training
 FURTHER = {  # what some games have besides easy and hard
@@ -101,10 +101,8 @@ def settings(
 
 
 def pool(name: str, num: int, options: State) -> Pool:
-    try:
+    with needing(name, "procgen"):
         import envpool
-    except ImportError as error:
-        raise missing_extra(name, "procgen") from error
     task, chosen = settings(name, **options)
 
     def make(**more: Any) -> Any:

@@ -21,7 +21,7 @@ from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.wrappers.agents import built
 from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, Info, split_options, wrap_pixels
 from zhixing.errors import UserError, unknown
-from zhixing.utils.extras import missing_extra
+from zhixing.utils.extras import needing
 
 PREFIX = "retro/"
 ACTIONS = ("discrete", "multi_discrete")
@@ -70,10 +70,8 @@ class RetroGame(gym.Env[Any, Any]):
             raise UserError(f"{name}: env.scenario={scenario!r}: allowed are names of the game's own scenarios")
         if actions not in ACTIONS:
             raise UserError(f"{name}: env.actions={actions!r}: allowed are {', '.join(ACTIONS)}")
-        try:
+        with needing(name, "mario"):
             import stable_retro
-        except ImportError as error:
-            raise missing_extra(name, "mario") from error
         data = stable_retro.data
         known = data.list_games(data.Integrations.ALL)
         if game not in known:

@@ -23,7 +23,7 @@ from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env_group import State
 from zhixing.envs.wrappers.agents import built
-from zhixing.utils.extras import missing_extra
+from zhixing.utils.extras import needing
 
 MAPS = (
     "3m", "2s3z", "25m", "3s5z", "8m", "5m_vs_6m", "10m_vs_11m", "27m_vs_30m", "3s5z_vs_3s6z", "3s_vs_5z", "6h_vs_8z",
@@ -78,13 +78,11 @@ class Battle:
     """A map as pure functions of one battle: they can be compiled, and mapped over many."""
 
     def __init__(self, name: str, options: State) -> None:
-        try:
+        with needing(name, "smax"):
             import jax
 
             with _quiet():
                 from jaxmarl.environments.smax import HeuristicEnemySMAX, map_name_to_scenario
-        except ImportError as error:
-            raise missing_extra(name, "smax") from error
         self.jax, self.jnp = jax, jax.numpy
         self.env = HeuristicEnemySMAX(scenario=map_name_to_scenario(name.removeprefix("smax/")), **options)
         self.num_agents = int(self.env.num_allies)

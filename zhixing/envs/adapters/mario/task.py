@@ -19,7 +19,7 @@ from zhixing.envs.adapters.mario.rules import Level
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.wrappers.pixels import Info
 from zhixing.errors import UserError
-from zhixing.utils.extras import missing_extra
+from zhixing.utils.extras import missing_extra, needing
 
 ROMS = {
     "standard": "super-mario-bros.nes",
@@ -71,10 +71,8 @@ class SuperMario(gym.Env[Any, Any]):
                 raise UserError(f"{name}: env.{option}={value!r}: allowed are {', '.join(allowed)}")
         self.addresses = _addresses(name, ram or {})
         self.level, self.buttons, self.render_mode = level, ACTIONS[actions], render_mode
-        try:
+        with needing(name, "mario"):
             self.console = CORES[core](rom_path(name, rom))
-        except ImportError as error:
-            raise missing_extra(name, "mario") from error
         scenes.to_the_start(self.console, level)
         self.console.begin_here()
         self.mark = rules.mark(self.console.ram())
