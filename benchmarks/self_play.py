@@ -24,7 +24,7 @@ import torch
 from common import HERE, read_results, write_page, write_results
 
 import zhixing as zx
-from zhixing.collect.actor import Evaluation
+from zhixing.collect.evaluation import Evaluation
 from zhixing.search import MatchResult, Player, elo, make_game, mcts_player, play_match
 from zhixing.training.agent import Agent
 from zhixing.training.matches import player_of

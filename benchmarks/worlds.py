@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from common import HERE, ROOT, peer_python, read_results, run_alone, write_page, write_results
 
 import zhixing as zx
-from zhixing.collect.actor import Evaluation
+from zhixing.collect.evaluation import Evaluation
 
 RESULTS = HERE / "results" / "worlds.json"
 RUNS = ROOT / "runs" / "worlds"

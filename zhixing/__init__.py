@@ -17,7 +17,9 @@ if sys.platform == "win32":  # file locks, polling of pipes and syncing of folde
 if TYPE_CHECKING:
     from zhixing import algorithms, buffers, config, envs, nets, offline, ops, search
     from zhixing.buffers import Buffer
-    from zhixing.collect.actor import Actor, Episode, Evaluation
+    from zhixing.collect.actor import Actor
+    from zhixing.collect.collector import Collector, Experience
+    from zhixing.collect.evaluation import Episode, Evaluation
     from zhixing.core.batch import Batch
     from zhixing.core.learner import Gradients, Learner, Update
     from zhixing.core.policy import Decision, Phase, Policy
@@ -34,7 +36,9 @@ _PACKAGES = "algorithms buffers config core envs nets offline ops report search 
 _MODULES = {name: f"zhixing.{name}" for name in _PACKAGES.split()}
 _MODULES |= {name: f"zhixing.training.{name}" for name in ("callbacks", "trainers")}
 _NAMES = {
-    "collect.actor": ("Actor", "Episode", "Evaluation"),
+    "collect.actor": ("Actor",),
+    "collect.collector": ("Collector", "Experience"),
+    "collect.evaluation": ("Episode", "Evaluation"),
     "training.agent": ("Agent", "load"),
     "core.batch": ("Batch",),
     "buffers": ("Buffer",),
@@ -54,9 +58,11 @@ __all__ = [
     "Batch",
     "Buffer",
     "Callback",
+    "Collector",
     "Decision",
     "Episode",
     "Evaluation",
+    "Experience",
     "Gradients",
     "Learner",
     "Loop",

@@ -11,7 +11,8 @@ import torch
 from soaking import SOAKING, count
 
 import zhixing as zx
-from zhixing.collect.actor import Actor, Experience
+from zhixing.collect.actor import Actor
+from zhixing.collect.collector import Experience
 from zhixing.core.batch import Batch
 from zhixing.core.policy import Phase
 from zhixing.core.tree import tree_map

@@ -42,12 +42,10 @@ EXCEPTIONS = {
     ("config/loading.py", "algorithms"): "an algorithm, named by a setting, brings its own settings",
     ("config/loading.py", "envs"): "settings take environments as objects, and import the packages that register them",
     ("config/loading.py", "offline"): "a dataset names the environment that it was recorded in",
-    ("envs/__init__.py", "distributed"): "vector.backend=ray; Ray is optional",
+    ("envs/vector/make.py", "distributed"): "vector.backend=ray; Ray is optional",
     ("algorithms/mcts.py", "training"): "guide=RUN loads the agent of another run, which is made of algorithms",
     ("training/session.py", "distributed"): "builds what a run needs; workers may be spread",
     ("training/session.py", "experiments"): "zx.train measures the settings that are `auto`",
-    ("training/loop.py", "distributed"): "tells spread collectors from others",
-    ("training/trainers.py", "distributed"): "tells spread collectors from others",
     ("training/callbacks/draw.py", "report"): "draws a picture of the run; Matplotlib takes long to import",
     ("training/callbacks/film.py", "report"): "films evaluations; only with eval_video=true",
 }

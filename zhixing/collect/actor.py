@@ -1,16 +1,17 @@
-"""The actor: a policy in a vector of environments. The only loop that steps an environment."""
+"""The actor: a policy in a vector of environments."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from zhixing.buffers.rollout import Rollout
-from zhixing.core.batch import Batch
+from zhixing.collect.collector import Collector, Experience, check_collect
+from zhixing.collect.evaluation import Episode, Evaluation, default_eval_steps
 from zhixing.core.policy import Phase, Policy, as_tensor
 from zhixing.core.seeding import stream
 from zhixing.core.state import count
@@ -19,91 +20,13 @@ from zhixing.envs.crash.failure_policy import INTERRUPTED
 from zhixing.envs.env_spec import BESIDE
 from zhixing.envs.vector.base import VectorEnv
 
-MIN_EVAL_STEPS = 5_000  # of an evaluation episode before it is cut, where nothing is known of its length
 
+class Actor(Collector):
+    """Collects experience with a policy in a vector of environments, and evaluates the policy in them.
 
-def default_eval_steps(time_limit: int | None, longest_episode: int = 0) -> int | None:
-    """Return the number of steps after which an evaluation episode is cut; None where a time limit ends it anyway.
-
-    Without a time limit a policy may never end an episode: it is cut after twice the steps of the longest training
-    episode, and not before `MIN_EVAL_STEPS`.
+    `collect` continues where the last call stopped. `evaluate` plays whole fresh episodes; give evaluations an actor
+    with environments of their own.
     """
-    return None if time_limit is not None else max(MIN_EVAL_STEPS, 2 * longest_episode)
-
-
-class Episode(NamedTuple):
-    """A finished episode: its undiscounted return, its steps, and numbers that the task told at its end."""
-
-    ret: float
-    length: int
-    info: dict[str, float]
-    cut: bool = False  # by the bound of an evaluation; the environment hasn't ended it
-
-
-def told_as(name: str) -> str:
-    """The mean over episodes of a number that a task tells at their ends, as it is called where people read it."""
-    return "win_rate" if name == "won" else name
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Fresh episodes played as well as the policy can.
-
-    `references` are the mean returns of a random and an expert policy, where they are known: what `score` is made of.
-    """
-
-    episodes: list[Episode]
-    references: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def returns(self) -> np.ndarray[Any, Any]:
-        return np.array([episode.ret for episode in self.episodes])
-
-    @property
-    def mean_return(self) -> float:
-        return float(self.returns.mean())
-
-    @property
-    def cut_episodes(self) -> int:
-        """Number of episodes that the environment didn't end: their returns are those of their first steps."""
-        return sum(episode.cut for episode in self.episodes)
-
-    def summary(self) -> dict[str, float]:
-        """What `zhixing eval --json` prints; numbers that the task tells at its ends are averaged."""
-        lengths = [episode.length for episode in self.episodes]
-        summary: dict[str, float] = {
-            "mean_return": self.mean_return,
-            "std_return": float(self.returns.std()),
-            "min_return": float(self.returns.min()),
-            "max_return": float(self.returns.max()),
-            "mean_length": float(np.mean(lengths)),
-            "episodes": len(self.episodes),
-            "cut_episodes": self.cut_episodes,
-        }
-        told = {key for episode in self.episodes for key in episode.info} - {*summary, "score"}
-        means = {
-            told_as(key): float(np.mean([e.info[key] for e in self.episodes if key in e.info])) for key in sorted(told)
-        }
-        if self.references:
-            summary["score"] = normalised_score(self.mean_return, self.references)
-        return summary | means
-
-
-def normalised_score(mean_return: float, references: Mapping[str, float]) -> float:
-    """As D4RL defines it: 0 for a random policy, 100 for an expert."""
-    random, expert = references["random"], references["expert"]
-    return 100.0 * (mean_return - random) / (expert - random)
-
-
-class Experience(NamedTuple):
-    """What `collect` brings: steps `[T,N]` as NumPy arrays, and the episodes that ended among them."""
-
-    batch: Batch
-    episodes: list[Episode]
-
-
-class Actor:
-    """`collect` goes on where the last one stopped; `evaluate` plays whole fresh episodes."""
 
     def __init__(
         self,
@@ -114,17 +37,17 @@ class Actor:
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`fields` are what the learner declares: kept from each decision besides what every step holds."""
+        """`fields` are the extra fields that the learner declares: values of the policy's decisions to store."""
         self.policy, self.env, self.spaces, self.device = policy, env, env.spaces, torch.device(device)
-        policy.watch(env)  # refuses those that it can't follow
+        policy.watch(env)  # rejects environments that it can't act in
         self.fields = fields or {}
         self.seed = seed
         self.rng = torch.Generator(self.device).manual_seed(stream(seed, "actor"))
         self.env_steps = 0
-        self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead
+        self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead of `env_steps`
         self.rollout: Rollout | None = None  # the steps of the last `collect`
-        self._obs: Tree = None  # what the environments show now; None before the first step
-        self._beside: dict[str, Any] = {}  # and what they show beside it: mask, state, alive
+        self._obs: Tree = None  # current observations; None before the first step
+        self._beside: dict[str, Any] = {}  # what environments return with them: mask, state, alive
         self._names = [(name, BESIDE[name]) for name in self.spaces.beside()]
 
     def _start(self, seed: int) -> None:
@@ -144,11 +67,10 @@ class Actor:
 
         The batch's arrays are overwritten by the next call.
         """
-        if (steps is None) == (episodes is None):
-            raise ValueError("collect takes either steps=... or episodes=...")
+        check_collect(steps, episodes)
         if self._obs is None:
             self._start(stream(self.seed, "environments"))
-        self.policy.watch(self.env)  # others may have let it act elsewhere
+        self.policy.watch(self.env)  # the policy may have acted in other environments since
         rollout = self._storage(steps or 256)
         rollout.clear()
         rollout.write(0, obs=self._obs, **self._beside)
@@ -163,7 +85,7 @@ class Actor:
         return Experience(rollout.batch(t), done)
 
     def _step(self, phase: Phase, rollout: Rollout | None, t: int) -> dict[int, Episode]:
-        """One step of every environment, written to row t; gives the episodes that ended, by environment."""
+        """Step every environment, write row t, and return the episodes that ended, by environment."""
         hidden = self._hidden
         mask = as_tensor(self._beside["mask"], self.device) if "mask" in self._beside else None
         decision = self.policy.act(
@@ -194,7 +116,7 @@ class Actor:
         episodes = {
             i: Episode(float(np.mean(self._returns[i])), int(self._lengths[i]), final_info.get(i, {}))
             for i in envs.tolist()
-            if INTERRUPTED not in final_info.get(i, {})  # its return says nothing of the policy
+            if INTERRUPTED not in final_info.get(i, {})  # cut by a crash: its return says nothing about the policy
         }
         self._returns[envs] = 0.0
         self._lengths[envs] = 0
@@ -204,7 +126,7 @@ class Actor:
         return episodes
 
     def _storage(self, steps: int, old: Rollout | None = None) -> Rollout:
-        """Room for so many steps, with the rows of `old` in front."""
+        """Return storage for so many steps that begins with the rows of `old`."""
         if self.rollout is None or self.rollout.num_steps != steps:
             new = Rollout({**self.spaces.fields(), **self.fields}, steps, self.env.num_envs)
             if old is not None:
@@ -216,12 +138,11 @@ class Actor:
     def evaluate(
         self, episodes: int, seed: int, look: Callable[[], None] = lambda: None, max_steps: int | None = None
     ) -> Evaluation:
-        """Play fresh episodes as well as the policy can. The same seed gives the same episodes. `look` is called at
-        the start and after each step, such as to film; what it raises ends the evaluation.
+        """Play `episodes` fresh episodes in evaluation mode. The same seed gives the same episodes.
 
-        Each environment plays its share, since the first to end are the short ones. Episodes are cut after `max_steps`
-        steps, by default as `default_eval_steps` says. Leaves no trace in `collect` but the environments' state: give
-        evaluations an actor of their own.
+        `look` is called at the start and after each step; an exception in it ends the evaluation. Every environment
+        plays an equal number of episodes, because the first ones to end are short. Episodes are cut after `max_steps`
+        steps, by default after those of `default_eval_steps`. The next `collect` starts new episodes.
         """
         num = self.env.num_envs
         most = max_steps or default_eval_steps(self.env.max_episode_steps)
@@ -232,7 +153,7 @@ class Actor:
         rounds = 0
         try:
             while any(owed):
-                # one environment can't be reset alone: those whose episode was cut wait until all others are done
+                # an environment can't be reset alone: after a cut it waits until all others are done
                 rounds += 1
                 again = () if rounds == 1 else (rounds,)
                 self._start(stream(seed, "evaluation environments", *again))
@@ -256,25 +177,28 @@ class Actor:
         return Episode(float(np.mean(self._returns[i])), int(self._lengths[i]), {}, cut=True)
 
     @property
+    def max_episode_steps(self) -> int | None:
+        return self.env.max_episode_steps
+
+    @property
     def tells(self) -> tuple[str, ...]:
-        """Numbers of the task, at the ends of its episodes, that are worth a log."""
         return self.env.tells
 
     @property
     def replaced(self) -> int:
-        """How often an environment failed and another took its place."""
         return self.env.replaced
 
     @property
     def longest_running(self) -> int:
-        """Steps of the longest episode that hasn't ended yet."""
         return 0 if self._obs is None else int(self._lengths.max())
 
     def close(self) -> None:
         self.env.close()
 
-    def load(self, weights: dict[str, torch.Tensor]) -> None:
-        """Act with these weights from now on."""
+    def copy_policy(self) -> None:
+        self.policy = copy.deepcopy(self.policy)
+
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         self.policy.load_state_dict(weights)
 
     def state_dict(self) -> dict[str, Any]:
@@ -289,7 +213,6 @@ class Actor:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Returns the environments that could not be put back into mid-episode; their episodes start anew."""
         self.env_steps = count("the actor", state, "env_steps")
         self.rng.set_state(state["rng"])
         if "env" not in state:

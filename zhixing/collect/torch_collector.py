@@ -1,4 +1,4 @@
-"""The actor for tasks written in torch: steps, decisions and rollouts are tensors on one device and stay there."""
+"""The actor for environments written in torch: observations, actions and rollouts stay on one device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from zhixing.buffers.fields import SUCCESSORS
-from zhixing.collect.actor import Episode, Experience
+from zhixing.collect.collector import Collector, Experience, check_collect, collect_episodes
+from zhixing.collect.evaluation import Episode
 from zhixing.core.batch import Batch
 from zhixing.core.policy import Phase, Policy
 from zhixing.core.seeding import stream
@@ -19,8 +20,8 @@ from zhixing.core.tree import Field, Tree, tree_leaves, tree_map
 from zhixing.envs.torch_native import TorchVectorEnv
 
 
-class TorchActor:
-    """`collect` as `Actor` has it, for so many steps. Nothing in it waits for the device until they are done."""
+class TorchActor(Collector):
+    """Collects like `Actor`, but doesn't synchronize with the device until all steps are done."""
 
     def __init__(
         self, policy: Policy, env: TorchVectorEnv, fields: Mapping[str, Tree] | None = None, *, seed: int = 0
@@ -31,9 +32,9 @@ class TorchActor:
         self.seed = seed
         self.rng = torch.Generator(self.device).manual_seed(stream(seed, "actor"))
         self.env_steps = 0
-        self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead
+        self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead of `env_steps`
         self.rollout: TensorRollout | None = None  # the steps of the last `collect`
-        self._shown: dict[str, Tensor] = {}  # what the environments show now; nothing before the first step
+        self._shown: dict[str, Tensor] = {}  # current observations and masks; empty before the first step
 
     def _start(self, seed: int) -> None:
         num = self.env.num_envs
@@ -42,8 +43,20 @@ class TorchActor:
         self._returns = torch.zeros(num, *self.env.spaces.agents, device=self.device)
         self._lengths = torch.zeros(num, dtype=torch.int64, device=self.device)
 
-    def collect(self, steps: int, phase: Phase = Phase.COLLECT) -> Experience:
-        """Take `steps` steps in each environment. The batch's tensors are overwritten by the next call."""
+    def collect(
+        self, steps: int | None = None, episodes: int | None = None, phase: Phase = Phase.COLLECT
+    ) -> Experience:
+        """Take `steps` steps in each environment, or as many as it takes until `episodes` have ended.
+
+        The next call overwrites the batch's tensors.
+        """
+        check_collect(steps, episodes)
+        if episodes is not None:
+            return collect_episodes(lambda steps: self._collect(steps, phase), episodes)
+        assert steps is not None
+        return self._collect(steps, phase)
+
+    def _collect(self, steps: int, phase: Phase) -> Experience:
         if not self._shown:
             self._start(stream(self.seed, "environments"))
         rollout = self._storage(steps)
@@ -89,7 +102,6 @@ class TorchActor:
 
     @property
     def longest_running(self) -> int:
-        """Steps of the longest episode that hasn't ended yet."""
         return int(self._lengths.max()) if self._shown else 0
 
     @property
@@ -111,7 +123,6 @@ class TorchActor:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Returns the environments that could not be put back into mid-episode: none."""
         self.env_steps = count("the actor", state, "env_steps")
         self.rng.set_state(state["rng"])
         if "env" in state:
@@ -125,12 +136,15 @@ class TorchActor:
 
 
 class TensorRollout:
-    """Steps `[T,N]` in tensors that are allocated once. Unlike `Rollout` it keeps `next_obs` and the like for every
-    step: to keep only those of episodes' ends, their number would have to be known, and so the device be waited for."""
+    """Steps `[T,N]` in tensors that are allocated once.
+
+    Unlike `Rollout` it keeps the successors of every step, such as `next_obs`: to keep only those at the ends of
+    episodes, their number would have to be known on the host, which waits for the device.
+    """
 
     def __init__(self, spec: Mapping[str, Tree], num_steps: int, num_envs: int, device: torch.device) -> None:
         self.num_steps = num_steps
-        self.numbers: list[dict[str, Tensor]] = []  # what the task tells, of each step; read where episodes ended
+        self.numbers: list[dict[str, Tensor]] = []  # `info` of each step; read where episodes ended
         own = {"episode_return": spec["reward"], "episode_length": Field((), np.dtype(np.int64))}
         own |= {after: spec[name] for name, after in SUCCESSORS.items() if name in spec}
 
@@ -142,7 +156,7 @@ class TensorRollout:
             name: tree_map(lambda field, rows=num_steps + (name in SUCCESSORS): allocate(field, rows), tree)
             for name, tree in {**spec, **own}.items()
         }
-        # single steps, as views that are made once, not in each step
+        # views of single steps, made once instead of in each step
         self.rows = {name: _rows(tree) for name, tree in self.tensors.items()}
         shown = {name: tree for name, tree in self.tensors.items() if not name.startswith("episode_")}
         self.batch = Batch(**{name: tree_map(lambda leaf: leaf[:num_steps], tree) for name, tree in shown.items()})
@@ -153,26 +167,26 @@ class TensorRollout:
                 target.copy_(leaf)
 
     def episodes(self) -> list[Episode]:
-        """Those that ended, in the order of their ends."""
+        """Return the episodes that ended, in the order of their ends."""
         ended = self.tensors["terminated"] | self.tensors["truncated"]
         returns, lengths = (self.tensors[f"episode_{what}"][ended] for what in ("return", "length"))
         if returns.ndim > 1:
             returns = returns.mean(-1)  # over agents
         done = [Episode(*row, {}) for row in zip(returns.tolist(), lengths.tolist(), strict=True)]
         for name in self.numbers[0]:
-            told = torch.stack([numbers[name] for numbers in self.numbers])[ended].tolist()
-            for episode, number in zip(done, told, strict=True):
+            values = torch.stack([numbers[name] for numbers in self.numbers])[ended].tolist()
+            for episode, number in zip(done, values, strict=True):
                 episode.info[name] = number
         return done
 
 
 def _cleared(tree: Tree, ended: Tensor) -> Tree:
-    """Zeros where episodes ended."""
+    """Return the tree with zeros where episodes ended."""
     return tree_map(lambda leaf: leaf.masked_fill(ended.view(-1, *[1] * (leaf.ndim - 1)), 0), tree)
 
 
 def _rows(tree: Tree) -> list[Tree]:
-    """A tree of `[T,N,...]` as T trees of `[N,...]`."""
+    """Split a tree of `[T,N,...]` into T trees of `[N,...]`."""
     if isinstance(tree, Tensor):
         return list(tree.unbind())
     if isinstance(tree, Mapping):

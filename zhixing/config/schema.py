@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -132,7 +132,8 @@ class RunConfig(Strict):
     keep_checkpoints: Positive = 2  # newest checkpoints kept, besides the best
     tensorboard: bool = True  # write TensorBoard events too
 
-    scheme: ClassVar[str] = ""  # which trainer drives it
+    scheme: ClassVar[str] = ""  # kind of training, such as on_policy
+    trainer: ClassVar[Callable[[Any], None] | None] = None  # a training function; None: that of the scheme's class
     needs_data: ClassVar[bool] = False  # learns from recorded experience, whatever else it does
 
     @model_validator(mode="before")

@@ -1,4 +1,4 @@
-"""The actor whose environments are shared among workers. To a trainer it is an actor like any other."""
+"""The collector whose environments are distributed over workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from zhixing.buffers.rollout import Rollout
-from zhixing.collect.actor import Experience
+from zhixing.collect.collector import Collector, Experience, WorkerExperience, check_collect, collect_episodes
 from zhixing.config import AsynchronousConfig, OffPolicyConfig, OnPolicyConfig, RunConfig
 from zhixing.core.learner import Learner
 from zhixing.core.policy import Phase
@@ -33,9 +33,12 @@ SAVED = {
 }
 
 
-class SpreadActor:
-    """`collect` waits for all workers, which all act with the learner's present weights. `turn` takes whoever is ready
-    first: the others act on, with weights as old as their start."""
+class SpreadActor(Collector):
+    """Collects with workers, each with its share of the environments.
+
+    `collect` waits for all workers, which all act with the learner's current weights. `turn` waits for the first worker
+    only; the others continue with the weights that they started with.
+    """
 
     def __init__(
         self,
@@ -45,25 +48,35 @@ class SpreadActor:
         tells: tuple[str, ...] = (),
         servers: Servers | None = None,
     ) -> None:
-        """With `servers`, which have the weights, the learner's own are those of the last `settle`."""
-        self.crew, self.learner, self.spaces, self.tells, self.servers = crew, learner, spaces, tells, servers
+        """With parameter servers the learner's weights are those of the last `settle`."""
+        self.crew, self.learner, self.spaces, self.servers = crew, learner, spaces, servers
+        self._tells = tells
         self.num_envs = crew.setups[-1].last
         self.env_steps = 0
-        self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead
-        self.lost_before = 0  # workers, in the run that is resumed
+        self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead of `env_steps`
+        self.lost_before = 0  # workers that died before the run was resumed
         self._replaced = [0] * len(crew)
         self._idle = list(range(len(crew)))
-        self._shared: tuple[int, Any] = (-1, None)  # at which update, and the weights of then
-        self._settled = -1  # at which update the servers' weights and the learner's were the same
-        self._turns = 0  # that were begun
+        self._shared: tuple[int, Any] = (-1, None)  # number of updates, and the weights after them
+        self._settled = -1  # number of updates when the learner's weights were last those of the servers
+        self._turns = 0  # that were started
 
     def ready(self) -> None:
-        """Ends when all workers are: what is wrong is told now, and their start is nobody's training time."""
+        """Wait until all workers have started, so errors are raised now and start-up isn't training time."""
         if not self.crew.pending:
             self.crew.call(None, "ready", [()] * len(self.crew))
 
-    def collect(self, steps: int, phase: Phase = Phase.COLLECT) -> Experience:
-        """Steps `[T,N]` of all environments, those of each worker side by side."""
+    def collect(
+        self, steps: int | None = None, episodes: int | None = None, phase: Phase = Phase.COLLECT
+    ) -> Experience:
+        """Collect steps `[T,N]` of all environments; those of each worker are side by side."""
+        check_collect(steps, episodes)
+        if episodes is not None:
+            return collect_episodes(lambda steps: self._collect(steps, phase), episodes)
+        assert steps is not None
+        return self._collect(steps, phase)
+
+    def _collect(self, steps: int, phase: Phase) -> Experience:
         weights, scheduled = self.crew.share(packed(self.learner)), self.env_steps + self.schedule_lead
         turns: list[Turn] = self.crew.call(weights, "collect", [(steps, phase.value, scheduled)] * len(self.crew))
         self.env_steps += steps * self.num_envs
@@ -73,10 +86,12 @@ class SpreadActor:
 
     def turn(
         self, steps: int, phase: Phase = Phase.COLLECT, *, gradients: bool = False, rate: bool = False
-    ) -> tuple[Turn, np.ndarray[Any, Any]]:
-        """What the first worker to end has done, and the numbers of its environments. With `gradients` it has learned
-        from its steps itself, and waits for the weights that come of it; else it goes on at once. With `rate` it
-        tells how wrong the learner was about each step."""
+    ) -> WorkerExperience:
+        """Return the experience of the first worker that has finished.
+
+        With `gradients` the worker has computed gradients of its steps and waits for the weights that result;
+        otherwise it continues at once. With `rate` it has computed the priority of each step.
+        """
         way = "collect" if not gradients else "gradients" if self.servers is None else "learn"
         task = (way, steps, phase.value)
         for worker in self._idle:
@@ -90,7 +105,9 @@ class SpreadActor:
         setup = self.crew.setups[worker]
         self.env_steps += steps * setup.num_envs
         self._replaced[worker] = turn.replaced
-        return turn, np.arange(setup.first, setup.last)
+        batch = None if turn.part is None else Rollout.joined([turn.part])
+        envs = np.arange(setup.first, setup.last)
+        return WorkerExperience(batch, turn.episodes, envs, turn.gradients, turn.update, turn.priority)
 
     def _start(self, worker: int, task: tuple[Any, ...], rate: bool) -> None:
         self._turns += 1
@@ -107,26 +124,28 @@ class SpreadActor:
         self.crew.start(worker, self._shared[1], *task, self.env_steps + self.schedule_lead, *further)
 
     def settle(self) -> None:
-        """Let the learner have the present weights, wherever they are."""
+        """Copy the weights from the parameter servers to the learner, if there are servers."""
         if self.servers is not None and 0 <= self._settled < self.learner.updates:
             self.servers.fetch(self.learner)
             self._settled = self.learner.updates
 
     @property
+    def tells(self) -> tuple[str, ...]:
+        return self._tells
+
+    @property
     def replaced(self) -> int:
-        """How often an environment failed and another took its place."""
         return sum(self._replaced)
 
     @property
     def lost(self) -> int:
-        """How often a worker died and another took its place."""
         return self.lost_before + self.crew.lost
 
     def close(self) -> None:
         self.crew.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Workers on Ray that are at work are not waited for: what they hold is lost with them, and not counted."""
+        """Return the state. It leaves out what busy Ray workers are collecting: nothing waits for them."""
         state: dict[str, Any] = {"env_steps": self.env_steps, "lost": self.lost, "lives": self.crew.lives}
         pending = self.crew.pending
         if self.crew.here or not pending:
@@ -140,7 +159,7 @@ class SpreadActor:
         return self.crew.call(None, "state", [(weights,)] * len(self.crew))
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Returns the environments that begin a new episode: with another number of workers all of them."""
+        """Restore a saved state. With another number of workers all environments start a new episode."""
         state = checked("the workers", state, SAVED)
         self.env_steps, self.lost_before = state["env_steps"], state.get("lost", 0)
         states = state.get("workers")
@@ -160,7 +179,7 @@ class SpreadActor:
 
 
 def spread(cfg: RunConfig, learner: Learner, spaces: Spaces, tells: Sequence[str], folder: Path) -> SpreadActor:
-    """Workers with equal shares of the run's environments, as far as these can be shared equally."""
+    """Start workers with equal shares of the run's environments, or shares that differ by one."""
     asked = cfg.distributed.workers
     workers = asked or (cfg.actors if isinstance(cfg, AsynchronousConfig) else 1)
     bounds = np.linspace(0, cfg.vector.num, workers + 1).astype(int).tolist()
@@ -180,7 +199,7 @@ def spread(cfg: RunConfig, learner: Learner, spaces: Spaces, tells: Sequence[str
 
 
 def is_spread(cfg: RunConfig) -> bool:
-    """Whether a run acts through workers; refuses what can't be shared among them."""
+    """Return whether a run collects with workers; raise `UserError` for settings that don't work with them."""
     asked = cfg.distributed.workers
     where = "actors" if isinstance(cfg, AsynchronousConfig) and not asked else "distributed.workers"
     workers = asked or (cfg.actors if isinstance(cfg, AsynchronousConfig) else 0)

@@ -14,7 +14,8 @@ import torch
 
 from zhixing import algorithms, config, envs
 from zhixing.buffers.rollout import Part, Rollout
-from zhixing.collect.actor import Actor, Episode
+from zhixing.collect.actor import Actor
+from zhixing.collect.evaluation import Episode
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.policy import Phase

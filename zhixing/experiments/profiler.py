@@ -25,7 +25,7 @@ from zhixing.errors import UserError
 from zhixing.training.callbacks import Callback, StopOnNonFinite
 from zhixing.training.loop import Loop
 from zhixing.training.session import Session
-from zhixing.training.trainers import TRAINERS
+from zhixing.training.trainers import off_policy, off_policy_ahead
 from zhixing.utils.cpus import cpu_count
 
 if TYPE_CHECKING:
@@ -202,8 +202,8 @@ def _measure(cfg: RunConfig, seconds: float, detail: bool = True) -> Profile:
             stopwatch = Stopwatch(seconds, clock)
             session.loop.callbacks = [StopOnNonFinite(), stopwatch]
             # what overlaps can't be told apart: its parts are measured one after the other
-            overlaps = detail and session.scheme == "off_policy_ahead"
-            TRAINERS["off_policy" if overlaps else session.scheme](session.loop)
+            overlaps = detail and session.trainer is off_policy_ahead
+            (off_policy if overlaps else session.trainer)(session.loop)
         finally:
             session.close()
             torch.set_num_threads(threads)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zhixing import envs
-from zhixing.collect.actor import default_eval_steps
+from zhixing.collect.evaluation import default_eval_steps
 from zhixing.core.seeding import stream
 from zhixing.envs.wrappers.final_frames import FilmedTask
 from zhixing.errors import UserError, note, write_stderr

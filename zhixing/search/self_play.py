@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
-from zhixing.collect.actor import Episode, Experience
+from zhixing.collect.collector import Collector, Experience, check_collect, collect_episodes
+from zhixing.collect.evaluation import Episode
 from zhixing.core.batch import Batch
+from zhixing.core.policy import Phase
 from zhixing.core.state import count
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError
@@ -31,7 +32,7 @@ class Played(NamedTuple):
     outcomes: Array  # [E] what the first player earned
 
 
-class SelfPlay:
+class SelfPlay(Collector):
     """`num_games` games in lock step; one that ends begins anew.
 
     In the first `explore_moves` of a game actions are drawn by their visits, later the most visited is taken. The roots
@@ -40,7 +41,6 @@ class SelfPlay:
     to have more outcomes (Wu, 2019).
     """
 
-    tells: tuple[str, ...] = ()
     _saved = ("state", "moves", "states", "policies", "values", "kept")
 
     def __init__(
@@ -76,7 +76,7 @@ class SelfPlay:
         self.values = np.zeros(lead, np.float32)
         self.kept = np.zeros(lead, bool)
         self.env_steps = 0  # moves, over all games
-        self.schedule_lead = 0  # of actors whose policies have schedules
+        self.schedule_lead = 0  # unused: searches have no schedules
 
     def play(self, moves: int) -> Played:
         """Make so many moves in each game with the network as it is now."""
@@ -88,15 +88,24 @@ class SelfPlay:
             np.concatenate([part.outcomes for part in parts]),
         )
 
-    def collect(self, steps: int) -> Experience:
-        """`play` in the place of an actor's: an episode's return is what the first player earned."""
+    def collect(
+        self, steps: int | None = None, episodes: int | None = None, phase: Phase = Phase.COLLECT
+    ) -> Experience:
+        """Make `steps` moves in each game, or as many as it takes until `episodes` games have ended.
+
+        The batch holds the positions of the games that ended. An episode's return is the outcome for the first player.
+        """
+        check_collect(steps, episodes)
+        if episodes is not None:
+            return collect_episodes(self._collect, episodes)
+        assert steps is not None
+        return self._collect(steps)
+
+    def _collect(self, steps: int) -> Experience:
         played = self.play(steps)
         self.env_steps += steps * self.num_games
         episodes = [Episode(float(won), int(n), {}) for won, n in zip(played.outcomes, played.lengths, strict=True)]
         return Experience(as_steps(played.batch).map(lambda leaf: leaf[:, None]), episodes)
-
-    def close(self) -> None:
-        """There is nothing to close."""
 
     def _move(self) -> Played:
         full = self.fast_simulations is None or self.rng.random() < self.full_share
@@ -142,8 +151,8 @@ class SelfPlay:
         arrays = {name: getattr(self, name).copy() for name in self._saved}
         return {**arrays, "rng": dict(self.rng.bit_generator.state), "env_steps": self.env_steps}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> list[int]:
-        """Go on from where another was: exactly so if it had just returned from `play`. Nothing is lost."""
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Continue from a saved state; exactly, if it was saved between calls of `play`. No game is lost."""
         for name in self._saved:
             mine, saved = getattr(self, name), np.asarray(state[name])
             if mine.shape != saved.shape:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from zhixing import algorithms, envs, offline
 from zhixing.buffers.ring import Ring
-from zhixing.collect.actor import Actor, default_eval_steps
+from zhixing.collect.actor import Actor
+from zhixing.collect.evaluation import default_eval_steps
 from zhixing.core.policy import Decision, Phase, Policy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree

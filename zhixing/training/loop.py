@@ -1,4 +1,4 @@
-"""The training loops, one function per scheme, and what they share: counters, budgets and callbacks."""
+"""The state that trainers share: parts, counters, budgets and callbacks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import numpy as np
 from torch import Tensor
 
 from zhixing.buffers import Buffer
-from zhixing.collect.actor import Actor, Episode, Evaluation
-from zhixing.collect.torch_collector import TorchActor
+from zhixing.collect.collector import Collector
+from zhixing.collect.evaluation import Episode, Evaluation
 from zhixing.config import (
     DataConfig,
     RunConfig,
@@ -26,9 +26,7 @@ from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner
 from zhixing.core.seeding import stream
 from zhixing.core.state import Count, checked
-from zhixing.distributed.collector import SpreadActor
 from zhixing.errors import UserError
-from zhixing.search import SelfPlay
 from zhixing.training.callbacks.base import Callback, EvaluationInterrupted, as_list
 
 INTERRUPTED = "interrupted"
@@ -45,38 +43,37 @@ SAVED = {
 
 
 class Loop:
-    """A training under way: its parts, its counters, and its callbacks."""
+    """A training in progress: its parts, counters and callbacks."""
 
     def __init__(
         self,
         cfg: RunConfig,
-        actor: Actor | TorchActor | SpreadActor | SelfPlay | None,
+        actor: Collector | None,
         learner: Learner,
         *,
         buffer: Buffer | None = None,
         further: Mapping[str, Buffer] | None = None,
         callbacks: Callback | Sequence[Callback] = (),
     ) -> None:
-        """`further` are the buffers, by name, that the learner declares besides the replay. There is no actor where
-        all is learned from what was recorded."""
+        """`further` are the extra buffers that the learner declares, by name. Offline training has no actor."""
         self.cfg, self.actor, self.learner, self.buffer = cfg, actor, learner, buffer
         self.further = dict(further or {})
         self.callbacks = as_list(callbacks)
-        self.rng = np.random.default_rng(stream(cfg.seed, "replay"))  # draws samples from the replay
+        self.rng = np.random.default_rng(stream(cfg.seed, "replay"))  # samples from the buffers
         self.episodes = 0
-        self.seconds = 0.0  # of training; evaluations and checkpoints don't count
+        self.seconds = 0.0  # of training, without evaluations and checkpoints
         self.recent: deque[Episode] = deque(maxlen=100)
-        self.metrics: Mapping[str, Tensor] = {}  # of the last iteration that updated
-        self.steps_before = 0  # at the begin of this iteration
-        self.longest_episode = 0  # steps of the longest training episode that has ended
+        self.metrics: Mapping[str, Tensor] = {}  # of the last iteration with updates
+        self.steps_before = 0  # at the start of this iteration
+        self.longest_episode = 0  # steps of the longest finished training episode
         self.stop_reason: str | None = None
         self.interrupt_requested = False
-        self.interrupted = False  # stopped before its end, to be resumed: nothing that belongs to the end is done
-        self.finished = False  # all that belongs to the end is done
+        self.interrupted = False  # stopped early, to be resumed: `train_end` leaves out final work
+        self.finished = False  # the final evaluation and checkpoint are done
         self.out_of_budget = False
         # the callback whose `iteration_end` was interrupted, and whether the iteration had metrics
         self._unfinished: tuple[int, bool] | None = None
-        self.batch: Batch | None = None  # what the last update learned from, or the first whose step was left out
+        self.batch: Batch | None = None  # of the last update, or of the first with a non-finite step
         self._since: float | None = None
 
     @property
@@ -85,7 +82,7 @@ class Loop:
 
     @property
     def steps(self) -> int:
-        """What budget and intervals count: steps of the environment, or updates where there is none."""
+        """The unit of budgets and intervals: environment steps, or updates in offline training."""
         return self.updates if self.actor is None else self.env_steps
 
     @property
@@ -94,18 +91,18 @@ class Loop:
 
     @property
     def tells(self) -> tuple[str, ...]:
-        """Numbers of the task, at the ends of its episodes, that are worth a log."""
+        """Keys of `info` at the ends of episodes that are logged."""
         return () if self.actor is None else self.actor.tells
 
     @property
     def replaced(self) -> int:
-        """How often an environment failed and another took its place."""
-        return self.actor.replaced if isinstance(self.actor, (Actor, SpreadActor)) else 0
+        """Number of environments that failed and were restarted."""
+        return 0 if self.actor is None else self.actor.replaced
 
     @property
     def lost(self) -> int:
-        """How often a worker died and another took its place."""
-        return self.actor.lost if isinstance(self.actor, SpreadActor) else 0
+        """Number of workers that died and were restarted."""
+        return 0 if self.actor is None else self.actor.lost
 
     @property
     def updates(self) -> int:
@@ -113,7 +110,7 @@ class Loop:
 
     @property
     def shares(self) -> dict[str, float]:
-        """How much of each budget is used, by the name of its setting."""
+        """Return the used fraction of each budget, by the name of its setting."""
         cfg = self.cfg
         if self.actor is None and isinstance(cfg, DataConfig):
             shares = {"offline_updates": self.steps / cfg.offline_updates}
@@ -127,30 +124,30 @@ class Loop:
 
     @property
     def fraction(self) -> float:
-        """How much of the budget is used: the largest share of those that are set."""
+        """Return the used fraction of the budget: the largest of those that are set."""
         return min(1.0, max(self.shares.values()))
 
     def stop(self, reason: str) -> None:
         """End training after this iteration."""
-        if reason == INTERRUPTED:  # doesn't replace a reason to end for good
+        if reason == INTERRUPTED:  # doesn't replace a reason that ends the run for good
             self.interrupt_requested = True
             reason = self.stop_reason or INTERRUPTED
         self.stop_reason = reason
 
     @property
     def longest_so_far(self) -> int:
-        """Steps of the longest training episode, ended or not."""
-        running = self.actor.longest_running if isinstance(self.actor, (Actor, TorchActor)) else 0
+        """Return the steps of the longest training episode, finished or not."""
+        running = 0 if self.actor is None else self.actor.longest_running
         return max(self.longest_episode, running)
 
     @property
     def ending(self) -> bool:
-        """This iteration is the last one for good."""
+        """Whether this iteration is the last one of the run."""
         return self.out_of_budget or self.stop_reason not in (None, INTERRUPTED)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around a trainer's loop: enters the callbacks and tells them of begin and end."""
+        """Enter the callbacks and call `train_begin` and `train_end` around a trainer's loop."""
         with ExitStack() as stack:
             for callback in self.callbacks:
                 stack.enter_context(callback)
@@ -174,9 +171,9 @@ class Loop:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done inside isn't training time, and finds the learner with its present weights."""
+        """Stop the clock of training time, with the current weights in the learner."""
         self._tick()
-        if isinstance(self.actor, SpreadActor):
+        if self.actor is not None:
             self.actor.settle()
         running, self._since = self._since is not None, None
         try:
@@ -191,7 +188,7 @@ class Loop:
             self._since = now
 
     def iterations(self) -> Iterator[None]:
-        """One round after the other until the budget is used or somebody asks to stop."""
+        """Yield once per iteration until the budget is used or a callback stops training."""
         self.out_of_budget = self.fraction >= 1.0
         while self.stop_reason is None and not self.out_of_budget:
             self.steps_before = self.steps
@@ -201,16 +198,16 @@ class Loop:
             yield
 
     def _set_progress(self, fraction: float) -> None:
-        """Let all schedules know how much of the budget is used, whichever part of the budget ends the run."""
+        """Set all schedules to the used fraction of the budget, whichever of the budgets it is."""
         self.learner.set_progress(fraction)
         for buffer in self.buffers.values():
             buffer.set_progress(fraction)
         if self.actor is not None:
-            # policies count environment steps: where episodes or time are used up faster, they are ahead of these
+            # schedules of policies count environment steps; a budget of episodes or time may be used faster
             self.actor.schedule_lead = max(0, int(fraction * self.cfg.env_steps) - self.env_steps)
 
     def learns_from(self, batch: Batch) -> Batch:
-        """Told before each update, so that a batch whose update fails can be looked at."""
+        """Keep the batch of the next update, which is saved if the update isn't finite. Return it."""
         if not self.learner.failed:
             self.batch = batch
         return batch
@@ -226,7 +223,7 @@ class Loop:
         self._end_iteration(metrics)
 
     def _end_iteration(self, metrics: Mapping[str, Tensor], first: int = 0) -> None:
-        """Call the callbacks from the `first` on. After an interrupted evaluation, the resumed run calls the rest."""
+        """Call the callbacks from index `first` on. After an interrupted evaluation, the resumed run calls the rest."""
         self._unfinished = None
         for i, callback in enumerate(self.callbacks[first:], first):
             try:
@@ -237,7 +234,7 @@ class Loop:
 
     def _tell(self, episodes: list[Episode]) -> None:
         listening = [each for each in self.callbacks if type(each).episode_end is not Callback.episode_end]
-        if not listening:  # of thousands of environments they are thousands
+        if not listening:  # saves time with thousands of environments
             self.recent.extend(episodes)
             return
         for episode in episodes:
@@ -276,20 +273,20 @@ class Loop:
             callback.video_recorded(self, path)
 
     def recent_mean(self, what: str) -> float:
-        """Mean `ret` or `length` of the last hundred training episodes; NaN before the first has ended."""
+        """Return the mean `ret` or `length` of the last 100 training episodes; NaN before the first has ended."""
         return float(np.mean([getattr(e, what) for e in self.recent])) if self.recent else math.nan
 
     def recent_told(self, name: str) -> float:
-        """The same of a number that the task tells at the ends of episodes."""
-        told = [episode.info[name] for episode in self.recent if name in episode.info]
-        return float(np.mean(told)) if told else math.nan
+        """Return the mean of a number in `info` over the last 100 training episodes; NaN if none has it."""
+        values = [episode.info[name] for episode in self.recent if name in episode.info]
+        return float(np.mean(values)) if values else math.nan
 
     @property
     def buffers(self) -> dict[str, Buffer]:
         return ({} if self.buffer is None else {"replay": self.buffer}) | self.further
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the buffers, which are saved apart since they are large."""
+        """Return the state without the buffers, which are large and saved in their own files."""
         self._tick()
         return {
             "learner": self.learner.state_dict(),
@@ -307,13 +304,13 @@ class Loop:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Returns the environments that could not be restored in mid-episode."""
+        """Restore a saved state. Return the environments that can't continue their episode."""
         saved = checked("the run", {name: state[name] for name in SAVED if name in state}, SAVED)
         self.learner.load_state_dict(state["learner"])
         lost = [] if self.actor is None else self.actor.load_state_dict(state["actor"])
         self.rng.bit_generator.state = state["rng"]
         self.episodes, self.seconds = saved["episodes"], saved["seconds"]
-        # older checkpoints lack these; theirs were written when all was done
+        # older checkpoints lack these; they were written at the end of an iteration
         self.longest_episode, self.steps_before = saved.get("longest_episode", 0), saved.get("steps_before", 0)
         self._unfinished, self.finished = saved.get("unfinished"), saved.get("finished", True)
         self.recent.extend(Episode(*values) for values in saved["recent"])

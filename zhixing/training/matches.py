@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zhixing.collect.actor import Episode, Evaluation
+from zhixing.collect.evaluation import Episode, Evaluation
 from zhixing.core.policy import Phase, Policy
 from zhixing.core.seeding import stream
 from zhixing.envs.vector.step_buffers import Array
@@ -73,7 +73,9 @@ def game_of(env: str) -> Game:
 
 
 class Matches:
-    """Evaluates a policy by games against an opponent, half of which it begins: an actor's `evaluate` and `close`."""
+    """Evaluates a policy by games against an opponent; the policy moves first in half of them."""
+
+    max_episode_steps: int | None = None  # games end by their rules
 
     def __init__(self, game: Game, policy: Policy, opponent: str) -> None:
         self.game, self.player = game, player_of(game, policy)
@@ -96,4 +98,4 @@ class Matches:
         return Evaluation(played)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: games hold no resources."""

@@ -22,7 +22,9 @@ import torch
 
 from zhixing import algorithms, config, envs, offline
 from zhixing.buffers import Buffer, Episode, Hindsight, NStep, Prioritized, Reservoir, Sequence, Uniform, View
-from zhixing.collect.actor import Actor, Evaluation, default_eval_steps
+from zhixing.collect.actor import Actor
+from zhixing.collect.collector import Collector, Evaluator
+from zhixing.collect.evaluation import Evaluation, default_eval_steps
 from zhixing.collect.torch_collector import TorchActor
 from zhixing.config import SHORT, DataConfig, OffPolicyConfig, RunConfig, SearchConfig, SelfPlayConfig
 from zhixing.core.learner import Learner
@@ -30,7 +32,7 @@ from zhixing.core.policy import Policy
 from zhixing.core.seeding import stream
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import tree_leaves, tree_map
-from zhixing.distributed.collector import SpreadActor, is_spread, spread
+from zhixing.distributed.collector import is_spread, spread
 from zhixing.distributed.learner_group import Partners, check_learners
 from zhixing.distributed.parameter_servers import check_servers
 from zhixing.envs.adapters.gymnasium_ids import registering_module
@@ -39,7 +41,7 @@ from zhixing.envs.vector.action_log import action_room
 from zhixing.envs.wrappers.goals import goal_functions
 from zhixing.errors import UserError, write_stderr
 from zhixing.offline import Dataset
-from zhixing.search import GAMES, SelfPlay
+from zhixing.search import GAMES
 from zhixing.training.callbacks import (
     Callback,
     Checkpoint,
@@ -66,7 +68,7 @@ from zhixing.training.loop import INTERRUPTED, Loop
 from zhixing.training.matches import Matches, game_of
 from zhixing.training.resume import changes, check_changes
 from zhixing.training.run_folder import RunFolder, fitting
-from zhixing.training.trainers import TRAINERS
+from zhixing.training.trainers import Trainer, select_trainer
 from zhixing.utils import importing
 from zhixing.utils.cpus import cpu_count
 from zhixing.utils.memory import keep_freed
@@ -90,11 +92,11 @@ class Session:
         self._resumed = folder is not None
         self._reserved = folder is None and out is None  # the folder is there already, empty
         self.env: envs.VectorEnv | None = None
-        self.evaluator: Actor | Matches | None = None
+        self.evaluator: Evaluator | None = None
         self.film: Film | None = None
         self.goal_env: envs.VectorEnv | None = None  # computes rewards of goals that nobody asked for
         self.partners: Partners | None = None
-        self.actor: Actor | TorchActor | SpreadActor | SelfPlay | None = None
+        self.actor: Collector | None = None
         try:
             if folder is None:
                 self.folder.check_free()
@@ -191,7 +193,7 @@ class Session:
             self._restore(self.state)
         elif isinstance(cfg, DataConfig):
             self._begin(cfg)
-        if isinstance(self.actor, SpreadActor):
+        if self.actor is not None:
             self.actor.ready()
 
     def _begin(self, cfg: DataConfig) -> None:
@@ -348,7 +350,7 @@ class Session:
                 self.folder.write_data(summary_of(self.data))
             with _interrupts(self.loop), self.folder.restricted():
                 if not self.finished:
-                    TRAINERS[self.scheme](self.loop)
+                    self.trainer(self.loop)
             if self.loop.interrupted:
                 raise KeyboardInterrupt
             result = self.result()
@@ -358,13 +360,9 @@ class Session:
             self.close()
 
     @property
-    def scheme(self) -> str:
-        """Which trainer drives it."""
-        if self.data is not None:
-            return "offline"
-        if isinstance(self.cfg, OffPolicyConfig) and self.cfg.overlap:
-            return "off_policy_ahead"
-        return "off_policy_apart" if self.spread and self.cfg.scheme == "off_policy" else self.cfg.scheme
+    def trainer(self) -> Trainer:
+        """The function that runs the training loop."""
+        return select_trainer(self.cfg, from_data=self.data is not None, distributed=self.spread)
 
     def result(self) -> dict[str, Any]:
         loop, evaluate = self.loop, self.evaluate
@@ -386,7 +384,7 @@ class Session:
         }
 
     def close(self) -> None:
-        if isinstance(self.actor, SpreadActor):
+        if self.actor is not None:
             self.actor.close()
         if self.env is not None:
             self.env.close()
@@ -455,7 +453,7 @@ def evaluate(
         with fitting(folder):
             learner.policy.load_state_dict(agent["policy"])
         if against is not None:
-            evaluator: Actor | Matches = Matches(game_of(cfg.env.name), learner.policy, against)
+            evaluator: Evaluator = Matches(game_of(cfg.env.name), learner.policy, against)
         else:
             evaluator = _evaluator(cfg, learner.policy, torch.device(cfg.device), folder, vector)
         most = max_steps or cfg.eval_max_steps or default_eval_steps(vector.max_episode_steps, agent["longest_episode"])

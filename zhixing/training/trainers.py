@@ -1,38 +1,39 @@
-"""Trainers: the training loops, one function per scheme."""
+"""Trainers: training loops, one function `(loop) -> None` per scheme.
+
+A config class may name its own trainer in the class attribute `trainer`. Without one, `select_trainer` takes the
+function of the scheme's config class.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from torch import Tensor
 
 from zhixing.buffers import Buffer
-from zhixing.buffers.rollout import Rollout
-from zhixing.collect.actor import Actor
-from zhixing.collect.torch_collector import TorchActor
 from zhixing.config import (
     AsynchronousConfig,
     DataConfig,
     OffPolicyConfig,
     OnPolicyConfig,
+    RunConfig,
     SearchConfig,
     SelfPlayConfig,
 )
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner
 from zhixing.core.policy import Phase
-from zhixing.distributed.collector import SpreadActor
-from zhixing.search import SelfPlay
 from zhixing.training.loop import Loop
+
+Trainer = Callable[[Loop], None]
 
 
 def on_policy(loop: Loop) -> None:
-    """Collect with the present policy, learn from just that, forget it."""
+    """Collect with the current policy, update from these steps, and discard them."""
     cfg, actor, learner = loop.cfg, loop.actor, loop.learner
     assert isinstance(cfg, OnPolicyConfig)
-    assert isinstance(actor, (Actor, TorchActor, SpreadActor))
+    assert actor is not None
     with loop.running():
         for _ in loop.iterations():
             experience = actor.collect(steps=cfg.steps_per_iteration)
@@ -41,16 +42,19 @@ def on_policy(loop: Loop) -> None:
 
 
 def asynchronous(loop: Loop) -> None:
-    """Learn from whoever is ready: its rollout, or the gradients that it took of it, by weights some updates old."""
+    """Update from the first worker that is ready: from its rollout, or with the gradients that it computed of it.
+
+    Workers act with weights that are some updates old.
+    """
     cfg, actor, learner = loop.cfg, loop.actor, loop.learner
     assert isinstance(cfg, AsynchronousConfig)
-    assert isinstance(actor, SpreadActor)
+    assert actor is not None
     with loop.running():
         for _ in loop.iterations():
-            turn, _ = actor.turn(cfg.steps_per_iteration, gradients=learner.learns_apart)
-            if turn.part is not None:
-                batch = loop.learns_from(Rollout.joined([turn.part]).to(learner.device))
-            if turn.update is not None:  # by the servers that have the weights
+            turn = actor.turn(cfg.steps_per_iteration, gradients=learner.learns_apart)
+            if turn.batch is not None:
+                batch = loop.learns_from(turn.batch.to(learner.device))
+            if turn.update is not None:  # by the parameter servers
                 update = turn.update
                 learner.updates += 1
             elif turn.gradients is not None:
@@ -61,62 +65,64 @@ def asynchronous(loop: Loop) -> None:
 
 
 def off_policy(loop: Loop) -> None:
-    """Collect into the replay, learn from samples of it."""
+    """Collect into the replay buffer and update from samples of it."""
     cfg, actor, buffer = loop.cfg, loop.actor, loop.buffer
     assert isinstance(cfg, OffPolicyConfig)
-    assert isinstance(actor, Actor)
+    assert actor is not None
     assert buffer is not None
     with loop.running():
         for _ in loop.iterations():
-            phase = Phase.RANDOM if loop.env_steps < cfg.warmup_steps else Phase.COLLECT
-            experience = actor.collect(steps=cfg.steps_per_iteration, phase=phase)
+            experience = actor.collect(steps=cfg.steps_per_iteration, phase=_phase(loop, cfg))
             _store(loop, cfg, experience.batch)
             loop.iteration_end(experience.episodes, _learn(loop, buffer, cfg.batch_size, _due(loop, cfg)))
 
 
 def off_policy_ahead(loop: Loop) -> None:
-    """The same, while the next steps are made in another thread: with the weights that learning begins with, so all is
-    as repeatable as one after the other. What is learned from doesn't hold these steps yet."""
+    """Like `off_policy`, but collect in a second thread while updating.
+
+    Collection uses the weights from the start of the iteration, so runs stay deterministic. The updates of an iteration
+    don't sample its new steps.
+    """
     cfg, actor, learner, buffer = loop.cfg, loop.actor, loop.learner, loop.buffer
     assert isinstance(cfg, OffPolicyConfig)
-    assert isinstance(actor, Actor)
+    assert actor is not None
     assert buffer is not None
-    actor.policy = copy.deepcopy(learner.policy)  # nobody moves its weights while it acts
-    with loop.running(), ThreadPoolExecutor(1) as other:
+    actor.copy_policy()
+    with loop.running(), ThreadPoolExecutor(1) as executor:
         for _ in loop.iterations():
-            phase = Phase.RANDOM if loop.env_steps < cfg.warmup_steps else Phase.COLLECT
-            due = _due(loop, cfg)
+            phase, due = _phase(loop, cfg), _due(loop, cfg)
             actor.load(learner.weights())
-            acting = other.submit(actor.collect, steps=cfg.steps_per_iteration, phase=phase)
+            collecting = executor.submit(actor.collect, steps=cfg.steps_per_iteration, phase=phase)
             metrics = _learn(loop, buffer, cfg.batch_size, due)
-            experience = acting.result()
+            experience = collecting.result()
             _store(loop, cfg, experience.batch)
             loop.iteration_end(experience.episodes, metrics)
 
 
 def off_policy_apart(loop: Loop) -> None:
-    """Workers fill the replay, each at its own pace, and say how much there is to learn of what they did; this process
-    only learns (Ape-X; Horgan et al., 2018). Unlike there it waits for them: updates per step are as set."""
+    """Like `off_policy`, but distributed workers fill the replay buffer and compute priorities; this process updates.
+
+    As in Ape-X (Horgan et al., 2018), each worker collects at its own pace. Differs from the paper: the learner waits
+    for workers, so the number of updates per step is as configured.
+    """
     cfg, actor, learner, buffer = loop.cfg, loop.actor, loop.learner, loop.buffer
     assert isinstance(cfg, OffPolicyConfig)
-    assert isinstance(actor, SpreadActor)
+    assert actor is not None
     assert buffer is not None
     with loop.running():
         for _ in loop.iterations():
-            phase = Phase.RANDOM if loop.env_steps < cfg.warmup_steps else Phase.COLLECT
-            turn, envs = actor.turn(cfg.steps_per_iteration, phase, rate=cfg.replay.prioritized)
-            assert turn.part is not None
-            batch = Rollout.joined([turn.part])
-            buffer.add(batch, envs, turn.priority)
-            for other in loop.further.values():
-                other.add(batch, envs)
+            turn = actor.turn(cfg.steps_per_iteration, _phase(loop, cfg), rate=cfg.replay.prioritized)
+            assert turn.batch is not None
+            buffer.add(turn.batch, turn.envs, turn.priority)
+            for extra in loop.further.values():
+                extra.add(turn.batch, turn.envs)
             if cfg.normalise_obs:
-                learner.observe(batch.to(learner.device))
+                learner.observe(turn.batch.to(learner.device))
             loop.iteration_end(turn.episodes, _learn(loop, buffer, cfg.batch_size, _due(loop, cfg)))
 
 
 def offline(loop: Loop) -> None:
-    """Learn from samples of what was recorded; no environment is stepped."""
+    """Update from samples of a dataset, without an environment."""
     cfg, buffer = loop.cfg, loop.buffer
     assert isinstance(cfg, DataConfig)
     assert buffer is not None
@@ -126,14 +132,14 @@ def offline(loop: Loop) -> None:
 
 
 def self_play(loop: Loop) -> None:
-    """Play against oneself, learn from samples of the positions of games that ended."""
+    """Play games against oneself and update from samples of the positions of finished games."""
     cfg, actor, buffer = loop.cfg, loop.actor, loop.buffer
     assert isinstance(cfg, SelfPlayConfig)
-    assert isinstance(actor, SelfPlay)
+    assert actor is not None
     assert buffer is not None
     with loop.running():
         for _ in loop.iterations():
-            experience = actor.collect(cfg.steps_per_iteration)
+            experience = actor.collect(steps=cfg.steps_per_iteration)
             if len(experience.batch):
                 buffer.add(experience.batch)
             metrics: Mapping[str, Tensor] = {}
@@ -144,14 +150,44 @@ def self_play(loop: Loop) -> None:
 
 
 def play(loop: Loop) -> None:
-    """Only act: for those that look ahead instead of learning."""
+    """Act without updates, for algorithms that search instead of learning."""
     cfg, actor = loop.cfg, loop.actor
     assert isinstance(cfg, SearchConfig)
-    assert isinstance(actor, Actor)
+    assert actor is not None
     with loop.running():
         for _ in loop.iterations():
             experience = actor.collect(steps=cfg.steps_per_iteration)
             loop.iteration_end(experience.episodes, {})
+
+
+TRAINERS: dict[type[RunConfig], Trainer] = {
+    OnPolicyConfig: on_policy,
+    AsynchronousConfig: asynchronous,
+    OffPolicyConfig: off_policy,
+    DataConfig: offline,
+    SelfPlayConfig: self_play,
+    SearchConfig: play,
+}
+
+
+def select_trainer(cfg: RunConfig, *, from_data: bool = False, distributed: bool = False) -> Trainer:
+    """Return the trainer of a run: that of its config class, or the variant for its settings.
+
+    `from_data` means that a dataset replaces the environment, `distributed` that workers collect.
+    """
+    named = type(cfg).trainer
+    if named is not None:
+        return named
+    trainer = next(TRAINERS[kind] for kind in type(cfg).__mro__ if kind in TRAINERS)
+    if from_data:
+        return offline
+    if trainer is off_policy and isinstance(cfg, OffPolicyConfig):
+        return off_policy_ahead if cfg.overlap else off_policy_apart if distributed else off_policy
+    return trainer
+
+
+def _phase(loop: Loop, cfg: OffPolicyConfig) -> Phase:
+    return Phase.RANDOM if loop.env_steps < cfg.warmup_steps else Phase.COLLECT
 
 
 def _store(loop: Loop, cfg: OffPolicyConfig, batch: Batch) -> None:
@@ -162,38 +198,26 @@ def _store(loop: Loop, cfg: OffPolicyConfig, batch: Batch) -> None:
 
 
 def _due(loop: Loop, cfg: OffPolicyConfig) -> int:
-    """How many updates the steps so far ask for."""
+    """Return the number of updates that the steps so far require."""
     buffer = loop.buffer
     assert buffer is not None
-    if not buffer.ready and not buffer.full:  # full and yet nothing to sample is an error, which `sample` tells
+    if not buffer.ready and not buffer.full:  # a full buffer without anything to sample is an error of `sample`
         return 0
     return int(cfg.updates_per_step * max(0, loop.env_steps - cfg.warmup_steps) + 1e-9) - loop.updates
 
 
 def _learn(loop: Loop, buffer: Buffer, batch_size: int, times: int) -> Mapping[str, Tensor]:
-    """Updates from a sample each; what the last one tells."""
+    """Update `times` times, each from a new sample. Return the metrics of the last update."""
     learner = loop.learner
     metrics: Mapping[str, Tensor] = {}
     for _ in range(times):
         batch = loop.learns_from(_moved(buffer.sample(batch_size, loop.rng), learner))
-        others = {name: _moved(other.sample(batch_size, loop.rng), learner) for name, other in loop.further.items()}
-        update = learner.update(batch, **others)  # taken by those that declare them
+        extras = {name: _moved(extra.sample(batch_size, loop.rng), learner) for name, extra in loop.further.items()}
+        update = learner.update(batch, **extras)  # only learners that declare extra buffers get some
         buffer.set_priority(batch.index, update.priority)
         metrics = update.metrics
     return metrics
 
 
 def _moved(batch: Batch, learner: Learner) -> Batch:
-    return batch if learner.device.type == "cpu" else batch.to(learner.device)  # costs a little even if it is there
-
-
-TRAINERS = {
-    "on_policy": on_policy,
-    "asynchronous": asynchronous,
-    "off_policy": off_policy,
-    "off_policy_ahead": off_policy_ahead,
-    "off_policy_apart": off_policy_apart,
-    "offline": offline,
-    "self_play": self_play,
-    "play": play,
-}
+    return batch if learner.device.type == "cpu" else batch.to(learner.device)  # `to` costs a little even on the CPU

@@ -14,7 +14,8 @@ import pytest
 from conftest import Command, differing, metrics_rows
 
 import zhixing as zx
-from zhixing.collect.actor import MIN_EVAL_STEPS, Actor, default_eval_steps
+from zhixing.collect.actor import Actor
+from zhixing.collect.evaluation import MIN_EVAL_STEPS, default_eval_steps
 from zhixing.core.policy import Decision, Phase, Policy
 from zhixing.training.run_folder import RunFolder
 from zhixing.training.zoo import export
@@ -58,7 +59,7 @@ def test_bound_follows_the_longest_training_episode_unless_there_is_a_time_limit
 
 
 def test_without_a_bound_the_default_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zhixing.collect.actor.MIN_EVAL_STEPS", 11)
+    monkeypatch.setattr("zhixing.collect.evaluation.MIN_EVAL_STEPS", 11)
     assert evaluated("tasks:Endless", 2, 2, None).returns.tolist() == [11.0, 11.0]
 
 
@@ -87,7 +88,7 @@ def test_default_bound_is_twice_the_longest_training_episode(
     small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that haven't ended count, too; here none has."""
-    monkeypatch.setattr("zhixing.collect.actor.MIN_EVAL_STEPS", 10)
+    monkeypatch.setattr("zhixing.collect.evaluation.MIN_EVAL_STEPS", 10)
     cfg = small("ppo", "tasks:Endless", vector__num=2, env_steps=200, eval_every_steps=0, eval_episodes=1)
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     longest = result["env_steps"] // 2

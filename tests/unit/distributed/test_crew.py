@@ -60,7 +60,7 @@ def test_a_turn_is_taken_with_the_weights_of_its_start(small: Small, tmp_path: P
     for update in range(6):
         mark[0], learner.updates = update, update
         held = [next(worker.begin()[1].policy.parameters()).view(-1)[0].item() for worker in workers]
-        _, envs = actor.turn(4)
+        envs = actor.turn(4).envs
         found.append((int(envs[0]), held[int(envs[0])]))
     # the first was started, with the present weights, only by the turn itself
     assert found[1:] == [(1, 0.0), (0, 0.0), (1, 1.0), (0, 2.0), (1, 3.0)]

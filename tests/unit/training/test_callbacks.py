@@ -18,7 +18,7 @@ from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.ppo import PPO
-from zhixing.collect.actor import Evaluation
+from zhixing.collect.evaluation import Evaluation
 from zhixing.core.batch import Batch
 from zhixing.errors import NonFiniteError, UserError
 from zhixing.report.plots.metrics import read_metrics

@@ -15,7 +15,7 @@ import zhixing as zx
 from zhixing import offline
 from zhixing.buffers import Buffer, NStep, Prioritized
 from zhixing.cli import main
-from zhixing.collect.actor import normalised_score
+from zhixing.collect.evaluation import normalised_score
 from zhixing.report.plots.runs import read_run
 from zhixing.training.collect_data import record_agent, record_replay
 from zhixing.training.data import fill

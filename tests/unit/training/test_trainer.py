@@ -16,7 +16,9 @@ from gymnasium.spaces import Box, Discrete
 
 import zhixing as zx
 from zhixing.buffers import Buffer, NStep
-from zhixing.collect.actor import Actor, Episode, Evaluation, Experience
+from zhixing.collect.actor import Actor
+from zhixing.collect.collector import Experience
+from zhixing.collect.evaluation import Episode, Evaluation
 from zhixing.config import OffPolicyConfig, OnPolicyConfig
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update

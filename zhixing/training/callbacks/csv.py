@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from zhixing.collect.actor import told_as
+from zhixing.collect.evaluation import told_as
 from zhixing.core.state import Count, checked
 from zhixing.errors import UserError, note
 from zhixing.training.callbacks.base import Callback, is_due
@@ -26,7 +26,7 @@ from zhixing.utils.files import write_aside
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zhixing.collect.actor import Evaluation
+    from zhixing.collect.evaluation import Evaluation
     from zhixing.training.loop import Loop
 
 SAVED = {

@@ -13,7 +13,7 @@ from zhixing.training.callbacks.csv import row_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zhixing.collect.actor import Evaluation
+    from zhixing.collect.evaluation import Evaluation
     from zhixing.training.loop import Loop
 
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from zhixing.collect.actor import Actor, Evaluation, default_eval_steps
+from zhixing.collect.collector import Evaluator
+from zhixing.collect.evaluation import Evaluation, default_eval_steps
 from zhixing.core.seeding import stream
 from zhixing.core.state import checked
 from zhixing.errors import note
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from zhixing.training.loop import Loop
-    from zhixing.training.matches import Matches
 
 SAVED = {"last_return": float, "best_return": float, "at_steps": int, "reached": bool}
 CONFIRM_EPISODES = 100  # what `stop_return` is judged by
@@ -32,9 +32,9 @@ class Evaluate(Callback):
     least as much, training ends and the weights stay as they are.
     """
 
-    def __init__(self, actor: Actor | Matches | None) -> None:
-        """Without an actor there is nothing to play in, and nothing is done."""
-        self.actor = actor
+    def __init__(self, evaluator: Evaluator | None) -> None:
+        """Without an evaluator the callback does nothing."""
+        self.evaluator = evaluator
         self.last_return, self.best_return = math.nan, math.nan
         self.at_steps = -1
         self.reached = False
@@ -54,7 +54,7 @@ class Evaluate(Callback):
             self._evaluate(loop)
 
     def _evaluate(self, loop: Loop) -> None:
-        if self.actor is None:
+        if self.evaluator is None:
             return
         # the same stop gives the same seed, so a resumed run evaluates as one never stopped
         seed = stream(loop.cfg.seed, "evaluation", loop.steps)
@@ -73,11 +73,9 @@ class Evaluate(Callback):
         loop.evaluation_end(evaluation)
 
     def _play(self, loop: Loop, episodes: int, seed: int) -> Evaluation:
-        assert self.actor is not None
-        most = loop.cfg.eval_max_steps
-        if most is None and isinstance(self.actor, Actor):
-            most = default_eval_steps(self.actor.env.max_episode_steps, loop.longest_so_far)
-        evaluation = self.actor.evaluate(episodes, seed, loop.evaluation_step, most)
+        assert self.evaluator is not None
+        most = loop.cfg.eval_max_steps or default_eval_steps(self.evaluator.max_episode_steps, loop.longest_so_far)
+        evaluation = self.evaluator.evaluate(episodes, seed, loop.evaluation_step, most)
         if evaluation.cut_episodes and not self._noted:
             self._noted = True
             note(

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from zhixing.collect.actor import Actor, default_eval_steps
+from zhixing.collect.actor import Actor
+from zhixing.collect.evaluation import default_eval_steps
 from zhixing.core.seeding import stream
 from zhixing.training.callbacks.base import Callback, EvaluationInterrupted
 
 if TYPE_CHECKING:
-    from zhixing.collect.actor import Evaluation
+    from zhixing.collect.evaluation import Evaluation
     from zhixing.config import RunConfig
     from zhixing.core.policy import Policy
     from zhixing.training.loop import Loop

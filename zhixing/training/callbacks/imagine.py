@@ -13,7 +13,7 @@ from zhixing.errors import note
 from zhixing.training.callbacks.base import Callback
 
 if TYPE_CHECKING:
-    from zhixing.collect.actor import Evaluation
+    from zhixing.collect.evaluation import Evaluation
     from zhixing.training.loop import Loop
 
 SEQUENCES = 4  # of the replay, to a picture

@@ -17,7 +17,7 @@ from zhixing.training.callbacks.csv import row_is_due, row_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zhixing.collect.actor import Evaluation
+    from zhixing.collect.evaluation import Evaluation
     from zhixing.training.loop import Loop
 
 TIME = ("updates", "episodes", "seconds", "steps_per_second")

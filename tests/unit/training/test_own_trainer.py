@@ -1,0 +1,78 @@
+"""A config class names its trainer, and yours may be any function of the loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+import zhixing as zx
+from zhixing.algorithms.ppo import PPO, Config
+from zhixing.training.loop import Loop
+from zhixing.training.trainers import (
+    asynchronous,
+    off_policy,
+    off_policy_ahead,
+    off_policy_apart,
+    offline,
+    on_policy,
+    play,
+    select_trainer,
+    self_play,
+)
+
+
+def twice(loop: Loop) -> None:
+    """Update twice from every rollout."""
+    assert loop.actor is not None
+    with loop.running():
+        for _ in loop.iterations():
+            experience = loop.actor.collect(steps=16)
+            batch = experience.batch.to(loop.learner.device)
+            loop.learner.update(batch)
+            loop.iteration_end(experience.episodes, loop.learner.update(batch).metrics)
+
+
+class TwiceConfig(Config):
+    trainer = twice
+
+
+class Twice(PPO):
+    """PPO that updates twice from every rollout."""
+
+    settings: ClassVar[type[Config]] = TwiceConfig
+
+
+def test_an_own_algorithm_trains_with_its_own_trainer(tmp_path: Path) -> None:
+    """64 steps of 2 environments, 32 per iteration, two updates each; `on_policy` would make one of 256 steps."""
+    given = {"env": "toy/match", "env_steps": 64, "vector": {"num": 2, "backend": "serial"}, "eval_episodes": 1}
+    result = zx.train(f"{__name__}:Twice", out=tmp_path / "run", quiet=True, epochs=1, minibatch_size=32, **given)
+    assert (result["env_steps"], result["updates"]) == (64, 4)
+    resumed = zx.Session.resume(tmp_path / "run", quiet=True, trust=True, env_steps=128)
+    assert resumed.trainer is twice
+    assert resumed.run()["updates"] == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("ppo", {}, on_policy),
+        ("impala", {"distributed": True}, asynchronous),
+        ("a3c", {"distributed": True}, asynchronous),
+        ("dqn", {}, off_policy),
+        ("dqn", {"distributed": True}, off_policy_apart),
+        ("dqn", {"from_data": True}, offline),
+        ("bc", {"from_data": True}, offline),
+        ("alphazero", {}, self_play),
+        ("mcts", {}, play),
+    ],
+)
+def test_each_scheme_has_a_trainer(name: str, given: dict[str, bool], expected: object) -> None:
+    env = "pettingzoo/tictactoe" if name in ("alphazero", "mcts") else "CartPole-v1"
+    cfg = zx.config.load(algorithm=name, env=env)
+    assert select_trainer(cfg, **given) is expected
+
+
+def test_collecting_in_a_second_thread_has_its_own_trainer() -> None:
+    assert select_trainer(zx.config.load(algorithm="dqn", env="CartPole-v1", overlap=True)) is off_policy_ahead

@@ -1,0 +1,154 @@
+"""The interfaces between collecting and training: `Collector` for training, `Evaluator` for evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from zhixing.collect.evaluation import Episode, Evaluation
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Gradients, Update
+from zhixing.core.policy import Phase
+from zhixing.core.tree import tree_map
+from zhixing.errors import UserError
+
+
+class Experience(NamedTuple):
+    """Result of `collect`: steps `[T,N]`, and the episodes that ended among them."""
+
+    batch: Batch
+    episodes: list[Episode]
+
+
+class WorkerExperience(NamedTuple):
+    """Result of `turn`: the experience of one worker, and what the worker computed from it."""
+
+    batch: Batch | None  # steps [T,n]
+    episodes: list[Episode]
+    envs: np.ndarray[Any, Any]  # [n] numbers of the worker's environments
+    gradients: Gradients | None = None  # of the learner's loss on these steps
+    update: Update | None = None  # by parameter servers, which have applied the gradients already
+    priority: np.ndarray[Any, Any] | None = None  # [T,n] for a prioritized replay
+
+
+class Collector(Protocol):
+    """Collects experience for a trainer.
+
+    Derive your own collector from this class and implement `collect`, `state_dict` and `load_state_dict`; the other
+    members have defaults.
+    """
+
+    env_steps: int = 0  # over all environments, from the start of the run
+    schedule_lead: int = 0  # environment steps by which the policy's schedules are ahead of `env_steps`
+
+    def collect(
+        self, steps: int | None = None, episodes: int | None = None, phase: Phase = Phase.COLLECT
+    ) -> Experience:
+        """Take `steps` steps in each environment, or as many as it takes until `episodes` have ended.
+
+        The next call may overwrite the batch's arrays.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that `collect` needs to continue exactly."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[int]:
+        """Restore a saved state. Return the environments that can't continue their episode and start a new one."""
+        ...
+
+    def ready(self) -> None:
+        """Start whatever takes time to start. Called once before training; the time doesn't count as training."""
+        return None
+
+    def settle(self) -> None:
+        """Copy the current weights to the learner if they are elsewhere. Called before evaluations and checkpoints."""
+        return None
+
+    def close(self) -> None:
+        """Release environments and processes."""
+        return None
+
+    def copy_policy(self) -> None:
+        """Act with a copy of the policy from now on, whose weights only `load` changes."""
+        raise UserError(f"{type(self).__name__} can't collect while the learner updates")
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Set the weights of the policy's copy."""
+        raise UserError(f"{type(self).__name__} acts with the learner's own weights; others can't be loaded")
+
+    def turn(
+        self, steps: int, phase: Phase = Phase.COLLECT, *, gradients: bool = False, rate: bool = False
+    ) -> WorkerExperience:
+        """Return the experience of the first worker that has finished `steps` steps in its environments.
+
+        With `gradients` the worker computes gradients of its steps, with `rate` their priorities.
+        """
+        raise UserError(f"{type(self).__name__} has no workers to take turns: this trainer needs a collector that has")
+
+    @property
+    def tells(self) -> tuple[str, ...]:
+        """Keys of `info` at the ends of episodes that are logged."""
+        return ()
+
+    @property
+    def replaced(self) -> int:
+        """Number of environments that failed and were restarted."""
+        return 0
+
+    @property
+    def lost(self) -> int:
+        """Number of workers that died and were restarted."""
+        return 0
+
+    @property
+    def longest_running(self) -> int:
+        """Steps of the longest episode that hasn't ended yet; 0 if unknown."""
+        return 0
+
+
+class Evaluator(Protocol):
+    """Plays fresh episodes with a policy: an `Actor` with environments of its own, or matches in a game."""
+
+    def evaluate(
+        self, episodes: int, seed: int, look: Callable[[], None] = ..., max_steps: int | None = None
+    ) -> Evaluation:
+        """Play `episodes` fresh episodes; the same seed gives the same episodes. `look` is called after each step."""
+        ...
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """The environment's time limit, if it has one."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def check_collect(steps: int | None, episodes: int | None) -> None:
+    """Raise `ValueError` unless exactly one of the two is given."""
+    if (steps is None) == (episodes is None):
+        raise ValueError(f"collect takes either steps=... or episodes=..., not steps={steps} and episodes={episodes}")
+
+
+def collect_episodes(collect: Callable[[int], Experience], episodes: int) -> Experience:
+    """Collect step by step until `episodes` have ended, with a `collect` that takes a number of steps."""
+    batches: list[Batch] = []
+    ended: list[Episode] = []
+    while len(ended) < episodes:
+        experience = collect(1)
+        batches.append(_copy(experience.batch))
+        ended += experience.episodes
+    return Experience(Batch.cat(batches), ended)
+
+
+def _copy(batch: Batch) -> Batch:
+    """Copy all fields, also those that are computed when first read: the next `collect` overwrites their sources."""
+    return Batch(**{name: tree_map(_copy_leaf, getattr(batch, name)) for name in batch.fields})
+
+
+def _copy_leaf(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else np.array(leaf)
