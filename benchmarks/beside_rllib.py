@@ -25,7 +25,7 @@ def cartpole(workers: int) -> Row:
 
 
 def sleeping(workers: int) -> Row:
-    own = {"num_envs": workers, "steps_per_iteration": 100, "minibatch_size": 100 * workers, "epochs": 1}
+    own = {"num_envs": workers, "rollout_steps": 100, "minibatch_size": 100 * workers, "epochs": 1}
     steps = {"warmup_steps": 200 * workers, "measured_steps": 3_000 * workers}
     return {**cartpole(workers), **own, **steps, "env": "tasks:Sleeps"}
 
@@ -41,7 +41,7 @@ def beside_rllib(counts: list[int], rounds: int, share: float = 1.0) -> dict[str
     for task, work in TASKS.items():
         for workers in counts:
             row = work(workers)
-            size = row["num_envs"] * row["steps_per_iteration"]
+            size = row["num_envs"] * row["rollout_steps"]
             row["measured_steps"] = max(1, round(share * row["measured_steps"] / size)) * size
             rates: dict[str, list[float]] = {who: [] for who in pythons}
             spent: dict[str, list[float]] = {who: [] for who in pythons}

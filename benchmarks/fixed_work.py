@@ -84,11 +84,11 @@ ROWS: dict[str, dict[str, Any]] = {
         "adam_epsilon": 1e-5,
         "max_grad_norm": 0.5,
         "gamma": 0.98,
-        "steps_per_iteration": 32,
+        "rollout_steps": 32,
         "minibatch_size": 256,
         "epochs": 20,
         "gae_lambda": 0.8,
-        "clip": 0.2,
+        "clip_range": 0.2,
         "value_coef": 0.5,
         "entropy_coef": 0.0,
     },
@@ -108,14 +108,14 @@ ROWS: dict[str, dict[str, Any]] = {
         "random_steps": 1_000,  # of the warm-up: before the first update
         "batch_size": 64,
         "replay_capacity": 50_000,
-        "sync_every_updates": 500,
+        "target_update_interval": 500,
         # constant: a library that asks no network for a random action would do less work while it falls
         "epsilon": 0.05,
     },
     # CartPole-v0 is that of 200 steps. The replay is filled, the target moved and the loss taken as its code has it.
     "dqn-mindrl": {
         "title": "DQN as in MindRL's example, CartPole-v0: 1 environment, one update of 64 transitions per step, 100 "
-        "relu; graph mode there, graph=true here; one core each",
+        "relu; graph mode there, compile=true here; one core each",
         "algorithm": "dqn",
         "example_of": "mindrl",
         "env": "CartPole-v0",
@@ -131,11 +131,11 @@ ROWS: dict[str, dict[str, Any]] = {
         "random_steps": 1_000,
         "batch_size": 64,
         "replay_capacity": 100_000,
-        "sync_every_updates": 5,
+        "target_update_interval": 5,
         "tau": 0.05,
         "loss": "mse",
         "epsilon": 0.1,
-        "graph": True,
+        "compile": True,
         "one_core": True,
     },
     "sac-pendulum": {
@@ -147,10 +147,10 @@ ROWS: dict[str, dict[str, Any]] = {
         "title": "TD3, Pendulum-v1: 1 environment, one update of 256 transitions per step, 256x256 relu",
         "algorithm": "td3",
         **PENDULUM,
-        "actor_delay": 2,
-        "noise": 0.1,
-        "smoothing": 0.2,
-        "smoothing_clip": 0.5,
+        "policy_delay": 2,
+        "exploration_noise": 0.1,
+        "target_policy_noise": 0.2,
+        "target_noise_clip": 0.5,
     },
     "qmix-spread": {
         "title": "QMIX, MPE simple_spread, 3 agents: 8 environments, one update of 800 transitions per 25 steps, "
@@ -168,11 +168,11 @@ ROWS: dict[str, dict[str, Any]] = {
         "adam_epsilon": 1e-8,
         "max_grad_norm": 10.0,
         "gamma": 0.99,
-        "steps_per_iteration": 25,
+        "rollout_steps": 25,
         "updates_per_iteration": 8,
         "batch_episodes": 32,  # x `episode_steps`: as many single transitions where no episodes are drawn
         "replay_capacity": 100_000,
-        "sync_every_updates": 100,
+        "target_update_interval": 100,
         "epsilon": 0.05,
         "mixer_size": 32,
         # BenchMARL makes the mixer's weights in one layer and tells agents no numbers; ours needs two layers and three
@@ -202,7 +202,11 @@ ROWS: dict[str, dict[str, Any]] = {
 
 # the same work, here with compiled updates; compiling belongs to the warm-up
 for _name in ("ppo-cartpole", "dqn-cartpole", "sac-pendulum", "td3-pendulum", "cql-pendulum"):
-    ROWS[f"{_name}-graph"] = {**ROWS[_name], "title": f"{ROWS[_name]['title']}; here with graph=true", "graph": True}
+    ROWS[f"{_name}-graph"] = {
+        **ROWS[_name],
+        "title": f"{ROWS[_name]['title']}; here with compile=true",
+        "compile": True,
+    }
 ROWS["cql-pendulum-graph"]["measured_steps"] = 2_000  # what is learned in the end is in the other row
 
 # two threads of MindSpore hand each other the work: less time of the clock, twice that of the CPU

@@ -61,7 +61,7 @@ def acting(row: Mapping[str, Any], num: int) -> Callable[[float], float]:
     """Steps per second of an actor in so many environments."""
     import zhixing as zx
 
-    cfg = zx.config.load(algorithm="ppo", env="CartPole-v1", vector={"num": num}, threads=1)
+    cfg = zx.config.load(algorithm="ppo", env="CartPole-v1", num_envs=num, num_threads=1)
     env = zx.envs.make_vector("CartPole-v1", num, row.get("backend", "auto"))
     learner = zx.algorithms.get("ppo").make(cfg, env.spaces)
     actor = zx.Actor(learner.policy, env, learner.fields, seed=0)

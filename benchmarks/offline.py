@@ -63,14 +63,19 @@ def learned(row: Row, seed: int, folder: Path) -> dict[str, Any]:
         if row.algorithm == "cql":
             common["penalty_samples"] = 4  # instead of 10: hours less
     if row.algorithm == "cql":
-        common["graph"] = True
+        common["compile"] = True
     if row.algorithm == "dagger":
         expert = DATA / "agents" / f"{row.task}-expert"
         result = zx.train("dagger", env=row.task, expert=str(expert), out=out, **common)
     elif row.algorithm == "awac online":
         zx.train("awac", dataset=str(data), out=folder / "offline", **common)
         before = zx.evaluate(folder / "offline", 100, seed + 1_000).summary()["score"]
-        online = {"init": str(folder / "offline"), "replay__start": str(data), "warmup_steps": 0, "env_steps": 10_000}
+        online = {
+            "init_from": str(folder / "offline"),
+            "replay__start": str(data),
+            "learning_starts": 0,
+            "env_steps": 10_000,
+        }
         # greedier than from data alone: what it overrates is found out
         result = zx.train("awac", env=row.task, out=out, advantage_lambda=1.0, **online, **common)
     else:

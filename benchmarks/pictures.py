@@ -39,7 +39,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "simple": {"title": "four 3x3 convolutions of stride 2 and 512 units", "cnn": "simple"},
 }
 STEPS, ENVS, EPOCHS, ACTIONS, SHAPE = 32, 8, 4, 6, (4, 84, 84)
-SETTINGS = {"gamma": 0.99, "gae_lambda": 0.95, "lr": 2.5e-4, "clip": 0.1, "max_grad_norm": 0.5}
+SETTINGS = {"gamma": 0.99, "gae_lambda": 0.95, "lr": 2.5e-4, "clip_range": 0.1, "max_grad_norm": 0.5}
 Measure = Callable[[], dict[str, float]]
 
 
@@ -70,8 +70,8 @@ def of_ours(row: Mapping[str, Any]) -> tuple[Callable[[], object], int]:
         **SETTINGS,
         epochs=EPOCHS,
         minibatch_size=STEPS * ENVS,
-        steps_per_iteration=STEPS,
-        vector__num=ENVS,
+        rollout_steps=STEPS,
+        num_envs=ENVS,
         shared_network=True,
         net={"cnn": row["cnn"], "hidden_sizes": [], "activation": "relu"},
     )
@@ -113,7 +113,7 @@ def of_sb3(row: Mapping[str, Any]) -> tuple[Callable[[], object], int]:
         n_epochs=EPOCHS,
         gamma=SETTINGS["gamma"],
         gae_lambda=SETTINGS["gae_lambda"],
-        clip_range=SETTINGS["clip"],
+        clip_range=SETTINGS["clip_range"],
         max_grad_norm=SETTINGS["max_grad_norm"],
         policy_kwargs={"net_arch": [], "features_extractor_class": Simple if row["cnn"] == "simple" else NatureCNN},
         device="cpu",

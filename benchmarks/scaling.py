@@ -47,8 +47,9 @@ def actor_of(workers: int, num: int | None = None, algorithm: str = "impala", **
     cfg = zx.config.load(
         algorithm=algorithm,
         env={"name": "tasks:Sleeps", **options},
-        threads=1,
-        vector={"num": num or max(1, workers), "backend": "serial"},
+        num_threads=1,
+        num_envs=num or max(1, workers),
+        vector={"backend": "serial"},
         distributed={"workers": workers},
         **({"actors": 1} if algorithm == "impala" else {}),
     )

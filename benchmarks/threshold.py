@@ -45,7 +45,7 @@ def ours(work: dict[str, Any]) -> dict[str, Any]:
             out=f"{folder}/run",
             quiet=True,
             seed=work["seed"],
-            threads=1,
+            num_threads=1,
             stop_return=work["threshold"],
             eval_every_steps=work["every"],
             eval_episodes=10,

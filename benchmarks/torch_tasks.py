@@ -38,16 +38,16 @@ ROW: dict[str, Any] = {
     "lr": 3e-4,
     "max_grad_norm": None,
     "gamma": 0.99,
-    "steps_per_iteration": 32,
+    "rollout_steps": 32,
     "minibatch_size": 8192,
     "epochs": 4,
     "gae_lambda": 0.95,
-    "clip": 0.2,
-    "value_clip": 0.2,
+    "clip_range": 0.2,
+    "value_clip_range": 0.2,
     "value_coef": 0.5,
     "entropy_coef": 0.01,
 }
-OURS: dict[str, dict[str, Any]] = {"graph=true": {"graph": True}, "eager": {}}  # compiled updates, and plain ones
+OURS: dict[str, dict[str, Any]] = {"compile=true": {"compile": True}, "eager": {}}  # compiled updates, and plain ones
 
 
 def main() -> None:

@@ -47,12 +47,12 @@ class Row(NamedTuple):
         return f"{self.algorithm} {self.env}"
 
 
-GRAPH = {"graph": True}  # compiled updates, the same but for rounding
+GRAPH = {"compile": True}  # compiled updates, the same but for rounding
 # an hour of a core: a third of the cost of Nature's network, and each action for four steps of the game, over which
 # the paper's discount of 0.999 becomes 0.996
-BIGFISH = {"env": {"skip": 4}, "net": {"cnn": "small"}, "gamma": 0.996, "threads": 1}
+BIGFISH = {"env": {"skip": 4}, "net": {"cnn": "small"}, "gamma": 0.996, "num_threads": 1}
 # an hour of a core: a network of a third of the cost, and copies in the same process
-HOUR = {"vector": {"num": 8, "backend": "serial"}, "net": {"cnn": "small"}, "eval_every_steps": 102_400}
+HOUR = {"num_envs": 8, "vector": {"backend": "serial"}, "net": {"cnn": "small"}, "eval_every_steps": 102_400}
 ROWS = [
     Row("ppo", "mario/1-1", {300_000: 1_000, 1_000_000: 1_500}),
     # half more than chance earns on unseen levels: 0.82 (0.66 to 0.98, 200 episodes)

@@ -15,8 +15,8 @@ SETTINGS = """\
 algorithm: ppo
 env: toy/match
 env_steps: 20_000
-vector: {num: 4}
-steps_per_iteration: 64
+num_envs: 4
+rollout_steps: 64
 lr: 1e-3
 eval_every_steps: 1_000
 """

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import zhixing as zx
-from zhixing.config import Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.config import Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat
 from zhixing.core.tree import Field
 from zhixing.nets.actor_critic import ActorCritic
 from zhixing.nets.policies import ActorCriticPolicy
@@ -34,8 +34,8 @@ class Config(OnPolicyConfig):
     entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
     max_grad_norm: PositiveFloat | None = 1.0  # gradients are clipped to this norm
     gamma: Fraction = 0.98  # discount of the future per step
-    steps_per_iteration: Positive = 16  # steps of each environment between updates
-    vector: VectorConfig = VectorConfig(num=8)
+    rollout_steps: Positive = 16  # steps of each environment between updates
+    num_envs: Positive = 8
 
 
 class Reinforce(zx.Learner):

@@ -2,7 +2,7 @@
 
 Run it with `python own_environment.py`, or from its folder by the command line:
 
-    zhixing train ppo --env own_environment:Room env.target=23 vector.num=8 lr=1e-3 env_steps=20000 --out runs/room
+    zhixing train ppo --env own_environment:Room env.target=23 num_envs=8 lr=1e-3 env_steps=20000 --out runs/room
     zhixing record runs/room -o room.mp4 --trust
 """
 
@@ -53,7 +53,7 @@ class Room(gym.Env):
 
 def main() -> dict:
     return zx.train(
-        "ppo", env="own_environment:Room", env_steps=40_000, stop_return=GOAL, vector__num=8, steps_per_iteration=64,
+        "ppo", env="own_environment:Room", env_steps=40_000, stop_return=GOAL, num_envs=8, rollout_steps=64,
         minibatch_size=128, lr=1e-3, eval_every_steps=2_000,
     )  # fmt: skip
 

@@ -82,7 +82,7 @@ class QLearning(zx.Learner):
         return zx.Gradients({"q_optimizer": self.q_optimizer.gradient(loss)}, {"loss": loss.detach()})
 
     def after_step(self) -> None:
-        if self.updates % self.cfg.sync_every_updates == 0:
+        if self.updates % self.cfg.target_update_interval == 0:
             self.follow.move(self.cfg.tau)
 
 

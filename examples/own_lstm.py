@@ -48,7 +48,7 @@ class Memory(nn.Module):
 def main() -> dict:
     return zx.train(
         "ppo", env="own_lstm:Recall", net__kind="own_lstm:Memory", env_steps=60_000, stop_return=GOAL,
-        vector__num=32, vector__backend="serial", steps_per_iteration=15, minibatch_size=480, lr=5e-3,
+        num_envs=32, vector__backend="serial", rollout_steps=15, minibatch_size=480, lr=5e-3,
         eval_every_steps=2_000,
     )  # fmt: skip
 

@@ -57,8 +57,8 @@ class Net(nn.Module):
 def main() -> dict:
     return zx.train(
         "ppo", env="own_network:Quadrants", net__kind="own_network:Net", env_steps=40_000, stop_return=GOAL,
-        vector__num=8, steps_per_iteration=64, minibatch_size=128, lr=2e-3, gamma=0.0,
-        threads=1, vector__backend="serial", eval_every_steps=1_000,
+        num_envs=8, rollout_steps=64, minibatch_size=128, lr=2e-3, gamma=0.0,
+        num_threads=1, vector__backend="serial", eval_every_steps=1_000,
     )  # fmt: skip
 
 

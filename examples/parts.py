@@ -39,7 +39,7 @@ def with_a_loop_by_hand(cfg: zx.config.OffPolicyConfig) -> float:
     rng = np.random.default_rng(cfg.seed)
 
     while actor.env_steps < cfg.env_steps:
-        phase = zx.Phase.RANDOM if actor.env_steps < cfg.warmup_steps else zx.Phase.COLLECT
+        phase = zx.Phase.RANDOM if actor.env_steps < cfg.learning_starts else zx.Phase.COLLECT
         experience = actor.collect(steps=4, phase=phase)  # 4 steps in each of 4 environments
         buffer.add(experience.batch)
         if phase is zx.Phase.RANDOM:
@@ -59,7 +59,7 @@ def score(learner: zx.Learner) -> float:
 def main() -> dict:
     torch.set_num_threads(1)  # small matrices are slower on several
     cfg = zx.config.load(
-        algorithm="dqn", env="toy/match", seed=0, env_steps=6_000, warmup_steps=500, updates_per_step=0.25
+        algorithm="dqn", env="toy/match", seed=0, env_steps=6_000, learning_starts=500, updates_per_step=0.25
     )
     one = with_the_platforms_loop(cfg)
     two = with_a_loop_by_hand(cfg)

@@ -127,7 +127,7 @@ def expert(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         key = f"{env} {sorted(options.items())}"
         if key not in known:
             out = known[key] = str(tmp_path_factory.mktemp("expert") / "run")
-            short = {"env_steps": 64, "steps_per_iteration": 8, "minibatch_size": 64, "eval_every_steps": 0}
+            short = {"env_steps": 64, "rollout_steps": 8, "minibatch_size": 64, "eval_every_steps": 0}
             short |= {"eval_episodes": 1, "tensorboard": False, "net__cnn": "simple", "vector__backend": "serial"}
             zx.train("ppo", env={"name": env, **options}, out=out, quiet=True, **short)
         return known[key]
@@ -157,19 +157,24 @@ def small(request: pytest.FixtureRequest, recorded: Callable, expert: Callable) 
             "log_every_steps": 100,
             "eval_every_steps": 250 * scale,
             "eval_episodes": 2,
-            "vector__num": 2,
+            "num_envs": 2,
             "tensorboard": False,
             "net__hidden_sizes": [16, 16],
         }
         if scheme == "off_policy":
-            short |= {"warmup_steps": 100 * scale, "batch_size": 16, "steps_per_iteration": 2, "updates_per_step": 0.5}
+            short |= {
+                "learning_starts": 100 * scale,
+                "batch_size": 16,
+                "train_every": 2,
+                "updates_per_step": 0.5,
+            }
         elif scheme == "offline":
             short |= {"batch_size": 16, "offline_updates": settings.get("env_steps", short["env_steps"])}
         elif searches:
-            short |= {"simulations": 4, "steps_per_iteration": 2, "updates_per_step": 0.2, "batch_size": 16}
-            short |= {"net__blocks": 1, "net__channels": 8, "vector__num": 8}
+            short |= {"simulations": 4, "rollout_steps": 2, "updates_per_step": 0.2, "batch_size": 16}
+            short |= {"net__blocks": 1, "net__channels": 8, "num_envs": 8}
         else:
-            short |= {"steps_per_iteration": 32}
+            short |= {"rollout_steps": 32}
         if scheme == "off_policy" and ("horizon" in model.model_fields or many_agents(algorithm)):
             short |= {"horizon": 5, "replay__sequence_length": 6, "updates_per_step": 0.1}  # whose updates are dear
         if "minibatch_size" in model.model_fields:

@@ -81,7 +81,9 @@ def train(
     imports: Imports = None,
     dataset: Data = None,
     config_files: Files = None,
-    init: Annotated[str | None, typer.Option("--init", metavar="RUN", help="Start from this run's weights.")] = None,
+    init_from: Annotated[
+        str | None, typer.Option("--init-from", metavar="RUN", help="Start from this run's weights.")
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Fixes every random number.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder.")] = None,
 ) -> None:
@@ -91,7 +93,7 @@ def train(
     from zhixing.training.session import Session
 
     layers, words = _asked(
-        algorithm, settings, config_files, env=env, imports=imports, dataset=dataset, init=init, seed=seed
+        algorithm, settings, config_files, env=env, imports=imports, dataset=dataset, init_from=init_from, seed=seed
     )
     _run(Session(auto.build(layers, config.parse_overrides(words)), out))
 
@@ -444,7 +446,7 @@ def tune(
     workers: Workers = None,
     on: On = "local",
 ) -> None:
-    """Search for the settings that learn best: lr=1e-4..1e-2:log gamma=0.9..0.999 vector.num=4,8. Needs Optuna."""
+    """Search for the settings that learn best: lr=1e-4..1e-2:log gamma=0.9..0.999 num_envs=4,8. Needs Optuna."""
     from zhixing.experiments import tune
     from zhixing.utils import tables
 
@@ -486,7 +488,7 @@ def profile(
     title = f"{cfg.algorithm} on {cfg.env.name}: {found.speed:,.0f} {found.unit} per second"
     tables.print_table(profiler.rows_of_parts(found), title)
     if found.rollout is not None:
-        print(f"iterations were cut to {getattr(found.cfg, 'steps_per_iteration')} steps of each environment")  # noqa: B009
+        print(f"iterations were cut to {getattr(found.cfg, 'rollout_steps')} steps of each environment")  # noqa: B009
     groups = ", ".join(f"{name} {100 * share:.0f} %" for name, share in found.groups.items())
     print(f"bound by {found.bound_by} ({groups})\n")
     write_stderr(f"trying other settings, {profiler.tries_seconds(found, seconds):.0f} seconds at most")
@@ -495,8 +497,8 @@ def profile(
     better = profiler.advice(tries)
     told = ", ".join(f"{one.setting} ({one.times:.2f} times)" for one in better)
     print(f"faster: {told}" if better else "nothing that was tried is clearly faster")
-    if any(one.setting.startswith("vector.num") for one in better):
-        print("another vector.num also changes what is learned: compare both with `zhixing sweep`")
+    if any(one.setting.startswith("num_envs") for one in better):
+        print("another num_envs also changes what is learned: compare both with `zhixing sweep`")
 
 
 @app.command("list")

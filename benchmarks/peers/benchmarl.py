@@ -28,14 +28,14 @@ def qmix(row: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     from benchmarl.algorithms import QmixConfig
 
     return QmixConfig(mixing_embed_dim=row["mixer_size"], delay_value=True, loss_function="l2"), {
-        "off_policy_collected_frames_per_batch": row["num_envs"] * row["steps_per_iteration"],
+        "off_policy_collected_frames_per_batch": row["num_envs"] * row["rollout_steps"],
         "off_policy_n_envs_per_worker": row["num_envs"],
         "off_policy_n_optimizer_steps": row["updates_per_iteration"],
         "off_policy_train_batch_size": row["batch_episodes"] * row["episode_steps"],
         "off_policy_memory_size": row["replay_capacity"],
         "off_policy_init_random_frames": 0,
         "soft_target_update": False,
-        "hard_target_update_frequency": row["sync_every_updates"],
+        "hard_target_update_frequency": row["target_update_interval"],
         "exploration_eps_init": row["epsilon"],
         "exploration_eps_end": row["epsilon"],
     }

@@ -61,7 +61,7 @@ def main() -> None:
     from mindspore_rl.algorithm.dqn import DQNTrainer
     from mindspore_rl.utils.callback import Callback
 
-    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU", runtime_num_threads=1)
+    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU", runtime_threads=1)
     mindspore.set_seed(row["seed"])
     total = row["warmup_steps"] + row["measured_steps"]
     marks: list[telling.Mark] = []

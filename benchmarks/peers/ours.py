@@ -41,13 +41,14 @@ def settings(row: dict[str, Any]) -> dict[str, Any]:
         "env": row["env"],
         "seed": row["seed"],
         "env_steps": row["warmup_steps"] + row["measured_steps"],
-        "vector": {"num": row.get("num_envs", 1), "backend": row.get("backend", "auto")},
+        "num_envs": row.get("num_envs", 1),
+        "vector": {"backend": row.get("backend", "auto")},
         "distributed": {"workers": row.get("workers", 0)},
         "net": {"hidden_sizes": row["hidden_sizes"], "activation": row["activation"]},
         "lr": row["lr"],
         "gamma": row["gamma"],
-        "threads": 1,
-        "graph": row.get("graph", False),
+        "num_threads": 1,
+        "compile": row.get("compile", False),
         "device": "cpu",
         "tensorboard": False,
         "log_every_steps": NEVER,
@@ -59,20 +60,20 @@ def settings(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def ppo(row: dict[str, Any]) -> dict[str, Any]:
-    names = ("steps_per_iteration", "minibatch_size", "epochs", "gae_lambda", "clip", "value_coef", "entropy_coef")
-    own = {"max_grad_norm": row["max_grad_norm"], "value_clip": row.get("value_clip")}
-    return {"lr_decay": False, **own, **{name: row[name] for name in names}}
+    names = ("rollout_steps", "minibatch_size", "epochs", "gae_lambda", "clip_range", "value_coef", "entropy_coef")
+    own = {"max_grad_norm": row["max_grad_norm"], "value_clip_range": row.get("value_clip_range")}
+    return {"anneal_lr": False, **own, **{name: row[name] for name in names}}
 
 
 def dqn(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "max_grad_norm": row["max_grad_norm"],
-        "steps_per_iteration": 1,
+        "train_every": 1,
         "updates_per_step": 1.0,
-        "warmup_steps": row["random_steps"],
+        "learning_starts": row["random_steps"],
         "batch_size": row["batch_size"],
         "replay": {"capacity": row["replay_capacity"], "n_step": 1},
-        "sync_every_updates": row["sync_every_updates"],
+        "target_update_interval": row["target_update_interval"],
         "tau": row.get("tau", 1.0),
         "loss": row.get("loss", "huber"),
         "epsilon_start": row["epsilon"],
@@ -81,11 +82,15 @@ def dqn(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def continuous(row: dict[str, Any]) -> dict[str, Any]:
-    own = {name: row[name] for name in ("actor_delay", "noise", "smoothing", "smoothing_clip") if name in row}
+    own = {
+        name: row[name]
+        for name in ("policy_delay", "exploration_noise", "target_policy_noise", "target_noise_clip")
+        if name in row
+    }
     return {
-        "steps_per_iteration": 1,
+        "train_every": 1,
         "updates_per_step": 1.0,
-        "warmup_steps": row["random_steps"],
+        "learning_starts": row["random_steps"],
         "batch_size": row["batch_size"],
         "replay": {"capacity": row["replay_capacity"], "n_step": 1},
         "tau": row["tau"],
@@ -94,15 +99,16 @@ def continuous(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def qmix(row: dict[str, Any]) -> dict[str, Any]:
-    names = ("steps_per_iteration", "mixer_size", "hyper_size", "sync_every_updates", "max_grad_norm")
+    names = ("mixer_size", "hyper_size", "target_update_interval", "max_grad_norm")
     return {
         "env": {"name": row["env"], "N": row["num_agents"], "max_cycles": row["episode_steps"]},
         "net": {"hidden_sizes": row["hidden_sizes"], "activation": row["activation"], "recurrent": "none"},
         "share_weights": True,
         "last_action": False,
         "td_lambda": 0.0,
-        "updates_per_step": row["updates_per_iteration"] / (row["num_envs"] * row["steps_per_iteration"]),
-        "warmup_steps": 0,
+        "train_every": row["rollout_steps"],
+        "updates_per_step": row["updates_per_iteration"] / (row["num_envs"] * row["rollout_steps"]),
+        "learning_starts": 0,
         "batch_size": row["batch_episodes"],
         "replay": {"capacity": row["replay_capacity"], "n_step": 1},
         "tau": 1.0,
@@ -127,7 +133,7 @@ def iql(row: dict[str, Any]) -> dict[str, Any]:
 
 def cql(row: dict[str, Any]) -> dict[str, Any]:
     own = {name: row[name] for name in ("penalty", "penalty_samples")}
-    return {**from_data(row), **own, "temperature": None}
+    return {**from_data(row), **own, "alpha": None}
 
 
 ALGORITHMS = {"ppo": ppo, "dqn": dqn, "sac": continuous, "td3": continuous, "qmix": qmix, "iql": iql, "cql": cql}

@@ -22,19 +22,19 @@ ACTIVATIONS = {"silu": "swish"}  # as flax calls them
 def make(row: dict[str, Any]) -> Any:
     from rejax import PPO
 
-    assert row["clip"] == row["value_clip"], "rejax clips ratios and values alike"
+    assert row["clip_range"] == row["value_clip_range"], "rejax clips ratios and values alike"
     assert row["max_grad_norm"] is None, "rejax clips gradients number by number"
-    rollout = row["num_envs"] * row["steps_per_iteration"]
+    rollout = row["num_envs"] * row["rollout_steps"]
     algorithm = PPO.create(
         env=row["env"],
         num_envs=row["num_envs"],
-        num_steps=row["steps_per_iteration"],
+        num_steps=row["rollout_steps"],
         num_minibatches=rollout // row["minibatch_size"],
         num_epochs=row["epochs"],
         learning_rate=row["lr"],
         gamma=row["gamma"],
         gae_lambda=row["gae_lambda"],
-        clip_eps=row["clip"],
+        clip_eps=row["clip_range"],
         vf_coef=2 * row["value_coef"],  # of half the square
         ent_coef=row["entropy_coef"],
         total_timesteps=rollout,  # a call is one iteration, and what it ends with is no evaluation
@@ -59,7 +59,7 @@ def main() -> None:
     # the old state's memory is the new one's
     iterate = jax.jit(lambda state: algorithm.train(train_state=state)[0], donate_argnums=0).lower(state).compile()
     compile_seconds = time.perf_counter() - begin
-    rollout = row["num_envs"] * row["steps_per_iteration"]
+    rollout = row["num_envs"] * row["rollout_steps"]
     for _ in range(row["warmup_steps"] // rollout):
         state = iterate(state)
     jax.block_until_ready(state)

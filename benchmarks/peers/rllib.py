@@ -32,15 +32,15 @@ def ppo(row: Row) -> Any:
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-    size = row["num_envs"] * row["steps_per_iteration"]
-    config = common(PPOConfig(), row, row["steps_per_iteration"])
+    size = row["num_envs"] * row["rollout_steps"]
+    config = common(PPOConfig(), row, row["rollout_steps"])
     config.training(
         train_batch_size_per_learner=size,
         # steps that it adds to value the last ones would make further minibatches, of which most is mask
         minibatch_size=None if row["minibatch_size"] == size else row["minibatch_size"],
         num_epochs=row["epochs"],
         lambda_=row["gae_lambda"],
-        clip_param=row["clip"],
+        clip_param=row["clip_range"],
         vf_clip_param=math.inf,
         vf_loss_coeff=row["value_coef"],
         entropy_coeff=row["entropy_coef"],
@@ -61,7 +61,7 @@ def dqn(row: Row) -> Any:
         train_batch_size_per_learner=row["batch_size"],
         replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": row["replay_capacity"]},
         num_steps_sampled_before_learning_starts=row["random_steps"],
-        target_network_update_freq=row["sync_every_updates"],  # in environment steps: here one for each update
+        target_network_update_freq=row["target_update_interval"],  # in environment steps: here one for each update
         tau=1.0,
         epsilon=row["epsilon"],
         n_step=1,
@@ -151,7 +151,7 @@ def main() -> None:
             return int(optimizer.state[weights[0]]["step"])
 
         marks: list[telling.Mark] = []
-        size = row["num_envs"] * row.get("steps_per_iteration", 1)
+        size = row["num_envs"] * row.get("rollout_steps", 1)
         if row["algorithm"] == "dqn":
             size = math.gcd(row["warmup_steps"], row["measured_steps"])
         for steps in (row["warmup_steps"], row["measured_steps"]):

@@ -17,11 +17,11 @@ Row = dict[str, Any]
 
 def ppo(library: Any, row: Row, activations: Row) -> Any:
     return library.PPO(
-        n_steps=row["steps_per_iteration"],
+        n_steps=row["rollout_steps"],
         batch_size=row["minibatch_size"],
         n_epochs=row["epochs"],
         gae_lambda=row["gae_lambda"],
-        clip_range=row["clip"],
+        clip_range=row["clip_range"],
         vf_coef=row["value_coef"],
         ent_coef=row["entropy_coef"],
         normalize_advantage=True,
@@ -32,7 +32,7 @@ def ppo(library: Any, row: Row, activations: Row) -> Any:
 
 def dqn(library: Any, row: Row, activations: Row) -> Any:
     return library.DQN(
-        target_update_interval=row["sync_every_updates"],  # in environment steps: here one for each update
+        target_update_interval=row["target_update_interval"],  # in environment steps: here one for each update
         exploration_initial_eps=row["epsilon"],
         exploration_final_eps=row["epsilon"],
         **({"max_grad_norm": row["max_grad_norm"]} if "max_grad_norm" in row else {}),
@@ -49,10 +49,10 @@ def td3(library: Any, row: Row, activations: Row) -> Any:
     from stable_baselines3.common.noise import NormalActionNoise
 
     return library.TD3(
-        policy_delay=row["actor_delay"],
-        target_policy_noise=row["smoothing"],
-        target_noise_clip=row["smoothing_clip"],
-        action_noise=NormalActionNoise(np.zeros(1), np.full(1, row["noise"])),
+        policy_delay=row["policy_delay"],
+        target_policy_noise=row["target_policy_noise"],
+        target_noise_clip=row["target_noise_clip"],
+        action_noise=NormalActionNoise(np.zeros(1), np.full(1, row["exploration_noise"])),
         **off_policy(row, activations, row["tau"]),
     )
 

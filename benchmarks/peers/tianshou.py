@@ -29,7 +29,7 @@ def ppo(row: Row, env: Any) -> Any:
         policy=DiscreteActorPolicy(actor=actor, action_space=env.action_space),
         critic=DiscreteCritic(preprocess_net=body(row, env)),
         optim=adam(row),
-        eps_clip=row["clip"],
+        eps_clip=row["clip_range"],
         vf_coef=row["value_coef"],
         ent_coef=row["entropy_coef"],
         max_grad_norm=row["max_grad_norm"],
@@ -47,7 +47,7 @@ def dqn(row: Row, env: Any) -> Any:
         policy=DiscreteQLearningPolicy(model=net, action_space=env.action_space, eps_training=row["epsilon"]),
         optim=adam(row),
         gamma=row["gamma"],
-        target_update_freq=row["sync_every_updates"],
+        target_update_freq=row["target_update_interval"],
         is_double=False,
         huber_loss_delta=1.0,
     )
@@ -78,12 +78,12 @@ def td3(row: Row, env: Any) -> Any:
     from tianshou.utils.net.continuous import ContinuousActorDeterministic
 
     actor = ContinuousActorDeterministic(preprocess_net=body(row, env), action_shape=env.action_space.shape)
-    noise = GaussianNoise(sigma=row["noise"])
+    noise = GaussianNoise(sigma=row["exploration_noise"])
     return TD3(
         policy=ContinuousDeterministicPolicy(actor=actor, exploration_noise=noise, action_space=env.action_space),
-        policy_noise=row["smoothing"],
-        noise_clip=row["smoothing_clip"],
-        update_actor_freq=row["actor_delay"],
+        policy_noise=row["target_policy_noise"],
+        noise_clip=row["target_noise_clip"],
+        update_actor_freq=row["policy_delay"],
         **twins(row, env),
     )
 
@@ -139,7 +139,7 @@ def params(row: Row, collector: Any, steps: int, mark: Any) -> Any:
     }
     if row["algorithm"] == "ppo":
         return OnPolicyTrainerParams(
-            collection_step_num_env_steps=row["num_envs"] * row["steps_per_iteration"],
+            collection_step_num_env_steps=row["num_envs"] * row["rollout_steps"],
             batch_size=row["minibatch_size"],
             update_step_num_repetitions=row["epochs"],
             **common,
@@ -182,7 +182,7 @@ def main() -> None:
             marks.append(telling.mark(env_step, steps))
 
     vector = DummyVectorEnv([lambda: gym.make(row["env"]) for _ in range(row["num_envs"])])
-    capacity = row.get("replay_capacity", row["num_envs"] * row.get("steps_per_iteration", 1))
+    capacity = row.get("replay_capacity", row["num_envs"] * row.get("rollout_steps", 1))
     replay = VectorReplayBuffer(capacity, row["num_envs"])
     collector = Collector(algorithm, vector, replay, exploration_noise=row["algorithm"] != "ppo")
     collector.reset()

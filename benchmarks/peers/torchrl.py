@@ -44,13 +44,13 @@ def ppo(row: Row, env: Any) -> Parts:
     loss = ClipPPOLoss(
         actor_network=actor,
         critic_network=critic,
-        clip_epsilon=row["clip"],
+        clip_epsilon=row["clip_range"],
         entropy_coeff=row["entropy_coef"],
         critic_coeff=row["value_coef"],
         normalize_advantage=True,
         loss_critic_type="l2",
     )
-    size = row["num_envs"] * row["steps_per_iteration"]
+    size = row["num_envs"] * row["rollout_steps"]
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(size), sampler=SamplerWithoutReplacement(), batch_size=row["minibatch_size"]
     )
@@ -79,7 +79,7 @@ def dqn(row: Row, env: Any) -> Parts:
     explore = EGreedyModule(annealing_num_steps=1, eps_init=row["epsilon"], eps_end=row["epsilon"], spec=spec)
     loss = DQNLoss(actor, loss_function="smooth_l1", delay_value=True)
     loss.make_value_estimator(gamma=row["gamma"])
-    target = HardUpdate(loss, value_network_update_interval=row["sync_every_updates"])
+    target = HardUpdate(loss, value_network_update_interval=row["target_update_interval"])
     optimizer, buffer = adam(row, list(actor.parameters())), replay(row)
 
     def learn(data: Any) -> None:
@@ -135,7 +135,7 @@ def td3(row: Row, env: Any) -> Parts:
         TensorDictModule(net(row, 3, 1), in_keys=["observation"], out_keys=["param"]),
         TanhModule(in_keys=["param"], out_keys=["action"], spec=spec),
     )
-    noise = AdditiveGaussianModule(sigma_init=1.0, sigma_end=1.0, mean=0.0, std=row["noise"], spec=spec)
+    noise = AdditiveGaussianModule(sigma_init=1.0, sigma_end=1.0, mean=0.0, std=row["exploration_noise"], spec=spec)
     loss = TD3Loss(
         actor,
         critic(row),
@@ -144,8 +144,8 @@ def td3(row: Row, env: Any) -> Parts:
         delay_actor=True,
         delay_qvalue=True,
         action_spec=spec,
-        policy_noise=row["smoothing"],
-        noise_clip=row["smoothing_clip"],
+        policy_noise=row["target_policy_noise"],
+        noise_clip=row["target_noise_clip"],
     )
     loss.make_value_estimator(gamma=row["gamma"])
     target = SoftUpdate(loss, tau=row["tau"])
@@ -159,7 +159,7 @@ def td3(row: Row, env: Any) -> Parts:
             updates += 1
             batch = buffer.sample()
             step(of_critic, loss.value_loss(batch)[0], row)
-            if updates % row["actor_delay"] == 0:
+            if updates % row["policy_delay"] == 0:
                 step(of_actor, loss.actor_loss(batch)[0], row)
                 target.step()
 
@@ -232,7 +232,7 @@ def main() -> None:
     collector = Collector(
         env,
         parts.policy,
-        frames_per_batch=row["num_envs"] * row.get("steps_per_iteration", 1),
+        frames_per_batch=row["num_envs"] * row.get("rollout_steps", 1),
         total_frames=total,
         init_random_frames=row.get("random_steps"),
     )

@@ -55,11 +55,17 @@ def test_an_ability_is_had_throughout_or_refused_by_name(
     elif many_agents(algorithm):
         settings = {**settings, "env__agents": 2}
     model = zx.algorithms.get(algorithm).settings
-    short = {"env_steps": 128, "log_every_steps": 20, "eval_every_steps": 0, "threads": 1, "vector__backend": "serial"}
+    short = {
+        "env_steps": 128,
+        "log_every_steps": 20,
+        "eval_every_steps": 0,
+        "num_threads": 1,
+        "vector__backend": "serial",
+    }
     if model.scheme == "off_policy":
-        short |= {"warmup_steps": 64, "updates_per_step": 0.2, "replay__sequence_length": 4, "replay__burn_in": 2}
+        short |= {"learning_starts": 64, "updates_per_step": 0.2, "replay__sequence_length": 4, "replay__burn_in": 2}
     else:
-        short |= {"steps_per_iteration": 15}  # stopped after 45: in mid-episode everywhere
+        short |= {"rollout_steps": 15}  # stopped after 45: in mid-episode everywhere
     short |= {name: 2 for name in ("epochs", "critic_epochs") if name in model.model_fields}
     try:
         cfg = small(algorithm, task, **(short | settings))

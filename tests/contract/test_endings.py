@@ -37,7 +37,7 @@ def test_value_estimates_meet_the_exact_values(algorithm: str, task: str, small:
     if scheme == "off_policy":
         settings |= {"env_steps": 2000, "updates_per_step": 0.5, "lr": 3e-3}
     else:
-        settings |= {"steps_per_iteration": 8, "lr": 1e-2}
+        settings |= {"rollout_steps": 8, "lr": 1e-2}
     fields = zx.algorithms.get(algorithm).settings.model_fields
     if "horizon" in fields:
         settings["updates_per_step"] = 0.4
@@ -45,14 +45,16 @@ def test_value_estimates_meet_the_exact_values(algorithm: str, task: str, small:
         settings["env_steps"] = 6000  # they learn once from each step
     if "tau" in fields and fields["tau"].default < 0.1:
         settings["tau"] = 0.05  # slow targets need longer than this test has
-    if "sync_every_updates" in fields:
-        settings["sync_every_updates"] = 10
+    if "target_update_interval" in fields:
+        settings["target_update_interval"] = 10
+    if "target_entropy" in fields:
+        settings["alpha"] = 1e-6  # else the values hold a bonus for entropy
     if "temperature" in fields:
-        settings["temperature"] = 1e-6  # else the values hold a bonus for entropy
+        settings["temperature"] = 1e-6  # likewise
     if "penalty" in fields:
         settings["penalty"] = 1e-6  # which holds values down on purpose
-    if "normalise_reward" in fields:
-        settings["normalise_reward"] = False  # else values are of scaled rewards
+    if "normalize_reward" in fields:
+        settings["normalize_reward"] = False  # else values are of scaled rewards
     if many_agents(algorithm):
         settings |= {"env__agents": 2, "net__recurrent": "none", "last_action": False, "epochs": 4}
         settings = {name: value for name, value in settings.items() if "__" in name or name in fields}
@@ -86,13 +88,13 @@ def test_values_of_an_agent_that_leaves_meet_the_exact_ones(
     settings = {"gamma": GAMMA, "env__kind": kind, "net__hidden_sizes": [32], "eval_every_steps": 0}
     settings |= {"checkpoint_every_steps": 0, "log_every_steps": 1000}
     more = {
-        "idqn": {"td_lambda": 0.5, "sync_every_updates": 10, "net__recurrent": "none", "last_action": False},
+        "idqn": {"td_lambda": 0.5, "target_update_interval": 10, "net__recurrent": "none", "last_action": False},
         "maddpg": {"replay__n_step": 3, "tau": 0.05},
     }
     if name in more:
         settings |= {"env_steps": 2000, "updates_per_step": 0.5, "lr": 3e-3} | more[name]
     else:
-        settings |= {"env_steps": 3000, "steps_per_iteration": 8, "lr": 1e-2, "epochs": 4}
+        settings |= {"env_steps": 3000, "rollout_steps": 8, "lr": 1e-2, "epochs": 4}
     session = zx.Session(small(name, "tasks:Leaves", **settings), tmp_path / "run", quiet=True)
     session.run()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""With graph=true an update does the same as without, for every algorithm, and the other contracts hold.
+"""With compile=true an update does the same as without, for every algorithm, and the other contracts hold.
 
 Recording is tested for all of them. What the compiler makes of it takes it half a minute each where it isn't in the
 cache: here for one, for more of them with ZHIXING_COMPILE="dqn sac td3 a2c", or all.
@@ -57,7 +57,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 def learns_alike(make: Callable[..., RunConfig], folder: Path, number: int) -> None:
     for graph in (False, True):
         watching = [Damped(), StopAfter(number)]
-        session = zx.Session(make(graph=graph, **SETTINGS), folder / str(graph), watching, quiet=True)
+        session = zx.Session(make(compile=graph, **SETTINGS), folder / str(graph), watching, quiet=True)
         session.run()
         assert bool(session.learner.graphs and session.learner.graphs.graphs) is graph
     eager, graphed = learned(folder / "False"), learned(folder / "True")
@@ -77,10 +77,10 @@ def test_recorded_update_is_the_eager_one(name: str, small: Callable, tmp_path: 
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("td3", {"actor_delay": 3, "replay__prioritized": True}),
-        ("sac", {"env": "CartPole-v1", "actor_delay": 2, "normalise_obs": True}),
-        ("dqn", {"sync_every_updates": 3, "replay__prioritized": True, "replay__n_step": 3}),
-        ("ppo", {"lr_decay": True, "normalise_obs": True, "entropy_coef": 0.01, "critic_lr": 1e-3, "epochs": 2}),
+        ("td3", {"policy_delay": 3, "replay__prioritized": True}),
+        ("sac", {"env": "CartPole-v1", "policy_delay": 2, "normalize_obs": True}),
+        ("dqn", {"target_update_interval": 3, "replay__prioritized": True, "replay__n_step": 3}),
+        ("ppo", {"anneal_lr": True, "normalize_obs": True, "entropy_coef": 0.01, "critic_lr": 1e-3, "epochs": 2}),
         ("ppo", {"env": "toy/match", "shared_network": True, "minibatch_size": 64}),
         ("sac", {"env": "tasks:Masked"}),
         ("dqn", {"precision": "bf16"}),
@@ -96,7 +96,7 @@ def test_compiled_once_learns_alike_and_resumes_exactly(
     name: str, small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learns_alike(lambda **more: small(name, **more), tmp_path, 3)
-    cfg = small(name, graph=True, **SETTINGS)
+    cfg = small(name, compile=True, **SETTINGS)
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     monkeypatch.setattr(compiler, "_compile", None)  # a second start finds all that it needs
     with pytest.raises(KeyboardInterrupt):
@@ -108,7 +108,7 @@ def test_compiled_once_learns_alike_and_resumes_exactly(
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("name", ["a2c", "td3"])  # one of each optimizer
 def test_gradient_that_is_not_finite_changes_no_weight(name: str, small: Callable, tmp_path: Path) -> None:
-    session = zx.Session(small(name, graph=True, **SETTINGS), tmp_path / "run", [Spoil()], quiet=True)
+    session = zx.Session(small(name, compile=True, **SETTINGS), tmp_path / "run", [Spoil()], quiet=True)
     with pytest.raises(NonFiniteError, match="were not changed"):
         session.run()
     weights = [p for optimizer in session.learner.optimizers().values() for p in optimizer.parameters]
@@ -128,17 +128,17 @@ class Spoil(zx.Callback):
 
 def test_recurrent_networks_are_refused_by_name(small: Callable, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"net\.recurrent=none"):
-        zx.Session(small("ppo", graph=True, net__recurrent="gru"), tmp_path / "run", quiet=True)
+        zx.Session(small("ppo", compile=True, net__recurrent="gru"), tmp_path / "run", quiet=True)
 
 
 def test_search_without_learning_is_refused(small: Callable, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="mcts makes none"):
-        zx.Session(small("mcts", graph=True), tmp_path / "run", quiet=True)
+        zx.Session(small("mcts", compile=True), tmp_path / "run", quiet=True)
 
 
 def test_gradients_that_are_taken_apart_are_refused(small: Callable) -> None:
-    with pytest.raises(UserError, match="a3c takes no graph=true"):
-        small("a3c", graph=True)
+    with pytest.raises(UserError, match="a3c takes no compile=true"):
+        small("a3c", compile=True)
 
 
 def test_missing_compiler_is_told_with_what_to_install(
@@ -146,12 +146,12 @@ def test_missing_compiler_is_told_with_what_to_install(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match=r"no no-such-compiler: install one \(apt install g\+\+"):
-        zx.Session(small("ppo", graph=True), tmp_path / "run", quiet=True)
+        zx.Session(small("ppo", compile=True), tmp_path / "run", quiet=True)
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_learner_made_by_its_class_does_not_ignore_graph() -> None:
-    cfg = zx.config.load(algorithm="bc", env="CartPole-v1", graph=True)
+def test_learner_made_by_its_class_does_not_ignore_compile() -> None:
+    cfg = zx.config.load(algorithm="bc", env="CartPole-v1", compile=True)
     spaces = zx.Spaces(Box(-1.0, 1.0, (4,), np.float32), Discrete(2))
     batch = zx.Batch(obs=torch.zeros(8, 4), action=torch.zeros(8, dtype=torch.int64))
     by_name = zx.algorithms.get("bc").make(cfg, spaces)

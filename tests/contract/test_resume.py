@@ -39,7 +39,7 @@ def test_every_back_end_resumes_exactly(name: str, backend: str, small: Callable
 def test_battles_in_torch_resume_exactly(small: Callable, tmp_path: Path) -> None:
     """With memory, and with battles of several lengths going on."""
     memory = {"net__recurrent": "gru", "net__recurrent_size": 8, "last_action": True, "epochs": 1}
-    settings = {"vector__backend": "torch", "vector__num": 4, "checkpoint_every_steps": 150, **memory}
+    settings = {"vector__backend": "torch", "num_envs": 4, "checkpoint_every_steps": 150, **memory}
     stop_and_resume(small("mappo", "skirmish/3m", seed=3, **settings), tmp_path)
 
 
@@ -99,7 +99,7 @@ def test_interrupted_and_then_killed_has_no_evaluation_or_row_more(
     stop_at: int, crash_at: int, small: Callable, tmp_path: Path
 ) -> None:
     """Iterations have 64 steps; evaluations are at 192, 384, 576 and the end, checkpoints at 256 and 512."""
-    normalised = {"normalise_obs": True, "normalise_reward": True, "epochs": 1}
+    normalised = {"normalize_obs": True, "normalize_reward": True, "epochs": 1}
     steps = {"env_steps": 700, "eval_every_steps": 190, "checkpoint_every_steps": 250, "log_every_steps": 128}
     cfg = small("ppo", "toy/reach", seed=5, **normalised, **steps)
     whole, parts = Counted(), Counted()

@@ -29,7 +29,7 @@ def test_any_number_of_processes_gives_the_serial_run(name: str, small: Callable
     ways["two"] = {"backend": "process", "workers": 2}
     ways["mixed"] = {"backend": "mixed", "workers": 2}
     for way, vector in ways.items():
-        zx.Session(small(name, seed=5, vector={"num": 3, **vector}), tmp_path / way, quiet=True).run()
+        zx.Session(small(name, seed=5, num_envs=3, vector=vector), tmp_path / way, quiet=True).run()
     for way in ("one", "two", "mixed"):
         assert differing(tmp_path / "serial", tmp_path / way) == []
         assert metrics_rows(tmp_path / "serial") == metrics_rows(tmp_path / way)

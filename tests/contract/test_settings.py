@@ -41,13 +41,13 @@ def test_every_setting_is_read(
 
     monkeypatch.setattr(config.Strict, "__getattribute__", reading)
     # settings that only matter beside another, or that need some updates
-    always = {"sync_every_updates": 5} if "sync_every_updates" in model.model_fields else {}
+    always = {"target_update_interval": 5} if "target_update_interval" in model.model_fields else {}
     ways: list[dict[str, Any]] = [{}]
     if model.scheme == "off_policy":
         ways.append({"replay__prioritized": True})
         ways.append({"dataset": recorded(small(algorithm).env.name), "offline_updates": 20})
     if "noise_kind" in model.model_fields:
-        ways.append({"noise_kind": "ou", "smoothing": 0.1})
+        ways.append({"noise_kind": "ou", "target_policy_noise": 0.1})
     if model.scheme == "play":
         ways.append({"env": "toy/match"})
     if "net" in model.model_fields:
@@ -67,8 +67,8 @@ def test_every_setting_is_read(
     if model.scheme == "self_play":
         read.add("eval_env")  # of evaluations that aren't matches
         read.add("full_share")  # beside fast_simulations: tests/unit/search
-    if "ReplayConfig.hindsight" in read:
-        read.add("ReplayConfig.hindsight_ratio")  # on tasks with goals: tests/unit/buffers/test_relabel.py
+    if "ReplayConfig.her" in read:
+        read.add("ReplayConfig.her_ratio")  # on tasks with goals: tests/unit/buffers/test_relabel.py
     if model.scheme == "offline":
         read |= {"env_steps", "VectorConfig.workers"}  # of those who step an environment
     missing = fields_of(model) - read

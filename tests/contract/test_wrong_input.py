@@ -19,8 +19,8 @@ WRONG = {
     "old version": (["train", "ppo", "--env", "CartPole-v7"], "CartPole-v1"),
     "unknown setting": (["train", "ppo", "--env", "CartPole-v1", "lrr=1"], "unknown setting 'lrr': did you mean 'lr'"),
     "unknown nested setting": (
-        ["train", "ppo", "--env", "CartPole-v1", "vector.nums=1"],
-        "unknown setting 'vector.nums': did you mean 'vector.num'",
+        ["train", "ppo", "--env", "CartPole-v1", "vector.worker=1"],
+        "unknown setting 'vector.worker': did you mean 'vector.workers'",
     ),
     "setting of another algorithm": (["train", "dqn", "--env", "CartPole-v1", "gae_lambda=1"], "'gae_lambda'"),
     "wrong type": (["train", "ppo", "--env", "CartPole-v1", "lr=fast"], "lr='fast': should be a valid number"),
@@ -50,7 +50,10 @@ WRONG = {
         ["train", "ppo", "--env", "CartPole-v1", "--config", "none.yaml"],
         "there is no configuration file",
     ),
-    "missing init": (["train", "ppo", "--env", "CartPole-v1", "--init", "nowhere"], "there is no run folder nowhere"),
+    "missing run to start from": (
+        ["train", "ppo", "--env", "CartPole-v1", "--init-from", "nowhere"],
+        "there is no run folder nowhere",
+    ),
     "unknown option": (["train", "ppo", "--env", "CartPole-v1", "--frobnicate", "3"], "'frobnicate'"),
     "misspelled option": (["train", "ppo", "--evn", "CartPole-v1"], "unknown option --evn: did you mean --env?"),
     "misspelled option of eval": (["eval", "nowhere", "--episods", "3"], "--episodes"),
@@ -62,7 +65,7 @@ WRONG = {
     "setting without its value": (["train", "ppo", "--env", "CartPole-v1", "--lr"], "--lr needs a value"),
     "option of another library": (
         ["train", "ppo", "--env", "CartPole-v1", "--num-minibatches", "4"],
-        "`num_minibatches` (CleanRL) is `minibatch_size` here: steps_per_iteration x vector.num / num_minibatches",
+        "`num_minibatches` (CleanRL) is `minibatch_size` here: rollout_steps x num_envs / num_minibatches",
     ),
     "environment without --env": (["train", "ppo", "CartPole-v1"], "environments are named by --env"),
     "missing run": (["resume", "nowhere"], "there is no run folder nowhere"),
@@ -82,11 +85,14 @@ WRONG = {
         "updates_per_step=1000000000.0: should be less than or equal to 1000",
     ),
     "a replay shorter than n_step": (
-        ["train", "dqn", "--env", "toy/match", "vector.num=2", "replay.capacity=4", "replay.n_step=3"],
+        ["train", "dqn", "--env", "toy/match", "num_envs=2", "replay.capacity=4", "replay.n_step=3"],
         "needs 3: raise replay.capacity to at least 6",
     ),
     "a name that is too long": (["train", "ppo", "--env", "toy/match", "--out", "x" * 400], "File name too long"),
-    "more threads than any machine has": (["train", "ppo", "--env", "toy/match", "threads=1e9"], "threads=1000000000"),
+    "more threads than any machine has": (
+        ["train", "ppo", "--env", "toy/match", "num_threads=1e9"],
+        "num_threads=1000000000",
+    ),
     "one number of seeds": (
         ["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "5", "--out", "all"],
         "--seeds 5 is ambiguous: write --seeds 0-4 for 5 seeds, or --seeds 5-5 for the seed 5 alone",
@@ -164,7 +170,7 @@ def test_foreign_and_damaged_run_folders_are_told(zhixing: Command, tmp_path: Pa
 
 def test_weights_of_another_shape_are_told(zhixing: Command) -> None:
     zhixing("train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "mine")
-    code, _, err = zhixing("train", "ppo", "--env", "CartPole-v1", "--init", "mine", "env_steps=256")
+    code, _, err = zhixing("train", "ppo", "--env", "CartPole-v1", "--init-from", "mine", "env_steps=256")
     assert code == 2
     assert "mine don't fit this network" in err
 

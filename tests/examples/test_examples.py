@@ -75,7 +75,7 @@ def test_memory_is_what_solves_recall(folder: Path) -> None:
     """The same task and budget without memory stays near chance, 1/4."""
     example("own_lstm")
     result = zx.train(
-        "ppo", "own_lstm:Recall", out="run", quiet=True, env_steps=6_000, vector__num=32, steps_per_iteration=15,
+        "ppo", "own_lstm:Recall", out="run", quiet=True, env_steps=6_000, num_envs=32, rollout_steps=15,
         minibatch_size=480, lr=5e-3, vector__backend="serial", eval_episodes=200, eval_every_steps=0, tensorboard=False,
     )  # fmt: skip
     assert result["final_return"] < 0.5

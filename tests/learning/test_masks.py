@@ -17,9 +17,9 @@ from zhixing.training.collect_data import record
 
 
 def test_no_forbidden_action_in_100_000_steps(tmp_path: Path) -> None:
-    settings = {"env_steps": 100_000, "vector__num": 32, "vector__backend": "serial", "steps_per_iteration": 64}
+    settings = {"env_steps": 100_000, "num_envs": 32, "vector__backend": "serial", "rollout_steps": 64}
     settings |= {"minibatch_size": 512, "epochs": 2, "lr": 1e-3, "eval_every_steps": 0, "tensorboard": False}
-    cfg = zx.config.load(algorithm="ppo", env="tasks:Masked", threads=1, **settings)
+    cfg = zx.config.load(algorithm="ppo", env="tasks:Masked", num_threads=1, **settings)
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     assert result["env_steps"] >= 100_000
     assert result["final_return"] > 9.5  # and what is allowed is learned
@@ -27,10 +27,12 @@ def test_no_forbidden_action_in_100_000_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["qmix", "mappo"])
 def test_no_agent_of_a_team_takes_a_forbidden_action(name: str, tmp_path: Path) -> None:
-    settings = {"env_steps": 20_000, "vector__num": 16, "vector__backend": "serial", "eval_every_steps": 0}
+    settings = {"env_steps": 20_000, "num_envs": 16, "vector__backend": "serial", "eval_every_steps": 0}
     if name == "qmix":
-        settings |= {"updates_per_step": 0.03, "steps_per_iteration": 10, "lr": 2e-3, "net__recurrent": "none"}
-    cfg = zx.config.load(algorithm=name, env="tasks:Masked", env__agents=2, threads=1, tensorboard=False, **settings)
+        settings |= {"updates_per_step": 0.03, "train_every": 10, "lr": 2e-3, "net__recurrent": "none"}
+    cfg = zx.config.load(
+        algorithm=name, env="tasks:Masked", env__agents=2, num_threads=1, tensorboard=False, **settings
+    )
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     assert result["final_return"] > 6.5
 
@@ -43,8 +45,8 @@ def train(name: str, out: Path, **settings: Any) -> tuple[dict[str, Any], zx.Lea
     if model.scheme in ("off_policy", "offline"):
         settings = {"net__hidden_sizes": [64, 64], "batch_size": 64, "lr": 1e-3, **settings}
     if model.scheme == "off_policy":
-        settings = {"steps_per_iteration": 4, "updates_per_step": 0.25, "warmup_steps": 500, **settings}
-    settings = {"env_steps": 20_000, "vector__backend": "serial", "threads": 1, "tensorboard": False} | settings
+        settings = {"train_every": 4, "updates_per_step": 0.25, "learning_starts": 500, **settings}
+    settings = {"env_steps": 20_000, "vector__backend": "serial", "num_threads": 1, "tensorboard": False} | settings
     session = zx.Session(zx.config.load(algorithm=name, env=TWELVE, seed=1, **settings), out, quiet=True)
     return session.run(), session.learner
 
@@ -65,7 +67,7 @@ def test_a_learned_temperature_stays_small_where_most_actions_are_forbidden(
     name: str, data: str, tmp_path: Path
 ) -> None:
     """A target entropy that the allowed actions can't reach would let it grow without end."""
-    settings: dict[str, Any] = {"env_steps": 4_000, "updates_per_step": 0.5, "actor_delay": 1, "eval_every_steps": 0}
+    settings: dict[str, Any] = {"env_steps": 4_000, "updates_per_step": 0.5, "policy_delay": 1, "eval_every_steps": 0}
     if name == "redq":
         settings["critics"] = 4
     if name == "cql":

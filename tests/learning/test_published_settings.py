@@ -36,13 +36,13 @@ def test_from_data(learner: str, task: str, tmp_path: Path) -> None:
 
 
 def test_ddpg_on_halfcheetah(tmp_path: Path) -> None:
-    short = {"env_steps": 320, "warmup_steps": 300, "eval_every_steps": 0}
+    short = {"env_steps": 320, "learning_starts": 300, "eval_every_steps": 0}
     result = zx.train("ddpg", env="HalfCheetah-v5", out=tmp_path / "run", quiet=True, **short)
     assert result["updates"] == 20
 
 
 def test_gail_on_halfcheetah(tmp_path: Path) -> None:
-    short = {"env_steps": 512, "steps_per_iteration": 64, "eval_every_steps": 0, "vector__backend": "serial"}
+    short = {"env_steps": 512, "rollout_steps": 64, "eval_every_steps": 0, "vector__backend": "serial"}
     data = recorded("HalfCheetah-v5", tmp_path / "data")
     result = zx.train(
         "gail", env="HalfCheetah-v5", out=tmp_path / "run", quiet=True, dataset=data, demonstrations=2, **short
@@ -52,7 +52,7 @@ def test_gail_on_halfcheetah(tmp_path: Path) -> None:
 
 def test_dreamer_on_pictures_of_walker_walk(tmp_path: Path) -> None:
     pytest.importorskip("dm_control")
-    short = {"env_steps": 200, "warmup_steps": 196, "vector__num": 1, "batch_size": 1}
+    short = {"env_steps": 200, "learning_starts": 196, "num_envs": 1, "batch_size": 1}
     short |= {"eval_every_steps": 0, "eval_episodes": 1, "env__time_limit": 5}  # the evaluation at the end draws, too
     try:
         result = zx.train("dreamer", env="dmc/walker-walk", out=tmp_path / "run", quiet=True, **short)

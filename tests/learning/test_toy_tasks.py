@@ -48,11 +48,11 @@ def test_learns_a_toy_task(algorithm: str, actions: str, expert: Callable, tmp_p
         pytest.skip("continuous actions only")
     settings = {"env_steps": 30_000, "eval_every_steps": 1_000, "stop_return": threshold, "seed": 1}
     if model.scheme == "off_policy":
-        settings |= {"steps_per_iteration": 4, "updates_per_step": 0.25, "warmup_steps": 500}
+        settings |= {"train_every": 4, "updates_per_step": 0.25, "learning_starts": 500}
     if model.scheme in ("off_policy", "offline"):
         settings |= {"net__hidden_sizes": [64, 64], "batch_size": 64}
-        if "actor_delay" in model.model_fields:
-            settings["actor_delay"] = 1
+        if "policy_delay" in model.model_fields:
+            settings["policy_delay"] = 1
     if algorithm in FROM_DATA:
         settings["dataset"] = str(expert(task, threshold).parent / "data")
     if model.scheme in ("off_policy", "offline") and algorithm in FROM_DATA:

@@ -60,9 +60,9 @@ maddpg toy/team-reach serial SIGKILL
 alphazero pettingzoo/tictactoe serial SIGKILL
 """.strip().splitlines()
 BY_SCHEME: dict[str, dict[str, Any]] = {
-    "on_policy": {"steps_per_iteration": 16, "minibatch_size": 32, "epochs": 2},
-    "asynchronous": {"steps_per_iteration": 8},
-    "off_policy": {"warmup_steps": 100, "batch_size": 16, "updates_per_step": 0.5, "replay__capacity": 500},
+    "on_policy": {"rollout_steps": 16, "minibatch_size": 32, "epochs": 2},
+    "asynchronous": {"rollout_steps": 8},
+    "off_policy": {"learning_starts": 100, "batch_size": 16, "updates_per_step": 0.5, "replay__capacity": 500},
     "self_play": {"simulations": 4, "batch_size": 16, "net__blocks": 1, "net__channels": 8, "capacity": 500},
 }
 STOPPED = 3  # exit code of an attempt that a signal ended with a checkpoint, or before there was anything to save
@@ -72,7 +72,7 @@ def settings(name: str, kills: int, backend: str) -> dict[str, Any]:
     """So long that all kills find it still at work."""
     model = zx.algorithms.get(name).settings
     rows = {"log_every_steps": 50, "checkpoint_every_steps": 100, "eval_every_steps": 400, "eval_episodes": 1}
-    small = {"vector__num": 2, "vector__backend": backend, "tensorboard": False, "seed": 4}
+    small = {"num_envs": 2, "vector__backend": backend, "tensorboard": False, "seed": 4}
     short = {"net__hidden_sizes": [8], "env_steps": 500 + 100 * kills, **rows, **small, **BY_SCHEME[model.scheme]}
     return {key: value for key, value in short.items() if fits(model, key)}
 

@@ -19,10 +19,10 @@ import torch
 import zhixing as zx
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "ppo": {"vector__num": 8, "vector__backend": "native"},
-    "dqn": {"vector__num": 8, "vector__backend": "serial", "replay__capacity": 2000, "updates_per_step": 0.1},
+    "ppo": {"num_envs": 8, "vector__backend": "native"},
+    "dqn": {"num_envs": 8, "vector__backend": "serial", "replay__capacity": 2000, "updates_per_step": 0.1},
 }
-PROCESSES = {"vector__num": 2, "vector__backend": "process", "vector__workers": 2}  # these could stay behind
+PROCESSES = {"num_envs": 2, "vector__backend": "process", "vector__workers": 2}  # these could stay behind
 
 
 def memory() -> float:

@@ -37,7 +37,7 @@ from zhixing.training.run_folder import RunFolder, read_checkpoint, write_checkp
 
 SECONDS, MEGABYTES = 5.0, 300  # for one input, and for all of them
 RSS_PER_MB = 2**20 if sys.platform == "darwin" else 2**10  # macOS reports ru_maxrss in bytes, Linux in kilobytes
-TINY = {"env_steps": 60, "warmup_steps": 20, "batch_size": 4, "replay__capacity": 50, "net__hidden_sizes": [4]}
+TINY = {"env_steps": 60, "learning_starts": 20, "batch_size": 4, "replay__capacity": 50, "net__hidden_sizes": [4]}
 TINY |= {"eval_every_steps": 0, "eval_episodes": 1, "tensorboard": False, "vector__backend": "serial"}
 
 
@@ -51,7 +51,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record_agent(folder / "run", str(folder / "data"), 40)
     write_hdf5(folder / "d4rl" / "data.hdf5")
     (folder / "run" / "dataset.json").write_text('{"references": {"random": 1.0, "expert": 2.0}}')
-    told = {"env": {"name": "toy/match", "options": {}}, "backend": "serial", "step_seconds": None, "index": 0}
+    told = {"env": {"name": "toy/match", "options": {}}, "backend": "serial", "step_timeout": None, "index": 0}
     told |= {"origin": {"seed": None, "rng": np.random.default_rng(0).bit_generator.state, "options": None}}
     error = {"type": "ValueError", "message": "no", "traceback": ""}
     crash_report.write(folder / "crash", {**told, "seed": 5, "actions": [0, 1], "error": error})

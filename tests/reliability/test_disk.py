@@ -23,11 +23,11 @@ import zhixing as zx
 from zhixing.training.run_folder import RunFolder
 
 SETTINGS: dict[str, Any] = {
-    "ppo": {"steps_per_iteration": 10, "minibatch_size": 10, "epochs": 1},
-    "dqn": {"warmup_steps": 50, "batch_size": 8, "updates_per_step": 0.1, "steps_per_iteration": 10},
+    "ppo": {"rollout_steps": 10, "minibatch_size": 10, "epochs": 1},
+    "dqn": {"learning_starts": 50, "batch_size": 8, "updates_per_step": 0.1, "train_every": 10},
 }
 COMMON = {"env_steps": 1000, "log_every_steps": 10, "checkpoint_every_steps": 100, "eval_every_steps": 250, "seed": 2}
-COMMON |= {"eval_episodes": 1, "vector__backend": "serial", "net__hidden_sizes": [8], "vector__num": 1}
+COMMON |= {"eval_episodes": 1, "vector__backend": "serial", "net__hidden_sizes": [8], "num_envs": 1}
 
 
 class Fault(zx.Callback):

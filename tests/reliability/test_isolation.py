@@ -188,9 +188,9 @@ def test_a_worker_that_dies_in_a_reset_with_a_seed_is_replaced(tmp_path: Path) -
 
 
 def test_a_constructor_has_a_limit() -> None:
-    words = r"the constructor of Hostile \(index 0\) took longer than 0.3 s \(vector.call_seconds\)"
+    words = r"the constructor of Hostile \(index 0\) took longer than 0.3 s \(vector.call_timeout\)"
     with pytest.raises(EnvCrashError, match=words):
-        ProcessVectorEnv(hostile("constructor", "hang"), 2, 2, faults=Faults(call_seconds=0.3))
+        ProcessVectorEnv(hostile("constructor", "hang"), 2, 2, faults=Faults(call_timeout=0.3))
 
 
 @pytest.mark.parametrize("where", ["reset", "render", "state"])
@@ -198,10 +198,10 @@ def test_every_call_has_a_limit(where: str, tmp_path: Path) -> None:
     env = ProcessVectorEnv(Switched, 2, 2)
     env.reset(seed=0)
     for worker in env._workers:
-        worker.faults = Faults(call_seconds=0.3)  # type: ignore[union-attr]  # not before: a start may take long
+        worker.faults = Faults(call_timeout=0.3)  # type: ignore[union-attr]  # not before: a start may take long
     env.step(np.array([SWITCHES.index(where), 0]))
     calls = {"reset": lambda: env.reset(seed=1), "render": env.render, "state": env.state_dict}
-    with pytest.raises(EnvCrashError, match=r"took longer than 0.3 s \(vector.call_seconds\)"):
+    with pytest.raises(EnvCrashError, match=r"took longer than 0.3 s \(vector.call_timeout\)"):
         calls[where]()
     pids = [worker.process.pid for worker in env._workers]  # type: ignore[union-attr]
     env.close()
@@ -225,11 +225,11 @@ class Switched(Hostile):
 
 def test_a_limit_of_steps_brings_a_generous_one_for_other_calls() -> None:
     assert Faults().other_seconds is None
-    assert Faults(step_seconds=1.0).other_seconds == 120.0
-    assert Faults(step_seconds=60.0).other_seconds == 600.0
-    assert Faults(step_seconds=60.0, call_seconds=2.0).other_seconds == 2.0
+    assert Faults(step_timeout=1.0).other_seconds == 120.0
+    assert Faults(step_timeout=60.0).other_seconds == 600.0
+    assert Faults(step_timeout=60.0, call_timeout=2.0).other_seconds == 2.0
     with pytest.raises(UserError, match=r"a time limit .* takes worker processes"):
-        make_vector("toy/match", 2, "serial", faults=Faults(call_seconds=1.0))
+        make_vector("toy/match", 2, "serial", faults=Faults(call_timeout=1.0))
 
 
 LEAVES = """
@@ -283,7 +283,7 @@ def test_a_worker_that_can_not_be_started_is_named_and_the_others_end(monkeypatc
 
 SHORT: dict[str, Any] = {
     "env_steps": 64,
-    "vector__num": 2,
+    "num_envs": 2,
     "vector__workers": 1,
     "vector__backend": "process",
     "eval_episodes": 2,
@@ -291,8 +291,8 @@ SHORT: dict[str, Any] = {
     "tensorboard": False,
     "quiet": True,
 }
-PPO: dict[str, Any] = {"steps_per_iteration": 16, "minibatch_size": 32, "net__hidden_sizes": [8]}
-SAC: dict[str, Any] = {"warmup_steps": 16, "batch_size": 8, "net__hidden_sizes": [8], "replay__capacity": 100}
+PPO: dict[str, Any] = {"rollout_steps": 16, "minibatch_size": 32, "net__hidden_sizes": [8]}
+SAC: dict[str, Any] = {"learning_starts": 16, "batch_size": 8, "net__hidden_sizes": [8], "replay__capacity": 100}
 
 
 def test_nothing_of_an_environment_runs_in_the_process_that_trains(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_nothing_of_an_environment_runs_in_the_process_that_trains(tmp_path: Pat
     record_agent(run, str(tmp_path / "data"), 20)
     plan([{"algorithm": "ppo", "env": env, "vector": {"backend": "process"}}], {"lr": [1e-3]}, [0], tmp_path / "sweep")
     goals = {**env, "name": "hostile:Goals"}
-    zx.train("sac", env=goals, out=tmp_path / "goals", replay__hindsight=True, **SHORT, **SAC)
+    zx.train("sac", env=goals, out=tmp_path / "goals", replay__her=True, **SHORT, **SAC)
     assert len(set(numbers(log))) > 10
     assert os.getpid() not in numbers(log)
 
@@ -318,13 +318,13 @@ def test_death_in_an_evaluation_is_an_error_not_the_end_of_the_program(tmp_path:
 def test_death_while_rewards_of_goals_are_computed_is_an_error(tmp_path: Path) -> None:
     env = {"name": "hostile:Goals", "where": "goals", "how": "abort"}
     with pytest.raises(EnvCrashError, match="was killed by SIGABRT, at the goal functions"):
-        zx.train("sac", env=env, out=tmp_path / "run", replay__hindsight=True, **SHORT, **SAC)
+        zx.train("sac", env=env, out=tmp_path / "run", replay__her=True, **SHORT, **SAC)
 
 
 def test_hindsight_in_another_process_learns_the_same(tmp_path: Path) -> None:
     def metrics(backend: str) -> list[str]:
         settings = {**SHORT, "vector__backend": backend, "vector__workers": 1}
-        zx.train("sac", env="hostile:Goals", out=tmp_path / backend, replay__hindsight=True, **settings, **SAC)
+        zx.train("sac", env="hostile:Goals", out=tmp_path / backend, replay__her=True, **settings, **SAC)
         rows = (tmp_path / backend / "metrics.csv").read_text().splitlines()
         return [",".join(row.split(",")[5:]) for row in rows]  # without times
 

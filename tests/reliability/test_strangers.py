@@ -146,7 +146,7 @@ def test_shaping_without_a_colon_is_no_module(evil: Path) -> None:
 def test_a_strangers_capsule_imports_nothing(env: dict[str, Any], evil: Path, tmp_path: Path, zhixing: Command) -> None:
     origin = {"seed": 1, "rng": None, "options": None}
     error = {"type": "ValueError", "message": "no", "traceback": ""}
-    told = {"backend": "serial", "step_seconds": None, "index": 0, "seed": 1, "origin": origin, "actions": [0]}
+    told = {"backend": "serial", "step_timeout": None, "index": 0, "seed": 1, "origin": origin, "actions": [0]}
     crash_report.write(tmp_path, {"env": env, **told, "error": error})
     code, _, said = zhixing("replay", "crash-001.json")
     assert code == 2
@@ -215,7 +215,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[i
     monkeypatch.setattr(sys, "path", [*sys.path])
     sys.modules.pop("own_rooms", None)
     Path("own_rooms.py").write_text(OWN)
-    zx.train("a2c", "own_rooms:room", out="run", quiet=True, steps_per_iteration=8, **TINY)
+    zx.train("a2c", "own_rooms:room", out="run", quiet=True, rollout_steps=8, **TINY)
 
     def evaluate() -> tuple[int, str]:
         monkeypatch.setattr(importing, "known", set())
@@ -287,14 +287,14 @@ def test_a_trusted_run_of_a_stranger_is_not_signed(own: Callable[[], tuple[int, 
 def test_training_goes_on_without_a_configuration_folder(own: Callable[[], tuple[int, str]], tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "configuration")
     (tmp_path / "configuration").write_text("")  # no folder can be made here
-    zx.train("a2c", "own_rooms:room", out="second", quiet=True, steps_per_iteration=8, **TINY)
+    zx.train("a2c", "own_rooms:room", out="second", quiet=True, rollout_steps=8, **TINY)
     assert not Path("second/signature").exists()
     assert own()[0] == 2
 
 
 def test_runs_without_code_of_ones_own_are_not_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "configuration"))
-    zx.train("a2c", "toy/match", out=tmp_path / "run", quiet=True, steps_per_iteration=8, **TINY)
+    zx.train("a2c", "toy/match", out=tmp_path / "run", quiet=True, rollout_steps=8, **TINY)
     assert not (tmp_path / "run" / "signature").exists()
     assert not (tmp_path / "configuration").exists()
 
@@ -306,7 +306,7 @@ def test_runs_without_code_of_ones_own_are_not_signed(tmp_path: Path, monkeypatc
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One run of each kind of actor."""
     folder = tmp_path_factory.mktemp("runs")
-    zx.train("dqn", "toy/match", out=folder / "dqn", quiet=True, warmup_steps=16, batch_size=8, **TINY)
+    zx.train("dqn", "toy/match", out=folder / "dqn", quiet=True, learning_starts=16, batch_size=8, **TINY)
     zx.train("a3c", "toy/match", out=folder / "a3c", quiet=True, **TINY)
     return folder
 

@@ -21,7 +21,7 @@ from zhixing.errors import note, write_stderr
 from zhixing.training.callbacks import Progress
 from zhixing.training.run_folder import RunFolder
 
-SHORT = ["env_steps=200", "tensorboard=false", "vector.backend=serial", "vector.num=1", "steps_per_iteration=32"]
+SHORT = ["env_steps=200", "tensorboard=false", "vector.backend=serial", "num_envs=1", "rollout_steps=32"]
 SHORT += ["minibatch_size=32", "eval_every_steps=0", "eval_episodes=1"]
 
 
@@ -93,7 +93,7 @@ def test_an_ascii_terminal_shows_other_letters_as_escapes(tmp_path: Path) -> Non
     "words",
     [
         ["train", "ppo", "--env", "toy/match", "--out", "LONG"],
-        ["train", "ppo", "--env", "toy/match", "--init", "LONG"],
+        ["train", "ppo", "--env", "toy/match", "--init-from", "LONG"],
         ["train", "ppo", "--env", "LONG"],
         ["train", "bc", "--dataset", "LONG"],
         ["eval", "LONG"],
@@ -118,7 +118,7 @@ def test_the_default_folder_of_long_names_is_short(monkeypatch: pytest.MonkeyPat
 
 
 def test_too_many_open_files_are_one_message(tmp_path: Path) -> None:
-    settings = "vector.backend=process vector.workers=8 vector.num=8 tensorboard=false env_steps=200"
+    settings = "vector.backend=process vector.workers=8 num_envs=8 tensorboard=false env_steps=200"
     answer = shell(f"ulimit -n 16; $zhixing train ppo --env toy/match --out mine {settings}", tmp_path)
     assert answer.returncode in (1, 2)
     assert "error: " in answer.stderr
@@ -244,9 +244,9 @@ def test_an_environment_that_changes_the_current_folder_breaks_no_relative_path(
     wanderer = ["--env", "wanderer:Wanderer", *SHORT]
     assert done("train", "ppo", "--out", "first", *wanderer).split()[:2] == ["run", "first"]
     done("resume", "first", "env_steps=400")
-    done("train", "ppo", "--out", "second", "--init", "first", *wanderer)
+    done("train", "ppo", "--out", "second", "--init-from", "first", *wanderer)
     done("collect", "first", "-o", "data", "--steps", "50")
-    dqn = ["warmup_steps=20", "batch_size=8", "replay.start=data", "env_steps=64", "vector.backend=serial"]
+    dqn = ["learning_starts=20", "batch_size=8", "replay.start=data", "env_steps=64", "vector.backend=serial"]
     done("train", "dqn", "--env", "wanderer:Wanderer", "--out", "third", "eval_episodes=1", *dqn)
     done("export", "second", "-o", "exported", "--episodes", "2")
     for path in ("first/result.json", "second/result.json", "third/result.json", "exported/agent.json"):

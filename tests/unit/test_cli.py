@@ -16,7 +16,14 @@ from zhixing.envs.catalog import families
 from zhixing.training.callbacks.header import header
 from zhixing.utils.extras import install_hint
 
-SHORT = ["threads=1", "env_steps=256", "steps_per_iteration=32", "vector.num=2", "tensorboard=false", "eval_episodes=2"]
+SHORT = [
+    "num_threads=1",
+    "env_steps=256",
+    "rollout_steps=32",
+    "num_envs=2",
+    "tensorboard=false",
+    "eval_episodes=2",
+]
 
 
 def written(run: str) -> dict:
@@ -90,7 +97,7 @@ def test_the_algorithm_may_stand_in_the_file_and_on_the_line(zhixing: Command, t
     (tmp_path / "a.yaml").write_text("algorithm: ppo\nenv: toy/match\n")
     assert zhixing("train", "--config", "a.yaml", "--out", "one", *SHORT)[0] == 0
     assert written("one")["algorithm"] == "ppo"
-    short = ["env_steps=64", "warmup_steps=32", "tensorboard=false", "eval_episodes=1"]
+    short = ["env_steps=64", "learning_starts=32", "tensorboard=false", "eval_episodes=1"]
     assert zhixing("train", "dqn", "--config", "a.yaml", "--out", "two", *short)[0] == 0
     assert written("two")["algorithm"] == "dqn"
 
@@ -128,16 +135,16 @@ def test_training_begins_with_what_is_trained_and_ends_with_both_returns(zhixing
 
 
 def test_the_header_names_the_preset_and_what_is_learned_from(tmp_path: Path) -> None:
-    cfg = zx.config.load(algorithm="ppo", env="CartPole-v1", threads=2, graph=True, vector__backend="native")
+    cfg = zx.config.load(algorithm="ppo", env="CartPole-v1", num_threads=2, compile=True, vector__backend="native")
     assert header(cfg, tmp_path).splitlines()[1:4] == [
         f"algorithm  ppo, preset {zx.config.preset_name('ppo', 'CartPole-v1')}",
         "env        CartPole-v1, 8 environments, native back end",
         "device     auto, 2 threads, compiled at the first updates",
     ]
-    cfg = zx.config.load(algorithm="dqn", env="toy/match", threads=1, dataset="data", offline_updates=1000)
+    cfg = zx.config.load(algorithm="dqn", env="toy/match", num_threads=1, dataset="data", offline_updates=1000)
     assert "toy/match, offline from data" in header(cfg, tmp_path)
     assert "budget     1,000 updates" in header(cfg, tmp_path)
-    cfg = zx.config.load(algorithm="ppo", env="toy/match", threads=1, distributed__workers=2, vector__num=4)
+    cfg = zx.config.load(algorithm="ppo", env="toy/match", num_threads=1, distributed__workers=2, num_envs=4)
     assert "4 environments, auto back end, 2 Ray workers" in header(cfg, tmp_path)
 
 
@@ -239,8 +246,8 @@ def test_show_lists_every_setting_with_value_and_meaning(zhixing: Command) -> No
     lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     for name in zx.algorithms.get("ppo").settings.model_fields:
         assert any(key == name or key.startswith(f"{name}.") for key in lines), name
-    assert "0.2" in lines["clip"].split()
-    assert "how far the probability ratio may move" in lines["clip"]
+    assert "0.2" in lines["clip_range"].split()
+    assert "how far the probability ratio may move" in lines["clip_range"]
     assert "none" in lines["stop_return"].split()
     assert "[64," in lines["net.hidden_sizes"].split()
     assert "CartPole" not in out
@@ -263,9 +270,9 @@ def test_show_lists_what_is_allowed(zhixing: Command) -> None:
         "lr": "number > 0 ",
         "gamma": "number 0 to 1 ",
         "seed": "integer >= 0 ",
-        "threads": "integer > 0 and <= 1024 or auto ",
+        "num_threads": "integer > 0 and <= 1024 or auto ",
         "stop_return": "number or none ",
-        "graph": "true | false ",
+        "compile": "true | false ",
         "net.hidden_sizes": "list of integers > 0 ",
         "net.recurrent": "none | gru | lstm ",
     }.items():

@@ -76,7 +76,9 @@ def test_installed_wheel_trains_from_another_folder(tmp_path: Path) -> None:
     out = call(script, "train", "ppo", "--env", "CartPole-v1", "--out", "run", "env_steps=512", cwd=away)
     assert "trained            512 steps" in out
     assert json.loads((away / "run" / "result.json").read_text())["env_steps"] == 512
-    assert "vector:\n  backend: native\n  num: 8" in (away / "run" / "config.yaml").read_text()  # the preset is there
+    assert (
+        "num_envs: 8\nvector:\n  backend: native\n" in (away / "run" / "config.yaml").read_text()
+    )  # the preset is there
     assert "cartpole" in call(script, "zoo", cwd=away)
 
 

@@ -28,13 +28,13 @@ class Algorithm(NamedTuple):
     many_agents: bool | None = False  # for tasks of several agents, and only for these; None: for any
 
     def make(self, cfg: RunConfig, *args: Any, **parts: Any) -> Learner:
-        """Return a new learner. With graph=true it compiles its updates."""
+        """Return a new learner. With compile=true it compiles its updates."""
         return with_graphs(self.learner(cfg, *args, **parts), cfg)
 
 
 def with_graphs(learner: Made, cfg: RunConfig) -> Made:
-    """Attach compiled updates to a learner if graph=true."""
-    if cfg.graph:
+    """Attach compiled updates to a learner if compile=true."""
+    if cfg.compile:
         from zhixing.compile import Graphs  # slow to import, and most runs don't need it
 
         learner.graphs = Graphs(learner, cfg)

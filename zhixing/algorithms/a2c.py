@@ -25,7 +25,6 @@ from zhixing.config import (
     OnPolicyConfig,
     Positive,
     PositiveFloat,
-    VectorConfig,
 )
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
@@ -40,25 +39,25 @@ from zhixing.ops.normalize import RewardScale, normalised
 
 
 class Config(OnPolicyConfig):
-    vector: VectorConfig = VectorConfig(num=8)
-    steps_per_iteration: Positive = 5  # steps of each environment between updates
+    num_envs: Positive = 8
+    rollout_steps: Positive = 5  # steps of each environment between updates
     lr: PositiveFloat = 7e-4  # learning rate
-    lr_decay: bool = False  # let the learning rate fall to zero over the budget of steps
+    anneal_lr: bool = False  # let the learning rate fall to zero over the budget of steps
     optimizer: OptimizerKind = "rmsprop"  # what moves the weights
     optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
     gae_lambda: Fraction = 1.0  # how far advantages look ahead before trusting the critic
     value_coef: NonNegative = 0.5  # weight of the value loss
     entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
     max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
-    normalise_advantage: bool = False  # zero mean and unit spread per rollout
-    normalise_obs: bool = False  # running mean and spread of observations
-    normalise_reward: bool = False  # divide by the running spread of returns
+    normalize_advantage: bool = False  # zero mean and unit spread per rollout
+    normalize_obs: bool = False  # running mean and spread of observations
+    normalize_reward: bool = False  # divide by the running spread of returns
     shared_network: bool = False  # one body for actor and critic
     log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
 
 
 class ACConfig(Config):
-    steps_per_iteration: Positive = 1  # steps of each environment between updates
+    rollout_steps: Positive = 1  # steps of each environment between updates
     gae_lambda: Fraction = 0.0  # how far advantages look ahead before trusting the critic
     optimizer: OptimizerKind = "adam"  # what moves the weights
 
@@ -68,10 +67,10 @@ class A3CConfig(Config, AsynchronousConfig):
 
     @model_validator(mode="after")
     def _gradients_only(self) -> A3CConfig:
-        if self.normalise_obs or self.normalise_reward:
-            raise ValueError("a3c takes no normalise_obs or normalise_reward: its workers would have statistics each")
-        if self.graph or self.precision != "fp32":
-            raise ValueError("a3c takes no graph=true and no precision but fp32: its workers take gradients apart")
+        if self.normalize_obs or self.normalize_reward:
+            raise ValueError("a3c takes no normalize_obs or normalize_reward: its workers would have statistics each")
+        if self.compile or self.precision != "fp32":
+            raise ValueError("a3c takes no compile=true and no precision but fp32: its workers take gradients apart")
         return self
 
 
@@ -101,21 +100,21 @@ class A2C(Learner):
                 cfg.net,
                 net,
                 shared=cfg.shared_network,
-                normalise=cfg.normalise_obs,
+                normalise=cfg.normalize_obs,
                 log_std=cfg.log_std_init,
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
         self.both_optimizer = self.optimizer(
             self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
         )
-        self.reward_scale = RewardScale(cfg.gamma, cfg.vector.num).to(self.device) if cfg.normalise_reward else None
+        self.reward_scale = RewardScale(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
 
     @property
     def fields(self) -> dict[str, Tree]:
         return rollout_fields(self.policy)
 
     def set_progress(self, fraction: float) -> None:
-        if self.cfg.lr_decay:
+        if self.cfg.anneal_lr:
             self.both_optimizer.lr = self.cfg.lr * (1.0 - fraction)
 
     def value(self, obs: Tree) -> Tensor:
@@ -125,7 +124,7 @@ class A2C(Learner):
         """`batch` is a rollout `[T,N]` from `prepare`."""
         rows = batch if self.net.recurrent else batch.flatten()
         logp, value, entropies = evaluate(self.net, rows)
-        advantage = normalised(rows.advantage) if self.cfg.normalise_advantage else rows.advantage
+        advantage = normalised(rows.advantage) if self.cfg.normalize_advantage else rows.advantage
         policy_loss = -(logp * advantage).mean()
         value_loss = F.mse_loss(value, rows.ret)
         entropy = entropies.mean()

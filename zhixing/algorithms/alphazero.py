@@ -15,7 +15,7 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.config import Count, Fraction, NonNegative, Positive, PositiveFloat, SelfPlayConfig, Strict, VectorConfig
+from zhixing.config import Count, Fraction, NonNegative, Positive, PositiveFloat, SelfPlayConfig, Strict
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
@@ -39,7 +39,7 @@ class BoardNetConfig(Strict):
 class AlphaZeroConfig(SelfPlayConfig):
     net: BoardNetConfig = BoardNetConfig()
     lr: PositiveFloat = 2e-3  # learning rate
-    lr_decay: bool = True  # let it fall to zero over the budget
+    anneal_lr: bool = True  # let it fall to zero over the budget
     weight_decay: NonNegative = 1e-4  # weight of the squared size of all weights in the loss
     max_grad_norm: PositiveFloat | None = 5.0  # gradients are clipped to this norm
     noise: Fraction = 0.25  # share of noise in the chances of first actions, in self-play
@@ -49,7 +49,7 @@ class AlphaZeroConfig(SelfPlayConfig):
     full_share: Fraction = 0.25  # with fast_simulations: share of moves that are searched in full
     search_value: Fraction = 0.5  # share of the search's value, instead of the outcome, in what values learn
     gamma: Fraction = 1.0  # discount of the future per move
-    vector: VectorConfig = VectorConfig(num=64)
+    num_envs: Positive = 64
 
     @model_validator(mode="after")
     def _in_one_process(self) -> AlphaZeroConfig:
@@ -106,7 +106,7 @@ class AlphaZero(Learner):
         return SelfPlay(
             self.game,
             self.net,
-            cfg.vector.num,
+            cfg.num_envs,
             cfg.simulations,
             seed=cfg.seed,
             c=cfg.c,
@@ -133,7 +133,7 @@ class AlphaZero(Learner):
         return Gradients({"net_optimizer": gradient}, {name: part.detach() for name, part in metrics.items()})
 
     def set_progress(self, fraction: float) -> None:
-        if self.cfg.lr_decay:
+        if self.cfg.anneal_lr:
             self.net_optimizer.lr = self.cfg.lr * (1.0 - fraction)
 
     def value(self, obs: Tree) -> Tensor | None:

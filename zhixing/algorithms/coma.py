@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.team_policy import TeamSampledPolicy
-from zhixing.config import Fraction, NetConfig, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.config import Fraction, NetConfig, NonNegative, OnPolicyConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.optimizer import Average
@@ -39,8 +39,8 @@ from zhixing.ops.team_reward import TeamReward
 
 
 class Config(OnPolicyConfig):
-    vector: VectorConfig = VectorConfig(num=8)
-    steps_per_iteration: Positive = 16  # steps of each environment between updates
+    num_envs: Positive = 8
+    rollout_steps: Positive = 16  # steps of each environment between updates
     lr: PositiveFloat = 1e-3  # learning rate of the actors, which take one step per rollout
     critic_lr: PositiveFloat | None = None  # the critic's own learning rate
     critic_epochs: Positive = 4  # the critic's passes over each rollout, before the actors' step
@@ -51,8 +51,8 @@ class Config(OnPolicyConfig):
     max_grad_norm: PositiveFloat | None = 10.0  # gradients are clipped to this norm
     share_weights: bool = True  # one network for all agents, who are told their numbers; else one each
     last_action: bool = False  # agents see what they did last
-    normalise_obs: bool = False  # running mean and spread of what agents see
-    eval_sample: bool = False  # evaluations draw actions too, instead of taking the likeliest
+    normalize_obs: bool = False  # running mean and spread of what agents see
+    eval_stochastic: bool = False  # evaluations draw actions too, instead of taking the likeliest
     net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="tanh")
 
 
@@ -72,14 +72,14 @@ class COMA(Learner):
         joint = Box(0.0, 1.0, (spaces.num_agents * spaces.num_actions,), np.float32)
         state = Box(-np.inf, np.inf, (state_size(spaces, cfg.algorithm),), np.float32)
         judged = dataclasses.replace(spaces, obs=Dict({"obs": spaces.obs, "others": joint, "state": state}))
-        settings = {"shared": cfg.share_weights, "normalise": cfg.normalise_obs, "orthogonal_init": True}
+        settings = {"shared": cfg.share_weights, "normalise": cfg.normalize_obs, "orthogonal_init": True}
         with self.building():
             self.actor = TeamNet(spaces, cfg.net, net, self._policy_head, last_action=cfg.last_action, **settings)
             critic_net = cfg.net.model_copy(update={"recurrent": "none", "kind": "auto"})
             self.critic = TeamNet(judged, critic_net, None, self._value_head, **settings)
         self.actor.to(self.device)
         self.critic.to(self.device)
-        self.policy = TeamSampledPolicy(spaces, self.actor, Categorical, cfg.eval_sample)
+        self.policy = TeamSampledPolicy(spaces, self.actor, Categorical, cfg.eval_stochastic)
         self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
         self.critic_optimizer = self.optimizer(
             self.critic.parameters(), cfg.critic_lr or cfg.lr, max_grad_norm=cfg.max_grad_norm

@@ -42,7 +42,7 @@ class DAgger(Learner):
     def __init__(
         self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
     ) -> None:
-        for name, only in (("prioritized", False), ("n_step", 1), ("hindsight", False)):
+        for name, only in (("prioritized", False), ("n_step", 1), ("her", False)):
             if getattr(cfg.replay, name) != only:
                 raise UserError(f"{cfg.algorithm} learns what an expert says of single steps: set replay.{name}={only}")
         if cfg.dataset is not None:

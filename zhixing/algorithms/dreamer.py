@@ -209,8 +209,8 @@ def _check(cfg: Config, spaces: Spaces, net: MakeNet | None) -> None:
         raise UserError(f"{cfg.algorithm} makes its own networks: set net.kind=auto and net.cnn=simple")
     if cfg.net.recurrent != "none":
         raise UserError(f"{cfg.algorithm} has a memory of its own, whatever the network: set net.recurrent=none")
-    if cfg.normalise_obs:
-        raise UserError(f"{cfg.algorithm} scales observations by symlog: set normalise_obs=false")
-    for name, only in (("prioritized", False), ("n_step", 1), ("hindsight", False)):
+    if cfg.normalize_obs:
+        raise UserError(f"{cfg.algorithm} scales observations by symlog: set normalize_obs=false")
+    for name, only in (("prioritized", False), ("n_step", 1), ("her", False)):
         if getattr(cfg.replay, name) != only:
             raise UserError(f"{cfg.algorithm} learns from sequences: set replay.{name}={str(only).lower()}")

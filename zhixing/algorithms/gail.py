@@ -32,10 +32,10 @@ class Config(PPOConfig):
     demonstrations: Positive | None = 10  # episodes of it that are shown; none is all
     lr: PositiveFloat = 1e-3  # learning rate of the policy
     optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of the policy's Adam
-    steps_per_iteration: Positive = 32  # steps of each environment between updates
+    rollout_steps: Positive = 32  # steps of each environment between updates
     minibatch_size: Positive = 256  # steps per gradient at most; the rollout is cut evenly
-    normalise_obs: bool | Auto = False  # running mean and deviation of observations; auto: with built-in networks
-    normalise_reward: bool = False  # divide imitation rewards by the running deviation of returns
+    normalize_obs: bool | Auto = False  # running mean and deviation of observations; auto: with built-in networks
+    normalize_reward: bool = False  # divide imitation rewards by the running deviation of returns
     discriminator_lr: PositiveFloat = 1e-3  # learning rate of the discriminator
     discriminator_size: Positive = 100  # units of each of its two layers
     discriminator_updates: Positive = 16  # its updates per iteration

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zhixing.algorithms import register
-from zhixing.config import AsynchronousConfig, Finite, Fraction, NonNegative, Positive, PositiveFloat, VectorConfig
+from zhixing.config import AsynchronousConfig, Finite, Fraction, NonNegative, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.optimizer import OptimizerKind
@@ -27,10 +27,10 @@ from zhixing.ops.returns import vtrace
 
 
 class Config(AsynchronousConfig):
-    vector: VectorConfig = VectorConfig(num=8)
-    steps_per_iteration: Positive = 20  # steps of each environment of a worker between updates
+    num_envs: Positive = 8
+    rollout_steps: Positive = 20  # steps of each environment of a worker between updates
     lr: PositiveFloat = 1e-3  # learning rate
-    lr_decay: bool = False  # let the learning rate fall to zero over the budget of steps
+    anneal_lr: bool = False  # let the learning rate fall to zero over the budget of steps
     optimizer: OptimizerKind = "adam"  # what moves the weights
     optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
     rho_bar: PositiveFloat = 1.0  # where ratios of probabilities are clipped: decides whose values are found
@@ -39,8 +39,8 @@ class Config(AsynchronousConfig):
     value_coef: NonNegative = 0.5  # weight of the value loss
     entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
     max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
-    normalise_advantage: bool = False  # zero mean and unit spread per rollout
-    normalise_obs: bool = False  # running mean and spread of observations
+    normalize_advantage: bool = False  # zero mean and unit spread per rollout
+    normalize_obs: bool = False  # running mean and spread of observations
     shared_network: bool = False  # one body for actor and critic
     log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
 
@@ -62,7 +62,7 @@ class Impala(Learner):
                 cfg.net,
                 net,
                 shared=cfg.shared_network,
-                normalise=cfg.normalise_obs,
+                normalise=cfg.normalize_obs,
                 log_std=cfg.log_std_init,
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
@@ -77,7 +77,7 @@ class Impala(Learner):
         return fields
 
     def set_progress(self, fraction: float) -> None:
-        if self.cfg.lr_decay:
+        if self.cfg.anneal_lr:
             self.both_optimizer.lr = self.cfg.lr * (1.0 - fraction)
 
     def value(self, obs: Tree) -> Tensor:
@@ -116,7 +116,7 @@ class Impala(Learner):
         logp, value, entropies = (found.view(steps, envs) for found in evaluate(self.net, rows))
         log_ratio = (logp - batch.logp).detach()
         target, advantage = self.targets(batch, log_ratio, value.detach())
-        if self.cfg.normalise_advantage:
+        if self.cfg.normalize_advantage:
             advantage = normalised(advantage)
         policy_loss = -(logp * advantage).mean()
         value_loss = F.mse_loss(value, target)

@@ -37,7 +37,7 @@ from zhixing.ops.returns import td_target
 class Config(ContinuousConfig):
     updates_per_step: PositiveFloat = 0.25  # updates per environment step, on average
     tau: Fraction = 0.01  # how far targets move towards the networks at each update
-    noise: NonNegative = 0.1  # continuous actions: spread of exploration, of the action's half range
+    exploration_noise: NonNegative = 0.1  # continuous actions: spread of exploration, of the action's half range
     gumbel_temperature: PositiveFloat = 1.0  # discrete actions: softness of the samples that gradients pass through
     output_penalty: NonNegative = 1e-3  # weight of the actors' squared outputs; more keeps discrete choices open longer
     max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm, that of all agents together
@@ -66,7 +66,7 @@ class MADDPG(Learner):
         self.critic_optimizer = self.optimizer(self.critics.parameters(), cfg.lr, **clip)
         self.target_actor, self.target_critics = copy.deepcopy(self.actor), copy.deepcopy(self.critics)
         self.follow = [Average(self.target_actor, self.actor), Average(self.target_critics, self.critics)]
-        self.policy = TeamActorPolicy(spaces, self.actor, cfg.noise)
+        self.policy = TeamActorPolicy(spaces, self.actor, cfg.exploration_noise)
 
     # --- actions as critics see them, [B,A,n] ---
 

@@ -47,16 +47,16 @@ class Config(OnPolicyConfig):
     optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
     epochs: Positive = 10  # passes over each rollout
     minibatch_size: Positive = 1024  # time steps of single environments per update, with all their agents
-    clip: PositiveFloat = 0.2  # how far the probability ratio may move
+    clip_range: PositiveFloat = 0.2  # how far the probability ratio may move
     gae_lambda: Fraction = 0.95  # how far advantages look ahead
     entropy_coef: NonNegative = 0.01  # weight of the entropy
     max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
     share_weights: bool = True  # one network for all agents, who are told their numbers; else one each
     last_action: bool = False  # agents see what they did last
-    normalise_value: bool = True  # the critic learns returns less their running mean, by their spread
-    normalise_advantage: bool = True  # zero mean and unit spread per minibatch
-    normalise_obs: bool = False  # running mean and spread of what agents see
-    eval_sample: bool = False  # evaluations draw actions too, instead of taking the likeliest
+    normalize_value: bool = True  # the critic learns returns less their running mean, by their spread
+    normalize_advantage: bool = True  # zero mean and unit spread per minibatch
+    normalize_obs: bool = False  # running mean and spread of what agents see
+    eval_stochastic: bool = False  # evaluations draw actions too, instead of taking the likeliest
     net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="tanh")
 
 
@@ -82,7 +82,7 @@ class MAPPO(Learner):
         if central:
             state = Box(-np.inf, np.inf, (state_size(spaces, cfg.algorithm),), np.float32)
             judged = dataclasses.replace(spaces, obs=state)
-        settings = {"shared": cfg.share_weights, "normalise": cfg.normalise_obs, "orthogonal_init": True}
+        settings = {"shared": cfg.share_weights, "normalise": cfg.normalize_obs, "orthogonal_init": True}
         with self.building():
             self.chances = Chances(spaces, copies=spaces.agents if not cfg.share_weights else ())
             self.actor = TeamNet(spaces, cfg.net, net, self._policy_head, last_action=cfg.last_action, **settings)
@@ -90,12 +90,12 @@ class MAPPO(Learner):
             self.critic = TeamNet(judged, critic_net, None, ValueHead, **settings)
         for part in (self.chances, self.actor, self.critic):
             part.to(self.device)
-        self.policy = TeamSampledPolicy(spaces, self.actor, self.chances, cfg.eval_sample)
+        self.policy = TeamSampledPolicy(spaces, self.actor, self.chances, cfg.eval_stochastic)
         acting = [*self.actor.parameters(), *self.chances.parameters()]
         clip = cfg.max_grad_norm
         self.actor_optimizer = self.optimizer(acting, cfg.lr, max_grad_norm=clip)
         self.critic_optimizer = self.optimizer(self.critic.parameters(), cfg.critic_lr or cfg.lr, max_grad_norm=clip)
-        self.value_norm = RunningNorm(()).to(self.device) if cfg.normalise_value else None
+        self.value_norm = RunningNorm(()).to(self.device) if cfg.normalize_value else None
 
     def _policy_head(self, features: int) -> nn.Linear:
         linear = nn.Linear(features, self.chances.outputs)
@@ -179,9 +179,9 @@ class MAPPO(Learner):
     def gradients(self, batch: Batch) -> Gradients:
         counted = batch.alive.float() if "alive" in batch else None
         logp, entropies = self.decisions(batch)
-        advantage = normalised(batch.advantage, counted) if self.cfg.normalise_advantage else batch.advantage
+        advantage = normalised(batch.advantage, counted) if self.cfg.normalize_advantage else batch.advantage
         log_ratio = logp - batch.logp
-        policy_loss = clipped_loss(log_ratio, advantage, self.cfg.clip, counted)
+        policy_loss = clipped_loss(log_ratio, advantage, self.cfg.clip_range, counted)
         entropy, value_loss = mean_of(entropies, counted), self.value_loss(batch, counted)
         found = {
             "actor_optimizer": self.actor_optimizer.gradient(policy_loss - self.cfg.entropy_coef * entropy),
@@ -192,7 +192,7 @@ class MAPPO(Learner):
             "value_loss": value_loss.detach(),
             "entropy": entropy.detach(),
             "kl": sampled_kl(log_ratio.detach(), counted),
-            "clip_fraction": clip_fraction(log_ratio.detach(), self.cfg.clip, counted),
+            "clip_fraction": clip_fraction(log_ratio.detach(), self.cfg.clip_range, counted),
         }
         return Gradients(found, metrics)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.config import Finite, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.config import Finite, NonNegative, OnPolicyConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
@@ -24,14 +24,14 @@ from zhixing.ops.returns import gae
 
 
 class Config(OnPolicyConfig):
-    vector: VectorConfig = VectorConfig(num=8)
-    steps_per_iteration: Positive = 128  # steps of each environment between updates
+    num_envs: Positive = 8
+    rollout_steps: Positive = 128  # steps of each environment between updates
     baseline: bool = True  # subtract a learned value of the state from returns
     lr: PositiveFloat = 3e-3  # learning rate
     value_coef: NonNegative = 0.5  # weight of the baseline's loss
     entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
     max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
-    normalise_advantage: bool = True  # zero mean and unit spread per rollout
+    normalize_advantage: bool = True  # zero mean and unit spread per rollout
     log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
 
 
@@ -72,7 +72,7 @@ class PG(Learner):
         rows = batch if self.net.recurrent else batch.flatten()
         logp, value, entropies = evaluate(self.net, rows)
         advantage = rows.ret - rows.value if self.cfg.baseline else rows.ret
-        if self.cfg.normalise_advantage:
+        if self.cfg.normalize_advantage:
             advantage = normalised(advantage, rows.known)
         share = rows.known / rows.known.sum().clamp_min(1)  # a mean over the known steps
         policy_loss = -(share * logp * advantage).sum()

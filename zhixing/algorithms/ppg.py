@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.config import Finite, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.config import Finite, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
@@ -33,7 +33,7 @@ from zhixing.ops.policy_gradient import clip_fraction, clipped_loss, explained_v
 
 
 class Config(OnPolicyConfig):
-    vector: VectorConfig = VectorConfig(num=8)
+    num_envs: Positive = 8
     lr: PositiveFloat = 5e-4  # learning rate
     optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
     epochs: Positive = 4  # passes over each rollout in a policy phase
@@ -41,14 +41,14 @@ class Config(OnPolicyConfig):
     auxiliary_epochs: Positive = 6  # passes over all of these in an auxiliary phase
     clone_coef: NonNegative = 1.0  # weight of the divergence from the policy before the auxiliary phase
     minibatch_size: Positive = 256  # steps per gradient at most; the rollout is cut evenly
-    clip: PositiveFloat = 0.2  # how far the probability ratio may move before its gradient ends
+    clip_range: PositiveFloat = 0.2  # how far the probability ratio may move before its gradient ends
     entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
     gae_lambda: Fraction = 0.95  # how far advantages look ahead before trusting the critic
     max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
-    normalise_obs: bool = False  # running mean and spread of observations
-    normalise_reward: bool = False  # divide by the running spread of returns
+    normalize_obs: bool = False  # running mean and spread of observations
+    normalize_reward: bool = False  # divide by the running spread of returns
     log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
-    eval_sample: bool = False  # evaluations draw actions too, instead of taking the likeliest
+    eval_stochastic: bool = False  # evaluations draw actions too, instead of taking the likeliest
 
 
 @register("ppg", "PPO with phases that teach the value to the actor's features")
@@ -74,18 +74,18 @@ class PPG(Learner):
         with self.building():
             # separate bodies: a phase moves the actor on its own
             self.net = ActorCritic(
-                spaces, cfg.net, net, batched=False, normalise=cfg.normalise_obs, log_std=cfg.log_std_init
+                spaces, cfg.net, net, batched=False, normalise=cfg.normalize_obs, log_std=cfg.log_std_init
             )
             self.auxiliary_head = ValueHead(num_features(self.net.actor, spaces.obs))
         self.net.to(self.device)
         self.auxiliary_head.to(self.device)
-        self.policy = ActorCriticPolicy(spaces, self.net, cfg.eval_sample)
+        self.policy = ActorCriticPolicy(spaces, self.net, cfg.eval_stochastic)
         settings = {"max_grad_norm": cfg.max_grad_norm}
         actor = [*self.net.actor_parameters(), *self.auxiliary_head.parameters()]
         self.actor_optimizer = self.optimizer(actor, cfg.lr, **settings)
         self.critic_optimizer = self.optimizer(self.net.critic_parameters(), cfg.lr, **settings)
         self.other_moments = self.actor_optimizer.state_dict()  # of the phase that isn't on
-        self.reward_scale = RewardScale(cfg.gamma, cfg.vector.num).to(self.device) if cfg.normalise_reward else None
+        self.reward_scale = RewardScale(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
         self.rollouts: list[Batch] = []  # since the last auxiliary phase
         self.auxiliary_loss = torch.zeros((), device=self.device)  # of the last auxiliary phase, told until the next
         self.clone_kl = torch.zeros((), device=self.device)
@@ -107,7 +107,7 @@ class PPG(Learner):
         policy, _ = read_policy(self.net, batch)
         log_ratio = policy.log_prob(batch.action) - batch.logp
         entropy = policy.entropy().mean()
-        policy_loss = clipped_loss(log_ratio, batch.advantage, self.cfg.clip)
+        policy_loss = clipped_loss(log_ratio, batch.advantage, self.cfg.clip_range)
         value_loss = self.value_loss(batch)
         found = {
             "actor_optimizer": self.actor_optimizer.gradient(policy_loss - self.cfg.entropy_coef * entropy),
@@ -119,7 +119,7 @@ class PPG(Learner):
             "value_loss": value_loss.detach(),
             "entropy": entropy.detach(),
             "kl": sampled_kl(log_ratio),
-            "clip_fraction": clip_fraction(log_ratio, self.cfg.clip),
+            "clip_fraction": clip_fraction(log_ratio, self.cfg.clip_range),
         }
         return Gradients(found, metrics)
 

@@ -23,7 +23,6 @@ from zhixing.config import (
     OnPolicyConfig,
     Positive,
     PositiveFloat,
-    VectorConfig,
 )
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
@@ -38,28 +37,28 @@ from zhixing.ops.policy_gradient import clip_fraction, clipped_loss, explained_v
 
 
 class Config(OnPolicyConfig):
-    vector: VectorConfig = VectorConfig(num=8)
-    steps_per_iteration: Positive = 256  # steps of each environment between updates
+    num_envs: Positive = 8
+    rollout_steps: Positive = 256  # steps of each environment between updates
     lr: PositiveFloat = 3e-4  # learning rate
     critic_lr: PositiveFloat | None = None  # the critic's own learning rate
     optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
-    lr_decay: bool = False  # let learning rates fall to zero over the budget of steps
+    anneal_lr: bool = False  # let learning rates fall to zero over the budget of steps
     epochs: Positive = 10  # passes over each rollout
     critic_epochs: Count | None = None  # the critic's own number of passes
     minibatch_size: Positive = 128  # steps per gradient at most; the rollout is cut evenly
-    clip: PositiveFloat = 0.2  # how far the probability ratio may move before its gradient ends
-    value_clip: PositiveFloat | None = None  # the same for the value, in its own units
+    clip_range: PositiveFloat = 0.2  # how far the probability ratio may move before its gradient ends
+    value_clip_range: PositiveFloat | None = None  # the same for the value, in its own units
     value_coef: NonNegative = 0.5  # weight of the value loss
     entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
     gae_lambda: Fraction = 0.95  # how far advantages look ahead before trusting the critic
     max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
     target_kl: PositiveFloat | None = None  # no further epoch once the policy has moved 1.5 times this far
-    normalise_advantage: bool = True  # zero mean and unit spread per minibatch
-    normalise_obs: bool | Auto = "auto"  # running mean and deviation of observations; auto: with built-in networks
-    normalise_reward: bool = True  # divide rewards by the running deviation of returns
+    normalize_advantage: bool = True  # zero mean and unit spread per minibatch
+    normalize_obs: bool | Auto = "auto"  # running mean and deviation of observations; auto: with built-in networks
+    normalize_reward: bool = True  # divide rewards by the running deviation of returns
     shared_network: bool = False  # one body for actor and critic
     log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
-    eval_sample: bool = False  # evaluations draw actions too, instead of taking the likeliest
+    eval_stochastic: bool = False  # evaluations draw actions too, instead of taking the likeliest
 
     @property
     def own_critic(self) -> bool:
@@ -89,24 +88,24 @@ class PPO(Learner):
                 net,
                 shared=cfg.shared_network,
                 batched=not cfg.own_critic,
-                normalise=cfg.normalise_obs,
+                normalise=cfg.normalize_obs,
                 log_std=cfg.log_std_init,
             ).to(self.device)
-        self.policy = ActorCriticPolicy(spaces, self.net, cfg.eval_sample)
+        self.policy = ActorCriticPolicy(spaces, self.net, cfg.eval_stochastic)
         settings = {"max_grad_norm": cfg.max_grad_norm}
         if cfg.own_critic:
             self.actor_optimizer = self.optimizer(self.net.actor_parameters(), cfg.lr, **settings)
             self.critic_optimizer = self.optimizer(self.net.critic_parameters(), cfg.critic_lr or cfg.lr, **settings)
         else:
             self.both_optimizer = self.optimizer(self.net.parameters(), cfg.lr, **settings)
-        self.reward_scale = RewardScale(cfg.gamma, cfg.vector.num).to(self.device) if cfg.normalise_reward else None
+        self.reward_scale = RewardScale(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
 
     @property
     def fields(self) -> dict[str, Tree]:
         return rollout_fields(self.policy)
 
     def set_progress(self, fraction: float) -> None:
-        if not self.cfg.lr_decay:
+        if not self.cfg.anneal_lr:
             return
         left = 1.0 - fraction
         if self.cfg.own_critic:
@@ -122,14 +121,14 @@ class PPO(Learner):
 
     def policy_loss(self, logp: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Also returns the logarithm of the probability ratio."""
-        advantage = normalised(batch.advantage) if self.cfg.normalise_advantage else batch.advantage
+        advantage = normalised(batch.advantage) if self.cfg.normalize_advantage else batch.advantage
         log_ratio = logp - batch.logp
-        return clipped_loss(log_ratio, advantage, self.cfg.clip), log_ratio.detach()
+        return clipped_loss(log_ratio, advantage, self.cfg.clip_range), log_ratio.detach()
 
     def value_loss(self, value: Tensor, batch: Batch) -> Tensor:
-        if self.cfg.value_clip is None:
+        if self.cfg.value_clip_range is None:
             return F.mse_loss(value, batch.ret)
-        near = batch.value + (value - batch.value).clamp(-self.cfg.value_clip, self.cfg.value_clip)
+        near = batch.value + (value - batch.value).clamp(-self.cfg.value_clip_range, self.cfg.value_clip_range)
         return torch.max((value - batch.ret).square(), (near - batch.ret).square()).mean()
 
     def gradients(self, batch: Batch, actor: bool = True, critic: bool = True) -> Gradients:
@@ -151,7 +150,7 @@ class PPO(Learner):
             "value_loss": value_loss.detach(),
             "entropy": entropy.detach(),
             "kl": sampled_kl(log_ratio),
-            "clip_fraction": clip_fraction(log_ratio, self.cfg.clip),
+            "clip_fraction": clip_fraction(log_ratio, self.cfg.clip_range),
         }
         return Gradients(found, metrics)
 

@@ -97,7 +97,7 @@ class QMIX(Learner):
         mixer: MakeMixer,
     ) -> None:
         check_discrete(cfg, spaces)
-        for name, only in (("prioritized", False), ("n_step", 1), ("hindsight", False)):
+        for name, only in (("prioritized", False), ("n_step", 1), ("her", False)):
             if getattr(cfg.replay, name) != only:
                 raise UserError(f"{cfg.algorithm} learns from whole episodes: set replay.{name}={str(only).lower()}")
         super().__init__(cfg, spaces, device)
@@ -111,7 +111,7 @@ class QMIX(Learner):
                 lambda features: nn.Linear(features, spaces.num_actions),
                 shared=cfg.share_weights,
                 last_action=cfg.last_action,
-                normalise=cfg.normalise_obs,
+                normalise=cfg.normalize_obs,
             )
             self.net = Team(agents, mixer(cfg, spaces)).to(self.device)
         self.q_optimizer = self.optimizer(
@@ -190,7 +190,7 @@ class QMIX(Learner):
         return q if self.net.mixer is None else self.net.mixer(q, global_state(Batch(obs=obs), self.spaces))
 
     def after_step(self) -> None:
-        if self.updates % self.cfg.sync_every_updates == 0:
+        if self.updates % self.cfg.target_update_interval == 0:
             self.follow.move(self.cfg.tau)
 
     def observe(self, batch: Batch) -> None:

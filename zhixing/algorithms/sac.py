@@ -37,16 +37,16 @@ from zhixing.ops.returns import td_target
 class Config(ContinuousConfig):
     critics: Positive = 2  # estimates of Q
     target_critics: Positive = 2  # how many of them, at random, a target takes the least of
-    temperature: PositiveFloat | None = None  # weight of the entropy; none learns it
+    alpha: PositiveFloat | None = None  # weight of the entropy; none learns it
     target_entropy: Finite | None = None  # for a learned temperature; none is -n, or 0.5 log(allowed) if discrete
-    actor_delay: Positive = 1  # critic updates per actor update
+    policy_delay: Positive = 1  # critic updates per actor update
     entropy_in_targets: bool = True  # targets count the entropy to come; without, only the actor seeks it
 
 
 class REDQConfig(Config):
     critics: Positive = 10  # estimates of Q
     updates_per_step: PositiveFloat = 20.0  # updates per environment step, on average
-    actor_delay: Positive = 20  # critic updates per actor update
+    policy_delay: Positive = 20  # critic updates per actor update
 
 
 class Penalty(nn.Module, ABC):
@@ -71,7 +71,7 @@ class Penalty(nn.Module, ABC):
 @register("redq", "SAC with an ensemble of critics and many updates per step", settings=REDQConfig)
 class SAC(Learner):
     settings = Config
-    metrics: ClassVar[tuple[str, ...]] = ("critic_loss", "actor_loss", "q_mean", "temperature", "entropy", "grad_norm")
+    metrics: ClassVar[tuple[str, ...]] = ("critic_loss", "actor_loss", "q_mean", "alpha", "entropy", "grad_norm")
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class SAC(Learner):
         with self.building():
             self.actor = StochasticActor(spaces, cfg, net).to(self.device)
             self.critics = Critics(spaces, cfg, net, cfg.critics).to(self.device)
-        self.log_temperature = nn.ParameterList([torch.tensor(math.log(cfg.temperature or 1.0), device=self.device)])
+        self.log_temperature = nn.ParameterList([torch.tensor(math.log(cfg.alpha or 1.0), device=self.device)])
         self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr)
         self.critic_optimizer = self.optimizer(self.critics.parameters(), cfg.lr)
         self.temperature_optimizer = self.optimizer(self.log_temperature.parameters(), cfg.lr)
@@ -188,15 +188,15 @@ class SAC(Learner):
                 found["penalty_optimizer"] = self.penalty_optimizer.gradient(weight_loss)
             told = {"penalty": penalty.detach().mean(), "penalty_weight": weight}
         found["critic_optimizer"] = self.critic_optimizer.gradient(critic_loss)
-        if self.updates % self.cfg.actor_delay == 0:
+        if self.updates % self.cfg.policy_delay == 0:
             actor_loss, entropy = self.actor_loss(batch)
             found["actor_optimizer"] = self.actor_optimizer.gradient(actor_loss)
-            if self.cfg.temperature is None:
+            if self.cfg.alpha is None:
                 temperature_loss = self.temperature_loss(entropy, batch)
                 found["temperature_optimizer"] = self.temperature_optimizer.gradient(temperature_loss)
             self.last_actor_loss, self.last_entropy = actor_loss.detach(), entropy
         metrics = {"critic_loss": critic_loss.detach(), "actor_loss": self.last_actor_loss, "q_mean": q.detach().mean()}
-        metrics |= {"temperature": self.temperature.detach(), "entropy": self.last_entropy}
+        metrics |= {"alpha": self.temperature.detach(), "entropy": self.last_entropy}
         return Gradients(found, metrics | told, error)
 
     @torch.no_grad()

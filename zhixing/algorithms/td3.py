@@ -30,26 +30,26 @@ from zhixing.ops.returns import td_target
 
 
 class Config(ContinuousConfig):
-    noise: NonNegative = 0.1  # spread of exploration, of the action's half range
+    exploration_noise: NonNegative = 0.1  # spread of exploration, of the action's half range
     noise_kind: Literal["gaussian", "ou"] = "gaussian"  # independent at each step, or a drifting process
     ou_theta: PositiveFloat = 0.15  # noise_kind=ou: how fast the process is drawn back to zero
     critics: Positive = 2  # estimates of Q, of which targets take the least
-    smoothing: NonNegative = 0.2  # spread of the noise on target actions
-    smoothing_clip: NonNegative = 0.5  # and its largest size
-    actor_delay: Positive = 2  # critic updates per actor update
+    target_policy_noise: NonNegative = 0.2  # spread of the noise on target actions
+    target_noise_clip: NonNegative = 0.5  # and its largest size
+    policy_delay: Positive = 2  # critic updates per actor update
 
 
 class DDPGConfig(Config):
     noise_kind: Literal["gaussian", "ou"] = "ou"  # independent at each step, or a drifting process
-    noise: NonNegative = 0.2  # spread of exploration, of the action's half range
+    exploration_noise: NonNegative = 0.2  # spread of exploration, of the action's half range
     critics: Positive = 1  # estimates of Q, of which targets take the least
-    smoothing: NonNegative = 0.0  # spread of the noise on target actions
-    actor_delay: Positive = 1  # critic updates per actor update
+    target_policy_noise: NonNegative = 0.0  # spread of the noise on target actions
+    policy_delay: Positive = 1  # critic updates per actor update
 
 
 class TD3BCConfig(Config):
     alpha: PositiveFloat = 2.5  # how much a better value counts against being near the recorded action
-    normalise_obs: bool = True  # running mean and spread of observations
+    normalize_obs: bool = True  # running mean and spread of observations
 
 
 Objective = Callable[[Config, Tensor, Tensor, Batch], Tensor]
@@ -93,15 +93,15 @@ class TD3(Learner):
         self.target_actor, self.target_critics = copy.deepcopy(self.actor), copy.deepcopy(self.critics)
         self.follow = [Average(self.target_actor, self.actor), Average(self.target_critics, self.critics)]
         ou_theta = cfg.ou_theta if cfg.noise_kind == "ou" else None
-        self.policy = DeterministicPolicy(spaces, self.actor, cfg.noise, ou_theta)
+        self.policy = DeterministicPolicy(spaces, self.actor, cfg.exploration_noise, ou_theta)
         self.last_actor_loss = torch.zeros((), device=self.device)  # told again between delayed updates
 
     @torch.no_grad()
     def target_value(self, batch: Batch) -> Tensor:
         action = self.target_actor(batch.next_obs)
-        if self.cfg.smoothing > 0:
-            noise = torch.empty_like(action).normal_(generator=self.rng) * self.cfg.smoothing
-            action = (action + noise.clamp(-self.cfg.smoothing_clip, self.cfg.smoothing_clip)).clamp(-1.0, 1.0)
+        if self.cfg.target_policy_noise > 0:
+            noise = torch.empty_like(action).normal_(generator=self.rng) * self.cfg.target_policy_noise
+            action = (action + noise.clamp(-self.cfg.target_noise_clip, self.cfg.target_noise_clip)).clamp(-1.0, 1.0)
         least = self.target_critics(batch.next_obs, action).amin(0)  # one critic alone overestimates
         return td_target(batch, least)
 
@@ -120,7 +120,7 @@ class TD3(Learner):
     def gradients(self, batch: Batch) -> Gradients:
         critic_loss, error, q_mean = self.critic_loss(batch)
         found = {"critic_optimizer": self.critic_optimizer.gradient(critic_loss)}
-        if self.updates % self.cfg.actor_delay == 0:
+        if self.updates % self.cfg.policy_delay == 0:
             actor_loss = self.actor_loss(batch)
             found["actor_optimizer"] = self.actor_optimizer.gradient(actor_loss)
             self.last_actor_loss = actor_loss.detach()

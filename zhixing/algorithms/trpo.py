@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.config import Finite, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat, VectorConfig
+from zhixing.config import Finite, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
@@ -33,7 +33,7 @@ from zhixing.ops.policy_gradient import explained_variance, minibatches
 
 
 class Config(OnPolicyConfig):
-    vector: VectorConfig = VectorConfig(num=8)
+    num_envs: Positive = 8
     max_kl: PositiveFloat = 0.01  # how far the policy may move per rollout
     cg_iterations: Positive = 10  # steps of conjugate gradient, which solves for the direction
     damping: NonNegative = 0.1  # added to the diagonal of the Fisher matrix
@@ -44,7 +44,7 @@ class Config(OnPolicyConfig):
     minibatch_size: Positive = 128  # steps per gradient of the critic at most; the rollout is cut evenly
     max_grad_norm: PositiveFloat | None = None  # the critic's gradients are clipped to this norm
     gae_lambda: Fraction = 0.95  # how far advantages look ahead before trusting the critic
-    normalise_obs: bool = False  # running mean and spread of observations
+    normalize_obs: bool = False  # running mean and spread of observations
     log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
 
 
@@ -61,7 +61,7 @@ class TRPO(Learner):
         with self.building():
             # separate bodies: the policy's parameters move on their own
             self.net = ActorCritic(
-                spaces, cfg.net, net, batched=False, normalise=cfg.normalise_obs, log_std=cfg.log_std_init
+                spaces, cfg.net, net, batched=False, normalise=cfg.normalize_obs, log_std=cfg.log_std_init
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
         self.critic_optimizer = self.optimizer(self.net.critic_parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)

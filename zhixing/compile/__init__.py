@@ -1,4 +1,4 @@
-"""`graph=true`: the update of a learner as one compiled graph. Recorded once, compiled once, kept on disk."""
+"""`compile=true`: the update of a learner as one compiled graph. Recorded once, compiled once, kept on disk."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ def check_compiler() -> None:
     names = [asked] if asked else ["g++", "clang++", "cl"]
     if not any(shutil.which(name) for name in names):
         raise UserError(
-            f"graph=true needs a C++ compiler, and there is no {' or '.join(names)}: install one (apt install g++, or "
-            f"xcode-select --install), name yours in CXX, or set graph=false"
+            f"compile=true needs a C++ compiler, and there is no {' or '.join(names)}: install one (apt install g++, "
+            f"or xcode-select --install), name yours in CXX, or set compile=false"
         )
 
 

@@ -28,11 +28,11 @@ class Graphs:
 
     def __init__(self, learner: Learner, cfg: RunConfig) -> None:
         if cfg.scheme == "play":
-            raise UserError(f"graph=true is for updates, and {cfg.algorithm} makes none: set graph=false")
+            raise UserError(f"compile=true is for updates, and {cfg.algorithm} makes none: set compile=false")
         if getattr(getattr(cfg, "net", None), "recurrent", "none") != "none":
-            raise UserError("graph=true takes no recurrent networks: set net.recurrent=none, or graph=false")
+            raise UserError("compile=true takes no recurrent networks: set net.recurrent=none, or compile=false")
         if cfg.precision == "fp16":
-            raise UserError("graph=true takes no precision=fp16, whose factors are decided by the numbers: set bf16")
+            raise UserError("compile=true takes no precision=fp16, whose factors are decided by the numbers: set bf16")
         if learner.device.type == "cpu":
             check_compiler()
         self.learner, self.algorithm = learner, cfg.algorithm
@@ -49,7 +49,7 @@ class Graphs:
             graph = Graph(self.learner, find, batch, parts)
         except NoGraphError as error:
             raise UserError(
-                f"graph=true can't compile an update of {self.algorithm}: {error}; set graph=false"
+                f"compile=true can't compile an update of {self.algorithm}: {error}; set compile=false"
             ) from None
         self.graphs.append(graph)
         self.seconds += time.perf_counter() - begin

@@ -6,7 +6,7 @@ from typing import Any
 
 # settings that change no return: runs that differ only in these are one configuration
 IRRELEVANT = {"seed", "log_every_steps", "checkpoint_every_steps", "keep_checkpoints", "tensorboard"}
-IRRELEVANT |= {"eval_video", "plot", "threads", "device", "vector.backend", "vector.workers"}
+IRRELEVANT |= {"eval_video", "plot", "num_threads", "device", "vector.backend", "vector.workers"}
 
 
 def shown(value: Any) -> str:

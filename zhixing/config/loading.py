@@ -35,13 +35,13 @@ from zhixing.utils import importing, named_objects
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """Return `["lr=3e-4", "vector.num=8"]` as nested settings."""
+    """Return `["lr=3e-4", "num_envs=8"]` as nested settings."""
     values: dict[str, Any] = {}
     for word in words:
         key, sign, text = word.partition("=")
         if not sign or not key or key.startswith("-"):
             raise UserError(
-                f"{word!r} is no setting; write name=value, for example lr=3e-4 or vector.num=8 "
+                f"{word!r} is no setting; write name=value, for example lr=3e-4 or num_envs=8 "
                 f"(environments are named by --env)"
             )
         values = merge(values, nest(key, parse_yaml(text, f"the value of {key!r}")))
@@ -94,12 +94,12 @@ def presets(algorithm: str) -> dict[str, dict[str, Any]]:
 
 
 def load(*files: str | Path, **overrides: Any) -> RunConfig:
-    """Read configuration files, in order, and settings by name on top of them (`vector__num=8` or a dict)."""
+    """Read configuration files, in order, and settings by name on top of them (`num_envs=8` or a dict)."""
     return build([read_yaml(Path(file)) for file in files], nested(overrides))
 
 
 def nested(named: Mapping[str, Any]) -> dict[str, Any]:
-    """`vector__num` and the like as groups of settings."""
+    """`num_envs` and the like as groups of settings."""
     values: dict[str, Any] = {}
     for key, value in named.items():
         *_, last = key.split("__")
@@ -161,7 +161,7 @@ def absolute_paths(cfg: RunConfig) -> RunConfig:
         given = {name: getattr(values, name, None) for name in names}
         return {name: os.path.abspath(value) for name, value in given.items() if value and os.path.exists(value)}
 
-    changes: dict[str, Any] = {**absolute(cfg, "init", "dataset", "expert", "opponent")}
+    changes: dict[str, Any] = {**absolute(cfg, "init_from", "dataset", "expert", "opponent")}
     if isinstance(cfg, OffPolicyConfig):
         changes["replay"] = cfg.replay.model_copy(update=absolute(cfg.replay, "start"))
     return cfg.model_copy(update=changes)
@@ -227,8 +227,8 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
         return _unknown_setting(name, model, [prefix + field for field in owner.model_fields])
     if problem["type"] == "missing":
         return f"the setting {name!r} is missing"
-    if name == "vector.num" and problem["input"] == "auto":
-        return "vector.num='auto' is decided when training begins, by `zhixing train` or zx.train: write a number here"
+    if name == "num_envs" and problem["input"] == "auto":
+        return "num_envs='auto' is decided when training begins, by `zhixing train` or zx.train: write a number here"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if problem["type"] == "list_type":
         message += ", such as [64, 64]"

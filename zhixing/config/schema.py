@@ -71,16 +71,15 @@ Backend = Literal["auto", "serial", "process", "mixed", "native", "envpool", "to
 
 class VectorConfig(Strict):
     backend: Backend = "auto"  # what runs copies; auto measures
-    num: Positive = 1  # copies of the task; `zhixing train ... vector.num=auto` measures how many are fastest
     workers: Positive | Auto = "auto"  # processes that share the copies, with backend=process, mixed or ray
     on_crash: Literal["stop", "replace"] = "stop"  # a copy that fails ends the run, or a new one takes its place
-    step_seconds: PositiveFloat | None = None  # how long a step of a copy may take, with backend=process
-    call_seconds: PositiveFloat | None = None  # how long any other call (constructor, reset, ...) may take, likewise
+    step_timeout: PositiveFloat | None = None  # how long a step of a copy may take, with backend=process
+    call_timeout: PositiveFloat | None = None  # how long any other call (constructor, reset, ...) may take, likewise
 
     @property
     def isolated(self) -> bool:
         """Whether nothing of a task runs in the process that trains: it runs in worker processes that can be ended."""
-        guarded = self.on_crash == "replace" or self.step_seconds is not None or self.call_seconds is not None
+        guarded = self.on_crash == "replace" or self.step_timeout is not None or self.call_timeout is not None
         return self.backend == "process" or (self.backend == "auto" and guarded)
 
 
@@ -111,14 +110,15 @@ class RunConfig(Strict):
     episodes: Positive | None = None  # budget: training episodes
     duration: str | PositiveFloat | None = None  # budget: training time, such as 90s, 10m, 1h30m
     stop_return: Finite | None = None  # end when 100 fresh evaluation episodes average at least this
+    num_envs: Positive = 1  # parallel environments; `zhixing train ... num_envs=auto` measures how many are fastest
     vector: VectorConfig = VectorConfig()
     distributed: DistributedConfig = DistributedConfig()
     gamma: Fraction = 0.99  # discount of the future per step
     device: str = "auto"  # cpu, cuda, mps, npu, or auto: cuda where there is one
-    threads: Threads | Auto = "auto"  # threads that torch computes with; unset 1, for pictures all CPUs; auto measures
+    num_threads: Threads | Auto = "auto"  # of torch on the CPU; unset 1, for pictures all CPUs; auto measures
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of matrix products in updates; weights are always fp32
-    graph: bool = False  # compile the update to one graph: faster, after compiling once (needs a C++ compiler)
-    init: str | None = None  # a run whose weights this one starts from
+    compile: bool = False  # compile the update to one graph: faster, after compiling once (needs a C++ compiler)
+    init_from: str | None = None  # a run whose weights this one starts from
     log_every_steps: Positive = 1_000  # a row of metrics every so many environment steps
     eval_every_steps: Count = 5_000  # evaluate every so many environment steps; 0 is never
     eval_episodes: Positive = 10  # episodes of each evaluation
@@ -159,7 +159,7 @@ class RunConfig(Strict):
 class OnPolicyConfig(RunConfig):
     """Settings of algorithms that learn from what the current policy has just done."""
 
-    steps_per_iteration: Positive = 128  # steps of each environment between updates
+    rollout_steps: Positive = 128  # steps of each environment between updates
     optimizer_eps: PositiveFloat = 1e-8  # added to the denominator of Adam and RMSProp
     net: NetConfig = NetConfig()
 
@@ -179,7 +179,7 @@ class SearchConfig(RunConfig):
 
     simulations: Positive = 100  # of each search, before each move
     c: PositiveFloat = 1.4  # how much a search explores beside what looks best
-    steps_per_iteration: Positive = 1  # steps of each environment between looks at the budget
+    rollout_steps: Positive = 1  # steps of each environment between looks at the budget
     opponent: str | None = None  # games: whom evaluations are against, see `zhixing eval --against`; none is random
 
     scheme: ClassVar[str] = "play"
@@ -190,7 +190,7 @@ class SelfPlayConfig(SearchConfig):
 
     batch_size: Positive = 256  # positions per update
     capacity: Positive = 100_000  # newest positions that are kept to learn from
-    steps_per_iteration: Positive = 8  # moves in each game between updates
+    rollout_steps: Positive = 8  # moves in each game between updates
     updates_per_step: UpdatesPerStep = 0.02  # updates per move, on average
     optimizer_eps: PositiveFloat = 1e-8  # added to the denominator of Adam and RMSProp
 
@@ -205,8 +205,8 @@ class ReplayConfig(Strict):
     beta_start: Fraction = 0.4  # prioritized: importance correction at the start, growing to 1
     sequence_length: Positive = 20  # recurrent networks: steps of a sample that are learned from
     burn_in: Count = 5  # recurrent networks: steps before these that only warm up the memory
-    hindsight: bool = False  # tasks with goals: learn also as if what was reached later had been the goal
-    hindsight_ratio: Fraction = 0.8  # hindsight: share of sampled transitions that get such a goal
+    her: bool = False  # tasks with goals: learn also as if what was reached later had been the goal
+    her_ratio: Fraction = 0.8  # hindsight: share of sampled transitions that get such a goal
     frame_stack: Positive = 1  # observations are stacks of so many frames, stored once each
     on_device: bool = False  # keep the replay on the learner's device
     on_disk: bool = False  # keep the replay in memory-mapped files in the run's folder
@@ -219,7 +219,7 @@ class DataConfig(RunConfig):
     net: NetConfig = NetConfig()
     batch_size: Positive = 64  # transitions per update
     optimizer_eps: PositiveFloat = 1e-8  # added to the denominator of Adam and RMSProp
-    normalise_obs: bool = False  # running mean and spread of observations
+    normalize_obs: bool = False  # running mean and spread of observations
     dataset: str | None = None  # recorded experience to learn from instead of an environment
     offline_updates: Positive = 30_000  # budget with a dataset: updates, which all intervals of steps then count
 
@@ -230,10 +230,10 @@ class DataConfig(RunConfig):
 class OffPolicyConfig(DataConfig):
     """Settings of algorithms that learn from a replay of all that was done."""
 
-    steps_per_iteration: Positive = 1  # steps of each environment between updates
+    train_every: Positive = 1  # steps of each environment between updates
     updates_per_step: UpdatesPerStep = 1.0  # updates per environment step, on average
-    warmup_steps: Count = 1_000  # environment steps of random actions before the first update
-    overlap: bool = False  # act in another thread while learning, with weights one iteration old
+    learning_starts: Count = 1_000  # environment steps of random actions before the first update
+    async_collect: bool = False  # act in another thread while learning, with weights one iteration old
     replay: ReplayConfig = ReplayConfig()
 
     scheme: ClassVar[str] = "off_policy"
@@ -246,7 +246,7 @@ class ValueConfig(OffPolicyConfig):
     lr: PositiveFloat = 1e-3  # learning rate
     optimizer: Literal["adam", "rmsprop"] = "adam"  # what moves the weights
     max_grad_norm: PositiveFloat | None = 10.0  # gradients are clipped to this norm
-    sync_every_updates: Positive = 200  # how often the target network moves
+    target_update_interval: Positive = 200  # how often the target network moves
     tau: Fraction = 1.0  # how far it moves then; 1 copies the network
     epsilon_start: Fraction = 1.0  # chance of a random action at the start
     epsilon_end: Fraction = 0.05  # and when it has fallen

@@ -95,8 +95,8 @@ class Learner(ABC):
         if self.low is not None and cfg.scheme == "play":
             raise UserError(f"precision={cfg.precision} is for updates, and {cfg.algorithm} makes none: set fp32")
         self.partners: Partners | None = None  # other learners, who take the gradients of their shares
-        self.graphs: Graphs | None = None  # compiled updates: with graph=true, `Algorithm.make` attaches them
-        self._needs_graphs = cfg.graph
+        self.graphs: Graphs | None = None  # compiled updates: with compile=true, `Algorithm.make` attaches them
+        self._needs_graphs = cfg.compile
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -128,14 +128,14 @@ class Learner(ABC):
         return Update({**gradients.metrics, "grad_norm": norm}, gradients.priority)
 
     def descend(self, find: Callable[..., Gradients], batch: Batch, **parts: Any) -> Update:
-        """Find gradients of a (mini)batch and move the weights along them; with graph=true as one compiled graph, and
+        """Find gradients of a (mini)batch and move the weights along them; with compile=true as one compiled graph, and
         where there are several learners, together with them."""
         if self.graphs is not None:
             return self.graphs.step(find, batch, **parts)
         if self._needs_graphs:
             raise UserError(
-                f"graph=true, but this {type(self).__name__} has no compiled updates: make it with "
-                f"zx.algorithms.get(name).make(cfg, spaces), or set graph=false"
+                f"compile=true, but this {type(self).__name__} has no compiled updates: make it with "
+                f"zx.algorithms.get(name).make(cfg, spaces), or set compile=false"
             )
         if self.partners is not None:
             return self.partners.step(find, batch, **parts)

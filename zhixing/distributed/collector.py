@@ -182,8 +182,8 @@ def spread(cfg: RunConfig, learner: Learner, spaces: Spaces, tells: Sequence[str
     """Start workers with equal shares of the run's environments, or shares that differ by one."""
     asked = cfg.distributed.workers
     workers = asked or (cfg.actors if isinstance(cfg, AsynchronousConfig) else 1)
-    bounds = np.linspace(0, cfg.vector.num, workers + 1).astype(int).tolist()
-    threads = int(cfg.threads) if asked else None
+    bounds = np.linspace(0, cfg.num_envs, workers + 1).astype(int).tolist()
+    threads = int(cfg.num_threads) if asked else None
     settings = cfg.model_dump(mode="json")
     objects = portable.pack_settings(settings)
     setups = [
@@ -205,12 +205,10 @@ def is_spread(cfg: RunConfig) -> bool:
     workers = asked or (cfg.actors if isinstance(cfg, AsynchronousConfig) else 0)
     if asked and not isinstance(cfg, (OnPolicyConfig, OffPolicyConfig)):
         raise UserError(f"{cfg.algorithm} acts in one process; distributed.workers is for those that learn from steps")
-    if workers > cfg.vector.num:
-        raise UserError(
-            f"{where}={workers} must be at most the {cfg.vector.num} environments that they share (vector.num)"
-        )
-    if asked and isinstance(cfg, OffPolicyConfig) and cfg.overlap:
-        raise UserError("overlap=true goes without distributed.workers, which act while the driver learns anyway")
+    if workers > cfg.num_envs:
+        raise UserError(f"{where}={workers} must be at most the {cfg.num_envs} environments that they share (num_envs)")
+    if asked and isinstance(cfg, OffPolicyConfig) and cfg.async_collect:
+        raise UserError("async_collect=true goes without distributed.workers, which act while the driver learns anyway")
     if asked and cfg.vector.backend == "ray":
         raise UserError("vector.backend=ray goes without distributed.workers, which are on Ray themselves")
     on_ray = asked or cfg.distributed.learners > 1 or cfg.vector.backend == "ray"

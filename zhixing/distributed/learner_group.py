@@ -68,7 +68,7 @@ class Partners:
         learner, dim = self.learner, self.learner.shared_dim
         rows = tree_leaves(getattr(batch, batch.fields[0]))[0].shape[dim]
         if rows % self.num:
-            what = ("rows", "a batch size") if dim == 0 else ("environments", "a vector.num")
+            what = ("rows", "a batch size") if dim == 0 else ("environments", "a num_envs")
             raise UserError(f"{self.num} learners can't share {rows} {what[0]} equally: set {what[1]} that they divide")
         if self.group is None:
             with self._together():
@@ -247,7 +247,7 @@ def serve(
 
     portable.unpack(packed)
     cfg = config.build([settings], {})
-    torch.set_num_threads(int(cfg.threads))
+    torch.set_num_threads(int(cfg.num_threads))
     if host is None:
         import ray
 
@@ -286,21 +286,21 @@ def check_learners(cfg: RunConfig, learner: Learner) -> None:
         reason = "its workers take gradients already"
     elif cfg.scheme == "play":
         reason = "it learns nothing"
-    elif cfg.graph:
-        reason = "graph=true makes one graph of gradients and step"
+    elif cfg.compile:
+        reason = "compile=true makes one graph of gradients and step"
     elif getattr(getattr(cfg, "net", None), "recurrent", "none") != "none":
         reason = "sequences of recurrent networks aren't shared"
     elif cfg.precision == "fp16":
         reason = "precision=fp16 scales losses in one place; bf16 needs no scale"
     elif any(isinstance(part, Learner) for part in vars(learner).values()):
         reason = "it is made of several learners itself"
-    elif cfg.scheme == "on_policy" and learner.shared_dim == 1 and cfg.vector.num % cfg.distributed.learners:
-        reason = f"vector.num={cfg.vector.num} must be a multiple of the learners"
+    elif cfg.scheme == "on_policy" and learner.shared_dim == 1 and cfg.num_envs % cfg.distributed.learners:
+        reason = f"num_envs={cfg.num_envs} must be a multiple of the learners"
     for name in ("batch_size", "minibatch_size"):  # others are known at the first update
         size = getattr(cfg, name, 0)
         if size % cfg.distributed.learners:
             reason = f"{name}={size} must be a multiple of the learners"
-    rollout, minibatch = getattr(cfg, "steps_per_iteration", 1) * cfg.vector.num, getattr(cfg, "minibatch_size", 1)
+    rollout, minibatch = getattr(cfg, "rollout_steps", 1) * cfg.num_envs, getattr(cfg, "minibatch_size", 1)
     if rollout > minibatch and rollout % minibatch:  # minibatches differ by a step then, and so would the shares
         reason = f"minibatch_size={minibatch} must divide the rollout's {rollout} steps"
     if reason is not None:

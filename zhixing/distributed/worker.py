@@ -92,7 +92,7 @@ class Worker:
                 backend=cfg.vector.backend,
                 workers=min(asked, setup.num_envs) if isinstance(asked, int) else None,
                 options=cfg.env.options,
-                faults=envs.Faults(vector.on_crash, vector.step_seconds, setup.crashes, vector.call_seconds),
+                faults=envs.Faults(vector.on_crash, vector.step_timeout, setup.crashes, vector.call_timeout),
             )
             learner = algorithms.get(cfg.algorithm).make(cfg, env.spaces, torch.device("cpu"))
             if "expert" in type(cfg).model_fields:

@@ -1,6 +1,6 @@
-"""`threads=auto` and `vector.num=auto`, asked for by name: what makes training fastest on this machine, measured before
-it begins. Where nobody asks, threads follow a rule instead (`session.resolve`), so that the same command gives the same
-run."""
+"""`num_threads=auto` and `num_envs=auto`, asked for by name: what makes training fastest on this machine, measured
+before it begins. Where nobody asks, threads follow a rule instead (`session.resolve`), so that the same command gives
+the same run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> 
     asked: dict[str, Any] = {}
     for layer in (*layers, overrides):
         asked = config.merge(asked, layer)
-    vector = asked.get("vector")
-    copies = False
-    if isinstance(vector, Mapping) and vector.get("num") == "auto":
-        copies = True
-        asked["vector"] = {name: value for name, value in vector.items() if name != "num"}
-    threads = asked.get("threads") == "auto"
+    copies = asked.get("num_envs") == "auto"
+    if copies:
+        del asked["num_envs"]
+    threads = asked.get("num_threads") == "auto"
     cfg = config.build([asked], {})
     if threads:
         cfg = best_threads(cfg)
@@ -39,38 +37,38 @@ def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> 
 def best_threads(cfg: RunConfig) -> RunConfig:
     """All CPUs where that pays clearly over one: between them there is seldom anything to gain."""
     speeds = {
-        threads: profile(cfg.model_copy(update={"threads": threads}), SECONDS).speed
+        threads: profile(cfg.model_copy(update={"num_threads": threads}), SECONDS).speed
         for threads in sorted({1, cpu_count()})
     }
     most = max(speeds)
     best = most if speeds[most] >= WORTH * speeds[1] else 1
     told = ", ".join(f"{threads}: {speed:,.0f}" for threads, speed in speeds.items())
-    note(f"threads=auto is {best} (steps per second by number of threads: {told})")
-    return cfg.model_copy(update={"threads": best})
+    note(f"num_threads=auto is {best} (steps per second by number of threads: {told})")
+    return cfg.model_copy(update={"num_threads": best})
 
 
 def best_copies(cfg: RunConfig) -> RunConfig:
     """Double the copies of the preset as long as that pays clearly."""
     best, speed = cfg, profile(cfg, SECONDS).speed
-    tried = [f"{cfg.vector.num}: {speed:,.0f}"]
+    tried = [f"{cfg.num_envs}: {speed:,.0f}"]
     while (more := doubled(best)) is not None:
         found = profile(more, SECONDS).speed
-        tried.append(f"{more.vector.num}: {found:,.0f}")
+        tried.append(f"{more.num_envs}: {found:,.0f}")
         if found < WORTH * speed:
             break
         best, speed = more, found
-    note(f"vector.num=auto is {best.vector.num} (steps per second by number of copies: {', '.join(tried)})")
+    note(f"num_envs=auto is {best.num_envs} (steps per second by number of copies: {', '.join(tried)})")
     return best
 
 
 def doubled(cfg: RunConfig) -> RunConfig | None:
     """With twice the copies and as many steps per iteration in all, so that learning stays what it was."""
-    num = 2 * cfg.vector.num
-    changes: dict[str, Any] = {"vector": {"num": num}}
+    num = 2 * cfg.num_envs
+    changes: dict[str, Any] = {"num_envs": num}
     if isinstance(cfg, OnPolicyConfig):
-        if cfg.steps_per_iteration % 2 or cfg.steps_per_iteration < 2 * FEWEST_STEPS:
+        if cfg.rollout_steps % 2 or cfg.rollout_steps < 2 * FEWEST_STEPS:
             return None
-        changes["steps_per_iteration"] = cfg.steps_per_iteration // 2
+        changes["rollout_steps"] = cfg.rollout_steps // 2
     if num > (MOST_ON_POLICY if isinstance(cfg, OnPolicyConfig) else MOST_WITH_REPLAY):
         return None
     try:

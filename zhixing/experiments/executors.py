@@ -91,7 +91,7 @@ class LocalProcesses(Executor):
     def _share(self, job: Job) -> dict[str, str]:
         """Each run has a part of the CPUs for its environments; libraries besides torch mustn't take all either."""
         cpus = max(1, cpu_count() // self.workers)
-        return {CPU_COUNT: str(cpus), "OMP_NUM_THREADS": str(job.settings["threads"])}
+        return {CPU_COUNT: str(cpus), "OMP_NUM_THREADS": str(job.settings["num_threads"])}
 
     def news(self, seconds: float) -> list[News]:
         by_connection = {connection: name for name, (_, connection) in self._processes.items()}

@@ -184,10 +184,10 @@ def shorter(cfg: RunConfig, rollout: int | None) -> RunConfig:
     """With iterations halved until they have at most so many steps, but never smaller than a minibatch."""
     if rollout is None or not isinstance(cfg, OnPolicyConfig):
         return cfg
-    num, steps, minibatch = cfg.vector.num, cfg.steps_per_iteration, getattr(cfg, "minibatch_size", cfg.vector.num)
+    num, steps, minibatch = cfg.num_envs, cfg.rollout_steps, getattr(cfg, "minibatch_size", cfg.num_envs)
     while num * steps > rollout and steps % 2 == 0 and num * steps // 2 >= minibatch:
         steps //= 2
-    return cfg.model_copy(update={"steps_per_iteration": steps})
+    return cfg.model_copy(update={"rollout_steps": steps})
 
 
 def _measure(cfg: RunConfig, seconds: float, detail: bool = True) -> Profile:
@@ -219,8 +219,8 @@ def _steady(cfg: RunConfig) -> RunConfig:
     fields = type(cfg).model_fields
     if "offline_updates" in fields:
         changes["offline_updates"] = 10**9
-    if "warmup_steps" in fields:
-        changes["warmup_steps"] = min(getattr(cfg, "warmup_steps"), 4 * getattr(cfg, "batch_size"))  # noqa: B009
+    if "learning_starts" in fields:
+        changes["learning_starts"] = min(getattr(cfg, "learning_starts"), 4 * getattr(cfg, "batch_size"))  # noqa: B009
     if "epsilon_start" in fields:
         changes["epsilon_start"] = getattr(cfg, "epsilon_end")  # noqa: B009
     return cfg.model_copy(update=changes)
@@ -241,14 +241,14 @@ def alternatives(found: Profile) -> dict[str, dict[str, Any]]:
     """Settings to try beside those of a profile, by how one writes them."""
     cfg = found.cfg
     changes: dict[str, Any] = {}
-    for threads in sorted({1, cpu_count()} - {cfg.threads}):
-        changes[f"threads={threads}"] = {"threads": threads}
+    for threads in sorted({1, cpu_count()} - {cfg.num_threads}):
+        changes[f"num_threads={threads}"] = {"num_threads": threads}
     if found.unit == "updates":
         return changes
-    num = cfg.vector.num
+    num = cfg.num_envs
     for other in (num // 2, 2 * num, 4 * num):
         if other:  # with whatever back end suits so many
-            changes[f"vector.num={other}"] = {"vector": {"num": other, "backend": "auto", "workers": "auto"}}
+            changes[f"num_envs={other}"] = {"num_envs": other, "vector": {"backend": "auto", "workers": "auto"}}
     if cfg.scheme == "self_play":  # games of its own, in this process
         return changes
     native = ["native"] if has_native(cfg.env.name, cfg.env.options) else []

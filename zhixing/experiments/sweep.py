@@ -160,7 +160,7 @@ def plan(layers: Sequence[Mapping[str, Any]], values: Values, seeds: Sequence[in
 
 def single_threaded(cfg: RunConfig) -> RunConfig:
     """Runs beside each other get a core each, unless somebody asks for more."""
-    return cfg.model_copy(update={"threads": 1}) if cfg.threads == "auto" else cfg
+    return cfg.model_copy(update={"num_threads": 1}) if cfg.num_threads == "auto" else cfg
 
 
 def try_to_build(cfg: RunConfig) -> None:
@@ -170,7 +170,7 @@ def try_to_build(cfg: RunConfig) -> None:
     if cfg.vector.backend in ("auto", "process", "mixed", "ray"):
         isolated = cfg.vector.isolated
         changes: dict[str, Any] = {"backend": "process" if isolated else "serial"}
-        if not isinstance(cfg.vector.workers, int) or cfg.vector.workers <= cfg.vector.num:  # else that is told
+        if not isinstance(cfg.vector.workers, int) or cfg.vector.workers <= cfg.num_envs:  # else that is told
             changes["workers"] = 1 if isolated else "auto"
         cfg = cfg.model_copy(update={"vector": cfg.vector.model_copy(update=changes)})
     cfg = cfg.model_copy(update={"distributed": DistributedConfig()})

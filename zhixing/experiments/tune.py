@@ -1,7 +1,7 @@
 """Tuning: which values of some settings learn best, searched for by Optuna, trial by trial.
 
 A setting to search is written as a range, `gamma=0.9..0.999`, a range by its logarithm, `lr=1e-4..1e-2:log`, or as
-values to choose from, `vector.num=4,8,16`. Its range is one of whole numbers where the setting takes only these.
+values to choose from, `num_envs=4,8,16`. Its range is one of whole numbers where the setting takes only these.
 
 Optuna itself is met in optuna_study.py only.
 """
@@ -72,7 +72,7 @@ def _space(name: str, text: str) -> Space | None:
     if len(parts) > 1:
         texts = [part.strip() for part in parts]
         if not all(texts) or len(set(texts)) < len(texts):
-            raise UserError(f"{name}={text}: name each value to choose from once, as in vector.num=4,8,16")
+            raise UserError(f"{name}={text}: name each value to choose from once, as in num_envs=4,8,16")
         return Choice(texts)
     if not re.match(rf"{NUMBER}\.\.", text):
         return None

@@ -39,9 +39,9 @@ class Encoded(nn.Module):
         own = make_net is not None or cfg.net.kind != "auto"
         self.encoder: nn.Module
         if own:
-            self.encoder = make_body(spaces.obs, cfg.net, make_net, normalise=cfg.normalise_obs)
+            self.encoder = make_body(spaces.obs, cfg.net, make_net, normalise=cfg.normalize_obs)
         else:
-            self.encoder = Encoder(spaces.obs, cfg.net.cnn, cfg.normalise_obs)
+            self.encoder = Encoder(spaces.obs, cfg.net.cnn, cfg.normalize_obs)
         if cfg.net.recurrent != "none" or is_recurrent(self.encoder):
             raise UserError(
                 f"{cfg.algorithm} takes no recurrent networks: set net.recurrent=none (ppo and dqn take them, of teams "

@@ -16,11 +16,11 @@ from zhixing.nets.torso import example
 
 
 class ActorCriticPolicy(Policy):
-    """Samples from a network's distribution; the best action is its mode, or with `eval_sample` a sample too."""
+    """Samples from a network's distribution; the best action is its mode, or with `eval_stochastic` a sample too."""
 
-    def __init__(self, spaces: Spaces, net: ActorCritic, eval_sample: bool = False) -> None:
+    def __init__(self, spaces: Spaces, net: ActorCritic, eval_stochastic: bool = False) -> None:
         super().__init__(spaces)
-        self.net, self.eval_sample = net, eval_sample
+        self.net, self.eval_stochastic = net, eval_stochastic
 
     def initial_hidden(self, num: int) -> Tree:
         if not self.net.recurrent:
@@ -34,7 +34,7 @@ class ActorCriticPolicy(Policy):
         if phase is Phase.RANDOM:
             action = self.random_action(len(value), mask, rng)
         else:
-            best = phase is Phase.EVAL and not self.eval_sample
+            best = phase is Phase.EVAL and not self.eval_stochastic
             action = distribution.mode() if best else distribution.sample(rng)
         return Decision(action, distribution.log_prob(action), value, hidden)
 

@@ -140,7 +140,7 @@ def make_body(
     if make_net is not None:
         if normalise is True:
             raise UserError(
-                "normalise_obs=true needs a built-in network; normalise inside your own, or set it to false"
+                "normalize_obs=true needs a built-in network; normalise inside your own, or set it to false"
             )
         if cfg.recurrent != "none":
             raise UserError("net.recurrent is for built-in networks; your own has what memory it makes itself")

@@ -99,7 +99,7 @@ def fill(buffer: Buffer, data: Dataset, rows: int = 4096) -> None:
     ring, columns = storage_of(data), buffer.num_envs
     length = min(len(data), buffer.capacity) // columns
     if length == 0:
-        raise UserError(f"the data holds {len(data)} steps, too few for {columns} environments: set vector.num=1")
+        raise UserError(f"the data holds {len(data)} steps, too few for {columns} environments: set num_envs=1")
     first = len(data) - length * columns  # the newest ones
     for begin in range(0, length, rows):
         time = np.arange(begin, min(begin + rows, length))[:, None]

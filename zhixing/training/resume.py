@@ -17,8 +17,8 @@ CHANGEABLE = {
         *("checkpoint_every_steps", "keep_checkpoints"),
     ),
     "the machine": (
-        *("device", "threads", "graph", "distributed.workers", "distributed.address"),
-        *("vector.backend", "vector.workers", "vector.on_crash", "vector.step_seconds"),
+        *("device", "num_threads", "compile", "distributed.workers", "distributed.address"),
+        *("vector.backend", "vector.workers", "vector.on_crash", "vector.step_timeout", "vector.call_timeout"),
     ),
     "where data and code are": ("dataset", "demonstrations", "expert", "imports"),
 }
@@ -49,7 +49,7 @@ def check_changes(cfg: RunConfig, changed: Mapping[str, tuple[Any, Any]], run: s
     instead = "a new run"
     if not any(name == "algorithm" or name.startswith("env.") for name in wrong):
         words = " ".join(f"{name}={_word(changed[name][1])}" for name in wrong)
-        command = f"zhixing train {cfg.algorithm} --env {cfg.env.name} --init {run} {words}"
+        command = f"zhixing train {cfg.algorithm} --env {cfg.env.name} --init-from {run} {words}"
         instead = f"a new run from this one's weights: {command}"
     raise UserError(f"resume can't change {said}. It can change {can}. For other settings start {instead}")
 

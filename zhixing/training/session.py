@@ -117,14 +117,14 @@ class Session:
                 else:
                     self.env = envs.make_vector(
                         cfg.env.name,
-                        cfg.vector.num,
+                        cfg.num_envs,
                         backend=cfg.vector.backend,
                         workers=_number(cfg.vector.workers),
                         options=cfg.env.options,
                         faults=envs.Faults.of(cfg.vector, self.folder.crashes),
                         address=cfg.distributed.address,
                         device=resolve_device(cfg).device,
-                        idle=not (isinstance(cfg, OffPolicyConfig) and cfg.overlap),
+                        idle=not (isinstance(cfg, OffPolicyConfig) and cfg.async_collect),
                     )
                 self.spaces = self.env.spaces
             else:
@@ -140,7 +140,7 @@ class Session:
 
     def _build(self, callbacks: list[Callback], quiet: bool) -> None:
         cfg = self.cfg
-        torch.set_num_threads(int(cfg.threads))
+        torch.set_num_threads(int(cfg.num_threads))
         keep_freed()
         device = torch.device(cfg.device)
         self.learner = algorithms.get(cfg.algorithm).make(cfg, self.spaces, device)
@@ -148,8 +148,8 @@ class Session:
             self.learner.show(demonstrations(cfg, self.spaces).to(device))
         if "expert" in type(cfg).model_fields:
             self.learner.ask(expert_policy(cfg, self.spaces).to(device))
-        if cfg.init is not None and self.state is None:
-            start = RunFolder.open(cfg.init)
+        if cfg.init_from is not None and self.state is None:
+            start = RunFolder.open(cfg.init_from)
             with fitting(start):
                 self.learner.start_from(start.load()["loop"]["learner"])
         if cfg.distributed.servers:
@@ -198,7 +198,7 @@ class Session:
 
     def _begin(self, cfg: DataConfig) -> None:
         """What recorded experience gives before the first step."""
-        if self.data is not None and cfg.normalise_obs:
+        if self.data is not None and cfg.normalize_obs:
             for batch in self.data.batches(10_000):
                 self.learner.observe(batch.map(np.array).to(self.learner.device))
         if isinstance(cfg, OffPolicyConfig) and cfg.replay.start is not None:
@@ -225,7 +225,7 @@ class Session:
             "sequences": Sequence(replay.sequence_length, replay.burn_in),
             "episodes": Episode(),
         }
-        share, relabel = replay.hindsight * replay.hindsight_ratio, None
+        share, relabel = replay.her * replay.her_ratio, None
         if share:
             self.goal_env = self._few(cfg, 1)
             relabel = Hindsight(*goal_functions(self.goal_env), share)
@@ -236,7 +236,7 @@ class Session:
             name: Buffer(
                 {**self.spaces.fields(), **learner.fields},
                 replay.capacity,
-                cfg.vector.num,
+                cfg.num_envs,
                 sampler=sampler,
                 view=views[learner.reads] if name == "replay" else NStep(1, cfg.gamma),
                 relabel=relabel if name == "replay" else None,
@@ -272,7 +272,7 @@ class Session:
             self.evaluate.reached = False  # it goes on to a higher return, or without one
         if lost:
             self.folder.notices.append(
-                f"{len(lost)} of {self.cfg.vector.num} environments of {self.cfg.env.name} start a new episode: they "
+                f"{len(lost)} of {self.cfg.num_envs} environments of {self.cfg.env.name} start a new episode: they "
                 f"can't be put back into the middle of one, or it was longer than the recorded "
                 f"{action_room(self.spaces):,} steps"
             )
@@ -441,7 +441,7 @@ def evaluate(
     imported."""
     folder = RunFolder.open(run)
     cfg = resolve_device(folder.read_config(trust, env, net))
-    torch.set_num_threads(int(cfg.threads) if cfg.threads != "auto" else 1)
+    torch.set_num_threads(int(cfg.num_threads) if cfg.num_threads != "auto" else 1)
     if cfg.env.name == NO_ENV:
         raise UserError(f"{run} was trained without an environment; train with --env NAME to evaluate in it")
     with folder.restricted():
@@ -473,7 +473,7 @@ def _evaluator(
 
 
 def _evaluation_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
-    num = min(cfg.eval_episodes, max(10, cfg.vector.num))
+    num = min(cfg.eval_episodes, max(10, cfg.num_envs))
     options = {**cfg.env.options, **cfg.eval_env}
     faults = envs.Faults.of(cfg.vector, folder.crashes)
     backend = "serial" if cfg.vector.backend == "ray" else cfg.vector.backend  # few episodes aren't worth the way
@@ -494,7 +494,7 @@ def default_out(cfg: RunConfig) -> Path:
 
 def resolve(cfg: RunConfig, spaces: Spaces, env: envs.VectorEnv | None) -> RunConfig:
     """What is `auto` decided once, so that the configuration in the run is what ran."""
-    vector, threads = cfg.vector, cfg.threads
+    vector, threads = cfg.vector, cfg.num_threads
     if env is not None:
         vector = vector.model_copy(update={"backend": env.backend, "workers": env.workers})
     elif vector.backend == "auto" and is_spread(cfg):
@@ -508,9 +508,9 @@ def resolve(cfg: RunConfig, spaces: Spaces, env: envs.VectorEnv | None) -> RunCo
     imports, module = cfg.imports, registering_module(cfg.env.name)
     if module is not None and module.partition(".")[0] not in [package.partition(".")[0] for package in imports]:
         imports = [*imports, module]
-    decided: dict[str, Any] = {"vector": vector, "threads": threads, "imports": imports}
-    if getattr(cfg, "normalise_obs", None) == "auto":
-        decided["normalise_obs"] = cfg.net.kind == "auto"  # type: ignore[attr-defined]
+    decided: dict[str, Any] = {"vector": vector, "num_threads": threads, "imports": imports}
+    if getattr(cfg, "normalize_obs", None) == "auto":
+        decided["normalize_obs"] = cfg.net.kind == "auto"  # type: ignore[attr-defined]
     return resolve_device(cfg).model_copy(update=decided)
 
 

@@ -36,7 +36,7 @@ def on_policy(loop: Loop) -> None:
     assert actor is not None
     with loop.running():
         for _ in loop.iterations():
-            experience = actor.collect(steps=cfg.steps_per_iteration)
+            experience = actor.collect(steps=cfg.rollout_steps)
             update = learner.update(loop.learns_from(experience.batch.to(learner.device)))
             loop.iteration_end(experience.episodes, update.metrics)
 
@@ -51,7 +51,7 @@ def asynchronous(loop: Loop) -> None:
     assert actor is not None
     with loop.running():
         for _ in loop.iterations():
-            turn = actor.turn(cfg.steps_per_iteration, gradients=learner.learns_apart)
+            turn = actor.turn(cfg.rollout_steps, gradients=learner.learns_apart)
             if turn.batch is not None:
                 batch = loop.learns_from(turn.batch.to(learner.device))
             if turn.update is not None:  # by the parameter servers
@@ -72,7 +72,7 @@ def off_policy(loop: Loop) -> None:
     assert buffer is not None
     with loop.running():
         for _ in loop.iterations():
-            experience = actor.collect(steps=cfg.steps_per_iteration, phase=_phase(loop, cfg))
+            experience = actor.collect(steps=cfg.train_every, phase=_phase(loop, cfg))
             _store(loop, cfg, experience.batch)
             loop.iteration_end(experience.episodes, _learn(loop, buffer, cfg.batch_size, _due(loop, cfg)))
 
@@ -92,7 +92,7 @@ def off_policy_ahead(loop: Loop) -> None:
         for _ in loop.iterations():
             phase, due = _phase(loop, cfg), _due(loop, cfg)
             actor.load(learner.weights())
-            collecting = executor.submit(actor.collect, steps=cfg.steps_per_iteration, phase=phase)
+            collecting = executor.submit(actor.collect, steps=cfg.train_every, phase=phase)
             metrics = _learn(loop, buffer, cfg.batch_size, due)
             experience = collecting.result()
             _store(loop, cfg, experience.batch)
@@ -111,12 +111,12 @@ def off_policy_apart(loop: Loop) -> None:
     assert buffer is not None
     with loop.running():
         for _ in loop.iterations():
-            turn = actor.turn(cfg.steps_per_iteration, _phase(loop, cfg), rate=cfg.replay.prioritized)
+            turn = actor.turn(cfg.train_every, _phase(loop, cfg), rate=cfg.replay.prioritized)
             assert turn.batch is not None
             buffer.add(turn.batch, turn.envs, turn.priority)
             for extra in loop.further.values():
                 extra.add(turn.batch, turn.envs)
-            if cfg.normalise_obs:
+            if cfg.normalize_obs:
                 learner.observe(turn.batch.to(learner.device))
             loop.iteration_end(turn.episodes, _learn(loop, buffer, cfg.batch_size, _due(loop, cfg)))
 
@@ -139,7 +139,7 @@ def self_play(loop: Loop) -> None:
     assert buffer is not None
     with loop.running():
         for _ in loop.iterations():
-            experience = actor.collect(steps=cfg.steps_per_iteration)
+            experience = actor.collect(steps=cfg.rollout_steps)
             if len(experience.batch):
                 buffer.add(experience.batch)
             metrics: Mapping[str, Tensor] = {}
@@ -156,7 +156,7 @@ def play(loop: Loop) -> None:
     assert actor is not None
     with loop.running():
         for _ in loop.iterations():
-            experience = actor.collect(steps=cfg.steps_per_iteration)
+            experience = actor.collect(steps=cfg.rollout_steps)
             loop.iteration_end(experience.episodes, {})
 
 
@@ -182,18 +182,18 @@ def select_trainer(cfg: RunConfig, *, from_data: bool = False, distributed: bool
     if from_data:
         return offline
     if trainer is off_policy and isinstance(cfg, OffPolicyConfig):
-        return off_policy_ahead if cfg.overlap else off_policy_apart if distributed else off_policy
+        return off_policy_ahead if cfg.async_collect else off_policy_apart if distributed else off_policy
     return trainer
 
 
 def _phase(loop: Loop, cfg: OffPolicyConfig) -> Phase:
-    return Phase.RANDOM if loop.env_steps < cfg.warmup_steps else Phase.COLLECT
+    return Phase.RANDOM if loop.env_steps < cfg.learning_starts else Phase.COLLECT
 
 
 def _store(loop: Loop, cfg: OffPolicyConfig, batch: Batch) -> None:
     for buffer in loop.buffers.values():
         buffer.add(batch)
-    if cfg.normalise_obs:
+    if cfg.normalize_obs:
         loop.learner.observe(batch.to(loop.learner.device))
 
 
@@ -203,7 +203,7 @@ def _due(loop: Loop, cfg: OffPolicyConfig) -> int:
     assert buffer is not None
     if not buffer.ready and not buffer.full:  # a full buffer without anything to sample is an error of `sample`
         return 0
-    return int(cfg.updates_per_step * max(0, loop.env_steps - cfg.warmup_steps) + 1e-9) - loop.updates
+    return int(cfg.updates_per_step * max(0, loop.env_steps - cfg.learning_starts) + 1e-9) - loop.updates
 
 
 def _learn(loop: Loop, buffer: Buffer, batch_size: int, times: int) -> Mapping[str, Tensor]:

@@ -48,9 +48,9 @@ def command_of(cfg: RunConfig) -> str:
         f"{name}={_word(value)}"
         for name, value in mine.items()
         # what was auto has only been decided
-        if usual.get(name) not in (value, "auto") and name not in {*IRRELEVANT, "init"}
+        if usual.get(name) not in (value, "auto") and name not in {*IRRELEVANT, "init_from"}
     ]
-    named = ["--seed", str(cfg.seed), *(["--init", _word(cfg.init)] if cfg.init else [])]
+    named = ["--seed", str(cfg.seed), *(["--init-from", _word(cfg.init_from)] if cfg.init_from else [])]
     return shlex.join(["zhixing", "train", cfg.algorithm, "--env", cfg.env.name, *named, *words])
 
 

@@ -28,7 +28,7 @@ ENTROPY = 1.5 * math.log(2)
 
 def learner(name: str = "a2c", plain: bool = True, spaces: Spaces = SPACES, **settings: Any) -> A2C:
     """A `plain` one has no layers but its heads; its critic says what is shown, its actor likes the first action."""
-    base = {"gamma": 0.5, "vector__num": 1, "max_grad_norm": None, "net__hidden_sizes": [8]}
+    base = {"gamma": 0.5, "num_envs": 1, "max_grad_norm": None, "net__hidden_sizes": [8]}
     cfg = zx.config.load(algorithm=name, env="Acrobot-v1", **(base | settings))
     made = zx.algorithms.get(name).make(cfg, spaces, net=(lambda space: nn.Identity()) if plain else None)
     assert isinstance(made, A2C)
@@ -129,7 +129,7 @@ def test_values_are_those_noted_while_acting() -> None:
 
 
 def test_environments_are_apart() -> None:
-    made = learner(vector__num=2)
+    made = learner(num_envs=2)
     one, other = rollout(truncated=at(1)), rollout(terminated=at(1))
     both = prepared(made, Batch.cat([one, other], 1))
     expected = torch.tensor([[2.25, 0.5], [2.5, -1.0], [2.0, 2.0]])
@@ -184,7 +184,7 @@ def test_better_than_expected_becomes_likelier() -> None:
 
 
 def test_advantages_may_be_normalised_over_the_rollout() -> None:
-    made = learner(normalise_advantage=True, value_coef=0.0)
+    made = learner(normalize_advantage=True, value_coef=0.0)
     shown = {"obs": torch.zeros(3, 1, 1), "action": torch.tensor([[0], [0], [1]]), "ret": column(0.0, 0.0, 0.0)}
     found = made.gradients(Batch(**shown, advantage=column(1.0, 2.0, 6.0))).metrics["policy_loss"]
     # mean 3; deviations -2, -1, 3; variance (4 + 1 + 9) / 2 = 7: -(-3 ln 0.5 + 3 ln 0.25) / 3 / √7
@@ -233,12 +233,12 @@ def test_the_optimizer_is_rmsprop_for_a2c_and_adam_for_ac() -> None:
 
 def test_ac_updates_after_every_step_and_looks_one_ahead() -> None:
     cfg = learner("ac").cfg
-    assert (cfg.steps_per_iteration, cfg.gae_lambda) == (1, 0.0)
-    assert (learner().cfg.steps_per_iteration, learner().cfg.gae_lambda) == (5, 1.0)
+    assert (cfg.rollout_steps, cfg.gae_lambda) == (1, 0.0)
+    assert (learner().cfg.rollout_steps, learner().cfg.gae_lambda) == (5, 1.0)
 
 
-def test_the_learning_rate_falls_to_zero_with_lr_decay() -> None:
-    made = learner(lr=4e-3, lr_decay=True)
+def test_the_learning_rate_falls_to_zero_with_anneal_lr() -> None:
+    made = learner(lr=4e-3, anneal_lr=True)
     made.set_progress(0.25)
     assert made.both_optimizer.lr == pytest.approx(3e-3)
     made.set_progress(1.0)
@@ -262,7 +262,7 @@ def test_gradients_are_clipped_to_the_norm() -> None:
 
 
 def test_rewards_are_divided_by_the_spread_of_returns() -> None:
-    made = learner("ac", normalise_reward=True)
+    made = learner("ac", normalize_reward=True)
     # returns so far: 2, 4 + 1 = 5, 1 + 2.5 = 3.5, over which the episode's end is told: mean 3.5, variance 4.5 / 3
     data = prepared(made, rollout(reward=column(2.0, 4.0, 1.0), truncated=at(2), value=column(0.0, 0.0, 0.0)))
     spread = 1.5**0.5
@@ -280,7 +280,7 @@ def test_rewards_are_as_they_are_by_default() -> None:
 
 
 def test_observations_are_taken_into_the_statistics_after_learning() -> None:
-    made = learner(plain=False, normalise_obs=True)
+    made = learner(plain=False, normalize_obs=True)
     value = made.net(torch.tensor([[3.0]])).value
     shown = rollout()
     with mock.patch.object(made, "gradients", wraps=made.gradients) as losses:
@@ -322,7 +322,7 @@ def test_continuous_actions_have_the_first_spread() -> None:
 @pytest.mark.parametrize("shared_network", [True, False])
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str, shared_network: bool) -> None:
-    settings = {"net__recurrent": kind, "net__recurrent_size": 4, "vector__num": 2, "shared_network": shared_network}
+    settings = {"net__recurrent": kind, "net__recurrent_size": 4, "num_envs": 2, "shared_network": shared_network}
     made = learner(plain=False, entropy_coef=0.1, **settings)
     T, N, rng = 5, 2, torch.Generator().manual_seed(0)
     obs, last = torch.randn(T + 1, N, 1, generator=rng), torch.randn(1, 1, generator=rng)
@@ -384,7 +384,7 @@ def test_value_is_the_critics() -> None:
 
 
 def test_state_round_trip_gives_the_same_next_update() -> None:
-    settings = {"plain": False, "normalise_obs": True, "normalise_reward": True}
+    settings = {"plain": False, "normalize_obs": True, "normalize_reward": True}
     made, other = learner(**settings), learner(**settings, seed=9)
     made.update(rollout())
     other.load_state_dict(made.state_dict())

@@ -178,7 +178,7 @@ def test_state_round_trip_gives_the_same_next_update(likelihood: bool) -> None:
 
 
 def test_observations_are_normalised_where_asked() -> None:
-    made = learner(normalise_obs=True)
+    made = learner(normalize_obs=True)
     made.observe(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
     # means 2 and 2, spreads 1 and 2
     seen = made.actor.features(torch.tensor([[3.0, 0.0]]))

@@ -179,7 +179,7 @@ def test_recurrent_losses_leave_out_the_burn_in() -> None:
 
 @pytest.mark.parametrize("sync", [1, 3])
 def test_the_target_network_is_copied_every_so_many_updates(sync: int) -> None:
-    c51 = learner(sync_every_updates=sync)
+    c51 = learner(target_update_interval=sync)
     for done in range(1, 4):
         c51.update(batch())
         same = torch.equal(c51.net.head.linear.weight, c51.target.head.linear.weight)

@@ -28,7 +28,7 @@ OWN, OTHERS, STATE = slice(0, 1), slice(1, 7), slice(7, 8)  # what the critic se
 def learner(spaces: Spaces = SPACES, **settings: Any) -> COMA:
     """Without hidden layers, and a network for each agent: heads see what is shown."""
     base = {"net__hidden_sizes": [], "share_weights": False, "gamma": 0.5, "td_lambda": 0.5, "entropy_coef": 0.0}
-    base |= {"vector__num": 1, "max_grad_norm": None}
+    base |= {"num_envs": 1, "max_grad_norm": None}
     cfg = zx.config.load(algorithm="coma", env="toy/team-match", **(base | settings))
     made = zx.algorithms.get("coma").make(cfg, spaces)
     assert isinstance(made, COMA)
@@ -313,7 +313,7 @@ def test_forbidden_actions_are_never_taken() -> None:
 
 
 def test_normalised_observations_reach_actors_critic_and_target() -> None:
-    made = learner(normalise_obs=True)
+    made = learner(normalize_obs=True)
     made.update(rollout(2, obs=torch.tensor([1.0, 3.0]).view(2, 1, 1, 1).expand(2, 1, 2, 1)))
     for net in (made.actor, made.critic, made.target):
         encoder = net.members[0].body.encoder.part("obs")

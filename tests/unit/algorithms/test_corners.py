@@ -17,7 +17,7 @@ ONE, TEAM = Spaces(OBS, Discrete(2)), Spaces(OBS, Discrete(2), num_agents=2, sta
 
 def make(name, spaces, **settings):
     env = "toy/team-match" if spaces is TEAM else "Acrobot-v1"
-    return zx.algorithms.get(name).make(zx.config.load(algorithm=name, env=env, vector__num=1, **settings), spaces)
+    return zx.algorithms.get(name).make(zx.config.load(algorithm=name, env=env, num_envs=1, **settings), spaces)
 
 
 @pytest.mark.parametrize("name", ["a2c", "ac", "pg", "ppo", "ppg", "trpo"])
@@ -26,7 +26,7 @@ def test_networks_without_hidden_layers_act(name):
 
 
 def test_redqs_actor_of_choices_climbs_the_mean_too():
-    made = make("redq", ONE, net__hidden_sizes=[], critics=2, target_critics=1, temperature=1e-9)
+    made = make("redq", ONE, net__hidden_sizes=[], critics=2, target_critics=1, alpha=1e-9)
     with torch.no_grad():
         made.critics.towers.weights[0].zero_()
         made.critics.towers.biases[0].copy_(torch.tensor([[[6.0, 0.0]], [[-4.0, 0.0]]]))
@@ -92,7 +92,7 @@ def rollout(obs):
 
 
 def test_statistics_of_observations_are_those_of_the_living():
-    made = make("mappo", TEAM, normalise_obs=True)
+    made = make("mappo", TEAM, normalize_obs=True)
     made.update(rollout(torch.tensor([1.0, 5.0]).view(1, 1, 2, 1).expand(3, 1, 2, 1)))
     assert made.actor.members[0].body.encoder.part("obs").norm.mean.item() == 1.0
 

@@ -20,7 +20,7 @@ from zhixing.errors import UserError
 
 
 def learner(spaces: Spaces = CHOICES, **settings: Any) -> SAC:
-    base = {"net__hidden_sizes": [], "temperature": 0.5}  # one linear layer each
+    base = {"net__hidden_sizes": [], "alpha": 0.5}  # one linear layer each
     cfg = zx.config.load(algorithm="cql", env="Acrobot-v1", **(base | settings))
     made = zx.algorithms.get("cql").make(cfg, spaces)
     assert isinstance(made, SAC)
@@ -155,7 +155,7 @@ def test_the_critics_descend_both_terms_and_the_actor_its_own(spaces: Spaces) ->
 def test_a_vanishing_weight_leaves_sac() -> None:
     shown = batch()
     made = learner(penalty=1e-12, entropy_in_targets=True, net__hidden_sizes=[8])
-    cfg = zx.config.load(algorithm="sac", env="Acrobot-v1", net__hidden_sizes=[8], temperature=0.5)
+    cfg = zx.config.load(algorithm="sac", env="Acrobot-v1", net__hidden_sizes=[8], alpha=0.5)
     sac = SAC(cfg, CHOICES)
     for _ in range(3):
         made.update(shown)
@@ -205,7 +205,7 @@ def test_it_is_held_near_what_was_recorded_where_sac_is_not() -> None:
     shown = batch(**rows, truncated=~ended, discount=torch.ones(64), index=torch.arange(64))
     ends = []
     for weight in (1e-9, 1.0):
-        made = learner(MOVES, net__hidden_sizes=[32], lr=1e-2, temperature=0.01, penalty=weight, penalty_samples=4)
+        made = learner(MOVES, net__hidden_sizes=[32], lr=1e-2, alpha=0.01, penalty=weight, penalty_samples=4)
         for _ in range(200):
             made.update(shown)
         ends.append(made.actor(torch.zeros(1, 2)).mode().item())
@@ -231,7 +231,7 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
 @pytest.mark.parametrize("spaces", [CHOICES, MOVES])
 def test_state_round_trip_gives_the_same_next_update(spaces: Spaces) -> None:
     shown = batch() if spaces is CHOICES else moves()
-    settings = {"net__hidden_sizes": [8], "temperature": None, "penalty_target": 1.0}
+    settings = {"net__hidden_sizes": [8], "alpha": None, "penalty_target": 1.0}
     made, other = learner(spaces, **settings), learner(spaces, **settings, seed=9)
     made.update(shown)
     other.load_state_dict(made.state_dict())

@@ -122,7 +122,7 @@ def test_q_mean_is_of_the_actions_taken() -> None:
 
 
 def test_the_target_network_is_copied_every_so_many_updates() -> None:
-    dqn = learner(sync_every_updates=3)
+    dqn = learner(target_update_interval=3)
     first = weights(dqn.target)
     assert same(first, weights(dqn.net))
     for _ in range(2):
@@ -134,7 +134,7 @@ def test_the_target_network_is_copied_every_so_many_updates() -> None:
 
 
 def test_the_target_network_may_follow_slowly() -> None:
-    dqn = learner(sync_every_updates=1, tau=0.1)
+    dqn = learner(target_update_interval=1, tau=0.1)
     start = weights(dqn.target)
     dqn.update(batch())
     for target, before, net in zip(weights(dqn.target), start, weights(dqn.net), strict=True):
@@ -205,7 +205,7 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
 
 
 def test_state_round_trip_gives_the_same_next_update() -> None:
-    dqn, other = learner(sync_every_updates=2), learner(sync_every_updates=2, seed=9)
+    dqn, other = learner(target_update_interval=2), learner(target_update_interval=2, seed=9)
     dqn.update(batch())
     other.load_state_dict(dqn.state_dict())
     for _ in range(3):
@@ -216,7 +216,7 @@ def test_state_round_trip_gives_the_same_next_update() -> None:
 
 
 def test_start_from_takes_the_networks_and_not_the_moments() -> None:
-    dqn, other = learner(sync_every_updates=3), learner(seed=9)
+    dqn, other = learner(target_update_interval=3), learner(seed=9)
     for _ in range(4):
         dqn.update(batch())
     other.start_from(dqn.state_dict())

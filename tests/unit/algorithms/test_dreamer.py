@@ -261,7 +261,7 @@ def test_a_cleared_memory_is_that_of_an_episodes_start() -> None:
         ({"net__recurrent": "gru"}, "net.recurrent=none"),
         ({"net__kind": "my.module:Net"}, "net.kind=auto"),
         ({"net__cnn": "nature"}, "net.cnn=simple"),
-        ({"normalise_obs": True}, "normalise_obs=false"),
+        ({"normalize_obs": True}, "normalize_obs=false"),
         ({"replay__prioritized": True}, "replay.prioritized=false"),
         ({"replay__n_step": 3}, "replay.n_step=1"),
         ({"bins": 32}, "odd number"),
@@ -292,8 +292,14 @@ def test_strips_by_hand() -> None:
 
 
 def test_pictures_of_dreams_are_written_and_change_nothing(tmp_path: Path) -> None:
-    settings = {"env_steps": 160, "warmup_steps": 80, "updates_per_step": 0.05, "steps_per_iteration": 20, "threads": 1}
-    settings |= {"eval_every_steps": 80, "eval_episodes": 1, "tensorboard": False, "cnn_depth": 2, "vector__num": 2}
+    settings = {
+        "env_steps": 160,
+        "learning_starts": 80,
+        "updates_per_step": 0.05,
+        "train_every": 20,
+        "num_threads": 1,
+    }
+    settings |= {"eval_every_steps": 80, "eval_episodes": 1, "tensorboard": False, "cnn_depth": 2, "num_envs": 2}
     cfg = zx.config.load(algorithm="dreamer", env="toy/pixel-catch", **(SMALL | settings))
     ends = []
     for name, callbacks in (("plain", []), ("pictured", [Imagine(tmp_path / "pictured")])):

@@ -91,7 +91,7 @@ def test_the_tasks_own_rewards_change_nothing(small: Callable, tmp_path: Path) -
 
 def test_it_may_start_from_a_run_of_ppo(small: Callable, tmp_path: Path) -> None:
     zx.Session(small("ppo", "CartPole-v1", env_steps=128), tmp_path / "ppo", quiet=True).run()
-    cfg = small("gail", "CartPole-v1", init=str(tmp_path / "ppo"))
+    cfg = small("gail", "CartPole-v1", init_from=str(tmp_path / "ppo"))
     session = zx.Session(cfg, tmp_path / "gail", quiet=True)
     session.close()
     weights = zx.load(tmp_path / "ppo").policy.state_dict()

@@ -53,6 +53,6 @@ def test_learns_cartpole_with_weights_that_are_old(tmp_path: Path) -> None:
     """Four actors with two environments each, so that rollouts are four updates old. Chance gives about 22."""
     result = zx.train(
         "impala", env="CartPole-v1", seed=1, actors=4, env_steps=16_000, eval_every_steps=0, eval_episodes=5,
-        threads=1, vector__backend="serial", out=tmp_path / "run", quiet=True, tensorboard=False,
+        num_threads=1, vector__backend="serial", out=tmp_path / "run", quiet=True, tensorboard=False,
     )  # fmt: skip
     assert result["final_return"] > 200

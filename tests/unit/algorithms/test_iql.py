@@ -252,7 +252,7 @@ def test_what_it_collects_stays_within_bounds() -> None:
 
 
 def test_normalised_observations_reach_all_networks() -> None:
-    made = learner(normalise_obs=True)
+    made = learner(normalize_obs=True)
     made.observe(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
     # means 2 and 2, spreads 1 and 2
     for net in (made.actor, made.critics, made.target, made.state_value):

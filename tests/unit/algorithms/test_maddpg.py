@@ -307,7 +307,7 @@ def test_forbidden_actions_are_never_taken() -> None:
 
 
 def test_continuous_actions_have_noise_while_collecting_only() -> None:
-    made = learner(MOVES, noise=0.2)
+    made = learner(MOVES, exploration_noise=0.2)
     acting(made.actor, [0.0], [9.0])
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(20_000, 2, 2)
     best = made.policy.act(obs, None, None, Phase.EVAL, rng, 0).action
@@ -361,7 +361,7 @@ def test_dict_observations_are_encoded_for_each_agent() -> None:
 
 
 def test_normalised_observations_reach_actors_critics_and_their_targets() -> None:
-    made = learner(normalise_obs=True)
+    made = learner(normalize_obs=True)
     made.observe(Batch(obs=torch.tensor([[[[1.0, 0.0], [3.0, 4.0]]]])))
     # means 2 and 2, spreads 1 and 2, over both agents
     for net in (made.actor, made.critics, made.target_actor, made.target_critics):

@@ -32,7 +32,7 @@ CHANCES = np.array([0.5, 0.25, 0.25])
 
 
 def learner(name: str = "mappo", spaces: Spaces = SPACES, **settings: Any) -> MAPPO:
-    base = {"net__hidden_sizes": [8], "vector__num": 1, "gamma": 0.5, "gae_lambda": 0.0, "max_grad_norm": None}
+    base = {"net__hidden_sizes": [8], "num_envs": 1, "gamma": 0.5, "gae_lambda": 0.0, "max_grad_norm": None}
     cfg = zx.config.load(algorithm=name, env="toy/team-match", **(base | settings))
     made = zx.algorithms.get(name).make(cfg, spaces)
     assert isinstance(made, MAPPO)
@@ -41,7 +41,7 @@ def learner(name: str = "mappo", spaces: Spaces = SPACES, **settings: Any) -> MA
 
 def plain(name: str = "mappo", **settings: Any) -> MAPPO:
     """A linear network for each agent. Critics say 1, 10 and 100 times what they see, actors like the first action."""
-    off = {"share_weights": False, "normalise_value": False, "normalise_advantage": False, "entropy_coef": 0.0}
+    off = {"share_weights": False, "normalize_value": False, "normalize_advantage": False, "entropy_coef": 0.0}
     made = learner(name, **({"net__hidden_sizes": []} | off | settings))
     with torch.no_grad():
         for i in range(3):
@@ -231,7 +231,7 @@ def test_for_itself_who_has_left_is_worth_nothing_and_paid_nothing(name: str) ->
 
 
 def test_losses_by_hand() -> None:
-    made = plain(clip=0.2)
+    made = plain(clip_range=0.2)
     told = made.gradients(losses()).metrics
     # min(1.5, 1.2) + min(0.5, 0.8) + 2
     assert told["policy_loss"].item() == pytest.approx(-3.7 / 3, rel=1e-5)
@@ -251,7 +251,7 @@ def test_losses_by_hand() -> None:
 
 
 def test_losses_are_means_over_the_living() -> None:
-    made = plain(clip=0.2)
+    made = plain(clip_range=0.2)
     told = made.gradients(losses(alive=LEFT)).metrics
     assert told["policy_loss"].item() == pytest.approx(-1.7 / 2, rel=1e-5)
     assert told["value_loss"].item() == pytest.approx(4 / 2)
@@ -271,7 +271,7 @@ def test_entropy_is_weighed_and_that_of_the_living_only() -> None:
 
 
 def test_advantages_are_normalised_over_the_living() -> None:
-    made = plain(normalise_advantage=True, clip=9.0)
+    made = plain(normalize_advantage=True, clip_range=9.0)
     shown = losses(advantage=torch.tensor([[4.0, 1.0, 1e6]]), alive=LEFT, logp=torch.tensor([HALVES]))
     made.gradients(shown)
     # mean 2.5, spread 1.5: 1 and -1
@@ -345,7 +345,7 @@ def memory(made: MAPPO) -> Any:
 
 
 def test_values_are_learned_on_the_scale_of_returns() -> None:
-    made = plain(normalise_value=True)
+    made = plain(normalize_value=True)
     assert made.value_norm is not None
     made.value_norm.update(torch.tensor([8.0, 12.0]))  # mean 10, spread 2
     # the critics say 1, 10 and 100: 10 + 2 * 1, ...
@@ -366,7 +366,7 @@ def test_normalising_and_back_gives_the_same_values() -> None:
 
 
 def test_the_statistics_of_returns_are_taken_before_learning() -> None:
-    made = plain(normalise_value=True, epochs=1, lr=1e-9)
+    made = plain(normalize_value=True, epochs=1, lr=1e-9)
     shown = rollout()
     ret = made.prepare(shown).ret  # the norm has seen nothing: values are what the critics say
     told = made.update(shown).metrics["value_loss"]
@@ -412,7 +412,7 @@ def test_agents_with_their_own_weights_learn_nothing_from_each_other() -> None:
 
 
 def test_agents_that_share_weights_learn_from_all() -> None:
-    made = learner(normalise_advantage=False, entropy_coef=0.0, clip=9.0)
+    made = learner(normalize_advantage=False, entropy_coef=0.0, clip_range=9.0)
     shown = losses(logp=torch.zeros(1, 3), obs=torch.tensor([[[1.0], [2.0], [3.0]]]))
     whole = made.gradients(shown).by_optimizer["actor_optimizer"][0].clone()
     parts = []
@@ -453,7 +453,7 @@ def test_the_number_of_updates_is_epochs_times_minibatches() -> None:
 def test_recurrent_minibatches_say_what_stepping_through_them_says(
     kind: str, share_weights: bool, last_action: bool
 ) -> None:
-    settings = {"net__recurrent": kind, "net__recurrent_size": 4, "vector__num": 4, "minibatch_size": 10}
+    settings = {"net__recurrent": kind, "net__recurrent_size": 4, "num_envs": 4, "minibatch_size": 10}
     made = learner(**settings, share_weights=share_weights, last_action=last_action, entropy_coef=0.1)
     T, N, rng = 5, 4, torch.Generator().manual_seed(0)
     obs = torch.randn(T, N, 3, 1, generator=rng)
@@ -536,7 +536,7 @@ def test_actor_and_critic_are_clipped_each_to_the_norm() -> None:
 
 
 def test_observations_are_taken_into_the_statistics_after_learning() -> None:
-    made = learner(normalise_obs=True)
+    made = learner(normalize_obs=True)
     norms = [net.members[0].body.encoder.part("obs").norm for net in (made.actor, made.critic)]
     counts: list[float] = []
     with mock.patch.object(made, "gradients", wraps=made.gradients) as calls:
@@ -560,7 +560,7 @@ def test_the_spread_of_continuous_actions_is_learned() -> None:
 @pytest.mark.parametrize("name", ["mappo", "ippo"])
 def test_agents_with_own_weights_have_own_spreads(name: str) -> None:
     spaces = Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32), num_agents=3, state=1, alive=True)
-    made = learner(name, spaces, lr=1e-3, epochs=1, share_weights=False, normalise_advantage=False)
+    made = learner(name, spaces, lr=1e-3, epochs=1, share_weights=False, normalize_advantage=False)
     assert made.chances.log_std.tolist() == [[0.0, 0.0]] * 3
     gone = torch.tensor([True, False, True]).expand(3, 1, 3)
     # the first agent's action is likely under its policy, the third's isn't; both paid well: less spread, and more
@@ -602,7 +602,7 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("name", ["mappo", "ippo"])
 def test_state_round_trip_gives_the_same_next_update(name: str) -> None:
-    settings = {"normalise_obs": True, "minibatch_size": 2, "epochs": 2}
+    settings = {"normalize_obs": True, "minibatch_size": 2, "epochs": 2}
     made, other = learner(name, **settings), learner(name, **settings, seed=9)
     made.update(rollout(**leaving(1)))
     other.load_state_dict(made.state_dict())

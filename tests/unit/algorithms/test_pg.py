@@ -27,7 +27,7 @@ ENTROPY = 1.5 * math.log(2)
 
 def learner(plain: bool = True, spaces: Spaces = SPACES, **settings: Any) -> PG:
     """A `plain` one has no layers but its heads; its baseline says what is shown, its actor likes the first action."""
-    base = {"gamma": 0.5, "vector__num": 1, "max_grad_norm": None, "normalise_advantage": False}
+    base = {"gamma": 0.5, "num_envs": 1, "max_grad_norm": None, "normalize_advantage": False}
     cfg = zx.config.load(algorithm="pg", env="Acrobot-v1", **(base | {"net__hidden_sizes": [8]} | settings))
     made = PG(cfg, spaces, net=(lambda space: nn.Identity()) if plain else None)
     if plain:
@@ -131,7 +131,7 @@ def test_without_a_baseline_a_truncated_return_is_what_was_paid() -> None:
 
 
 def test_ends_are_each_environments_own() -> None:
-    made = learner(baseline=False, vector__num=2)
+    made = learner(baseline=False, num_envs=2)
     _, known = made.returns(Batch.cat([rollout(terminated=at(2)), rollout(terminated=at(0))], 1))
     assert known.tolist() == [[True, True], [True, False], [True, False], [False, False]]
 
@@ -198,7 +198,7 @@ def test_without_a_baseline_the_critic_learns_nothing() -> None:
 
 
 def test_an_unknown_step_changes_nothing() -> None:
-    made = learner(baseline=False, normalise_advantage=True)
+    made = learner(baseline=False, normalize_advantage=True)
     found = made.gradients(losses()).by_optimizer["both_optimizer"][0].clone()
     for changed in ({"ret": column(4.0, 1.0, -7.0)}, {"action": torch.tensor([[0], [1], [0]])}):
         assert torch.equal(made.gradients(losses(**changed)).by_optimizer["both_optimizer"][0], found)
@@ -214,14 +214,14 @@ def test_entropy_is_weighed() -> None:
 
 
 def test_normalised_returns_count_the_known_only() -> None:
-    made = learner(baseline=False, normalise_advantage=True)
+    made = learner(baseline=False, normalize_advantage=True)
     told = made.gradients(losses(ret=column(4.0, 1.0, 1e6))).metrics
     # mean 2.5, spread 1.5: 1 and -1, so -(ln 0.5 - ln 0.25) / 2
     assert told["policy_loss"].item() == pytest.approx(-math.log(2) / 2, rel=1e-5)
 
 
 def test_normalised_advantages_are_returns_less_the_baseline() -> None:
-    made = learner(normalise_advantage=True)
+    made = learner(normalize_advantage=True)
     told = made.gradients(losses(known=column(True, True, True), ret=column(4.0, 5.0, 12.0))).metrics
     # 3, 3, 9: mean 5, spread √((4 + 4 + 16) / 3) = √8: -(-2 ln 0.5 - 2 ln 0.25 + 4 ln 0.25) / 3 / √8
     assert told["policy_loss"].item() == pytest.approx(2 / 3 * math.log(2) / 8**0.5, rel=1e-5)
@@ -229,7 +229,7 @@ def test_normalised_advantages_are_returns_less_the_baseline() -> None:
 
 def test_a_rollout_of_which_nothing_is_known_moves_nothing() -> None:
     for normalise in (True, False):
-        made = learner(baseline=False, normalise_advantage=normalise)
+        made = learner(baseline=False, normalize_advantage=normalise)
         before = weights(made)
         told = made.update(rollout())
         assert told.metrics["policy_loss"].item() == 0.0
@@ -238,7 +238,7 @@ def test_a_rollout_of_which_nothing_is_known_moves_nothing() -> None:
 
 
 def test_better_returns_become_likelier() -> None:
-    made = learner(baseline=False, normalise_advantage=True, lr=1e-3)
+    made = learner(baseline=False, normalize_advantage=True, lr=1e-3)
     made.update(rollout(terminated=at(0, 1, 2, 3), reward=column(0.0, 1.0, 0.0, 1.0)))
     chances = made.net(torch.zeros(1, 1)).distribution.logp.exp()[0]
     assert chances[1].item() > 0.25
@@ -278,7 +278,7 @@ def test_gradients_are_clipped_to_the_norm() -> None:
 @pytest.mark.parametrize("baseline", [True, False])
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str, baseline: bool) -> None:
-    settings = {"net__recurrent": kind, "net__recurrent_size": 4, "vector__num": 2, "baseline": baseline}
+    settings = {"net__recurrent": kind, "net__recurrent_size": 4, "num_envs": 2, "baseline": baseline}
     made = learner(plain=False, **settings)
     T, N, rng = 4, 2, torch.Generator().manual_seed(0)
     obs = torch.randn(T, N, 1, generator=rng)

@@ -21,7 +21,7 @@ SPACES = Spaces(Box(-1.0, 1.0, (3,), np.float32), Discrete(3))
 
 
 def learner(**settings: Any) -> PPG:
-    short = {"net__hidden_sizes": [16], "vector__num": 4, "steps_per_iteration": 8, "minibatch_size": 16}
+    short = {"net__hidden_sizes": [16], "num_envs": 4, "rollout_steps": 8, "minibatch_size": 16}
     short |= {"epochs": 2, "policy_iterations": 3, "auxiliary_epochs": 2}
     cfg = zx.config.load(algorithm="ppg", env="Acrobot-v1", **(short | settings))
     return PPG(cfg, SPACES)
@@ -178,7 +178,7 @@ def test_without_the_clone_term_the_policy_drifts() -> None:
 @pytest.mark.parametrize("iterations", [2, 4])
 def test_state_round_trip_gives_the_same_next_phases(iterations: int, settings: dict[str, Any]) -> None:
     """Before an auxiliary phase, whose rollouts are in the state, and after one, whose moments are."""
-    settings = settings | {"normalise_obs": True, "normalise_reward": True}
+    settings = settings | {"normalize_obs": True, "normalize_reward": True}
     ppg, other = learner(**settings), learner(**settings, seed=9)
     for i in range(iterations):
         ppg.update(rollout(ppg, i))
@@ -204,7 +204,7 @@ def test_a_gradient_that_is_not_finite_is_counted_in_either_phase() -> None:
 
 def test_dict_observations_are_stored() -> None:
     spaces = Spaces(Dict({"a": Box(-1, 1, (2,), np.float32), "b": Discrete(3)}), Discrete(2))
-    cfg = zx.config.load(algorithm="ppg", env="Acrobot-v1", vector__num=2, policy_iterations=2, auxiliary_epochs=1)
+    cfg = zx.config.load(algorithm="ppg", env="Acrobot-v1", num_envs=2, policy_iterations=2, auxiliary_epochs=1)
     ppg = PPG(cfg, spaces)
     obs = {"a": torch.rand(4, 2, 2), "b": torch.randint(3, (4, 2))}
     end = torch.zeros(4, 2, dtype=torch.bool)

@@ -23,8 +23,8 @@ SPACES = Spaces(Box(-1.0, 1.0, (3,), np.float32), Discrete(2))
 
 
 def learner(**settings: Any) -> PPO:
-    short = {"net__hidden_sizes": [8], "vector__num": 2, "steps_per_iteration": 6, "minibatch_size": 4, "epochs": 2}
-    plain = {"normalise_obs": False, "normalise_reward": False}
+    short = {"net__hidden_sizes": [8], "num_envs": 2, "rollout_steps": 6, "minibatch_size": 4, "epochs": 2}
+    plain = {"normalize_obs": False, "normalize_reward": False}
     cfg = zx.config.load(algorithm="ppo", env="Acrobot-v1", **(short | plain | settings))
     return PPO(cfg, SPACES)
 
@@ -62,7 +62,7 @@ def moved(ppo: PPO, before: dict[str, Tensor]) -> set[str]:
 
 
 def test_policy_loss_by_hand() -> None:
-    ppo = learner(normalise_advantage=False, clip=0.2)
+    ppo = learner(normalize_advantage=False, clip_range=0.2)
     ratio = torch.tensor([1.5, 0.5, 1.5, 0.5])
     batch = Batch(advantage=torch.tensor([1.0, 1.0, -1.0, -1.0]), logp=torch.tensor([-1.0, -1.0, -1.0, -1.0]))
     loss, log_ratio = ppo.policy_loss(ratio.log() - 1.0, batch)
@@ -73,7 +73,7 @@ def test_policy_loss_by_hand() -> None:
 
 
 def test_clipped_ratios_have_no_gradient() -> None:
-    ppo = learner(normalise_advantage=False, clip=0.2)
+    ppo = learner(normalize_advantage=False, clip_range=0.2)
     logp = torch.tensor([1.5, 0.5, 1.5, 0.5]).log().requires_grad_()
     batch = Batch(advantage=torch.tensor([1.0, 1.0, -1.0, -1.0]), logp=torch.zeros(4))
     ppo.policy_loss(logp, batch)[0].backward()
@@ -83,7 +83,7 @@ def test_clipped_ratios_have_no_gradient() -> None:
 
 
 def test_advantages_are_normalised_per_minibatch() -> None:
-    ppo = learner(clip=10.0)
+    ppo = learner(clip_range=10.0)
     logp = torch.zeros(3, requires_grad=True)
     ppo.policy_loss(logp, Batch(advantage=torch.tensor([1.0, 2.0, 6.0]), logp=torch.zeros(3)))[0].backward()
     # mean 3; deviations -2, -1, 3; variance (4 + 1 + 9) / 2 = 7; the gradient is -A / 3
@@ -103,12 +103,12 @@ def test_value_loss_by_hand() -> None:
     # (1 - 2)² = 1 and (3 - 2)² = 1
     assert learner().value_loss(value, batch).item() == 1.0
     # clipped to within 0.5 of the old: 0.5 and 4.5: (0.5 - 2)² = 2.25 and (4.5 - 2)² = 6.25, both larger
-    assert learner(value_clip=0.5).value_loss(value, batch).item() == 4.25
+    assert learner(value_clip_range=0.5).value_loss(value, batch).item() == 4.25
 
 
 def test_the_whole_loss_is_policy_value_and_entropy() -> None:
     weights = {"value_coef": 0.3, "entropy_coef": 0.07}
-    ppo = learner(**weights, normalise_advantage=False, max_grad_norm=None)
+    ppo = learner(**weights, normalize_advantage=False, max_grad_norm=None)
     data = ppo.prepare(rollout(ppo)).flatten()
     found = ppo.gradients(data).by_optimizer["both_optimizer"][0].clone()
     out = ppo.net(data.obs)
@@ -121,7 +121,7 @@ def test_the_whole_loss_is_policy_value_and_entropy() -> None:
 
 
 def test_metrics_by_hand() -> None:
-    ppo = learner(clip=0.2)
+    ppo = learner(clip_range=0.2)
     data = ppo.prepare(rollout(ppo)).flatten()
     ratio = torch.full((12,), 1.0)
     ratio[:3] = 1.3
@@ -163,7 +163,7 @@ def test_explained_variance_by_hand() -> None:
 
 
 def test_rewards_are_scaled_before_advantages() -> None:
-    plain, scaled = learner(gamma=0.0, gae_lambda=0.0), learner(gamma=0.0, gae_lambda=0.0, normalise_reward=True)
+    plain, scaled = learner(gamma=0.0, gae_lambda=0.0), learner(gamma=0.0, gae_lambda=0.0, normalize_reward=True)
     batch = rollout(plain)
     # gamma 0: the return is the reward itself, so rewards are divided by their own spread
     expected = batch.reward / batch.reward.std(unbiased=False)
@@ -172,7 +172,7 @@ def test_rewards_are_scaled_before_advantages() -> None:
 
 
 def test_observations_are_taken_into_the_statistics_after_learning() -> None:
-    ppo = learner(normalise_obs=True)
+    ppo = learner(normalize_obs=True)
     batch = rollout(ppo)
     ppo.update(batch)
     assert torch.allclose(ppo.net.encoder.norm.mean, batch.obs.double().mean((0, 1)))
@@ -202,7 +202,7 @@ def test_rows_of_a_minibatch_stay_together() -> None:
 
 
 def test_recurrent_minibatches_keep_sequences() -> None:
-    ppo = learner(net__recurrent="gru", net__recurrent_size=4, vector__num=4, minibatch_size=12)
+    ppo = learner(net__recurrent="gru", net__recurrent_size=4, num_envs=4, minibatch_size=12)
     data = ppo.prepare(rollout(ppo, envs=4))
     numbers = torch.arange(24.0).view(6, 4)  # 4 t + n
     columns = []
@@ -314,11 +314,11 @@ def test_target_kl_ends_the_epochs() -> None:
     assert near.updates == 10
 
 
-def test_learning_rates_fall_to_zero_with_lr_decay() -> None:
-    ppo = learner(lr=4e-3, lr_decay=True)
+def test_learning_rates_fall_to_zero_with_anneal_lr() -> None:
+    ppo = learner(lr=4e-3, anneal_lr=True)
     ppo.set_progress(0.25)
     assert ppo.both_optimizer.lr == pytest.approx(3e-3)
-    own = learner(lr=4e-3, critic_lr=8e-3, lr_decay=True)
+    own = learner(lr=4e-3, critic_lr=8e-3, anneal_lr=True)
     own.set_progress(0.75)
     assert (own.actor_optimizer.lr, own.critic_optimizer.lr) == pytest.approx((1e-3, 2e-3))
     constant = learner(lr=4e-3)
@@ -345,9 +345,9 @@ def test_the_first_weights_depend_on_the_seed_only() -> None:
 
 
 def test_state_round_trip_gives_the_same_next_update() -> None:
-    ppo = learner(normalise_obs=True, normalise_reward=True)
+    ppo = learner(normalize_obs=True, normalize_reward=True)
     ppo.update(rollout(ppo, seed=1))
-    other = learner(normalise_obs=True, normalise_reward=True, seed=9)
+    other = learner(normalize_obs=True, normalize_reward=True, seed=9)
     other.load_state_dict(ppo.state_dict())
     batch = rollout(ppo, seed=2)
     first, second = ppo.update(batch), other.update(batch)

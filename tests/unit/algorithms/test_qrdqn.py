@@ -161,7 +161,7 @@ def test_actions_and_values_are_those_of_the_highest_mean() -> None:
 
 
 def test_weights_go_to_another_policy() -> None:
-    qrdqn, other = learner(sync_every_updates=2), learner(seed=9)
+    qrdqn, other = learner(target_update_interval=2), learner(seed=9)
     for _ in range(3):
         qrdqn.update(batch())
     assert not torch.equal(qrdqn.net.head.linear.weight, qrdqn.target.head.linear.weight)

@@ -21,7 +21,7 @@ from zhixing.errors import UserError
 
 
 def learner(spaces: Spaces = CHOICES, name: str = "sac", **settings: Any) -> SAC:
-    base = {"net__hidden_sizes": [], "temperature": 0.5}  # one linear layer each
+    base = {"net__hidden_sizes": [], "alpha": 0.5}  # one linear layer each
     cfg = zx.config.load(algorithm=name, env="Acrobot-v1", **(base | settings))
     made = zx.algorithms.get(name).make(cfg, spaces)
     assert isinstance(made, SAC)
@@ -97,7 +97,7 @@ def test_continuous_targets_draw_anew_each_time() -> None:
 
 
 def test_redq_targets_take_the_least_of_a_random_few() -> None:
-    made = learner(name="redq", critics=4, target_critics=2, temperature=1e-9)
+    made = learner(name="redq", critics=4, target_critics=2, alpha=1e-9)
     judging(made.target, [1.0] * 3, [2.0] * 3, [3.0] * 3, [4.0] * 3)
     found = [round((made.target_value(batch())[0].item() - 1) / 0.9) for _ in range(1200)]
     # of 6 pairs 3 have the first, 2 of the others the second, 1 the third, and none only the fourth;
@@ -108,7 +108,7 @@ def test_redq_targets_take_the_least_of_a_random_few() -> None:
 
 
 def test_targets_of_as_many_as_there_are_take_the_least_of_all() -> None:
-    made = learner(critics=4, target_critics=4, temperature=1e-9)
+    made = learner(critics=4, target_critics=4, alpha=1e-9)
     judging(made.target, [3.0] * 3, [2.0] * 3, [1.0] * 3, [4.0] * 3)
     assert all(made.target_value(batch())[0].item() == pytest.approx(1.9) for _ in range(20))
 
@@ -116,14 +116,14 @@ def test_targets_of_as_many_as_there_are_take_the_least_of_all() -> None:
 def test_redq_has_ten_critics_of_which_targets_take_two_and_delays_its_actor() -> None:
     made = learner(name="redq")
     assert made.critics(torch.zeros(5, 2)).shape == (10, 5, 3)
-    assert (made.cfg.target_critics, made.cfg.actor_delay, made.cfg.updates_per_step) == (2, 20, 20.0)
+    assert (made.cfg.target_critics, made.cfg.policy_delay, made.cfg.updates_per_step) == (2, 20, 20.0)
 
 
 # --- losses ---
 
 
 def test_critic_loss_by_hand() -> None:
-    made = learner(temperature=1e-9)
+    made = learner(alpha=1e-9)
     judging(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
     judging(made.target, [0.0] * 3, [0.0] * 3)
     loss, error, q = made.critic_loss(batch())
@@ -134,7 +134,7 @@ def test_critic_loss_by_hand() -> None:
 
 
 def test_importance_weights_weigh_each_error_and_not_its_priority() -> None:
-    made = learner(temperature=1e-9)
+    made = learner(alpha=1e-9)
     judging(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
     judging(made.target, [0.0] * 3, [0.0] * 3)
     found = made.gradients(batch(weight=torch.tensor([1.0, 0.5, 0.1])))
@@ -145,7 +145,7 @@ def test_importance_weights_weigh_each_error_and_not_its_priority() -> None:
 
 
 def test_critic_loss_judges_the_moves_taken() -> None:
-    made = learner(MOVES, temperature=1e-9)
+    made = learner(MOVES, alpha=1e-9)
     judging(made.critics, [2.0, 1.0], [0.0, 1.0])
     judging(made.target, [0.0, 0.0], [0.0, 0.0])
     loss, error, _ = made.critic_loss(moves())
@@ -155,7 +155,7 @@ def test_critic_loss_judges_the_moves_taken() -> None:
 
 
 def test_the_critics_gradient_doesnt_pass_through_the_target() -> None:
-    made = learner(temperature=1e-9)
+    made = learner(alpha=1e-9)
     judging(made.critics, [3.0] * 3, [3.0] * 3)
     judging(made.target, [0.0] * 3, [0.0] * 3)
     loss, _, _ = made.critic_loss(batch())
@@ -219,7 +219,7 @@ def test_continuous_actor_loss_by_hand(name: str, slope: float) -> None:
 
 def test_temperature_falls_where_entropy_is_above_its_target_and_rises_below() -> None:
     for target, sign in ((0.5, -1), (2.0, 1)):
-        made = learner(temperature=None, target_entropy=target, lr=1e-2)
+        made = learner(alpha=None, target_entropy=target, lr=1e-2)
         saying(made.actor, *HALVES)  # entropy 1.04
         loss = made.temperature_loss(torch.tensor(ENTROPY), batch())
         assert gradient_of(loss, made.log_temperature[0]) == pytest.approx([ENTROPY - target])
@@ -230,15 +230,15 @@ def test_temperature_falls_where_entropy_is_above_its_target_and_rises_below() -
 
 
 def test_a_given_temperature_stays() -> None:
-    made = learner(temperature=0.3)
+    made = learner(alpha=0.3)
     assert set(made.gradients(batch()).by_optimizer) == {"critic_optimizer", "actor_optimizer"}
     for _ in range(3):
-        told = made.update(batch()).metrics["temperature"]
+        told = made.update(batch()).metrics["alpha"]
     assert told.item() == made.temperature.item() == pytest.approx(0.3)
 
 
 def test_the_actors_loss_doesnt_move_the_temperature() -> None:
-    made = learner(temperature=None)
+    made = learner(alpha=None)
     loss, _ = made.actor_loss(batch())
     assert torch.autograd.grad(loss, [made.log_temperature[0]], allow_unused=True) == (None,)
 
@@ -255,7 +255,7 @@ def test_a_mask_lowers_the_target_of_entropy_state_by_state(name: str) -> None:
     so a policy that spreads evenly over what is allowed has twice the target, and its temperature falls."""
     mask = torch.tensor([[0, 1, 0], [1, 1, 0], [1, 1, 1]], dtype=torch.bool)
     masked = batch(mask=mask, next_mask=mask, action=torch.tensor([1, 0, 2]))
-    made = learner(name=name, temperature=None, lr=1e-2)
+    made = learner(name=name, alpha=None, lr=1e-2)
     target = 0.5 * (math.log(1) + math.log(2) + math.log(3)) / 3
     assert float(made.target_entropy(masked)) == pytest.approx(target)
     saying(made.actor, 0.0, 0.0, 0.0)
@@ -271,13 +271,13 @@ def test_a_mask_lowers_the_target_of_entropy_state_by_state(name: str) -> None:
 
 
 def test_the_actor_and_the_temperature_move_every_so_many_updates() -> None:
-    made = learner(actor_delay=3, temperature=None, net__hidden_sizes=[8])
+    made = learner(policy_delay=3, alpha=None, net__hidden_sizes=[8])
     moved, told = [], []
     for _ in range(7):
-        actor, critics, temperature = weights(made.actor), weights(made.critics), made.temperature.item()
+        actor, critics, alpha = weights(made.actor), weights(made.critics), made.temperature.item()
         told.append(made.update(batch()).metrics["actor_loss"].item())
         moved.append(not same(actor, weights(made.actor)))
-        assert moved[-1] == (temperature != made.temperature.item())
+        assert moved[-1] == (alpha != made.temperature.item())
         assert not same(critics, weights(made.critics))
     assert moved == [True, False, False, True, False, False, True]
     assert told[0] == told[1] == told[2] != told[3] == told[4] == told[5] != told[6]
@@ -295,7 +295,7 @@ def test_targets_follow_slowly() -> None:
 
 @pytest.mark.parametrize("spaces", [CHOICES, MOVES])
 def test_gradients_change_nothing_and_are_each_networks_own(spaces: Spaces) -> None:
-    made = learner(spaces, net__hidden_sizes=[8], temperature=None)
+    made = learner(spaces, net__hidden_sizes=[8], alpha=None)
     shown = batch() if spaces is CHOICES else moves()
     parts = (made.actor, made.critics, made.target, made.log_temperature)
     before = [p for part in parts for p in weights(part)]
@@ -326,7 +326,7 @@ def test_critics_start_different() -> None:
 
 
 def test_normalised_observations_reach_actor_critics_and_targets() -> None:
-    made = learner(normalise_obs=True)
+    made = learner(normalize_obs=True)
     made.observe(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
     # means 2 and 2, spreads 1 and 2
     for net in (made.actor, made.critics, made.target):
@@ -401,7 +401,7 @@ def test_values_approach_the_targets() -> None:
 
 @pytest.mark.parametrize("spaces", [CHOICES, MOVES])
 def test_state_round_trip_gives_the_same_next_update(spaces: Spaces) -> None:
-    settings = {"net__hidden_sizes": [8], "temperature": None, "actor_delay": 2}
+    settings = {"net__hidden_sizes": [8], "alpha": None, "policy_delay": 2}
     made, other = learner(spaces, **settings), learner(spaces, **settings, seed=9)
     shown = batch() if spaces is CHOICES else moves()
     made.update(shown)

@@ -58,7 +58,7 @@ def test_values_learn_outcome_and_search(share: float, target: float, small: Cal
 def test_weight_decay_pulls_the_weights_down(small: Callable, tmp_path: Path) -> None:
     sizes = []
     for decay in (0.0, 1.0):
-        cfg = small("alphazero", weight_decay=decay, env_steps=200, lr_decay=False)
+        cfg = small("alphazero", weight_decay=decay, env_steps=200, anneal_lr=False)
         session = zx.Session(cfg, tmp_path / str(decay), quiet=True)
         session.run()
         sizes.append(sum(float(p.detach().square().sum()) for p in session.learner.net.parameters()))
@@ -99,7 +99,7 @@ def test_opponents_by_name(agent_run: Path, small: Callable, tmp_path: Path) -> 
 
 def test_any_policy_of_a_game_plays_matches(tmp_path: Path) -> None:
     """Both seats are shown what the environment shows, with its masks: a policy that lost its way would raise."""
-    short = {"env_steps": 64, "steps_per_iteration": 16, "minibatch_size": 32, "vector__num": 2, "eval_episodes": 2}
+    short = {"env_steps": 64, "rollout_steps": 16, "minibatch_size": 32, "num_envs": 2, "eval_episodes": 2}
     out = tmp_path / "ippo"
     zx.train("ippo", env=TICTACTOE, out=out, quiet=True, tensorboard=False, net__recurrent="none", **short)
     summary = zx.evaluate(out, 20, against="random").summary()
@@ -185,7 +185,7 @@ def test_mcts_asks_a_guide(agent_run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "env", "settings", "message"),
     [
-        ("mcts", "CartPole-v1", {"vector__backend": "native", "vector__num": 2}, "vector.backend=native"),
+        ("mcts", "CartPole-v1", {"vector__backend": "native", "num_envs": 2}, "vector.backend=native"),
         ("mcts", "CartPole-v1", {"opponent": "random"}, "no game of two"),
         ("mcts", "Pendulum-v1", {}, "Discrete"),
         ("mcts", "toy/team-match", {}, "needs a game"),
@@ -202,7 +202,7 @@ def test_what_cannot_be_searched_is_refused(name: str, env: str, settings: dict,
 
 def test_mcts_has_no_weights_to_start_from(agent_run: Path, tmp_path: Path) -> None:
     with pytest.raises(zx.UserError, match="no weights to start from"):
-        zx.train("mcts", env=TICTACTOE, init=str(agent_run), out=tmp_path / "run", quiet=True)
+        zx.train("mcts", env=TICTACTOE, init_from=str(agent_run), out=tmp_path / "run", quiet=True)
 
 
 def test_an_agent_that_searches_a_task_must_watch_it(small: Callable, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ SPACES = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32))
 
 
 def learner(name: str = "td3", spaces: Spaces = SPACES, **settings: Any) -> TD3:
-    base = {"net__hidden_sizes": [], "smoothing": 0.0}  # one linear layer each
+    base = {"net__hidden_sizes": [], "target_policy_noise": 0.0}  # one linear layer each
     cfg = zx.config.load(algorithm=name, env="Acrobot-v1", **(base | settings))
     made = zx.algorithms.get(name).make(cfg, spaces)
     assert isinstance(made, TD3)
@@ -97,11 +97,11 @@ def test_ddpg_has_one_critic_and_doesnt_smooth() -> None:
     acting(made.target_actor, 0.5)
     assert made.critics(torch.zeros(4, 2), torch.zeros(4, 1)).shape == (1, 4)
     assert made.target_value(batch(rows=5)).tolist() == pytest.approx([5.5] * 5 + [1.0] * 5 + [5.5] * 5)
-    assert (cfg.actor_delay, cfg.noise_kind) == (1, "ou")
+    assert (cfg.policy_delay, cfg.noise_kind) == (1, "ou")
 
 
 def test_the_noise_on_target_actions_is_clipped() -> None:
-    made = learner(smoothing=1e6, smoothing_clip=0.5)  # whatever is drawn is far beyond the clip
+    made = learner(target_policy_noise=1e6, target_noise_clip=0.5)  # whatever is drawn is far beyond the clip
     judging(made.target_critics, (10.0, 0.0), (10.0, 0.0))
     acting(made.target_actor, 0.2)
     found = (made.target_value(batch(rows=100)) - 1) / 0.9
@@ -112,7 +112,7 @@ def test_the_noise_on_target_actions_is_clipped() -> None:
 
 
 def test_noisy_target_actions_stay_within_bounds() -> None:
-    made = learner(smoothing=1e6, smoothing_clip=0.5)
+    made = learner(target_policy_noise=1e6, target_noise_clip=0.5)
     judging(made.target_critics, (10.0, 0.0), (10.0, 0.0))
     for action, expected in ((0.8, [3.0, 10.0]), (-0.8, [-10.0, -3.0])):  # not 13, nor -13
         acting(made.target_actor, action)
@@ -121,7 +121,7 @@ def test_noisy_target_actions_stay_within_bounds() -> None:
 
 
 def test_the_noise_on_target_actions_has_its_spread_and_is_each_steps_own() -> None:
-    made = learner(smoothing=0.1, smoothing_clip=0.5)
+    made = learner(target_policy_noise=0.1, target_noise_clip=0.5)
     judging(made.target_critics, (10.0, 0.0), (10.0, 0.0))
     acting(made.target_actor, 0.2)
     found = (made.target_value(batch(rows=10_000))[:10_000] - 1) / 0.9
@@ -178,7 +178,7 @@ def test_the_actor_climbs_the_first_critic() -> None:
 
 
 def test_the_actor_moves_every_so_many_updates() -> None:
-    made = learner(actor_delay=3, net__hidden_sizes=[8])
+    made = learner(policy_delay=3, net__hidden_sizes=[8])
     moved, told = [], []
     for _ in range(7):
         before, critics = weights(made.actor), weights(made.critics)
@@ -190,7 +190,7 @@ def test_the_actor_moves_every_so_many_updates() -> None:
 
 
 def test_all_targets_follow_slowly_also_between_the_actors_updates() -> None:
-    made = learner(tau=0.1, actor_delay=2, net__hidden_sizes=[8])
+    made = learner(tau=0.1, policy_delay=2, net__hidden_sizes=[8])
     pairs = [(made.target_actor, made.actor), (made.target_critics, made.critics)]
     for _ in range(2):
         before = [weights(target) for target, _ in pairs]
@@ -231,7 +231,7 @@ def test_critics_start_different_and_targets_equal() -> None:
 
 
 def test_normalised_observations_reach_actor_critics_and_targets() -> None:
-    made = learner(normalise_obs=True)
+    made = learner(normalize_obs=True)
     made.observe(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
     # means 2 and 2, spreads 1 and 2
     for net in (made.actor, made.critics, made.target_actor, made.target_critics):
@@ -242,7 +242,7 @@ def test_normalised_observations_reach_actor_critics_and_targets() -> None:
 
 
 def test_actions_have_noise_while_collecting_only() -> None:
-    made = learner(noise=0.2)
+    made = learner(exploration_noise=0.2)
     acting(made.actor, 0.1)
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(20_000, 2)
     assert made.policy.act(obs[:1], None, None, Phase.EVAL, rng, 0).action.item() == pytest.approx(0.1)
@@ -256,7 +256,7 @@ def test_actions_have_noise_while_collecting_only() -> None:
 
 
 def test_ddpgs_noise_drifts() -> None:
-    made = learner("ddpg", noise=0.1, ou_theta=0.2)
+    made = learner("ddpg", exploration_noise=0.1, ou_theta=0.2)
     acting(made.actor, 0.0)
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(20_000, 2)
     hidden = made.policy.initial_hidden(20_000)
@@ -305,7 +305,7 @@ def test_values_approach_the_targets() -> None:
 
 
 def test_state_round_trip_gives_the_same_next_update() -> None:
-    settings = {"net__hidden_sizes": [8], "smoothing": 0.2}
+    settings = {"net__hidden_sizes": [8], "target_policy_noise": 0.2}
     made, other = learner(**settings), learner(**settings, seed=9)
     made.update(batch())
     other.load_state_dict(made.state_dict())

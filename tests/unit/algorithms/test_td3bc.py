@@ -21,7 +21,7 @@ SPACES = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32))
 
 
 def learner(name: str = "td3bc", spaces: Spaces = SPACES, **settings: Any) -> TD3:
-    base = {"net__hidden_sizes": [], "smoothing": 0.0, "normalise_obs": False}  # one linear layer each
+    base = {"net__hidden_sizes": [], "target_policy_noise": 0.0, "normalize_obs": False}  # one linear layer each
     cfg = zx.config.load(algorithm=name, env="Acrobot-v1", **(base | settings))
     made = zx.algorithms.get(name).make(cfg, spaces)
     assert isinstance(made, TD3)

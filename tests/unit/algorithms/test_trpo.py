@@ -24,7 +24,7 @@ DISCRETE, CONTINUOUS = Spaces(OBS, Discrete(3)), Spaces(OBS, Box(-1.0, 1.0, (2,)
 
 
 def learner(spaces: Spaces = DISCRETE, **settings: Any) -> TRPO:
-    short = {"net__hidden_sizes": [8], "vector__num": 4, "steps_per_iteration": 16, "minibatch_size": 16}
+    short = {"net__hidden_sizes": [8], "num_envs": 4, "rollout_steps": 16, "minibatch_size": 16}
     cfg = zx.config.load(algorithm="trpo", env="Acrobot-v1", **(short | settings))
     return TRPO(cfg, spaces)
 
@@ -163,7 +163,7 @@ def test_recurrent_step_stays_within_the_trust_region() -> None:
 
 
 def test_observations_are_taken_into_the_statistics_after_learning() -> None:
-    trpo = learner(normalise_obs=True)
+    trpo = learner(normalize_obs=True)
     batch = rollout(trpo)
     trpo.update(batch)
     for body in (trpo.net.actor, trpo.net.critic):

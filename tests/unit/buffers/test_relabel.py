@@ -241,14 +241,14 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def run_settings(**more: Any) -> Any:
-    base = {"env_steps": 600, "warmup_steps": 100, "eval_every_steps": 0, "eval_episodes": 2, "batch_size": 16}
-    quick = {"updates_per_step": 0.25, "steps_per_iteration": 2, "vector__num": 2, "tensorboard": False}
-    named = {"algorithm": "dqn", "env": "toy/bit-flip-5", "replay__hindsight": True, "net__hidden_sizes": [16]}
+    base = {"env_steps": 600, "learning_starts": 100, "eval_every_steps": 0, "eval_episodes": 2, "batch_size": 16}
+    quick = {"updates_per_step": 0.25, "train_every": 2, "num_envs": 2, "tensorboard": False}
+    named = {"algorithm": "dqn", "env": "toy/bit-flip-5", "replay__her": True, "net__hidden_sizes": [16]}
     return zx.config.load(**{**named, **base, **quick, **more})
 
 
 def test_a_run_takes_rewards_from_its_task(tmp_path: Path) -> None:
-    session = zx.Session(run_settings(replay__hindsight_ratio=1.0), tmp_path / "run", quiet=True)
+    session = zx.Session(run_settings(replay__her_ratio=1.0), tmp_path / "run", quiet=True)
     session.run()
     assert session.loop.buffer is not None
     batch = session.loop.buffer.sample(200, np.random.default_rng(0)).numpy()
@@ -260,7 +260,7 @@ def test_a_run_takes_rewards_from_its_task(tmp_path: Path) -> None:
 
 def test_a_task_without_goals_is_refused_by_name(tmp_path: Path) -> None:
     for way, message in (
-        ({"env": "CartPole-v1"}, r"replay.hindsight needs a task with goals; CartPole-v1 has no method compute_reward"),
+        ({"env": "CartPole-v1"}, r"replay.her needs a task with goals; CartPole-v1 has no method compute_reward"),
         ({"replay__n_step": 3}, r"replay.n_step=1"),
         ({"net__recurrent": "gru"}, r"no recurrent network"),
     ):

@@ -36,7 +36,7 @@ def test_steps_or_episodes_are_collected(kind: str, small: Callable[..., RunConf
     """The same steps, whether their number or that of the episodes that end in them is given."""
     session, collector = collector_of(kind, small, tmp_path / "episodes")
     by_episodes = collector.collect(episodes=3)
-    steps, rest = divmod(collector.env_steps, session.cfg.vector.num)
+    steps, rest = divmod(collector.env_steps, session.cfg.num_envs)
     session.close()
     assert len(by_episodes.episodes) >= 3
     assert rest == 0
@@ -96,7 +96,7 @@ class Counts(zx.Learner):
 
 def test_a_trainer_drives_any_collector() -> None:
     cfg = zx.config.OnPolicyConfig(
-        algorithm="none", env={"name": "toy/match"}, env_steps=40, steps_per_iteration=10, vector={"num": 1}
+        algorithm="none", env={"name": "toy/match"}, env_steps=40, rollout_steps=10, num_envs=1
     )
     env = zx.envs.make_vector("toy/match", 1, "serial")
     collector = Recorded()

@@ -89,7 +89,7 @@ def test_default_bound_is_twice_the_longest_training_episode(
 ) -> None:
     """Those that haven't ended count, too; here none has."""
     monkeypatch.setattr("zhixing.collect.evaluation.MIN_EVAL_STEPS", 10)
-    cfg = small("ppo", "tasks:Endless", vector__num=2, env_steps=200, eval_every_steps=0, eval_episodes=1)
+    cfg = small("ppo", "tasks:Endless", num_envs=2, env_steps=200, eval_every_steps=0, eval_episodes=1)
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     longest = result["env_steps"] // 2
     assert result["final_return"] == 2 * longest

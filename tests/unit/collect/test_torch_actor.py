@@ -21,7 +21,7 @@ def actor_of(
     kind: type[Any], env: str, limit: int = 200, seed: int = 0, algorithm: str = "ppo", **settings: Any
 ) -> Any:
     task = {"name": env, "episode_limit" if env.startswith("skirmish") else "max_episode_steps": limit}
-    cfg = zx.config.load(algorithm=algorithm, env=task, vector={"num": 5}, minibatch_size=5, **settings)
+    cfg = zx.config.load(algorithm=algorithm, env=task, num_envs=5, minibatch_size=5, **settings)
     vector = zx.envs.make_vector(env, 5, "torch", options=cfg.env.options)
     learner = zx.algorithms.get(algorithm).make(cfg, vector.spaces, torch.device("cpu"))
     return kind(learner.policy, vector, learner.fields, seed=seed)
@@ -124,8 +124,9 @@ def test_many_cartpoles_learn_in_seconds(tmp_path: Path) -> None:
     result = zx.train(
         "ppo",
         env="CartPole-v1",
-        vector={"backend": "torch", "num": 256},
-        steps_per_iteration=16,
+        num_envs=256,
+        vector={"backend": "torch"},
+        rollout_steps=16,
         minibatch_size=512,
         epochs=4,
         lr=3e-3,

@@ -12,7 +12,7 @@ from zhixing.arguments import join_brackets, settings_of, split_arguments
 from zhixing.errors import UserError
 
 FLAGS = {"--env": False, "--out": False, "--trust": True, "--help": True, "-h": True}
-SHORT = ["--env-steps", "64", "--eval-episodes=1", "--no-tensorboard", "steps_per_iteration=32", "threads=1"]
+SHORT = ["--env-steps", "64", "--eval-episodes=1", "--no-tensorboard", "rollout_steps=32", "num_threads=1"]
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,8 @@ SHORT = ["--env-steps", "64", "--eval-episodes=1", "--no-tensorboard", "steps_pe
         (["--lr", "1e-3", "ppo", "--trust"], ["--trust"], ["--lr=1e-3", "ppo"]),
         (["ppo", "--lr=1e-3", "--env=A"], ["--env=A"], ["ppo", "--lr=1e-3"]),
         (["ppo", "--stop-return", "-200"], [], ["ppo", "--stop-return=-200"]),  # a value may be negative
-        (["ppo", "--graph", "--env", "A"], ["--env", "A"], ["ppo", "--graph"]),
-        (["ppo", "--graph", "lr=1"], [], ["ppo", "--graph", "lr=1"]),
+        (["ppo", "--compile", "--env", "A"], ["--env", "A"], ["ppo", "--compile"]),
+        (["ppo", "--compile", "lr=1"], [], ["ppo", "--compile", "lr=1"]),
         (["ppo", "sizes=[64,", "64]", "lr=1"], [], ["ppo", "sizes=[64, 64]", "lr=1"]),
         (["ppo", "--sizes", "[64,", "64]"], [], ["ppo", "--sizes=[64, 64]"]),
         (["-h"], ["-h"], []),
@@ -43,11 +43,11 @@ def test_typos_of_options_are_no_settings() -> None:
 
 
 def test_options_become_settings_of_the_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--env-steps=9", "--vector.num=2", "lr=1", "--graph", "--no-tensorboard"]
-    assert settings_of(words, "ppo") == ["env_steps=9", "vector.num=2", "lr=1", "graph=true", "tensorboard=false"]
+    words = ["--env-steps=9", "--num_envs=2", "lr=1", "--compile", "--no-tensorboard"]
+    assert settings_of(words, "ppo") == ["env_steps=9", "num_envs=2", "lr=1", "compile=true", "tensorboard=false"]
     assert capsys.readouterr().err == ""  # these are our own names
-    assert settings_of(["--n-steps=9"], "ppo") == ["steps_per_iteration=9"]
-    assert "note: `--n-steps` (Stable-Baselines3) is `steps_per_iteration` here" in capsys.readouterr().err
+    assert settings_of(["--n-steps=9"], "ppo") == ["rollout_steps=9"]
+    assert "note: `--n-steps` (Stable-Baselines3) is `rollout_steps` here" in capsys.readouterr().err
     assert settings_of(["--n-steps=9"], "dqn") == ["replay.n_step=9"]
     assert settings_of(["--batch-size=9"], "ppo") == ["minibatch_size=9"]
     assert settings_of(["--batch-size=9"], "dqn") == ["batch_size=9"]
@@ -63,7 +63,7 @@ def test_options_train_as_settings_do(zhixing: Command) -> None:
     code, _, err = zhixing(*command, "--net.hidden_sizes", "[8,", "8]", "--out", "run")
     assert code == 0, err
     cfg = yaml.safe_load(Path("run/config.yaml").read_text())
-    assert (cfg["algorithm"], cfg["lr"], cfg["env"]["name"], cfg["vector"]["num"]) == ("ppo", 1e-3, "toy/match", 2)
+    assert (cfg["algorithm"], cfg["lr"], cfg["env"]["name"], cfg["num_envs"]) == ("ppo", 1e-3, "toy/match", 2)
     assert (cfg["env_steps"], cfg["tensorboard"], cfg["net"]["hidden_sizes"]) == (64, False, [8, 8])
     assert "`--learning-rate` (Stable-Baselines3, CleanRL) is `lr` here" in err
     code, out, err = zhixing("resume", "run", "--total-timesteps", "128")

@@ -31,18 +31,18 @@ def told(**overrides: Any) -> str:
 
 def test_later_words_win(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("gamma: 0.5\nepochs: 3\nseed: 4\n")
-    (tmp_path / "b.yaml").write_text("epochs: 7\nseed: 5\nvector: {num: 2}\n")
+    (tmp_path / "b.yaml").write_text("epochs: 7\nseed: 5\nnum_envs: 2\n")
     named = {"algorithm": "ppo", "env": "CartPole-v1"}
     preset = config.preset("ppo", "CartPole-v1")
     by_preset = load(**named)
     assert by_preset.gamma == preset["gamma"] != PPOConfig.model_fields["gamma"].default
     cfg = load(tmp_path / "a.yaml", tmp_path / "b.yaml", **named, seed=6)
-    assert cfg.clip == PPOConfig.model_fields["clip"].default  # nobody spoke of it
+    assert cfg.clip_range == PPOConfig.model_fields["clip_range"].default  # nobody spoke of it
     assert cfg.lr == preset["lr"]  # the preset over the default
     assert cfg.gamma == 0.5  # a file over the preset
     assert cfg.epochs == 7  # the later file
     assert cfg.seed == 6  # the override
-    assert cfg.vector.num == 2
+    assert cfg.num_envs == 2
     assert cfg.vector.backend == "auto"  # a file that sets one nested setting keeps its neighbours
 
 
@@ -61,9 +61,10 @@ def test_the_files_may_name_algorithm_and_task(tmp_path: Path) -> None:
 
 
 def test_the_last_word_among_overrides_wins() -> None:
-    assert parse_overrides(["lr=1", "vector.num=2", "lr=2", "vector.backend=serial"]) == {
+    assert parse_overrides(["lr=1", "num_envs=2", "lr=2", "vector.backend=serial"]) == {
         "lr": 2,
-        "vector": {"num": 2, "backend": "serial"},
+        "num_envs": 2,
+        "vector": {"backend": "serial"},
     }
 
 
@@ -103,12 +104,12 @@ def test_numbers_are_written_as_everywhere_else(text: str, value: object) -> Non
 
 
 def test_whole_numbers_may_have_an_exponent() -> None:
-    cfg = load(algorithm="dqn", env="Acrobot-v1", **parse_overrides(["env_steps=1e6", "vector={num: 2e0}", "lr=3e-4"]))
+    cfg = load(algorithm="dqn", env="Acrobot-v1", **parse_overrides(["env_steps=1e6", "num_envs=2e0", "lr=3e-4"]))
     assert isinstance(cfg, DQNConfig)
-    assert (cfg.env_steps, cfg.vector.num, cfg.lr) == (1_000_000, 2, 3e-4)
+    assert (cfg.env_steps, cfg.num_envs, cfg.lr) == (1_000_000, 2, 3e-4)
     assert isinstance(cfg.env_steps, int)
-    assert isinstance(cfg.vector.num, int)
-    assert load(algorithm="ppo", env="Acrobot-v1", threads=2.0).threads == 2
+    assert isinstance(cfg.num_envs, int)
+    assert load(algorithm="ppo", env="Acrobot-v1", num_threads=2.0).num_threads == 2
 
 
 def test_none_is_nothing_where_nothing_is_allowed() -> None:
@@ -180,19 +181,19 @@ def test_every_name_of_another_library_leads_to_a_setting() -> None:
     [
         ({"lrr": 1}, "unknown setting 'lrr': did you mean 'lr'"),
         ({"learning_rate": 1}, "unknown setting: `learning_rate` (Stable-Baselines3, CleanRL) is `lr` here"),
-        ({"n_envs": 8}, "unknown setting: `n_envs` (Stable-Baselines3) is `vector.num` here"),
-        ({"n_steps": 8}, "`n_steps` (Stable-Baselines3) is `steps_per_iteration` here"),
+        ({"n_envs": 8}, "unknown setting: `n_envs` (Stable-Baselines3) is `num_envs` here"),
+        ({"n_steps": 8}, "`n_steps` (Stable-Baselines3) is `rollout_steps` here"),
         ({"n_steps": 8, "algorithm": "dqn"}, "`n_steps` (Stable-Baselines3) is `replay.n_step` here"),
         ({"batch_size": 8}, "`batch_size` (Stable-Baselines3, Tianshou) is `minibatch_size` here"),
         ({"replay__buffer_size": 8, "algorithm": "dqn"}, "is `replay.capacity` here"),
-        ({"clip_param": 8}, "`clip_param` (RLlib) is `clip` here"),
+        ({"clip_param": 8}, "`clip_param` (RLlib) is `clip_range` here"),
         ({"epsi_low": 8, "algorithm": "dqn"}, "`epsi_low` (MindSpore RL) is `epsilon_end` here"),
-        ({"step_per_collect": 8}, "is `steps_per_iteration` here: steps of each environment, not over all of them"),
+        ({"step_per_collect": 8}, "is `rollout_steps` here: steps of each environment, not over all of them"),
         ({"state_space_dim": 8}, "(MindSpore RL) is not a setting here: it is read from the environment"),
-        ({"overlap": True}, "unknown setting 'overlap': only other algorithms have it, such as awac, c51"),
+        ({"async_collect": True}, "unknown setting 'async_collect': only other algorithms have it, such as awac, c51"),
         ({"learning_starts": 5}, "unknown setting 'learning_starts': "),  # of a replay, which there is none
         ({"net__hiden_sizes": [3]}, "unknown setting 'net.hiden_sizes': did you mean 'net.hidden_sizes'"),
-        ({"vector__num": 0}, "vector.num=0: should be greater than 0"),
+        ({"num_envs": 0}, "num_envs=0: should be greater than 0"),
         ({"net__hidden_sizes": [64, 0]}, "net.hidden_sizes.1=0: should be greater than 0"),
         ({"net__hidden_sizes": 64}, "net.hidden_sizes=64: should be a valid list, such as [64, 64]"),
         ({"vector": 3}, "vector=3: should be a valid dictionary"),
@@ -215,12 +216,12 @@ def test_wrong_settings_are_told_with_their_names(wrong: dict[str, Any], message
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"threads": 0}, "threads=0: should be greater than 0"),
-        ({"threads": "many"}, "threads='many': should be 'auto'"),
+        ({"num_threads": 0}, "num_threads=0: should be greater than 0"),
+        ({"num_threads": "many"}, "num_threads='many': should be 'auto'"),
         ({"vector__workers": -1}, "vector.workers=-1: should be greater than 0"),
         ({"episodes": 0}, "episodes=0: should be greater than 0"),
         ({"duration": -1}, "duration=-1: should be greater than 0"),
-        ({"value_clip": "wide"}, "value_clip='wide': should be a valid number"),
+        ({"value_clip_range": "wide"}, "value_clip_range='wide': should be a valid number"),
     ],
 )
 def test_unions_are_told_by_the_setting_not_by_their_alternatives(wrong: dict[str, Any], said: str) -> None:
@@ -231,11 +232,11 @@ def test_unions_are_told_by_the_setting_not_by_their_alternatives(wrong: dict[st
 
 
 def test_everything_wrong_is_told_at_once() -> None:
-    message = told(lrr=1, seed=-1, clip=0)
+    message = told(lrr=1, seed=-1, clip_range=0)
     assert len(message.split("\n")) == 3
     assert "'lrr'" in message
     assert "seed=-1" in message
-    assert "clip=0" in message
+    assert "clip_range=0" in message
 
 
 @pytest.mark.parametrize("word", ["lr", "=3", "--lr=3", "lr 3"])
@@ -287,7 +288,7 @@ VALUES = st.recursive(SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionari
 @example("vector: {1: 2}")
 @example("net: {hidden_sizes: {a: 1}}")
 @example("env: {name: A, options: 3}")
-@example("vector: &v {num: *v}")
+@example("vector: &v {workers: *v}")
 @example("duration: 0s")
 def test_any_text_is_a_configuration_or_a_user_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "any.yaml"
@@ -306,9 +307,9 @@ def test_any_text_is_a_configuration_or_a_user_error(tmp_path: Path, text: str) 
 
 def test_meanings_are_the_comments() -> None:
     found = meanings(PPOConfig)
-    assert found["clip"] == "how far the probability ratio may move before its gradient ends"
+    assert found["clip_range"] == "how far the probability ratio may move before its gradient ends"
     assert found["gamma"] == "discount of the future per step"
-    assert found["steps_per_iteration"] == "steps of each environment between updates"
+    assert found["rollout_steps"] == "steps of each environment between updates"
     assert "scheme" not in found
     assert meanings(NetConfig)["cnn"] == "convolutions for images; auto: simple below 36 pixels"
 
@@ -318,7 +319,7 @@ def test_meanings_are_the_comments() -> None:
     [
         {"algorithm": "ppo", "env": "CartPole-v1"},
         {"algorithm": "ppo", "env": "tasks:Many", "env__kind": "multi", "duration": "1h30m", "stop_return": -3.5},
-        {"algorithm": "dqn", "env": "Acrobot-v1", "replay__capacity": 1e5, "lr": 1e-7, "init": "行/1"},
+        {"algorithm": "dqn", "env": "Acrobot-v1", "replay__capacity": 1e5, "lr": 1e-7, "init_from": "行/1"},
     ],
 )
 def test_what_is_dumped_loads_as_the_same(overrides: dict[str, Any], tmp_path: Path) -> None:
@@ -346,5 +347,5 @@ def test_presets_are_found_by_pattern_and_own_learners_have_none(tmp_path: Path)
 
 def test_a_preset_is_not_changed_by_its_use() -> None:
     before = config.preset("ppo", "CartPole-v1")
-    build([{"algorithm": "ppo", "env": "CartPole-v1"}], {"vector": {"num": 2}, "minibatch_size": 64})
+    build([{"algorithm": "ppo", "env": "CartPole-v1"}], {"num_envs": 2, "minibatch_size": 64})
     assert config.preset("ppo", "CartPole-v1") == before

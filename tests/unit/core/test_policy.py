@@ -74,7 +74,7 @@ def test_own_learner_in_the_current_folder_is_found(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
     found = zx.algorithms.get("learner_of_mine:Mine")
     assert (found.name, found.summary) == ("learner_of_mine:Mine", "My own.")
-    assert zx.config.load(algorithm="learner_of_mine:Mine", env="CartPole-v1", clip=0.3).clip == 0.3
+    assert zx.config.load(algorithm="learner_of_mine:Mine", env="CartPole-v1", clip_range=0.3).clip_range == 0.3
     with pytest.raises(UserError, match="did you mean 'Mine'"):
         zx.algorithms.get("learner_of_mine:Mone")
     with pytest.raises(UserError, match=r"must be a zhixing.Learner"):

@@ -19,7 +19,8 @@ def test_half_precision_is_near_and_is_used(small: Small, tmp_path: Path, name: 
     """A run of a few updates from the same steps: what is told differs, by no more than three digits allow."""
     told = {}
     for precision in ("fp32", "bf16", "fp16"):
-        cfg = small(name, task, precision=precision, steps_per_iteration=32, env_steps=64, warmup_steps=32)
+        short = {"rollout_steps": 32, "train_every": 32, "env_steps": 64, "learning_starts": 32}
+        cfg = small(name, task, precision=precision, **short)
         session = zx.Session(cfg, tmp_path / precision, quiet=True)
         session.run()
         told[precision] = {key: float(value) for key, value in session.loop.metrics.items() if "loss" in key}
@@ -37,7 +38,7 @@ def test_half_precision_is_near_and_is_used(small: Small, tmp_path: Path, name: 
     [
         ("a3c", {"precision": "bf16"}, "no precision but fp32"),
         ("mcts", {"precision": "bf16"}, "precision=bf16 is for updates, and mcts makes none"),
-        ("ppo", {"precision": "fp16", "graph": True}, "graph=true takes no precision=fp16"),
+        ("ppo", {"precision": "fp16", "compile": True}, "compile=true takes no precision=fp16"),
         ("ppo", {"precision": "fp16", "distributed__learners": 2}, "precision=fp16 scales losses in one place"),
     ],
 )

@@ -29,7 +29,7 @@ Small = Callable[..., RunConfig]
 def make(cfg: RunConfig, folder: Path) -> tuple[SpreadActor, zx.Learner]:
     env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
     learner = zx.algorithms.get(cfg.algorithm).make(cfg, env.spaces)
-    actor = spread(cfg.model_copy(update={"threads": 1}), learner, env.spaces, env.tells, folder)
+    actor = spread(cfg.model_copy(update={"num_threads": 1}), learner, env.spaces, env.tells, folder)
     env.close()
     return actor, learner
 
@@ -39,7 +39,7 @@ def serial(cfg: RunConfig) -> RunConfig:
 
 
 def test_shares_are_as_equal_as_can_be_and_seeds_differ(small: Small, tmp_path: Path) -> None:
-    actor, _ = make(serial(small("impala", vector__num=7, actors=3, seed=11)), tmp_path)
+    actor, _ = make(serial(small("impala", num_envs=7, actors=3, seed=11)), tmp_path)
     setups = actor.crew.setups
     assert [(setup.first, setup.last) for setup in setups] == [(0, 2), (2, 4), (4, 7)]
     assert setups[0].seed == 11  # alone it would be the run without workers
@@ -51,7 +51,7 @@ def test_shares_are_as_equal_as_can_be_and_seeds_differ(small: Small, tmp_path: 
 def test_a_turn_is_taken_with_the_weights_of_its_start(small: Small, tmp_path: Path) -> None:
     """Two actors, started again when their rollout is taken, before it is learned from: from the third on, rollouts
     are by weights of two updates ago. The first weight of the network tells which update it is from."""
-    cfg = serial(small("impala", vector__num=2, actors=2, steps_per_iteration=4))
+    cfg = serial(small("impala", num_envs=2, actors=2, rollout_steps=4))
     actor, learner = make(cfg, tmp_path)
     assert isinstance(actor.crew, LocalCrew)
     workers = actor.crew.workers
@@ -71,7 +71,7 @@ def test_a_turn_is_taken_with_the_weights_of_its_start(small: Small, tmp_path: P
 
 def test_a3c_with_one_actor_is_a2c(small: Small, tmp_path: Path) -> None:
     """Nothing is old then: the same gradients at the same weights, bit for bit."""
-    same = {"vector__backend": "serial", "seed": 2, "steps_per_iteration": 5, "lr": 7e-4, "gae_lambda": 0.95}
+    same = {"vector__backend": "serial", "seed": 2, "rollout_steps": 5, "lr": 7e-4, "gae_lambda": 0.95}
     for name, further in (("a2c", {}), ("a3c", {"actors": 1})):
         zx.Session(small(name, **same, **further), tmp_path / name, quiet=True).run()
     assert differing(tmp_path / "a2c", tmp_path / "a3c") == []
@@ -80,7 +80,7 @@ def test_a3c_with_one_actor_is_a2c(small: Small, tmp_path: Path) -> None:
 
 def test_parts_side_by_side_are_one_rollout(small: Small, tmp_path: Path) -> None:
     """With the true last observations of each, at their columns."""
-    actor, _ = make(serial(small("impala", "CartPole-v1", vector__num=5, actors=2)), tmp_path)
+    actor, _ = make(serial(small("impala", "CartPole-v1", num_envs=5, actors=2)), tmp_path)
     assert isinstance(actor.crew, LocalCrew)
     alone = [worker.collect(40, "random", 0) for worker in actor.crew.workers]
     parts = [turn.part for turn in alone]
@@ -103,10 +103,10 @@ def test_parts_side_by_side_are_one_rollout(small: Small, tmp_path: Path) -> Non
 
 def test_later_workers_explore_less(small: Small, tmp_path: Path) -> None:
     """Of three: epsilon to the powers 1, 1 + 7/2 and 1 + 7."""
-    cfg = serial(small("dqn", vector__num=3, epsilon_start=0.5, epsilon_end=0.5))
+    cfg = serial(small("dqn", num_envs=3, epsilon_start=0.5, epsilon_end=0.5))
     env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
     learner = zx.algorithms.get("dqn").make(cfg, env.spaces)
-    setups = spread(cfg.model_copy(update={"threads": 1}), learner, env.spaces, (), tmp_path).crew.setups
+    setups = spread(cfg.model_copy(update={"num_threads": 1}), learner, env.spaces, (), tmp_path).crew.setups
     env.close()
     assert len(setups) == 1
     crew = LocalCrew([replace(setups[0], number=k, workers=3, first=k, last=k + 1) for k in range(3)])
@@ -117,7 +117,7 @@ def test_later_workers_explore_less(small: Small, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["dqn", "sac", "qrdqn"])
 def test_a_worker_rates_its_steps_as_the_learner_would(name: str, small: Small, tmp_path: Path) -> None:
-    cfg = serial(small(name, vector__num=2, replay__prioritized=True, gamma=0.9))
+    cfg = serial(small(name, num_envs=2, replay__prioritized=True, gamma=0.9))
     actor, learner = make(cfg, tmp_path)
     assert isinstance(actor.crew, LocalCrew)
     (worker,) = actor.crew.workers
@@ -140,7 +140,7 @@ def test_a_worker_rates_its_steps_as_the_learner_would(name: str, small: Small, 
 
 
 REFUSED = {
-    "more workers than environments": ({"vector__num": 2, "distributed__workers": 3}, "at most the 2 environments"),
+    "more workers than environments": ({"num_envs": 2, "distributed__workers": 3}, "at most the 2 environments"),
     "an address for nobody": ({"distributed__address": "auto"}, "distributed.address is for distributed.workers"),
     "ray on ray": ({"distributed__workers": 2, "vector__backend": "ray"}, "vector.backend=ray goes without"),
 }
@@ -159,8 +159,8 @@ def test_those_that_act_by_themselves_take_no_workers(small: Small, recorded: Ca
     cfg = small("dqn", distributed__workers=1).model_copy(update={"dataset": recorded("CartPole-v1")})
     with pytest.raises(zx.UserError, match="nobody acts"):
         zx.Session(cfg, tmp_path / "run", quiet=True)
-    with pytest.raises(zx.UserError, match="normalise_obs"):
-        small("a3c", normalise_obs=True)
+    with pytest.raises(zx.UserError, match="normalize_obs"):
+        small("a3c", normalize_obs=True)
 
 
 @pytest.mark.parametrize("settings", [{"distributed__workers": 1}, {"vector__backend": "ray"}])
@@ -182,12 +182,12 @@ def test_an_address_where_no_ray_is_is_told_at_once(address: str, monkeypatch: p
 
 
 def test_another_number_of_workers_goes_on_with_new_episodes(small: Small, tmp_path: Path) -> None:
-    cfg = serial(small("impala", vector__num=4, actors=2))
+    cfg = serial(small("impala", num_envs=4, actors=2))
     actor, _ = make(cfg, tmp_path)
     actor.turn(8)
     state = actor.state_dict()
     actor.close()
-    more, _ = make(serial(small("impala", vector__num=4, actors=4)), tmp_path)
+    more, _ = make(serial(small("impala", num_envs=4, actors=4)), tmp_path)
     assert more.load_state_dict(state) == [0, 1, 2, 3]
     assert more.env_steps == 16  # 8 steps of 2 environments
     assert more.crew.lives == [1] * 4

@@ -28,7 +28,7 @@ def pair(small: Small, tmp_path: Path) -> Iterator[Callable[..., tuple[zx.Learne
     opened: list[Partners] = []
 
     def make(algorithm: str, env: str, **settings: object) -> tuple[zx.Learner, zx.Learner]:
-        cfg = small(algorithm, env, distributed__learners=2, threads=1, **settings)
+        cfg = small(algorithm, env, distributed__learners=2, num_threads=1, **settings)
         env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
         alone, first = (zx.algorithms.get(algorithm).make(cfg, env.spaces) for _ in range(2))
         opened.append(Partners(first, cfg, env.spaces, tmp_path))
@@ -77,7 +77,7 @@ def test_two_learners_find_what_one_finds(pair: Callable[..., tuple[zx.Learner, 
 
 def test_rollouts_are_shared_by_environments(small: Small, tmp_path: Path) -> None:
     """V-trace looks along time, which must stay whole: two learners learn what one does, up to rounding."""
-    settings = {"vector__num": 4, "actors": 2, "env_steps": 320, "steps_per_iteration": 20, "vector__backend": "serial"}
+    settings = {"num_envs": 4, "actors": 2, "env_steps": 320, "rollout_steps": 20, "vector__backend": "serial"}
     for learners in (1, 2):
         cfg = small("impala", "CartPole-v1", distributed__learners=learners, **settings)
         zx.Session(cfg, tmp_path / str(learners), quiet=True).run()
@@ -152,7 +152,7 @@ def test_a_partner_that_never_comes_is_told(
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     """Partners don't run it again."""
     script = tmp_path / "script.py"
-    settings = "env_steps=64, steps_per_iteration=16, vector__num=4, distributed__learners=2, quiet=True"
+    settings = "env_steps=64, rollout_steps=16, num_envs=4, distributed__learners=2, quiet=True"
     script.write_text(f"import zhixing as zx\nprint('begun')\nzx.train('a2c', 'toy/match', out='run', {settings})\n")
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -161,7 +161,7 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
 
 def test_short_rollouts_are_shared_by_environments(small: Small, tmp_path: Path) -> None:
     for learners in (1, 2):
-        settings = {"distributed__learners": learners, "vector__num": 4, "vector__backend": "serial", "env_steps": 100}
+        settings = {"distributed__learners": learners, "num_envs": 4, "vector__backend": "serial", "env_steps": 100}
         zx.Session(small("ac", "CartPole-v1", **settings), tmp_path / str(learners), quiet=True).run()
     one, two = learned(tmp_path / "1"), learned(tmp_path / "2")
     for name, value in one.items():
@@ -170,7 +170,7 @@ def test_short_rollouts_are_shared_by_environments(small: Small, tmp_path: Path)
 
 def test_runs_with_two_learners_resume_exactly(small: Small, tmp_path: Path) -> None:
     """SAC draws noise in its updates, a stream for each learner; statistics of observations come from the first."""
-    settings = {"distributed__learners": 2, "normalise_obs": True, "vector__backend": "serial", "warmup_steps": 32}
+    settings = {"distributed__learners": 2, "normalize_obs": True, "vector__backend": "serial", "learning_starts": 32}
     zx.Session(small("sac", "toy/reach", env_steps=96, **settings), tmp_path / "whole", quiet=True).run()
     zx.Session(small("sac", "toy/reach", env_steps=64, **settings), tmp_path / "half", quiet=True).run()
     zx.Session.resume(tmp_path / "half", quiet=True, env_steps=96).run()
@@ -182,9 +182,9 @@ def test_runs_with_two_learners_resume_exactly(small: Small, tmp_path: Path) -> 
     [
         ("a3c", {}, "its workers take gradients already"),
         ("ppo", {"net__recurrent": "gru"}, "sequences of recurrent networks aren't shared"),
-        ("ppo", {"graph": True}, "graph=true makes one graph"),
+        ("ppo", {"compile": True}, "compile=true makes one graph"),
         ("gail", {}, "it is made of several learners itself"),
-        ("a2c", {"vector__num": 3}, "vector.num=3 must be a multiple of the learners"),
+        ("a2c", {"num_envs": 3}, "num_envs=3 must be a multiple of the learners"),
         ("ppo", {"minibatch_size": 30}, "minibatch_size=30 must divide the rollout's 64 steps"),
         ("dqn", {"batch_size": 33}, "batch_size=33 must be a multiple of the learners"),
     ],

@@ -90,7 +90,7 @@ def test_half_of_the_workers_killed_cost_only_the_steps_they_held(
             killed.append(process)
 
     told = io.StringIO()
-    cfg = small("ppo", env_steps=1024, vector__num=8, steps_per_iteration=16, distributed__workers=4)
+    cfg = small("ppo", env_steps=1024, num_envs=8, rollout_steps=16, distributed__workers=4)
     seen: list[tuple[int, int]] = []
     lengths: list[int] = []
 
@@ -123,15 +123,15 @@ def test_rollouts_and_gradients_of_whoever_is_ready(cluster: Cluster, small: Sma
     assert (result["env_steps"], result["updates"]) == (1216, 38)  # 1200 steps by 32 from one environment: 37.5
 
     for name, workers in (("here", 0), ("there", 1)):  # alone, a worker on Ray does what an actor here does
-        alone = small("a3c", distributed__workers=workers, actors=1, vector__num=1, **short)
+        alone = small("a3c", distributed__workers=workers, actors=1, num_envs=1, **short)
         zx.Session(alone, tmp_path / name, quiet=True).run()
     assert differing(tmp_path / "here", tmp_path / "there") == []
 
 
 def test_weights_on_servers_move_as_in_one_place(cluster: Cluster, small: Small, tmp_path: Path) -> None:
     """Bit for bit: three servers and one worker, whose driver is lost in between, and a run without any of them."""
-    short: dict[str, Any] = {"checkpoint_every_steps": 200, "eval_every_steps": 300, "vector__num": 1, "lr_decay": True}
-    short["steps_per_iteration"] = 40
+    short: dict[str, Any] = {"checkpoint_every_steps": 200, "eval_every_steps": 300, "num_envs": 1, "anneal_lr": True}
+    short["rollout_steps"] = 40
     zx.Session(small("a3c", actors=1, **short), tmp_path / "here", quiet=True).run()
     cfg = small("a3c", actors=1, distributed__workers=1, distributed__servers=3, **short)
     with pytest.raises(RuntimeError, match="power cut"):
@@ -145,7 +145,7 @@ def test_weights_on_servers_move_as_in_one_place(cluster: Cluster, small: Small,
 
 def test_a_turn_moves_a_servers_weights_once(cluster: Cluster, small: Small, tmp_path: Path) -> None:
     """Also when the worker died before it could tell, and another did the turn again; a dead server is told."""
-    cfg = small("a3c", actors=1, vector__num=1)
+    cfg = small("a3c", actors=1, num_envs=1)
     env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
     learner, other = (zx.algorithms.get("a3c").make(cfg, env.spaces) for _ in range(2))
     env.close()
@@ -173,9 +173,7 @@ def test_a_turn_moves_a_servers_weights_once(cluster: Cluster, small: Small, tmp
 
 
 def test_two_workers_learn_through_servers(cluster: Cluster, small: Small, tmp_path: Path) -> None:
-    cfg = small(
-        "a3c", vector__num=2, distributed__workers=2, distributed__servers=2, eval_every_steps=0, steps_per_iteration=40
-    )
+    cfg = small("a3c", num_envs=2, distributed__workers=2, distributed__servers=2, eval_every_steps=0, rollout_steps=40)
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     assert (result["env_steps"], result["updates"]) == (1200, 30)  # 40 steps a turn
     state = zx.training.run_folder.RunFolder.open(tmp_path / "run").load()["loop"]["learner"]
@@ -189,8 +187,8 @@ def test_two_workers_learn_through_servers(cluster: Cluster, small: Small, tmp_p
 
 
 def test_replay_is_filled_by_workers_that_rate_what_they_did(cluster: Cluster, small: Small, tmp_path: Path) -> None:
-    settings = {"distributed__workers": 2, "steps_per_iteration": 10, "replay__prioritized": True}
-    session = zx.Session(small("dqn", **settings, vector__num=4, eval_every_steps=0), tmp_path / "dqn", quiet=True)
+    settings = {"distributed__workers": 2, "train_every": 10, "replay__prioritized": True}
+    session = zx.Session(small("dqn", **settings, num_envs=4, eval_every_steps=0), tmp_path / "dqn", quiet=True)
     rated: list[bool] = []
 
     def look(loop: zx.Loop) -> None:
@@ -233,7 +231,7 @@ def test_environments_on_ray_show_the_same_numbers(cluster: Cluster) -> None:
 
 def test_a_sweep_on_ray_whose_runs_have_workers(cluster: Cluster, small: Small, tmp_path: Path) -> None:
     def job(name: str, **settings: Any) -> Job:
-        cfg = small("a2c", env_steps=320, steps_per_iteration=5, threads=1, **settings)
+        cfg = small("a2c", env_steps=320, rollout_steps=5, num_threads=1, **settings)
         return Job(name, tmp_path / name, cfg.model_dump(mode="json"), asks=True)
 
     todo = iter([job("good", distributed__workers=1), job("bad", env="tasks:Raises")])

@@ -138,7 +138,7 @@ def sample() -> dict[str, Any]:
         "versions": {"zhixing": "0.1.0"},
         "env": {"name": "toy/match", "options": {}},
         "backend": "serial",
-        "step_seconds": None,
+        "step_timeout": None,
         "index": 0,
         "seed": 5,
         "origin": {"seed": None, "rng": rng, "options": None},

@@ -55,14 +55,14 @@ def test_runs_resume_exactly(algorithm_name: str, task: str, tmp_path: Path) -> 
     settings = {
         "env": task,
         "vector__backend": "envpool",
-        "vector__num": 2,
+        "num_envs": 2,
         "tensorboard": False,
         "eval_every_steps": 0,
     }
     if algorithm_name == "sac":
-        settings |= {"warmup_steps": 50, "net__hidden_sizes": [8]}
+        settings |= {"learning_starts": 50, "net__hidden_sizes": [8]}
     else:
-        settings |= {"steps_per_iteration": 25, "minibatch_size": 50, "lr_decay": False}
+        settings |= {"rollout_steps": 25, "minibatch_size": 50, "anneal_lr": False}
     zx.train(algorithm_name, out=tmp_path / "whole", quiet=True, env_steps=300, **settings)
     zx.train(algorithm_name, out=tmp_path / "half", quiet=True, env_steps=150, **settings)
     zx.Session.resume(tmp_path / "half", quiet=True, env_steps=300).run()

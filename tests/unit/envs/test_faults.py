@@ -208,13 +208,13 @@ def test_a_worker_killed_between_steps_is_replaced() -> None:
 
 
 def test_a_step_that_hangs_ends_the_run_or_its_worker() -> None:
-    stop = ProcessVectorEnv(Sleeper, 4, 2, faults=Faults(step_seconds=0.1))
+    stop = ProcessVectorEnv(Sleeper, 4, 2, faults=Faults(step_timeout=0.1))
     stop.reset(seed=0)
     stop.step(np.ones(4, int))  # 50 ms each
     with pytest.raises(EnvCrashError, match=r"Sleeper \(index 2 to 3\) took longer than 0.1 s .*, at step 2 of .* 3"):
         stop.step(np.array([0, 0, 0, 7]))  # 350 ms, where two environments have 200
     stop.close()
-    env = ProcessVectorEnv(Sleeper, 2, 2, faults=Faults("replace", step_seconds=0.1))
+    env = ProcessVectorEnv(Sleeper, 2, 2, faults=Faults("replace", step_timeout=0.1))
     env.reset(seed=0)
     _, _, _, truncated, _ = env.step(np.array([7, 0]))
     assert truncated.tolist() == [True, False]
@@ -235,11 +235,11 @@ def test_a_task_that_always_fails_stops_after_all() -> None:
 
 def test_what_can_not_be_guarded_is_refused() -> None:
     with pytest.raises(UserError, match="takes worker processes; use backend process"):
-        make_vector("toy/match", 2, "serial", faults=Faults(step_seconds=1.0))
+        make_vector("toy/match", 2, "serial", faults=Faults(step_timeout=1.0))
     with pytest.raises(UserError, match="native environments step together"):
         make_vector("CartPole-v1", 2, "native", faults=REPLACE)
     with pytest.raises(UserError, match="mixed environments live in this process too"):
-        make_vector("toy/match", 2, "mixed", faults=Faults(step_seconds=1.0))
+        make_vector("toy/match", 2, "mixed", faults=Faults(step_timeout=1.0))
     with pytest.raises(UserError, match="did you mean 'replace'"):
         make_vector("CartPole-v1", 2, faults=Faults("replac"))
     env = make_vector("CartPole-v1", 2, faults=REPLACE)  # auto: what survives most
@@ -249,9 +249,9 @@ def test_what_can_not_be_guarded_is_refused() -> None:
 
 SHORT: dict[str, Any] = {
     "env_steps": 512,
-    "steps_per_iteration": 32,
+    "rollout_steps": 32,
     "minibatch_size": 64,
-    "vector__num": 2,
+    "num_envs": 2,
     "eval_episodes": 2,
     "eval_every_steps": 256,
     "tensorboard": False,

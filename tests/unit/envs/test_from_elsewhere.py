@@ -56,8 +56,8 @@ gym.register("Room-v0", entry_point="my_rooms:Room", max_episode_steps=7)
 gym.register("rooms/Large-v1", entry_point=Room, kwargs={"size": 5})
 gym.register("Plain", entry_point=Room)
 """
-FAST = {"env_steps": 64, "steps_per_iteration": 32, "vector__num": 2, "eval_episodes": 2, "tensorboard": False}
-WORDS = ["env_steps=64", "steps_per_iteration=32", "vector.num=2", "eval_episodes=2", "tensorboard=false"]
+FAST = {"env_steps": 64, "rollout_steps": 32, "num_envs": 2, "eval_episodes": 2, "tensorboard": False}
+WORDS = ["env_steps=64", "rollout_steps=32", "num_envs=2", "eval_episodes=2", "tensorboard=false"]
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_an_id_that_only_a_script_registered_is_asked_for(
 )
 def test_packages_of_others(name: str, tmp_path: Path, clean: None) -> None:
     pytest.importorskip(name.partition(":")[0])
-    settings = {**FAST, "env_steps": 8, "steps_per_iteration": 4, "env__max_episode_steps": 4}
+    settings = {**FAST, "env_steps": 8, "rollout_steps": 4, "env__max_episode_steps": 4}
     zx.train("ppo", env=name, out=tmp_path / "run", quiet=True, vector__backend="process", **settings)
     assert zx.evaluate(tmp_path / "run", 2).summary()["mean_length"] <= 4
 
@@ -402,11 +402,11 @@ class Net(nn.Module):
 gym.register("Mine-v0", entry_point=Mine)
 for number, (env, backend) in enumerate([(Mine, "process"), ("Mine-v0", "mixed"), (lambda: Mine(3), "process")]):
     result = zx.train("ppo", env=env, net=Net, vector__backend=backend, vector__workers=2, out=f"run{number}",
-                      quiet=True, env_steps=64, steps_per_iteration=32, vector__num=2, tensorboard=False)
+                      quiet=True, env_steps=64, rollout_steps=32, num_envs=2, tensorboard=False)
     assert result["final_return"] == 3, result
     assert zx.evaluate(f"run{number}", 2).summary()["mean_return"] == 3
 zx.train("ppo", env="Mine-v0", net=Net, distributed__learners=2, out="apart", quiet=True, env_steps=64,
-         steps_per_iteration=32, vector__num=2, tensorboard=False)
+         rollout_steps=32, num_envs=2, tensorboard=False)
 """
 
 

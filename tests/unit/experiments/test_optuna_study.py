@@ -55,7 +55,7 @@ def test_trials_draw_from_the_spaces_with_a_seed_each(tmp_path: Path) -> None:
     assert mine.next_job() is None
     assert [job.name for job in jobs] == [f"trial-000{i}" for i in range(6)]
     assert [job.settings["seed"] for job in jobs] == [40, 41, 42, 43, 44, 45]
-    assert all(job.asks and job.settings["threads"] == 1 for job in jobs)
+    assert all(job.asks and job.settings["num_threads"] == 1 for job in jobs)
     assert all(1e-4 <= job.settings["lr"] <= 1e-2 for job in jobs)
     assert len({job.settings["lr"] for job in jobs}) == 6
     assert all(job.settings["epochs"] in range(1, 9) for job in jobs)
@@ -137,7 +137,7 @@ def test_another_question_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    words = "zhixing tune ppo --env toy/match lr=1e-3..1e-2:log env_steps=128 steps_per_iteration=32 vector.num=2"
+    words = "zhixing tune ppo --env toy/match lr=1e-3..1e-2:log env_steps=128 rollout_steps=32 num_envs=2"
     words += " minibatch_size=64 eval_every_steps=64 eval_episodes=2 tensorboard=false --out all --trials"
     monkeypatch.setattr("sys.argv", [*words.split(), "1"])
     main()
@@ -152,5 +152,5 @@ def test_a_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert rows[0] == "trial,state,return,lr"
     assert float(rows[1].split(",")[2]) == pytest.approx(max(results))
     assert Path("all/trials.png").stat().st_size > 10_000
-    assert yaml.safe_load(Path("all/best.yaml").read_text())["vector"] == {"num": 2}
+    assert yaml.safe_load(Path("all/best.yaml").read_text())["num_envs"] == 2
     assert "best.yaml" in out

@@ -87,7 +87,7 @@ def test_the_profile_leaves_threads_as_they_were(small: Small) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        profile(small("ppo", threads=1), 0.01)
+        profile(small("ppo", num_threads=1), 0.01)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -99,41 +99,41 @@ def made_up(cfg: RunConfig, unit: str = "steps") -> Profile:
 
 def test_settings_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler, "cpu_count", lambda: 8)
-    task = {"algorithm": "ppo", "env": "CartPole-v1", "threads": 1}
-    cfg = zx.config.load(**task, vector={"num": 8, "backend": "native"})
+    task = {"algorithm": "ppo", "env": "CartPole-v1", "num_threads": 1}
+    cfg = zx.config.load(**task, num_envs=8, vector={"backend": "native"})
     assert list(alternatives(made_up(cfg))) == [
-        "threads=8",
-        "vector.num=4",
-        "vector.num=16",
-        "vector.num=32",
+        "num_threads=8",
+        "num_envs=4",
+        "num_envs=16",
+        "num_envs=32",
         "vector.backend=serial",
         "vector.backend=process",
         "vector.backend=mixed",
     ]
-    alone = zx.config.load(**task, vector={"num": 1, "backend": "serial"}, minibatch_size=32)
+    alone = zx.config.load(**task, num_envs=1, vector={"backend": "serial"}, minibatch_size=32)
     assert list(alternatives(made_up(alone))) == [
-        "threads=8",
-        "vector.num=2",
-        "vector.num=4",
+        "num_threads=8",
+        "num_envs=2",
+        "num_envs=4",
         "vector.backend=native",
     ]
-    assert list(alternatives(made_up(cfg, "updates"))) == ["threads=8"]
+    assert list(alternatives(made_up(cfg, "updates"))) == ["num_threads=8"]
 
 
-NUMS = {f"vector.num={n}": {"vector": {"num": n}} for n in (1, 4)}
+NUMS = {f"num_envs={n}": {"num_envs": n} for n in (1, 4)}
 REJECTED = {"shared_network=true": {"shared_network": True}}
 
 
 def test_tries_are_measured_and_refusals_told(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiler, "alternatives", lambda found: {"vector.num=1": NUMS["vector.num=1"], **REJECTED})
-    cfg = small("ppo", env="toy/match", vector__num=3, critic_lr=1e-3, vector__backend="serial", threads=1)
+    monkeypatch.setattr(profiler, "alternatives", lambda found: {"num_envs=1": NUMS["num_envs=1"], **REJECTED})
+    cfg = small("ppo", env="toy/match", num_envs=3, critic_lr=1e-3, vector__backend="serial", num_threads=1)
     told: list[str] = []
     tries = try_alternatives(cfg, made_up(cfg), 0.05, told.append)
-    assert [one.setting for one in tries] == ["as it is", "vector.num=1", "shared_network=true"]
+    assert [one.setting for one in tries] == ["as it is", "num_envs=1", "shared_network=true"]
     assert tries[0].times == 1.0
     assert tries[1].speed > 0
     assert "shared_network=true allows no critic_lr" in tries[2].untold
-    assert told == ["as it is", "vector.num=1", "shared_network=true", "as it is", "vector.num=1"]
+    assert told == ["as it is", "num_envs=1", "shared_network=true", "as it is", "num_envs=1"]
 
 
 def test_only_what_is_clearly_faster_is_advised() -> None:
@@ -150,7 +150,7 @@ def test_only_what_is_clearly_faster_is_advised() -> None:
 def test_the_command_tells_all_of_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(profiler, "alternatives", lambda found: NUMS)
     monkeypatch.setattr(profiler, "WORTH", 0.0)  # then all are advised
-    words = "zhixing profile ppo --env toy/match --seconds 0.1 vector.num=2 minibatch_size=64 steps_per_iteration=32"
+    words = "zhixing profile ppo --env toy/match --seconds 0.1 num_envs=2 minibatch_size=64 rollout_steps=32"
     monkeypatch.setattr("sys.argv", words.split())
     main()
     out = capsys.readouterr().out
@@ -161,9 +161,9 @@ def test_the_command_tells_all_of_it(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_iterations_are_halved_down_to_a_minibatch() -> None:
     """8 environments x 256 steps are 2048: half is 1024, then 512, 256; a minibatch of 256 allows no less."""
-    task = {"env": "CartPole-v1", "vector": {"num": 8}, "steps_per_iteration": 256}
+    task = {"env": "CartPole-v1", "num_envs": 8, "rollout_steps": 256}
     cfg = zx.config.load(algorithm="ppo", minibatch_size=256, **task)
-    steps = {room: profiler.shorter(cfg, room).steps_per_iteration for room in (5000, 2047, 600, 1)}
+    steps = {room: profiler.shorter(cfg, room).rollout_steps for room in (5000, 2047, 600, 1)}
     assert steps == {5000: 256, 2047: 128, 600: 64, 1: 32}
     assert profiler.shorter(cfg, None) is cfg
     dqn = zx.config.load(algorithm="dqn", env="CartPole-v1")
@@ -172,19 +172,19 @@ def test_iterations_are_halved_down_to_a_minibatch() -> None:
 
 def test_a_slow_task_is_measured_in_short_iterations(small: Small) -> None:
     """Two environments of 2 ms in turn: an iteration of 256 steps would take a second, so that three take more."""
-    cfg = small("ppo", env="tasks:Slow", vector__backend="serial", steps_per_iteration=256, minibatch_size=32, epochs=1)
+    cfg = small("ppo", env="tasks:Slow", vector__backend="serial", rollout_steps=256, minibatch_size=32, epochs=1)
     begin = time.monotonic()
     found = profile(cfg, 0.3)
     assert time.monotonic() - begin < 3 * 256 * 0.004
     assert found.rollout is not None
-    assert found.cfg.steps_per_iteration < 256
+    assert found.cfg.rollout_steps < 256
     assert found.speed < 500
 
 
 def test_tries_end_when_their_time_is_over(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler, "alternatives", lambda found: NUMS)
     monkeypatch.setattr(profiler, "TRIES_SECONDS", 0.0)
-    cfg = small("ppo", env="toy/match", vector__backend="serial", threads=1)
+    cfg = small("ppo", env="toy/match", vector__backend="serial", num_threads=1)
     tries = try_alternatives(cfg, made_up(cfg), 0.0)
     assert [one.untold for one in tries] == ["", *["not tried: no time was left"] * 2]
     assert tries[0].speed > 0

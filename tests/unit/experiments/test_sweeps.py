@@ -68,8 +68,8 @@ def test_seeds() -> None:
 
 def test_a_file_of_lists(tmp_path: Path) -> None:
     file = tmp_path / "grid.yaml"
-    file.write_text("lr: [1e-3, 3e-4]\nvector.num: [2]\nnet: {hidden_sizes: [[8], [8, 8]]}\n")
-    assert read_grid(file) == {"lr": [1e-3, 3e-4], "vector.num": [2], "net.hidden_sizes": [[8], [8, 8]]}
+    file.write_text("lr: [1e-3, 3e-4]\nnum_envs: [2]\nnet: {hidden_sizes: [[8], [8, 8]]}\n")
+    assert read_grid(file) == {"lr": [1e-3, 3e-4], "num_envs": [2], "net.hidden_sizes": [[8], [8, 8]]}
     for wrong in ("lr: 1e-3", "lr: []"):
         file.write_text(wrong)
         with pytest.raises(UserError, match="must be a list of values"):
@@ -90,7 +90,7 @@ def test_every_combination_with_every_seed_in_folders_with_telling_names(tmp_pat
     ]
     assert [job.name for job in settings[0].jobs] == ["lr=0.001_gamma=0.9_seed=0", "lr=0.001_gamma=0.9_seed=3"]
     asked = settings[3].jobs[1].settings
-    assert (asked["lr"], asked["gamma"], asked["seed"], asked["threads"]) == (3e-4, 1.0, 3, 1)
+    assert (asked["lr"], asked["gamma"], asked["seed"], asked["num_threads"]) == (3e-4, 1.0, 3, 1)
     assert asked["net"]["hidden_sizes"] == [8, 8]
     assert list(tmp_path.iterdir()) == []
 
@@ -114,7 +114,7 @@ def test_names_of_folders_are_safe_and_short(tmp_path: Path) -> None:
         ({"gamma": [0.9, 0.9]}, "gamma is to be 0.9 twice"),
         ({"shared_network": [False, True], "critic_lr": [1e-3]}, "shared_network=true allows no critic_lr"),
         ({"env.max": [1, 2]}, "env.max=1: "),  # only making the task shows it
-        ({"vector.workers": [1, 9], "vector.num": [4]}, "vector.workers=9: the number of workers is 9"),
+        ({"vector.workers": [1, 9], "num_envs": [4]}, "vector.workers=9: the number of workers is 9"),
         ({"env.name": ["toy/match", "toy/reach"], "algorithm": ["dqn"]}, "env.name=toy/reach: dqn needs Discrete"),
     ],
 )
@@ -126,9 +126,9 @@ def test_everything_wrong_is_told_before_the_first_run(values: Any, message: str
 
 
 def test_a_limit_per_step_is_for_the_processes_of_the_run(tmp_path: Path) -> None:
-    limited = {"vector": {"backend": "process", "step_seconds": 5.0, "num": 2}}
+    limited = {"num_envs": 2, "vector": {"backend": "process", "step_timeout": 5.0}}
     (setting,) = plan([*PPO, limited], {"lr": [1e-3]}, [0], tmp_path)
-    assert setting.jobs[0].settings["vector"]["step_seconds"] == 5.0
+    assert setting.jobs[0].settings["vector"]["step_timeout"] == 5.0
 
 
 # --- the table ---
@@ -177,7 +177,7 @@ def test_with_a_return_to_stop_at_the_soonest_comes_first() -> None:
 
 # --- whole sweeps ---
 
-SHORT = ["env_steps=256", "eval_every_steps=128", "steps_per_iteration=64", "minibatch_size=64", "vector.num=2"]
+SHORT = ["env_steps=256", "eval_every_steps=128", "rollout_steps=64", "minibatch_size=64", "num_envs=2"]
 SHORT += ["eval_episodes=2", "tensorboard=false", "vector.backend=serial", "net.hidden_sizes=[8]"]
 
 

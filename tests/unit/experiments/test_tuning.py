@@ -30,17 +30,17 @@ PPO = [{"algorithm": "ppo", "env": "toy/match"}]
 
 
 def test_ranges_and_choices_are_told_from_settings() -> None:
-    words = ["lr=1e-4..1e-2:log", "gamma=0.9..0.999", "vector.num=4,8", "net.hidden_sizes=[64,64]", "epochs=1..10"]
-    words += ["init=../there", "env.note=a..b", "net.activation=tanh,relu"]
+    words = ["lr=1e-4..1e-2:log", "gamma=0.9..0.999", "num_envs=4,8", "net.hidden_sizes=[64,64]", "epochs=1..10"]
+    words += ["init_from=../there", "env.note=a..b", "net.activation=tanh,relu"]
     spaces, others = parse_spaces(words)
     assert spaces == {
         "lr": Range(1e-4, 1e-2, log=True),
         "gamma": Range(0.9, 0.999),
-        "vector.num": Choice(["4", "8"]),
+        "num_envs": Choice(["4", "8"]),
         "epochs": Range(1, 10, whole=True),
         "net.activation": Choice(["tanh", "relu"]),
     }
-    assert others == ["net.hidden_sizes=[64,64]", "init=../there", "env.note=a..b"]
+    assert others == ["net.hidden_sizes=[64,64]", "init_from=../there", "env.note=a..b"]
 
 
 def test_the_last_word_on_a_setting_wins() -> None:
@@ -66,14 +66,14 @@ def test_wrong_ranges_are_told(word: str, message: str) -> None:
 
 def test_a_range_is_whole_where_the_setting_is() -> None:
     model = zx.algorithms.get("ppo").settings
-    assert fitted(Range(1, 8, whole=True), model, "vector.num") == Range(1, 8, whole=True)
+    assert fitted(Range(1, 8, whole=True), model, "num_envs") == Range(1, 8, whole=True)
     assert fitted(Range(10.0, 1e3), model, "env_steps").ends == [10, 1000]
     assert fitted(Range(0, 1, whole=True), model, "gamma").ends == [0.0, 1.0]
     assert not fitted(Range(0, 1, whole=True), model, "gamma").whole  # type: ignore[union-attr]
     assert fitted(Range(1, 3, whole=True), model, "env.level").ends == [1, 3]  # as it is written
     assert fitted(Choice(["1", "2"]), model, "gamma") == Choice(["1", "2"])
     with pytest.raises(UserError, match="takes whole numbers"):
-        fitted(Range(0.5, 4.0), model, "vector.num")
+        fitted(Range(0.5, 4.0), model, "num_envs")
 
 
 def test_what_a_trial_has_chosen_becomes_settings() -> None:
@@ -92,7 +92,7 @@ def test_what_a_trial_has_chosen_becomes_settings() -> None:
         (["lrr=1..2"], "did you mean 'lr'"),
         (["lr=1e-3,fast"], "lr='fast'"),
         (
-            ["vector.num=1,3", "minibatch_size=64", "steps_per_iteration=64", "vector.workers=2"],
+            ["num_envs=1,3", "minibatch_size=64", "rollout_steps=64", "vector.workers=2"],
             "number of workers is 2",
         ),
         (["lr=1..2", "env=none"], "--env"),

@@ -325,15 +325,15 @@ def test_what_is_no_module_is_told() -> None:
         make_body(VECTOR, NetConfig(), lambda space: 3)
 
 
-def test_own_network_with_normalise_obs_is_refused() -> None:
-    cfg = zx.config.load(algorithm="ppo", env="CartPole-v1", normalise_obs=True)
-    with pytest.raises(UserError, match="normalise_obs=true needs a built-in network"):
+def test_own_network_with_normalize_obs_is_refused() -> None:
+    cfg = zx.config.load(algorithm="ppo", env="CartPole-v1", normalize_obs=True)
+    with pytest.raises(UserError, match="normalize_obs=true needs a built-in network"):
         PPO(cfg, spaces(), net=Own)
 
 
 def test_by_default_only_built_in_networks_normalize_observations() -> None:
     cfg = zx.config.load(algorithm="ppo", env="Acrobot-v1")
-    assert cfg.normalise_obs == "auto"
+    assert cfg.normalize_obs == "auto"
     assert [name for name, _ in PPO(cfg, spaces()).net.named_buffers() if name.endswith("mean")]
     assert not list(PPO(cfg, spaces(), net=Own).net.named_buffers())
 

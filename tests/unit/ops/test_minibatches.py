@@ -104,7 +104,7 @@ def test_a_size_that_does_not_divide_resumes_exactly(
 ) -> None:
     """64 steps in minibatches of 30 are 22, 21 and 21: two shapes, each a graph of its own."""
     monkeypatch.setattr(updates, "compiled", lambda module, examples: lambda inputs: list(module(*inputs)))
-    settings = {"minibatch_size": 30, "env_steps": 256, "eval_every_steps": 0, "graph": graph, "epochs": 2}
+    settings = {"minibatch_size": 30, "env_steps": 256, "eval_every_steps": 0, "compile": graph, "epochs": 2}
     cfg = small("ppo", vector__backend="serial", **settings)
     whole = zx.Session(cfg, tmp_path / "whole", quiet=True)
     assert whole.run()["updates"] == 4 * 2 * 3

@@ -19,9 +19,9 @@ from zhixing.training.callbacks import Callback
 from zhixing.training.callbacks.tensorboard import as_gif
 from zhixing.training.loop import Loop
 
-SHORT = {"env_steps": 256, "vector__num": 2, "eval_every_steps": 128, "eval_episodes": 3, "log_every_steps": 64}
+SHORT = {"env_steps": 256, "num_envs": 2, "eval_every_steps": 128, "eval_episodes": 3, "log_every_steps": 64}
 SHORT |= {"vector__backend": "serial", "tensorboard": False, "checkpoint_every_steps": 64}
-ROLLOUT = {"steps_per_iteration": 32, "minibatch_size": 64}
+ROLLOUT = {"rollout_steps": 32, "minibatch_size": 64}
 
 
 class StopAt(Callback):
@@ -41,8 +41,8 @@ def videos(run: Path) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("ppo", {"env": "CartPole-v1", **ROLLOUT, "eval_sample": True}),  # whose evaluations draw random numbers
-        ("dqn", {"env": "CartPole-v1", "warmup_steps": 64, "net__recurrent": "gru", "updates_per_step": 0.05}),
+        ("ppo", {"env": "CartPole-v1", **ROLLOUT, "eval_stochastic": True}),  # whose evaluations draw random numbers
+        ("dqn", {"env": "CartPole-v1", "learning_starts": 64, "net__recurrent": "gru", "updates_per_step": 0.05}),
         ("mcts", {"env": "toy/match", "simulations": 3, "eval_every_steps": 256}),
     ],
 )
@@ -137,7 +137,7 @@ def test_what_cannot_be_shown_is_told_before_anything_is_trained(
 
 
 def test_numbers_of_the_task_are_logged_for_evaluations_too(tmp_path: Path) -> None:
-    cfg = zx.config.load(algorithm="vdn", env="skirmish/3m", plot="win_rate", warmup_steps=64, **SHORT)
+    cfg = zx.config.load(algorithm="vdn", env="skirmish/3m", plot="win_rate", learning_starts=64, **SHORT)
     zx.Session(cfg, tmp_path / "run", quiet=True).run()
     header, *rows = metrics_rows(tmp_path / "run")
     column, evaluated = header.index("eval_win_rate"), header.index("eval_return_mean")

@@ -55,7 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Runs that have hardly trained, by task."""
     folder = tmp_path_factory.mktemp("runs")
     tasks = ("CartPole-v1", "toy/match", *(f"{__name__}:{task}" for task in ("Clock", "Blind", "Flat")))
-    settings = {"env_steps": 64, "steps_per_iteration": 32, "vector__num": 2, "minibatch_size": 64}
+    settings = {"env_steps": 64, "rollout_steps": 32, "num_envs": 2, "minibatch_size": 64}
     for i, task in enumerate(tasks):
         extra = {"vector__backend": "serial", "eval_episodes": 1, "tensorboard": False}
         zx.train("ppo", env=task, out=folder / str(i), quiet=True, **settings, **extra)

@@ -18,7 +18,7 @@ def trained(small: Callable, tmp_path: Path) -> Callable[..., zx.Agent]:
     """The agent of a very short run."""
 
     def train(algorithm: str, env: str, **settings: Any) -> zx.Agent:
-        short = {"env_steps": 128, "warmup_steps": 64} if algorithm == "dqn" else {"env_steps": 64}
+        short = {"env_steps": 128, "learning_starts": 64} if algorithm == "dqn" else {"env_steps": 64}
         zx.Session(small(algorithm, env, **(short | settings)), tmp_path / "run", quiet=True).run()
         return zx.load(tmp_path / "run")
 
@@ -43,7 +43,7 @@ def test_one_observation_or_many(trained: Callable) -> None:
 
 
 def test_actions_are_in_the_tasks_own_terms(trained: Callable) -> None:
-    agent = trained("ppo", "tasks:Many", env__kind="continuous", net__cnn="simple", threads=1, log_std_init=1.0)
+    agent = trained("ppo", "tasks:Many", env__kind="continuous", net__cnn="simple", num_threads=1, log_std_init=1.0)
     drawn = np.stack([agent.act(many(), explore=True) for _ in range(60)])
     assert drawn.shape == (60, 1)
     assert drawn.min() >= -2.0
@@ -53,7 +53,7 @@ def test_actions_are_in_the_tasks_own_terms(trained: Callable) -> None:
 
 
 def test_choices_start_where_the_tasks_do(trained: Callable) -> None:
-    agent = trained("ppo", "tasks:Many", net__cnn="simple", threads=1)
+    agent = trained("ppo", "tasks:Many", net__cnn="simple", num_threads=1)
     drawn = {int(agent.act(many(), explore=True)) for _ in range(60)}
     assert drawn == {1, 2, 3}
     assert agent.act(many(4)).shape == (4,)
@@ -109,12 +109,12 @@ def test_another_number_of_observations_without_reset_is_told(trained: Callable)
     ids=["part missing", "shape", "text", "no dict inside", "not a byte", "number", "nothing"],
 )
 def test_observations_that_do_not_fit_are_told(wrong: Any, trained: Callable) -> None:
-    agent = trained("ppo", "tasks:Many", net__cnn="simple", threads=1)
+    agent = trained("ppo", "tasks:Many", net__cnn="simple", num_threads=1)
     with pytest.raises(UserError, match="observation"):
         agent.act(wrong)
 
 
 def test_normalisers_are_part_of_the_agent(trained: Callable) -> None:
-    agent = trained("ppo", "tasks:Dies", normalise_obs=True)
+    agent = trained("ppo", "tasks:Dies", normalize_obs=True)
     assert agent.policy.net.encoder.norm.count == 64
     assert not agent.policy.training

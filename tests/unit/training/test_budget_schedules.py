@@ -59,7 +59,7 @@ def watched(cfg: Any, value: Callable[[zx.Loop, int], float], out: Path) -> list
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_epsilon_falls_over_the_budget(budget: str, small: Callable, tmp_path: Path) -> None:
-    settings = {"epsilon_start": 1.0, "epsilon_end": 0.0, "epsilon_fraction": 1.0, "warmup_steps": 10}
+    settings = {"epsilon_start": 1.0, "epsilon_end": 0.0, "epsilon_fraction": 1.0, "learning_starts": 10}
     cfg = small("dqn", "toy/match", eval_every_steps=0, **settings, **BUDGETS[budget])
     seen = watched(cfg, lambda loop, asked: loop.learner.policy.epsilon(asked), tmp_path / "run")
     assert seen[-1][1] < 0.05

@@ -85,9 +85,10 @@ def session(
     """Iterations of 64 steps: 2 environments x 32, and one update of 4 epochs."""
     short = {
         "env_steps": 640,
-        "vector": {"num": 2, "backend": "serial"},
+        "num_envs": 2,
+        "vector": {"backend": "serial"},
         "net": {"hidden_sizes": [8]},
-        "steps_per_iteration": 32,
+        "rollout_steps": 32,
         "minibatch_size": 64,
         "epochs": 4,
         "eval_every_steps": 0,
@@ -133,7 +134,7 @@ def test_before_the_first_episode_has_ended_there_is_no_return(tmp_path: Path) -
     out = io.StringIO()
     progress = Progress(out)
     progress.every_seconds = 0.0
-    session(tmp_path / "run", progress, steps_per_iteration=8, minibatch_size=16, env_steps=32).run()
+    session(tmp_path / "run", progress, rollout_steps=8, minibatch_size=16, env_steps=32).run()
     lines = out.getvalue().splitlines()  # 16 steps of two environments each; an episode takes 10
     assert "train return -  " in lines[0]
     assert "train return -" not in lines[1]
@@ -460,7 +461,7 @@ def test_evaluation_does_not_disturb_training(tmp_path: Path) -> None:
 
 def test_nan_stops_the_run_and_names_loss_and_step(tmp_path: Path) -> None:
     watch = Watch()
-    run = session(tmp_path / "run", watch, algorithm=f"{__name__}:Breaks", normalise_obs=False)
+    run = session(tmp_path / "run", watch, algorithm=f"{__name__}:Breaks", normalize_obs=False)
     with pytest.raises(NonFiniteError, match=r"^value_loss is nan at environment step 128, update 8; the weights"):
         run.run()
     # the iteration before was the last to change anything

@@ -20,14 +20,14 @@ from zhixing.report.plots.runs import read_run
 from zhixing.training.collect_data import record_agent, record_replay
 from zhixing.training.data import fill
 
-SHORT = {"tensorboard": False, "quiet": True, "eval_episodes": 2, "threads": 1}
+SHORT = {"tensorboard": False, "quiet": True, "eval_episodes": 2, "num_threads": 1}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run of DQN in three environments, whose replay holds all its steps."""
     out = tmp_path_factory.mktemp("run") / "dqn"
-    settings = {"env_steps": 600, "warmup_steps": 200, "steps_per_iteration": 4, "vector__num": 3, "seed": 5}
+    settings = {"env_steps": 600, "learning_starts": 200, "train_every": 4, "num_envs": 3, "seed": 5}
     zx.train("dqn", env="CartPole-v1", out=out, eval_every_steps=0, vector__backend="serial", **settings, **SHORT)
     return out
 
@@ -131,7 +131,7 @@ def test_without_an_environment_nothing_is_evaluated(recorded: Callable, tmp_pat
 
 def test_normalisers_know_the_whole_data_before_the_first_update(recorded: Callable, tmp_path: Path) -> None:
     data = recorded("CartPole-v1")
-    cfg = zx.config.load(algorithm="dqn", dataset=data, normalise_obs=True, tensorboard=False)
+    cfg = zx.config.load(algorithm="dqn", dataset=data, normalize_obs=True, tensorboard=False)
     session = zx.Session(cfg, tmp_path / "run", quiet=True)
     norm = session.learner.net.body.encoder.norm
     assert norm.mean.numpy() == pytest.approx(offline.open(data).arrays["obs"].mean(0), abs=1e-4)
@@ -140,7 +140,7 @@ def test_normalisers_know_the_whole_data_before_the_first_update(recorded: Calla
 
 def test_a_replay_starts_with_data_and_goes_on_online(recorded: Callable, tmp_path: Path) -> None:
     data = offline.open(recorded("CartPole-v1"))
-    settings = {"env_steps": 30, "warmup_steps": 0, "vector__num": 3, "vector__backend": "serial", "batch_size": 8}
+    settings = {"env_steps": 30, "learning_starts": 0, "num_envs": 3, "vector__backend": "serial", "batch_size": 8}
     settings |= {"algorithm": "double_dqn", "env": "CartPole-v1", "replay__start": data.name, "tensorboard": False}
     cfg = zx.config.load(**settings)
     session = zx.Session(cfg, tmp_path / "run", quiet=True)

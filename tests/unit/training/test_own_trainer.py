@@ -46,7 +46,7 @@ class Twice(PPO):
 
 def test_an_own_algorithm_trains_with_its_own_trainer(tmp_path: Path) -> None:
     """64 steps of 2 environments, 32 per iteration, two updates each; `on_policy` would make one of 256 steps."""
-    given = {"env": "toy/match", "env_steps": 64, "vector": {"num": 2, "backend": "serial"}, "eval_episodes": 1}
+    given = {"env": "toy/match", "env_steps": 64, "num_envs": 2, "vector": {"backend": "serial"}, "eval_episodes": 1}
     result = zx.train(f"{__name__}:Twice", out=tmp_path / "run", quiet=True, epochs=1, minibatch_size=32, **given)
     assert (result["env_steps"], result["updates"]) == (64, 4)
     resumed = zx.Session.resume(tmp_path / "run", quiet=True, trust=True, env_steps=128)
@@ -75,4 +75,4 @@ def test_each_scheme_has_a_trainer(name: str, given: dict[str, bool], expected: 
 
 
 def test_collecting_in_a_second_thread_has_its_own_trainer() -> None:
-    assert select_trainer(zx.config.load(algorithm="dqn", env="CartPole-v1", overlap=True)) is off_policy_ahead
+    assert select_trainer(zx.config.load(algorithm="dqn", env="CartPole-v1", async_collect=True)) is off_policy_ahead

@@ -47,12 +47,12 @@ def finished(small: Callable, tmp_path: Path) -> Path:
         ("gamma", 0.5),
         ("epochs", 3),
         ("seed", 9),
-        ("steps_per_iteration", 16),
+        ("rollout_steps", 16),
         ("net__hidden_sizes", [8]),
-        ("vector__num", 3),
+        ("num_envs", 3),
         ("env", "CartPole-v1"),
         ("env__max_episode_steps", 4),
-        ("init", "elsewhere"),
+        ("init_from", "elsewhere"),
     ],
 )
 def test_what_was_learned_with_cannot_be_changed(setting: str, value: Any, stopped: Path) -> None:
@@ -69,7 +69,7 @@ def test_what_was_learned_with_cannot_be_changed(setting: str, value: Any, stopp
 def test_the_rejection_names_the_command_that_does_it(zhixing: Command, stopped: Path) -> None:
     code, _, err = zhixing("resume", str(stopped), "lr=1e-5", "env_steps=512")
     assert code == 2
-    assert f"zhixing train ppo --env toy/match --init {stopped} lr=1e-05" in err
+    assert f"zhixing train ppo --env toy/match --init-from {stopped} lr=1e-05" in err
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_rejection_names_the_command_that_does_it(zhixing: Command, stopped:
         ("checkpoint_every_steps", 64),
         ("keep_checkpoints", 1),
         ("vector__backend", "process"),
-        ("threads", 1),
+        ("num_threads", 1),
     ],
 )
 def test_what_can_be_changed_is_applied(setting: str, value: Any, stopped: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_run_that_was_never_evaluated_has_the_evaluation_at_its_end(small: Cal
 
 def test_environments_of_workers_have_processes_where_asked_for(small: Callable, tmp_path: Path) -> None:
     """Two actors that take turns, each with two environments in two processes: the same as in one."""
-    cfg = small("a3c", vector__num=4, actors=2)
+    cfg = small("a3c", num_envs=4, actors=2)
     run_of(cfg, tmp_path / "serial")
     run_of(cfg.model_copy(update={"vector": cfg.vector.model_copy(update={"workers": 2})}), tmp_path / "process")
     backends = [
@@ -76,14 +76,14 @@ def test_environments_of_workers_have_processes_where_asked_for(small: Callable,
 
 def test_what_is_auto_is_resolved_and_written(tmp_path: Path) -> None:
     cfg = zx.config.load(algorithm="ppo", env="CartPole-v1", env_steps=256)
-    assert (cfg.vector.backend, cfg.vector.workers, cfg.threads, cfg.device) == ("auto",) * 4
+    assert (cfg.vector.backend, cfg.vector.workers, cfg.num_threads, cfg.device) == ("auto",) * 4
     run_of(cfg, tmp_path / "run")
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert written["vector"]["backend"] in ("serial", "process", "mixed", "native")
     assert isinstance(written["vector"]["workers"], int)
-    assert written["threads"] == 1  # no images
+    assert written["num_threads"] == 1  # no images
     assert written["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert zx.config.load(tmp_path / "run" / "config.yaml").vector.num == 8  # with the preset in it
+    assert zx.config.load(tmp_path / "run" / "config.yaml").num_envs == 8  # with the preset in it
 
 
 def test_nothing_is_written_before_the_run(small: Callable, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_default_folders_are_reserved_at_once_and_given_back(monkeypatch: pytest
 
 
 def test_one_line_trains_and_evaluates(tmp_path: Path) -> None:
-    short = {"env_steps": 512, "steps_per_iteration": 64, "vector": {"num": 2}}
+    short = {"env_steps": 512, "rollout_steps": 64, "num_envs": 2}
     result = zx.train("ppo", env="toy/match", seed=1, out=tmp_path / "run", quiet=True, **short)
     assert result["env_steps"] == 512
     evaluation = zx.evaluate(tmp_path / "run", episodes=7, seed=5)
@@ -127,11 +127,11 @@ def test_one_line_trains_and_evaluates(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_init_starts_from_another_runs_networks(name: str, small: Callable, tmp_path: Path) -> None:
     # with 500 updates and a copy every 300 dqn's target network lags behind
-    lag = {"sync_every_updates": 300} if name == "dqn" else {}
+    lag = {"target_update_interval": 300} if name == "dqn" else {}
     run_of(small(name, "toy/match", seed=1, **lag), tmp_path / "first")
     parts = RunFolder.open(tmp_path / "first").load()["loop"]["learner"]["parts"]
     session = zx.Session(
-        small(name, "toy/match", seed=2, init=str(tmp_path / "first")), tmp_path / "second", quiet=True
+        small(name, "toy/match", seed=2, init_from=str(tmp_path / "first")), tmp_path / "second", quiet=True
     )
     for part in ("net", "target") if name == "dqn" else ("net",):
         mine = getattr(session.learner, part).state_dict()
@@ -146,8 +146,8 @@ def test_init_starts_from_another_runs_networks(name: str, small: Callable, tmp_
 
 def test_init_does_not_depend_on_the_number_of_copies(small: Callable, tmp_path: Path) -> None:
     """The statistics of rewards follow each copy; another number of copies is no reason to refuse the networks."""
-    run_of(small("ppo", "toy/match", normalise_reward=True, vector__num=2), tmp_path / "first")
-    cfg = small("ppo", "toy/match", normalise_reward=True, vector__num=4, init=str(tmp_path / "first"))
+    run_of(small("ppo", "toy/match", normalize_reward=True, num_envs=2), tmp_path / "first")
+    cfg = small("ppo", "toy/match", normalize_reward=True, num_envs=4, init_from=str(tmp_path / "first"))
     zx.Session(cfg, tmp_path / "second", quiet=True).close()
 
 
@@ -205,7 +205,7 @@ def test_users_callbacks_are_called_and_may_stop(small: Callable, tmp_path: Path
 @pytest.mark.parametrize("name", ["ppo", "ppg", "trpo", "mappo", "coma"])
 def test_one_step_of_one_environment_is_a_rollout(name: str, small: Callable, tmp_path: Path) -> None:
     """Whose returns have no variance that could be explained."""
-    cfg = small(name, env_steps=20, steps_per_iteration=1, minibatch_size=1, vector__num=1, eval_every_steps=0)
+    cfg = small(name, env_steps=20, rollout_steps=1, minibatch_size=1, num_envs=1, eval_every_steps=0)
     assert run_of(cfg, tmp_path / "run")["env_steps"] == 20
 
 
@@ -250,11 +250,11 @@ def wait_until(process: subprocess.Popen[str], ready: Callable[[], bool]) -> Non
 def test_a_signal_saves_and_the_resumed_run_ends_like_one_never_stopped(
     name: str, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [name, "--env", "toy/match", "--seed", "3", "log_every_steps=100", "tensorboard=false", "vector.num=2"]
+    words = [name, "--env", "toy/match", "--seed", "3", "log_every_steps=100", "tensorboard=false", "num_envs=2"]
     if name == "ppo":
-        words += ["env_steps=4000", "steps_per_iteration=32", "epochs=4"]
+        words += ["env_steps=4000", "rollout_steps=32", "epochs=4"]
     else:
-        words += ["env_steps=2000", "warmup_steps=200", "updates_per_step=0.5", "batch_size=16"]
+        words += ["env_steps=2000", "learning_starts=200", "updates_per_step=0.5", "batch_size=16"]
     process = started(tmp_path, *words, "--out", "parts")
     metrics = tmp_path / "parts" / "metrics.csv"
     wait_until(process, lambda: metrics.is_file() and metrics.read_bytes().count(b"\n") >= 5)
@@ -288,7 +288,7 @@ class Slow(Match):
 def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     # 4096 steps of 20 ms: an iteration takes more than a minute
-    words = ["ppo", "--env", "slow:Slow", "steps_per_iteration=4096", "vector.backend=serial", "--out", "mine"]
+    words = ["ppo", "--env", "slow:Slow", "rollout_steps=4096", "vector.backend=serial", "--out", "mine"]
     process = started(tmp_path, *words, "tensorboard=false")
     wait_until(process, (tmp_path / "mine" / "metrics.csv").is_file)
     time.sleep(0.2)

@@ -70,7 +70,7 @@ class Counts(Learner):
 
 
 def loop(scheme: type, callbacks: Any = (), num: int = 2, **settings: Any) -> Loop:
-    cfg = scheme(algorithm="none", env={"name": "tasks:Dies"}, vector={"num": num}, **settings)
+    cfg = scheme(algorithm="none", env={"name": "tasks:Dies"}, num_envs=num, **settings)
     env = zx.envs.make_vector("tasks:Dies", num, backend="serial")  # five steps, a reward of 1 each
     learner = Counts(cfg, env.spaces)
     actor = Actor(learner.policy, env, seed=cfg.seed)
@@ -114,7 +114,7 @@ class Tells(zx.Callback):
 
 
 def test_budget_of_steps_ends_with_the_iteration_that_uses_it_up() -> None:
-    run = loop(OnPolicyConfig, env_steps=50, steps_per_iteration=8)
+    run = loop(OnPolicyConfig, env_steps=50, rollout_steps=8)
     on_policy(run)
     assert run.env_steps == 64  # 16 per iteration: 48 is not enough
     assert run.updates == 4
@@ -124,7 +124,7 @@ def test_budget_of_steps_ends_with_the_iteration_that_uses_it_up() -> None:
 
 
 def test_budget_of_episodes() -> None:
-    run = loop(OnPolicyConfig, episodes=7, steps_per_iteration=1)
+    run = loop(OnPolicyConfig, episodes=7, rollout_steps=1)
     on_policy(run)
     # both environments end an episode at every fifth step: 2, 4, 6, 8
     assert (run.episodes, run.env_steps) == (8, 40)
@@ -135,20 +135,20 @@ def test_budget_of_time() -> None:
         def iteration_begin(self, loop: Loop) -> None:
             time.sleep(0.02)
 
-    run = loop(OnPolicyConfig, [Slow()], duration=0.1, steps_per_iteration=1)
+    run = loop(OnPolicyConfig, [Slow()], duration=0.1, rollout_steps=1)
     on_policy(run)
     assert 0.1 <= run.seconds < 0.2
     assert run.env_steps <= 10  # five iterations of 20 ms
 
 
 def test_the_first_budget_that_is_used_up_ends_training() -> None:
-    run = loop(OnPolicyConfig, env_steps=10, episodes=1000, duration="1h", steps_per_iteration=1)
+    run = loop(OnPolicyConfig, env_steps=10, episodes=1000, duration="1h", rollout_steps=1)
     on_policy(run)
     assert run.env_steps == 10
 
 
 def test_a_used_budget_does_nothing() -> None:
-    run = loop(OnPolicyConfig, env_steps=10, steps_per_iteration=5)
+    run = loop(OnPolicyConfig, env_steps=10, rollout_steps=5)
     on_policy(run)
     on_policy(run)
     assert (run.env_steps, run.updates) == (10, 1)
@@ -160,7 +160,7 @@ def test_stop_ends_after_the_present_iteration() -> None:
             loop.stop("enough")
 
     after = Tells()
-    run = loop(OnPolicyConfig, [Stop(), after], steps_per_iteration=3)
+    run = loop(OnPolicyConfig, [Stop(), after], rollout_steps=3)
     on_policy(run)
     assert run.env_steps == 12  # the first episodes end in the second iteration
     assert run.stop_reason == "enough"
@@ -183,9 +183,9 @@ def test_the_ratio_of_updates_to_steps_is_exact(ratio: float, steps: int) -> Non
         OffPolicyConfig,
         [Watch()],
         env_steps=240,
-        warmup_steps=40,
+        learning_starts=40,
         updates_per_step=ratio,
-        steps_per_iteration=steps,
+        train_every=steps,
         batch_size=8,
     )
     off_policy(run)
@@ -195,13 +195,13 @@ def test_the_ratio_of_updates_to_steps_is_exact(ratio: float, steps: int) -> Non
 
 def test_decimal_ratios_lose_no_update_to_rounding() -> None:
     # 0.29 x 100 is 28.999999999999996 in floating point
-    run = loop(OffPolicyConfig, env_steps=100, warmup_steps=0, updates_per_step=0.29, batch_size=4)
+    run = loop(OffPolicyConfig, env_steps=100, learning_starts=0, updates_per_step=0.29, batch_size=4)
     off_policy(run)
     assert run.updates == 29
 
 
 def test_warm_up_is_random_and_without_updates() -> None:
-    run = loop(OffPolicyConfig, env_steps=60, warmup_steps=20, batch_size=4)
+    run = loop(OffPolicyConfig, env_steps=60, learning_starts=20, batch_size=4)
     off_policy(run)
     phases = run.learner.policy.phases
     assert phases[:10] == [Phase.RANDOM] * 10  # 2 environments
@@ -215,7 +215,7 @@ def test_warm_up_is_random_and_without_updates() -> None:
 def test_priorities_go_back_to_the_rows_they_came_from() -> None:
     from zhixing.buffers import Prioritized
 
-    run = loop(OffPolicyConfig, env_steps=20, warmup_steps=10, batch_size=4)
+    run = loop(OffPolicyConfig, env_steps=20, learning_starts=10, batch_size=4)
     given = []
 
     class Wants(Counts):
@@ -236,7 +236,7 @@ def test_priorities_go_back_to_the_rows_they_came_from() -> None:
 
 def test_callbacks_are_told_in_order() -> None:
     events: list[str] = []
-    run = loop(OnPolicyConfig, [Tells("a ", events), Tells("b ", events)], num=1, env_steps=6, steps_per_iteration=3)
+    run = loop(OnPolicyConfig, [Tells("a ", events), Tells("b ", events)], num=1, env_steps=6, rollout_steps=3)
     on_policy(run)
     one = ["iteration 0", "end 3 ['rows']", "iteration 3", "episode 5", "end 6 ['rows']", "finish"]
     told = [f"{name} {event}" for event in ["enter", "begin", *one] for name in "ab"]
@@ -245,7 +245,7 @@ def test_callbacks_are_told_in_order() -> None:
 
 def test_metrics_are_empty_before_the_first_update() -> None:
     tells = Tells()
-    off_policy(loop(OffPolicyConfig, [tells], env_steps=8, warmup_steps=4, steps_per_iteration=2))
+    off_policy(loop(OffPolicyConfig, [tells], env_steps=8, learning_starts=4, train_every=2))
     assert [event for event in tells.events if event.startswith("end")] == ["end 4 []", "end 8 ['rows']"]
 
 
@@ -256,7 +256,7 @@ def test_callbacks_are_left_when_training_breaks() -> None:
 
     tells = Tells()
     with pytest.raises(ZeroDivisionError):
-        on_policy(loop(OnPolicyConfig, [tells, Breaks()], steps_per_iteration=2))
+        on_policy(loop(OnPolicyConfig, [tells, Breaks()], rollout_steps=2))
     assert tells.events[-1] == "exit ZeroDivisionError"
     assert "finish" not in tells.events
 
@@ -305,7 +305,7 @@ def _pause_again(loop: Loop) -> None:
 
 @pytest.mark.parametrize("within", [None, Loop.state_dict, _pause_again], ids=["plain", "saving", "pausing again"])
 def test_paused_time_is_not_training_time(within: Any) -> None:
-    run = loop(OnPolicyConfig, [Pauses(within)], env_steps=4, steps_per_iteration=1)
+    run = loop(OnPolicyConfig, [Pauses(within)], env_steps=4, rollout_steps=1)
     started = time.perf_counter()
     on_policy(run)
     assert time.perf_counter() - started >= 0.2
@@ -323,7 +323,7 @@ def test_an_exception_in_a_pause_is_not_swallowed() -> None:
 
 def test_state_round_trip_goes_on_as_the_first() -> None:
     def make() -> Loop:
-        return loop(OffPolicyConfig, [Keeps()], env_steps=30, warmup_steps=4, batch_size=4, seed=3)
+        return loop(OffPolicyConfig, [Keeps()], env_steps=30, learning_starts=4, batch_size=4, seed=3)
 
     class Keeps(zx.Callback):
         def __init__(self) -> None:
@@ -378,7 +378,7 @@ def test_it_learns_while_the_next_steps_are_made(small: Callable[..., Any], tmp_
 
     1200 steps of 2 environments, 2 each at a time: when the last 4 are begun, those before ask for (1196 - 200) / 2.
     """
-    session = zx.Session(small("dqn", overlap=True, vector__backend="serial"), tmp_path / "run", quiet=True)
+    session = zx.Session(small("dqn", async_collect=True, vector__backend="serial"), tmp_path / "run", quiet=True)
     actor, learner = session.actor, session.learner
     assert isinstance(actor, Actor)
     collect, update = actor.collect, learner.update
@@ -415,7 +415,7 @@ def test_to_overlap_is_repeatable_and_resumes_exactly(small: Callable[..., Any],
         def iteration_begin(self, loop: Loop) -> None:
             time.sleep(0.001 * (loop.steps % 3))
 
-    settings = {"overlap": True, "checkpoint_every_steps": 200, "vector__backend": "serial"}
+    settings = {"async_collect": True, "checkpoint_every_steps": 200, "vector__backend": "serial"}
     cfg = small("sac", "Pendulum-v1", **settings)
     zx.Session(cfg, tmp_path / "one", quiet=True).run()
     with pytest.raises(RuntimeError, match="power cut"):
@@ -423,5 +423,5 @@ def test_to_overlap_is_repeatable_and_resumes_exactly(small: Callable[..., Any],
     zx.Session.resume(tmp_path / "two", [Slow()], quiet=True).run()
     assert differing(tmp_path / "one", tmp_path / "two") == []
     assert metrics_rows(tmp_path / "one") == metrics_rows(tmp_path / "two")
-    with pytest.raises(zx.UserError, match="overlap=true goes without"):
-        zx.Session(small("sac", "Pendulum-v1", overlap=True, distributed__workers=1), tmp_path / "three")
+    with pytest.raises(zx.UserError, match="async_collect=true goes without"):
+        zx.Session(small("sac", "Pendulum-v1", async_collect=True, distributed__workers=1), tmp_path / "three")

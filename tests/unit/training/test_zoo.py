@@ -41,8 +41,8 @@ def test_the_command_of_an_agent_gives_its_configuration(name: str) -> None:
     assert words[:2] == ["zhixing", "train"]
     assert words[3:6:2] == ["--env", "--seed"]
     asked = {"algorithm": words[2], "env": words[4], "seed": int(words[6])}
-    if words[7:8] == ["--init"]:
-        asked["init"], words[7:9] = words[8], []
+    if words[7:8] == ["--init-from"]:
+        asked["init_from"], words[7:9] = words[8], []
     made = config.build([asked], config.parse_overrides(words[7:]))
     assert command_of(made) == command_of(RunFolder.open(ZOO / name).read_config())
 

@@ -63,7 +63,7 @@ class ValueLearner(Learner):
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         with self.building():
-            self.net = QNet(spaces, cfg.net, net, head, normalise=cfg.normalise_obs).to(self.device)
+            self.net = QNet(spaces, cfg.net, net, head, normalise=cfg.normalize_obs).to(self.device)
         check_sequences(cfg, self.net)
         self.noisy = is_noisy(self.net)
         self.q_optimizer = self.optimizer(
@@ -104,7 +104,7 @@ class ValueLearner(Learner):
         return self.losses(weighed, weighed).error
 
     def after_step(self) -> None:
-        if self.updates % self.cfg.sync_every_updates == 0:
+        if self.updates % self.cfg.target_update_interval == 0:
             self.follow.move(self.cfg.tau)
 
     def value(self, obs: Tree) -> Tensor:

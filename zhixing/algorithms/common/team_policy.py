@@ -65,12 +65,12 @@ class TeamSampledPolicy(TeamPolicy):
         spaces: Spaces,
         net: TeamNet,
         distribution: Callable[[Tensor, Tensor | None], Distribution],
-        eval_sample: bool,
+        eval_stochastic: bool,
     ) -> None:
-        """`eval_sample` draws actions in evaluations too: where agents must do something at the same time, the
+        """`eval_stochastic` draws actions in evaluations too: where agents must do something at the same time, the
         likeliest action of each may be to wait for the other for ever."""
         super().__init__(spaces, net)
-        self.distribution, self.eval_sample = distribution, eval_sample
+        self.distribution, self.eval_stochastic = distribution, eval_stochastic
 
     def act(
         self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
@@ -80,7 +80,7 @@ class TeamSampledPolicy(TeamPolicy):
         if phase is Phase.RANDOM:
             action = self.random_action(len(out), mask, rng)
         else:
-            best = phase is Phase.EVAL and not self.eval_sample
+            best = phase is Phase.EVAL and not self.eval_stochastic
             action = chances.mode() if best else chances.sample(rng)
         return Decision(action, chances.log_prob(action), hidden=self.remember(memory, action))
 

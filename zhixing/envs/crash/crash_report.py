@@ -64,8 +64,8 @@ class Capsule(_Strict):
     versions: dict[str, str]
     env: Named
     backend: str
-    step_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
-    call_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # since format 2
+    step_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
+    call_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # since format 2
     index: Annotated[int, Field(ge=0)]
     seed: Seed | None  # of the environment's last reset with one
     origin: Origin
@@ -153,7 +153,7 @@ def replay(path: str | Path, env: str | None = None, *, trust: bool = False) -> 
         raise UserError(f"{path}: {error}" + (f", or with --env {name}" if ":" in name else "")) from None
     if capsule.actions is None:
         raise UserError(f"{path} can't be repeated: its episode had too many actions to keep")
-    faults = Faults(step_seconds=capsule.step_seconds, call_seconds=capsule.call_seconds)
+    faults = Faults(step_timeout=capsule.step_timeout, call_timeout=capsule.call_timeout)
     with (
         restricted_to(names),
         closing(ProcessVectorEnv(Task(name, capsule.env.options), 1, 1, faults=faults)) as vector,

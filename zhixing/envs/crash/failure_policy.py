@@ -34,14 +34,14 @@ class Faults:
     """What is done when an environment raises, gives what it must not, hangs or dies."""
 
     on_crash: str = "stop"  # or `replace`: a new copy begins a new episode
-    step_seconds: float | None = None  # how long a step may take; only worker processes can be ended
+    step_timeout: float | None = None  # how long a step may take; only worker processes can be ended
     folder: Path | None = None  # where capsules go that `zhixing replay` repeats
-    call_seconds: float | None = None  # how long any other call may take, such as a constructor or a reset
+    call_timeout: float | None = None  # how long any other call may take, such as a constructor or a reset
 
     @staticmethod
     def of(vector: Any, folder: Path | None) -> Faults:
         """Return what the settings `vector` of a run ask for."""
-        return Faults(vector.on_crash, vector.step_seconds, folder, vector.call_seconds)
+        return Faults(vector.on_crash, vector.step_timeout, folder, vector.call_timeout)
 
     @property
     def replace(self) -> bool:
@@ -49,7 +49,7 @@ class Faults:
 
     @property
     def limited(self) -> bool:
-        return self.step_seconds is not None or self.call_seconds is not None
+        return self.step_timeout is not None or self.call_timeout is not None
 
     @property
     def guarded(self) -> bool:
@@ -59,9 +59,9 @@ class Faults:
     @property
     def other_seconds(self) -> float | None:
         """The limit of calls that are no step. Where only steps have one, these have a generous one."""
-        if self.call_seconds is not None or self.step_seconds is None:
-            return self.call_seconds
-        return max(CALL_SECONDS, 10.0 * self.step_seconds)
+        if self.call_timeout is not None or self.step_timeout is None:
+            return self.call_timeout
+        return max(CALL_SECONDS, 10.0 * self.step_timeout)
 
 
 def crash_of(name: str, index: int, when: str, error: Exception, story: Mapping[str, Any] | None) -> EnvCrashError:
@@ -87,7 +87,7 @@ def keep_capsule(crash: EnvCrashError, faults: Faults, **about: Any) -> None:
     try:
         told = write(
             faults.folder,
-            {**about, "step_seconds": faults.step_seconds, "call_seconds": faults.call_seconds, **crash.capsule},
+            {**about, "step_timeout": faults.step_timeout, "call_timeout": faults.call_timeout, **crash.capsule},
         )
     except OSError as error:
         told = f"its capsule can't be written to {faults.folder}: {error.strerror or error}"

@@ -17,7 +17,7 @@ from zhixing.envs.vector.sub_env_group import Numbers, Slots, State
 from zhixing.errors import EnvCrashError, UserError
 
 LIMITS_NEED_PROCESSES = (
-    "a time limit (vector.step_seconds, vector.call_seconds) takes worker processes; use backend process"
+    "a time limit (vector.step_timeout, vector.call_timeout) takes worker processes; use backend process"
 )
 Factory = Callable[[], gym.Env[Any, Any]]
 

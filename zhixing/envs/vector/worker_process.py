@@ -107,8 +107,8 @@ class WorkerProcess:
 
     def start_step(self) -> None:
         self.busy, self._doing = True, None
-        if self.faults.step_seconds is not None:
-            self._until = time.monotonic() + self.faults.step_seconds * (self.last - self.first)
+        if self.faults.step_timeout is not None:
+            self._until = time.monotonic() + self.faults.step_timeout * (self.last - self.first)
         with suppress(OSError):  # if it is gone, the answer tells
             os.write(self._commands, STEP)
 
@@ -139,7 +139,7 @@ class WorkerProcess:
         self.busy, self._doing = True, DOING[method]
         limit = self.faults.other_seconds
         if limit is not None:
-            seconds = limit * (self.last - self.first) + steps * (self.faults.step_seconds or limit)
+            seconds = limit * (self.last - self.first) + steps * (self.faults.step_timeout or limit)
             self._until = time.monotonic() + seconds
         text = pickle.dumps((method, arguments))
         self._write(CALL + LENGTH.pack(len(text)) + text)
@@ -252,9 +252,9 @@ class WorkerProcess:
         self._reap(CLOSE_SECONDS)
         kill_marked([self.mark])
         if self._doing is None:
-            what, limit, setting = "a step", self.faults.step_seconds, "vector.step_seconds"
+            what, limit, setting = "a step", self.faults.step_timeout, "vector.step_timeout"
         else:
-            what, limit, setting = self._doing, self.faults.other_seconds, "vector.call_seconds"
+            what, limit, setting = self._doing, self.faults.other_seconds, "vector.call_timeout"
         how = f"took longer than {limit:g} s ({setting})"
         return self._lose(f"{what} of {self.name} (index {self.range}) {how}", "", "StepTimeLimit", how)
 

@@ -27,7 +27,7 @@ def goal_functions(env: SerialVectorEnv | ProcessVectorEnv) -> tuple[Compute, Co
     names = env.goal_functions()
     if REWARD not in names:
         raise UserError(
-            f"replay.hindsight needs a task with goals; {env.name} has no method "
+            f"replay.her needs a task with goals; {env.name} has no method "
             f"compute_reward(achieved_goal, desired_goal, info)"
         )
     return partial(env.compute, REWARD), partial(env.compute, TERMINATED) if TERMINATED in names else None

@@ -11,12 +11,12 @@ from zhixing.config import DataConfig, RunConfig, SelfPlayConfig
 def header(cfg: RunConfig, folder: Path, *, at: str | None = None) -> str:
     """Describe a run whose settings are resolved. `at` names the step that it is resumed at."""
     preset = config.preset_name(cfg.algorithm, cfg.env.name)
-    compiled = "compiled at the first updates" if cfg.graph else "not compiled"
+    compiled = "compiled at the first updates" if cfg.compile else "not compiled"
     lines = {
         "run": f"{folder}" + (f" (resumed at {at})" if at else ""),
         "algorithm": f"{cfg.algorithm}, {'no preset' if preset is None else f'preset {preset}'}",
         "env": f"{cfg.env.name}, {_copies(cfg)}",
-        "device": f"{cfg.device}, {_count(int(cfg.threads), 'thread')}, {compiled}",
+        "device": f"{cfg.device}, {_count(int(cfg.num_threads), 'thread')}, {compiled}",
         "budget": _budget(cfg),
     }
     return "".join(f"{name:10} {line}\n" for name, line in lines.items())
@@ -26,8 +26,8 @@ def _copies(cfg: RunConfig) -> str:
     if learns_offline(cfg):
         return f"offline from {cfg.dataset}"  # type: ignore[attr-defined]
     if isinstance(cfg, SelfPlayConfig):
-        return f"{_count(cfg.vector.num, 'game')} of self-play"
-    copies = f"{_count(cfg.vector.num, 'environment')}, {cfg.vector.backend} back end"
+        return f"{_count(cfg.num_envs, 'game')} of self-play"
+    copies = f"{_count(cfg.num_envs, 'environment')}, {cfg.vector.backend} back end"
     if cfg.distributed.workers:
         copies += f", {_count(cfg.distributed.workers, 'Ray worker')}"
     elif isinstance(cfg.vector.workers, int) and cfg.vector.workers > 1:

@@ -36,14 +36,14 @@ def test_runs_that_differ_only_in_seed_are_one_configuration(tmp_path: Path) -> 
 
 def test_legend_has_only_what_differs(tmp_path: Path) -> None:
     runs = [
-        write_run(tmp_path / "a", lr=0.001, net={"hidden_sizes": [64, 64]}, lr_decay=True),
-        write_run(tmp_path / "b", lr=0.01, net={"hidden_sizes": [64, 64]}, lr_decay=True),
-        write_run(tmp_path / "c", lr=0.001, net={"hidden_sizes": [32]}, lr_decay=None),
+        write_run(tmp_path / "a", lr=0.001, net={"hidden_sizes": [64, 64]}, anneal_lr=True),
+        write_run(tmp_path / "b", lr=0.01, net={"hidden_sizes": [64, 64]}, anneal_lr=True),
+        write_run(tmp_path / "c", lr=0.001, net={"hidden_sizes": [32]}, anneal_lr=None),
     ]
     assert labels(*runs) == [
-        "ppo lr=0.001 net.hidden_sizes=[64, 64] lr_decay=true (seed 0)",
-        "ppo lr=0.01 net.hidden_sizes=[64, 64] lr_decay=true (seed 0)",
-        "ppo lr=0.001 net.hidden_sizes=[32] lr_decay=none (seed 0)",
+        "ppo lr=0.001 net.hidden_sizes=[64, 64] anneal_lr=true (seed 0)",
+        "ppo lr=0.01 net.hidden_sizes=[64, 64] anneal_lr=true (seed 0)",
+        "ppo lr=0.001 net.hidden_sizes=[32] anneal_lr=none (seed 0)",
     ]
 
 
@@ -88,7 +88,7 @@ def test_folder_that_is_no_run_of_ours_is_named(tmp_path: Path) -> None:
 
 
 def test_what_cannot_change_a_return_is_not_in_the_legend(tmp_path: Path) -> None:
-    settings = [{"vector": {"backend": "serial", "workers": 1}, "threads": 1}]
-    settings += [{"vector": {"backend": "process", "workers": 2}, "threads": 2}]
+    settings = [{"vector": {"backend": "serial", "workers": 1}, "num_threads": 1}]
+    settings += [{"vector": {"backend": "process", "workers": 2}, "num_threads": 2}]
     runs = [write_run(tmp_path / str(i), seed=i, **setting) for i, setting in enumerate(settings)]
     assert [configuration.legend for configuration in group([read_run(run) for run in runs])] == ["ppo (2 seeds)"]

@@ -152,5 +152,5 @@ def _core(rom: Path) -> Any:
 def one_per_process(wanted: str, running: str) -> UserError:
     return UserError(
         f"{wanted} can't run beside {running}: stable-retro runs one game per process; close the other, or give each "
-        f"environment its own process with vector.backend=process and vector.workers as many as vector.num"
+        f"environment its own process with vector.backend=process and vector.workers as many as num_envs"
     )
