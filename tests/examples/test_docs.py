@@ -306,7 +306,7 @@ def test_the_algorithms_that_rate_their_steps_are_named() -> None:
         entry = zx.algorithms.get(name)
         if entry.settings.scheme != "off_policy":
             continue
-        learner = getattr(entry.make, "func", entry.make)
+        learner = getattr(entry.learner, "func", entry.learner)
         assert (learner.priority is not zx.Learner.priority) == (name in rated), name
         assert not (name in rated and name in unrated)
     assert {"td3", "ddpg", "awac", "iql", "maddpg"} == unrated
