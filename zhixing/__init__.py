@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from zhixing.training.agent import Agent, load
     from zhixing.training.callbacks import Callback
     from zhixing.training.loop import Loop
-    from zhixing.training.session import Session, evaluate, train
+    from zhixing.training.run import evaluate, train
+    from zhixing.training.session import Session
     from zhixing.training.trainers import off_policy, on_policy
 
 _PACKAGES = "algorithms buffers config core envs nets offline ops report search training"
@@ -46,7 +47,8 @@ _NAMES = {
     "errors": ("UserError",),
     "core.learner": ("Gradients", "Learner", "Update"),
     "core.policy": ("Decision", "Phase", "Policy"),
-    "training.session": ("Session", "evaluate", "train"),
+    "training.run": ("evaluate", "train"),
+    "training.session": ("Session",),
     "core.spaces": ("Spaces",),
     "training.loop": ("Loop",),
     "training.trainers": ("off_policy", "on_policy"),

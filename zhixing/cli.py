@@ -170,7 +170,7 @@ def evaluate(
     trust: Trust = False,
 ) -> None:
     """Play fresh episodes with a run's agent; games also against an opponent, half of them as the first player."""
-    from zhixing.training.session import evaluate
+    from zhixing.training.run import evaluate
 
     summary = evaluate(run, episodes, seed, checkpoint, against, max_steps=max_steps).summary()
     if as_json:

@@ -417,7 +417,7 @@ KNOWN_CALLS = {
     ("zhixing/algorithms/__init__.py", "import_module"),  # the files of a folder
     ("zhixing/utils/importing.py", "import_module"),  # the gate
     ("zhixing/utils/importing.py", "loads"),  # JSON of an environment variable
-    ("zhixing/training/session.py", "import_module"),  # a constant
+    ("zhixing/training/resolve.py", "import_module"),  # a constant
     ("zhixing/envs/adapters/gymnasium_ids.py", "import_module"),  # a fixed table
     ("zhixing/envs/adapters/gymnasium_ids.py", "load_env_creator"),  # entry points of Gymnasium's registry
     ("zhixing/envs/adapters/gymnasium_ids.py", "make"),  # ids that stand in Gymnasium's registry

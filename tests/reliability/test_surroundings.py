@@ -110,7 +110,7 @@ def test_a_name_that_is_too_long_is_one_message(words: list[str], zhixing: Comma
 
 
 def test_the_default_folder_of_long_names_is_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from zhixing.training.session import default_out
+    from zhixing.training.resolve import default_out
 
     monkeypatch.chdir(tmp_path)
     cfg = zx.config.load(algorithm="ppo", env="my.module:" + "x" * 300)

@@ -161,7 +161,7 @@ def test_an_interrupt_is_130(zhixing: Command, monkeypatch: pytest.MonkeyPatch) 
         def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
             loop.stop("interrupted")
 
-    monkeypatch.setattr("zhixing.training.session.Progress", Stop)  # a way to press Ctrl-C in this process
+    monkeypatch.setattr("zhixing.training.builders.callbacks.Progress", Stop)  # a way to press Ctrl-C in this process
     code, _, err = zhixing("train", "ppo", "--env", "toy/match", "--out", "mine", *SHORT)
     assert "go on with: zhixing resume mine" in err
     assert code == 130

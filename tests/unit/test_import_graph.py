@@ -44,8 +44,9 @@ EXCEPTIONS = {
     ("config/loading.py", "offline"): "a dataset names the environment that it was recorded in",
     ("envs/vector/make.py", "distributed"): "vector.backend=ray; Ray is optional",
     ("algorithms/mcts.py", "training"): "guide=RUN loads the agent of another run, which is made of algorithms",
-    ("training/session.py", "distributed"): "builds what a run needs; workers may be spread",
-    ("training/session.py", "experiments"): "zx.train measures the settings that are `auto`",
+    ("training/builders/collector.py", "distributed"): "builds the collector; workers may be distributed",
+    ("training/builders/learner.py", "distributed"): "builds the learner; several processes may share its updates",
+    ("training/run.py", "experiments"): "zx.train measures the settings that are `auto`",
     ("training/callbacks/draw.py", "report"): "draws a picture of the run; Matplotlib takes long to import",
     ("training/callbacks/film.py", "report"): "films evaluations; only with eval_video=true",
 }

@@ -11,7 +11,7 @@ import numpy as np
 
 from zhixing.buffers.rollout import Rollout
 from zhixing.collect.collector import Collector, Experience, WorkerExperience, check_collect, collect_episodes
-from zhixing.config import AsynchronousConfig, OffPolicyConfig, OnPolicyConfig, RunConfig
+from zhixing.config import AsynchronousConfig, RunConfig
 from zhixing.core.learner import Learner
 from zhixing.core.policy import Phase
 from zhixing.core.spaces import Spaces
@@ -196,24 +196,3 @@ def spread(cfg: RunConfig, learner: Learner, spaces: Spaces, tells: Sequence[str
         servers = Servers.start(crew.cluster, cfg.distributed.servers)
         crew.setups = [replace(setup, servers=servers) for setup in setups]
     return SpreadActor(crew, learner, spaces, tuple(tells), servers)
-
-
-def is_spread(cfg: RunConfig) -> bool:
-    """Return whether a run collects with workers; raise `UserError` for settings that don't work with them."""
-    asked = cfg.distributed.workers
-    where = "actors" if isinstance(cfg, AsynchronousConfig) and not asked else "distributed.workers"
-    workers = asked or (cfg.actors if isinstance(cfg, AsynchronousConfig) else 0)
-    if asked and not isinstance(cfg, (OnPolicyConfig, OffPolicyConfig)):
-        raise UserError(f"{cfg.algorithm} acts in one process; distributed.workers is for those that learn from steps")
-    if workers > cfg.num_envs:
-        raise UserError(f"{where}={workers} must be at most the {cfg.num_envs} environments that they share (num_envs)")
-    if asked and isinstance(cfg, OffPolicyConfig) and cfg.async_collect:
-        raise UserError("async_collect=true goes without distributed.workers, which act while the driver learns anyway")
-    if asked and cfg.vector.backend == "ray":
-        raise UserError("vector.backend=ray goes without distributed.workers, which are on Ray themselves")
-    on_ray = asked or cfg.distributed.learners > 1 or cfg.vector.backend == "ray"
-    if cfg.distributed.address is not None and not on_ray:
-        raise UserError(
-            "distributed.address is for distributed.workers or learners, or for vector.backend=ray; set one of them"
-        )
-    return workers > 0

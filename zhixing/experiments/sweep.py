@@ -22,13 +22,13 @@ import numpy as np
 from zhixing import config
 from zhixing.config import DistributedConfig, RunConfig, flat_settings
 from zhixing.config.display import shown
-from zhixing.distributed.collector import is_spread
 from zhixing.envs.crash.crash_report import ADVICE
 from zhixing.errors import UserError, write_stderr
 from zhixing.experiments.executors import Board, claimed, drive, executor_on
 from zhixing.experiments.jobs import Job, News
 from zhixing.report.plots.interval import student_t
 from zhixing.report.plots.runs import Configuration, read_run
+from zhixing.training.resolve import is_spread
 from zhixing.training.run_folder import RunFolder
 from zhixing.training.session import Session
 from zhixing.utils.importing import names_in

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 from zhixing.offline import Dataset
 from zhixing.training.agent import load
+
+if TYPE_CHECKING:
+    from zhixing.training.loop import Loop
 
 NO_ENV = "none"  # the name of no task: learn without evaluations
 
@@ -113,3 +116,16 @@ def rows_of(ring: Ring, index: Array, names: Iterable[str]) -> Batch:
     fields = {name: ring.take(name, flat) for name in names}
     fields |= {after: ring.successor(name, flat) for name, after in SUCCESSORS.items() if name in fields}
     return Batch(**fields).map(lambda leaf: leaf.reshape(*index.shape, *leaf.shape[1:])).numpy()
+
+
+def start_with_data(loop: Loop, data: Dataset | None, spaces: Spaces) -> None:
+    """Prepare a new run: set observation statistics from its dataset, and fill its replay from `replay.start`."""
+    cfg, learner = loop.cfg, loop.learner
+    if isinstance(cfg, DataConfig) and data is not None and cfg.normalize_obs:
+        for batch in data.batches(10_000):
+            learner.observe(batch.map(np.array).to(learner.device))
+    if isinstance(cfg, OffPolicyConfig) and cfg.replay.start is not None:
+        recorded = offline.open(cfg.replay.start, cfg.env.name, cfg.env.options)
+        check_spaces(recorded, spaces, cfg.env.name)
+        assert loop.buffer is not None
+        fill(loop.buffer, recorded)

@@ -1,13 +1,20 @@
-"""What may be changed when a run is resumed. All else belongs to what was learned so far and is rejected."""
+"""Resuming a run: the settings that may change, and restoring its checkpoint."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zhixing.config import RunConfig
+from zhixing.core.spaces import Spaces
+from zhixing.envs.vector.action_log import action_room
 from zhixing.errors import UserError
+from zhixing.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from zhixing.training.callbacks import Evaluate
+    from zhixing.training.loop import Loop
 
 CHANGEABLE = {
     "budgets": ("env_steps", "episodes", "duration", "stop_return", "offline_updates"),
@@ -68,3 +75,36 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _word(value: Any) -> str:
     return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
+
+
+def restore(loop: Loop, evaluate: Evaluate, folder: RunFolder, spaces: Spaces, state: dict[str, Any]) -> None:
+    """Restore a run from a checkpoint; note how many environments can't continue their episode."""
+    try:
+        state = _restore_buffers(loop, folder, state)
+        lost = loop.load_state_dict(state["loop"])
+    except UserError:
+        raise
+    except Exception as error:  # a manipulated checkpoint fails in many ways
+        raise UserError(f"the checkpoint of {folder.path} doesn't fit its configuration: {error}") from error
+    cfg = loop.cfg
+    if cfg.stop_return is None or evaluate.last_return < cfg.stop_return:
+        evaluate.reached = False  # the resumed run has a higher stop_return, or none
+    if lost:
+        folder.notices.append(
+            f"{len(lost)} of {cfg.num_envs} environments of {cfg.env.name} start a new episode: they can't be put "
+            f"back into the middle of one, or it was longer than the recorded {action_room(spaces):,} steps"
+        )
+
+
+def _restore_buffers(loop: Loop, folder: RunFolder, state: dict[str, Any]) -> dict[str, Any]:
+    """Fill the buffers and return the checkpoint that was used: an older one if files of the given one are damaged."""
+    try:
+        for name, buffer in loop.buffers.items():
+            buffer.load(state["buffers"][name], folder.replay / name)
+    except UserError as error:
+        older = folder.load_before(state["steps"])
+        if older is None:
+            raise
+        folder.notices.append(f"{error}; going on from the checkpoint of step {older['steps']:,}")
+        return _restore_buffers(loop, folder, older)
+    return state

@@ -12,8 +12,8 @@ from zhixing import config
 from zhixing.config import RunConfig, flat_settings
 from zhixing.config.display import IRRELEVANT, shown
 from zhixing.errors import UserError
+from zhixing.training.run import evaluate
 from zhixing.training.run_folder import RunFolder, bundled_agents
-from zhixing.training.session import evaluate
 
 
 def export(

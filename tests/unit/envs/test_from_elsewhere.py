@@ -23,7 +23,7 @@ from zhixing.envs.adapters import gymnasium_ids
 from zhixing.envs.portable import reference
 from zhixing.envs.vector import choose_backend
 from zhixing.errors import UserError
-from zhixing.training.session import default_out
+from zhixing.training.resolve import default_out
 from zhixing.utils import importing, named_objects
 
 PACKAGE = """
@@ -189,7 +189,7 @@ def test_an_id_that_only_a_script_registered_is_asked_for(
     from my_rooms import Room
 
     gym.register("Script-v0", entry_point=lambda **options: Room(**options))
-    monkeypatch.setattr("zhixing.training.session.registering_module", lambda name: None)  # as of __main__
+    monkeypatch.setattr("zhixing.training.resolve.registering_module", lambda name: None)  # as of __main__
     zx.train("ppo", env="Script-v0", out="run", quiet=True, vector__backend="process", **FAST)
     del gym.registry["Script-v0"]
     assert exit_code(monkeypatch, "eval", "run") == 2

@@ -375,7 +375,7 @@ def test_helpers_may_have_other_names(name: str) -> None:
 
 
 def test_every_hook_is_a_method_and_the_other_way_round() -> None:
-    own = {"state_dict", "load_state_dict"}
+    own = {"state_dict", "load_state_dict", "close"}
     assert {name for name in vars(Callback) if not name.startswith("__")} - own == set(HOOKS)
     assert set(ELSEWHERE.values()) <= set(HOOKS)
 

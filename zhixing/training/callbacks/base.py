@@ -63,6 +63,9 @@ class Callback:
     def train_end(self, loop: Loop) -> None:
         """Training ended by its budget or by `loop.stop`; not after an exception."""
 
+    def close(self) -> None:
+        """Release resources. Called when the session closes, also if training never started."""
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 

@@ -1,0 +1,25 @@
+"""The collector of a run."""
+
+from __future__ import annotations
+
+from zhixing.collect.actor import Actor
+from zhixing.collect.collector import Collector
+from zhixing.collect.torch_collector import TorchActor
+from zhixing.config import RunConfig, SelfPlayConfig
+from zhixing.core.learner import Learner
+from zhixing.distributed.collector import spread
+from zhixing.envs import VectorEnv
+from zhixing.envs.torch_native import TorchVectorEnv
+from zhixing.training.resolve import is_spread
+from zhixing.training.run_folder import RunFolder
+
+
+def build_collector(cfg: RunConfig, learner: Learner, env: VectorEnv, folder: RunFolder) -> Collector:
+    """Make the collector that fits the configuration and the environments."""
+    if isinstance(cfg, SelfPlayConfig):
+        return learner.self_play()
+    if is_spread(cfg):
+        return spread(cfg, learner, env.spaces, env.tells, folder.path)
+    if isinstance(env, TorchVectorEnv) and cfg.scheme == "on_policy":  # replay buffers store NumPy arrays
+        return TorchActor(learner.policy, env, learner.fields, seed=cfg.seed)
+    return Actor(learner.policy, env, learner.fields, seed=cfg.seed, device=cfg.device)

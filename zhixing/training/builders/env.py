@@ -1,0 +1,49 @@
+"""The environments of a run: for training, for evaluations, and for the rewards of relabeled goals."""
+
+from __future__ import annotations
+
+from zhixing import envs
+from zhixing.config import OffPolicyConfig, RunConfig, SelfPlayConfig
+from zhixing.training.resolve import is_spread, resolve_device
+from zhixing.training.run_folder import RunFolder
+
+FewEnvs = envs.SerialVectorEnv | envs.ProcessVectorEnv
+
+
+def build_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
+    """Make the environments that training steps.
+
+    Self-play and distributed workers have their own; they get a single environment that only describes its spaces.
+    """
+    if isinstance(cfg, SelfPlayConfig) or is_spread(cfg):
+        return _single(cfg, folder)
+    return envs.make_vector(
+        cfg.env.name,
+        cfg.num_envs,
+        backend=cfg.vector.backend,
+        workers=None if cfg.vector.workers == "auto" else cfg.vector.workers,
+        options=cfg.env.options,
+        faults=envs.Faults.of(cfg.vector, folder.crashes),
+        address=cfg.distributed.address,
+        device=resolve_device(cfg).device,
+        idle=not (isinstance(cfg, OffPolicyConfig) and cfg.async_collect),
+    )
+
+
+def build_evaluation_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
+    """Make the environments that evaluations step, with the options of `eval_env`."""
+    num = min(cfg.eval_episodes, max(10, cfg.num_envs))
+    options = {**cfg.env.options, **cfg.eval_env}
+    faults = envs.Faults.of(cfg.vector, folder.crashes)
+    backend = "serial" if cfg.vector.backend == "ray" else cfg.vector.backend  # Ray doesn't pay for a few episodes
+    return envs.make_vector(cfg.env.name, num, backend=backend, options=options, faults=faults)
+
+
+def build_goal_env(cfg: RunConfig, folder: RunFolder) -> FewEnvs | None:
+    """Make the environment that computes rewards of relabeled goals, if the run uses hindsight experience replay."""
+    relabels = isinstance(cfg, OffPolicyConfig) and cfg.replay.her and cfg.replay.her_ratio > 0.0
+    return _single(cfg, folder) if relabels else None
+
+
+def _single(cfg: RunConfig, folder: RunFolder) -> FewEnvs:
+    return envs.make_few(envs.Task(cfg.env.name, cfg.env.options), 1, cfg.vector, folder.crashes)

@@ -1,0 +1,37 @@
+"""The evaluator of a run."""
+
+from __future__ import annotations
+
+from zhixing.collect.actor import Actor
+from zhixing.collect.collector import Evaluator
+from zhixing.config import RunConfig, SearchConfig
+from zhixing.core.policy import Policy
+from zhixing.envs import VectorEnv
+from zhixing.offline import Dataset
+from zhixing.search import GAMES
+from zhixing.training.builders.env import build_evaluation_env
+from zhixing.training.data import NO_ENV, check_spaces
+from zhixing.training.matches import Matches, game_of
+from zhixing.training.run_folder import RunFolder
+
+
+def build_evaluator(
+    cfg: RunConfig, policy: Policy, folder: RunFolder, *, data: Dataset | None = None, env: VectorEnv | None = None
+) -> Evaluator | None:
+    """Make what plays evaluation episodes: matches for searches in games, otherwise an actor.
+
+    `env` replaces the environments made for the actor. Their spaces must be those of `data`. A run without an
+    environment (`--env none`) has no evaluator.
+    """
+    if cfg.env.name == NO_ENV:
+        return None
+    if isinstance(cfg, SearchConfig) and cfg.env.name in GAMES:
+        return Matches(game_of(cfg.env.name), policy, cfg.opponent or "random")
+    env = env or build_evaluation_env(cfg, folder)
+    try:
+        if data is not None:
+            check_spaces(data, env.spaces, cfg.env.name)
+        return Actor(policy, env, device=cfg.device)
+    except BaseException:
+        env.close()
+        raise

@@ -1,0 +1,37 @@
+"""The learner of a run."""
+
+from __future__ import annotations
+
+import torch
+
+from zhixing import algorithms
+from zhixing.config import RunConfig
+from zhixing.core.learner import Learner
+from zhixing.core.spaces import Spaces
+from zhixing.distributed.learner_group import Partners, check_learners
+from zhixing.distributed.parameter_servers import check_servers
+from zhixing.training.data import demonstrations, expert_policy
+from zhixing.training.run_folder import RunFolder, fitting
+
+
+def build_learner(cfg: RunConfig, spaces: Spaces, folder: RunFolder, *, resumed: bool = False) -> Learner:
+    """Make the learner, with its demonstrations, expert and further learner processes, if it has any.
+
+    A resumed run doesn't load the weights that `init_from` names: its checkpoint replaces them.
+    """
+    device = torch.device(cfg.device)
+    learner = algorithms.get(cfg.algorithm).make(cfg, spaces, device)
+    if "demonstrations" in type(cfg).model_fields:
+        learner.show(demonstrations(cfg, spaces).to(device))
+    if "expert" in type(cfg).model_fields:
+        learner.ask(expert_policy(cfg, spaces).to(device))
+    if cfg.init_from is not None and not resumed:
+        start = RunFolder.open(cfg.init_from)
+        with fitting(start):
+            learner.start_from(start.load()["loop"]["learner"])
+    if cfg.distributed.servers:
+        check_servers(cfg, learner)
+    if cfg.distributed.learners > 1:
+        check_learners(cfg, learner)
+        learner.partners = Partners(learner, cfg, spaces, folder.path)
+    return learner
