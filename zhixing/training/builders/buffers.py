@@ -65,11 +65,12 @@ def build_buffers(
 def _view(cfg: OffPolicyConfig, learner: Learner, spaces: Spaces) -> View:
     """Return the view that gives samples of the kind that the learner reads."""
     replay = cfg.replay
-    if learner.reads == "sequences":
-        return Sequence(replay.sequence_length, replay.burn_in)
-    if learner.reads == "episodes":
-        return Episode()
-    return NStep(replay.n_step, cfg.gamma, alive_only=spaces.individual_ends)
+    views: dict[str, View] = {  # all are made, so wrong settings of any are rejected
+        "transitions": NStep(replay.n_step, cfg.gamma, alive_only=spaces.individual_ends),
+        "sequences": Sequence(replay.sequence_length, replay.burn_in),
+        "episodes": Episode(),
+    }
+    return views[learner.reads]
 
 
 def _data_buffer(
