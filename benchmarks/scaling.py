@@ -31,8 +31,8 @@ import zhixing as zx
 from zhixing.buffers import Buffer, NStep, Prioritized
 from zhixing.buffers.rollout import Rollout
 from zhixing.distributed.cluster import Cluster
-from zhixing.distributed.collector import SpreadActor, spread
-from zhixing.distributed.worker import Turn, packed
+from zhixing.distributed.collector import DistributedCollector, spread
+from zhixing.distributed.worker import WorkerResult, packed
 
 RESULTS = HERE / "results" / "scaling.json"
 PAGE = ROOT / "docs" / "scaling.md"
@@ -43,7 +43,7 @@ BYTES_PER_SECOND = 1.25e9  # 10 Gb/s
 PER_MACHINE, ENVS = 32, 4  # workers, and environments of each
 
 
-def actor_of(workers: int, num: int | None = None, algorithm: str = "impala", **options: Any) -> SpreadActor:
+def actor_of(workers: int, num: int | None = None, algorithm: str = "impala", **options: Any) -> DistributedCollector:
     cfg = zx.config.load(
         algorithm=algorithm,
         env={"name": "tasks:Sleeps", **options},
@@ -61,7 +61,7 @@ def actor_of(workers: int, num: int | None = None, algorithm: str = "impala", **
     return actor
 
 
-def steps_per_second(actor: SpreadActor, collect: Callable[[], Any], seconds: float) -> float:
+def steps_per_second(actor: DistributedCollector, collect: Callable[[], Any], seconds: float) -> float:
     collect()  # the first one resets the environments
     before, start = actor.env_steps, time.perf_counter()
     while time.perf_counter() - start < seconds:
@@ -141,7 +141,7 @@ def rollout_message(ray: Any, **options: Any) -> dict[str, float]:
     return found
 
 
-def joined(turn: Turn) -> zx.Batch:
+def joined(turn: WorkerResult) -> zx.Batch:
     assert turn.part is not None
     return Rollout.joined([turn.part]).to("cpu")
 

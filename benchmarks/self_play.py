@@ -45,7 +45,7 @@ class Keep(zx.Callback):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def evaluation_end(self, loop: zx.Loop, evaluation: Evaluation) -> None:
+    def evaluation_end(self, loop: zx.TrainingLoop, evaluation: Evaluation) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         torch.save(loop.learner.weights(), self.folder / f"{loop.env_steps:09}.pt")
 

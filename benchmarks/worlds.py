@@ -72,7 +72,7 @@ class Note(zx.Callback):
     def __init__(self, run: Path) -> None:
         self.file = run / "curve.jsonl"
 
-    def evaluation_end(self, loop: zx.Loop, evaluation: Evaluation) -> None:
+    def evaluation_end(self, loop: zx.TrainingLoop, evaluation: Evaluation) -> None:
         with self.file.open("a") as file:
             trained = {"env_steps": loop.env_steps, "trained": loop.recent_mean("ret")}
             file.write(json.dumps(trained | evaluation.summary()) + "\n")

@@ -50,7 +50,7 @@ class Reinforce(zx.Learner):
         with self.building():  # first weights that depend on the seed only
             self.net = ActorCritic(spaces, cfg.net).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)  # what acts: in training, evaluations and videos
-        self.both_optimizer = self.optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+        self.optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -83,7 +83,7 @@ class Reinforce(zx.Learner):
 
         metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         return zx.Gradients(
-            {"both_optimizer": self.both_optimizer.gradient(loss)},
+            {"optimizer": self.optimizer.gradient(loss)},
             {name: value.detach() for name, value in metrics.items()},
         )
 

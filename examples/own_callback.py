@@ -17,7 +17,7 @@ class Patience(zx.Callback):
         self.evaluations = evaluations
         self.best, self.since = float("-inf"), 0
 
-    def evaluation_end(self, loop: zx.Loop, evaluation: zx.Evaluation) -> None:
+    def evaluation_end(self, loop: zx.TrainingLoop, evaluation: zx.Evaluation) -> None:
         self.since = 0 if evaluation.mean_return > self.best else self.since + 1
         self.best = max(self.best, evaluation.mean_return)
         print(f"{loop.env_steps:>6} steps, {loop.updates} updates: {evaluation.mean_return:.2f} (best {self.best:.2f})")

@@ -64,7 +64,7 @@ class QLearning(zx.Learner):
         self.cfg, self.loss, self.best = cfg, loss, best
         with self.building():  # first weights that depend on the seed only
             self.net = QNet(spaces).to(self.device)
-        self.q_optimizer = self.optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+        self.q_optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
         self.target = copy.deepcopy(self.net)
         self.follow = Average(self.target, self.net)
         self.policy = GreedyPolicy(spaces, self.net, self.epsilon, cfg.eval_epsilon)

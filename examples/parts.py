@@ -25,7 +25,7 @@ def with_the_platforms_loop(cfg: zx.config.OffPolicyConfig) -> float:
     learner = DQN(cfg, env.spaces, net=my_net)
     actor = zx.Actor(learner.policy, env, learner.fields, seed=cfg.seed)
     buffer = zx.Buffer({**env.spaces.fields(), **learner.fields}, capacity=10_000, num_envs=4)
-    zx.off_policy(zx.Loop(cfg, actor, learner, buffer=buffer))
+    zx.off_policy(zx.TrainingLoop(cfg, actor, learner, buffer=buffer))
     return score(learner)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from zhixing.training import callbacks, trainers
     from zhixing.training.agent import Agent, load
     from zhixing.training.callbacks import Callback
-    from zhixing.training.loop import Loop
+    from zhixing.training.loop import TrainingLoop
     from zhixing.training.run import evaluate, train
     from zhixing.training.session import Session
     from zhixing.training.trainers import off_policy, on_policy
@@ -50,7 +50,7 @@ _NAMES = {
     "training.run": ("evaluate", "train"),
     "training.session": ("Session",),
     "core.spaces": ("Spaces",),
-    "training.loop": ("Loop",),
+    "training.loop": ("TrainingLoop",),
     "training.trainers": ("off_policy", "on_policy"),
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
@@ -67,11 +67,11 @@ __all__ = [
     "Experience",
     "Gradients",
     "Learner",
-    "Loop",
     "Phase",
     "Policy",
     "Session",
     "Spaces",
+    "TrainingLoop",
     "Update",
     "UserError",
     "algorithms",

@@ -14,7 +14,7 @@ import torch
 import zhixing as zx
 from zhixing.core.optimizer import Optimizer
 from zhixing.training.callbacks import Callback
-from zhixing.training.loop import Loop
+from zhixing.training.loop import TrainingLoop
 
 NEVER = 10**9
 
@@ -27,7 +27,7 @@ class Stopwatch(Callback):
         self.workers = workers
         self.marks: list[telling.Mark] = []
 
-    def iteration_end(self, loop: Loop, metrics: Mapping[str, torch.Tensor]) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, torch.Tensor]) -> None:
         if loop.steps == self.warmup_steps or loop.fraction >= 1.0:
             optimizers = [part for part in vars(loop.learner).values() if isinstance(part, Optimizer)]
             steps = sum(int(part.steps[0]) for part in optimizers)

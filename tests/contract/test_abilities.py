@@ -40,7 +40,7 @@ class StopAt(zx.Callback):
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
-    def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+    def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
         if loop.steps >= self.steps:
             loop.stop("interrupted")
 

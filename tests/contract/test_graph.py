@@ -21,7 +21,7 @@ from zhixing.algorithms.bc import BC
 from zhixing.compile import compiler, updates
 from zhixing.config import RunConfig
 from zhixing.errors import NonFiniteError, UserError
-from zhixing.training.loop import Loop
+from zhixing.training.loop import TrainingLoop
 
 ALL = [name for name in zx.algorithms.names() if name not in ("a3c", "mcts")]  # which are refused
 ASKED = os.environ.get("ZHIXING_COMPILE", "").split()
@@ -34,7 +34,7 @@ class StopAfter(zx.Callback):
     def __init__(self, number: int, why: str = "enough") -> None:
         self.number, self.why = number, why
 
-    def iteration_end(self, loop: Loop, metrics: object) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: object) -> None:
         if loop.updates >= self.number:
             loop.stop(self.why)
 
@@ -43,7 +43,7 @@ class Damped(zx.Callback):
     """Adam divides by a gradient's own size, so that of one that is nearly none, as a new actor's of dreamer, rounding
     alone would make a whole step. Not beside a larger epsilon."""
 
-    def train_begin(self, loop: Loop) -> None:
+    def train_begin(self, loop: TrainingLoop) -> None:
         for optimizer in loop.learner.optimizers().values():
             optimizer.epsilon = 1e-4
 
@@ -119,7 +119,7 @@ def test_gradient_that_is_not_finite_changes_no_weight(name: str, small: Callabl
 class Spoil(zx.Callback):
     """After some updates rewards are NaN."""
 
-    def iteration_begin(self, loop: Loop) -> None:
+    def iteration_begin(self, loop: TrainingLoop) -> None:
         if loop.updates > 3:
             update = loop.learner.update
             bad = torch.nan

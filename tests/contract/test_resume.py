@@ -20,7 +20,7 @@ class StopAt(zx.Callback):
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
-    def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+    def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
         if loop.steps >= self.steps:
             loop.stop("interrupted")
 
@@ -61,7 +61,7 @@ def test_a_crash_costs_only_the_steps_since_the_last_checkpoint(name: str, small
     """Rows and replay written after that checkpoint are done again, not kept twice."""
 
     class CrashAt(zx.Callback):
-        def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+        def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
             if loop.env_steps >= 500:
                 raise RuntimeError("power cut")
 
@@ -80,10 +80,10 @@ class Counted(zx.Callback):
     def __init__(self, crash_at: int = 10**9) -> None:
         self.crash_at, self.evaluated_at = crash_at, list[int]()
 
-    def evaluation_end(self, loop: zx.Loop, evaluation: zx.Evaluation) -> None:
+    def evaluation_end(self, loop: zx.TrainingLoop, evaluation: zx.Evaluation) -> None:
         self.evaluated_at.append(loop.env_steps)
 
-    def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+    def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
         if loop.env_steps >= self.crash_at:
             raise RuntimeError("killed")
 
@@ -120,7 +120,7 @@ def test_killed_after_the_checkpoint_of_the_last_iteration_ends_like_one_never_k
     """A checkpoint is due in the last iteration; the evaluation and the row of the end come after it."""
 
     class Kill(zx.Callback):
-        def train_end(self, loop: zx.Loop) -> None:
+        def train_end(self, loop: zx.TrainingLoop) -> None:
             raise RuntimeError("killed")
 
     cfg = small("ppo", "toy/reach", env_steps=256, eval_every_steps=0, checkpoint_every_steps=256, epochs=1)

@@ -47,7 +47,7 @@ class Watch(zx.Callback):
         self.steps, self.how = steps, how
         self.seen: list[float] = []
 
-    def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+    def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
         if loop.steps // (self.steps // 20) > loop.steps_before // (self.steps // 20):
             self.seen.append(memory())
         if self.how != "end" and loop.steps >= self.steps // 2:

@@ -37,7 +37,7 @@ class Fault(zx.Callback):
         self.kind, self.disk, self.since, self.until = kind, disk, since, until
         self.filler = disk / "filler"
 
-    def iteration_begin(self, loop: zx.Loop) -> None:
+    def iteration_begin(self, loop: zx.TrainingLoop) -> None:
         if loop.env_steps == self.since:
             self.set(True)
         elif loop.env_steps == self.until:

@@ -16,7 +16,7 @@ from zhixing.collect.collector import Experience
 from zhixing.core.batch import Batch
 from zhixing.core.policy import Phase
 from zhixing.core.tree import tree_map
-from zhixing.distributed.collector import SpreadActor
+from zhixing.distributed.collector import DistributedCollector
 from zhixing.distributed.worker_pool import LocalCrew
 from zhixing.errors import NonFiniteError
 from zhixing.training.run_folder import RunFolder, read_checkpoint
@@ -25,12 +25,12 @@ from zhixing.training.run_folder import RunFolder, read_checkpoint
 class Poison(zx.Callback):
     """From some step on every batch holds observations and rewards that are NaN."""
 
-    def iteration_begin(self, loop: zx.Loop) -> None:
+    def iteration_begin(self, loop: zx.TrainingLoop) -> None:
         if loop.steps < 300 or hasattr(self, "update"):
             return
         self.update = loop.learner.update
-        if loop.learner.learns_apart:
-            assert isinstance(loop.actor, SpreadActor)
+        if loop.learner.gradients_on_workers:
+            assert isinstance(loop.actor, DistributedCollector)
             assert isinstance(loop.actor.crew, LocalCrew)
             for worker in loop.actor.crew.workers:
                 spoil_rollouts(worker.actor)

@@ -168,7 +168,7 @@ class _HangUp(zx.Callback):
     def __init__(self, at: int) -> None:
         self.at, self.workers = at, list[int]()
 
-    def iteration_begin(self, loop: zx.Loop) -> None:
+    def iteration_begin(self, loop: zx.TrainingLoop) -> None:
         if loop.env_steps >= self.at:
             for process in [*self.workers, os.getpid(), os.getpid()]:
                 os.kill(process, signal.SIGHUP)
@@ -193,10 +193,10 @@ def test_a_closed_terminal_saves_and_the_resumed_run_ends_like_one_never_stopped
 ) -> None:
     cfg = small("ppo", "toy/match", vector__backend=backend)
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
-    hang_up = _HangUp(500)
-    session = zx.Session(cfg, tmp_path / "parts", [hang_up], quiet=True)
+    close_pipes = _HangUp(500)
+    session = zx.Session(cfg, tmp_path / "parts", [close_pipes], quiet=True)
     if backend == "process":
-        hang_up.workers = [worker.process.pid for worker in session.env._workers]  # type: ignore[union-attr]
+        close_pipes.workers = [worker.process.pid for worker in session.env._workers]  # type: ignore[union-attr]
     with pytest.raises(KeyboardInterrupt):
         session.run()
     assert (

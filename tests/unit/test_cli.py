@@ -158,7 +158,7 @@ def test_an_interrupt_is_130(zhixing: Command, monkeypatch: pytest.MonkeyPatch) 
     class Stop(zx.Callback):
         def __init__(self, folder: Path) -> None: ...
 
-        def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+        def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
             loop.stop("interrupted")
 
     monkeypatch.setattr("zhixing.training.builders.callbacks.Progress", Stop)  # a way to press Ctrl-C in this process

@@ -34,7 +34,7 @@ from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, evaluate, rollout_fields
 from zhixing.nets.policies import ActorCriticPolicy
 from zhixing.nets.rollouts import prepare
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.torso import NetFactory
 from zhixing.ops.normalize import RewardScale, normalised
 
 
@@ -80,20 +80,20 @@ class A3CConfig(Config, AsynchronousConfig):
 class A2C(Learner):
     settings = Config
     metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
-    shared_dim = 1  # rollouts are short, often of a single step
+    shard_dim = 1  # rollouts are short, often of a single step
 
     def __init__(
         self,
         cfg: Config,
         spaces: Spaces,
         device: torch.device | str = "cpu",
-        net: MakeNet | None = None,
+        net: NetFactory | None = None,
         *,
         apart: bool = False,
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        self.learns_apart = apart
+        self.gradients_on_workers = apart
         with self.building():
             self.net = ActorCritic(
                 spaces,
@@ -104,7 +104,7 @@ class A2C(Learner):
                 log_std=cfg.log_std_init,
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
-        self.both_optimizer = self.optimizer(
+        self.optimizer = self.make_optimizer(
             self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
         )
         self.reward_scale = RewardScale(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
@@ -115,7 +115,7 @@ class A2C(Learner):
 
     def set_progress(self, fraction: float) -> None:
         if self.cfg.anneal_lr:
-            self.both_optimizer.lr = self.cfg.lr * (1.0 - fraction)
+            self.optimizer.lr = self.cfg.lr * (1.0 - fraction)
 
     def value(self, obs: Tree) -> Tensor:
         return self.net(obs).value
@@ -134,7 +134,7 @@ class A2C(Learner):
             "value_loss": value_loss.detach(),
             "entropy": entropy.detach(),
         }
-        return Gradients({"both_optimizer": self.both_optimizer.gradient(loss)}, metrics)
+        return Gradients({"optimizer": self.optimizer.gradient(loss)}, metrics)
 
     def prepare(self, batch: Batch) -> Batch:
         """Advantages and returns of a rollout `[T,N]`."""

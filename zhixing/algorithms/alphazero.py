@@ -81,7 +81,7 @@ class AlphaZero(Learner):
         self.game.gamma = cfg.gamma
         with self.building():
             self.net = _make_net(cfg.net, net, self.game.obs_shape, self.game.num_actions).to(self.device)
-        self.net_optimizer = self.optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+        self.net_optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
         self.policy = SearchPolicy(
             spaces, self.game, Network(self.net), cfg.simulations, self.net, select="puct", c=cfg.c
         )

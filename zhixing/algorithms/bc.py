@@ -14,7 +14,7 @@ from zhixing.config import DataConfig, NetConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.spaces import Spaces
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.torso import NetFactory
 
 
 class Config(DataConfig):
@@ -30,13 +30,13 @@ class BC(Learner):
     metrics = ("loss", "grad_norm")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device)
         with self.building():
             self.actor, self.policy = make_clone(spaces, cfg, net, cfg.likelihood)
         self.actor.to(self.device)
-        self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.lr)
+        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.lr)
 
     def loss(self, batch: Batch) -> Tensor:
         return cloning_loss(self.actor, batch, batch.action)

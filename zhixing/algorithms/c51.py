@@ -18,14 +18,14 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.algorithms.common.q_learning import Losses, ValueLearner
+from zhixing.algorithms.common.q_learning import Losses, QLearner
 from zhixing.config import Fraction, NonNegative, ReplayConfig, ValueConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.heads import AtomsHead, DuelingHead
 from zhixing.nets.noisy import NoisyLinear
 from zhixing.nets.qnet import best_next, of_action
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.torso import NetFactory
 from zhixing.ops.projections import categorical_projection
 from zhixing.ops.returns import td_target
 
@@ -72,7 +72,7 @@ class Mean(nn.Module):
     head=DuelingHead,
     double=True,
 )
-class C51(ValueLearner):
+class C51(QLearner):
     settings = Config
 
     def __init__(
@@ -80,7 +80,7 @@ class C51(ValueLearner):
         cfg: Config,
         spaces: Spaces,
         device: torch.device | str = "cpu",
-        net: MakeNet | None = None,
+        net: NetFactory | None = None,
         *,
         head: Callable[..., nn.Module] = AtomsHead,
         double: bool = False,
@@ -94,14 +94,14 @@ class C51(ValueLearner):
     def target_distribution(self, batch: Batch, steps: Batch) -> Tensor:
         """What the network should say of each step `[B,atoms]`."""
         support = self.mean.support
-        logits = self.said_next(self.target, batch)  # [B,n,atoms]
-        chooser = self.said_next(self.net, batch) if self.double else logits
+        logits = self.next_q_values(self.target, batch)  # [B,n,atoms]
+        chooser = self.next_q_values(self.net, batch) if self.double else logits
         probability = of_action(logits, best_next(self.mean(chooser), steps)).softmax(-1)
         worth = td_target(steps, support.expand_as(probability))
         return categorical_projection(worth, probability, support)
 
     def losses(self, batch: Batch, steps: Batch) -> Losses:
-        logits = of_action(self.said(self.net, batch), steps.action)  # [B,atoms]
+        logits = of_action(self.q_values(self.net, batch), steps.action)  # [B,atoms]
         target = self.target_distribution(batch, steps)
         losses = -(target * logits.log_softmax(-1)).sum(-1)  # [B]
         # less the target's own entropy, which no learning removes

@@ -30,10 +30,10 @@ from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.errors import UserError
 from zhixing.nets.actor_critic import episode_starts
 from zhixing.nets.mlp import orthogonal
-from zhixing.nets.multi_agent import TeamNet, global_state, state_size
-from zhixing.nets.torso import MakeNet, hidden_fields
+from zhixing.nets.multi_agent import MultiAgentNet, global_state, state_size
+from zhixing.nets.torso import NetFactory, hidden_fields
 from zhixing.ops.distributions import Categorical
-from zhixing.ops.policy_gradient import explained_variance, mean_of, minibatches
+from zhixing.ops.policy_gradient import explained_variance, masked_mean, minibatches
 from zhixing.ops.returns import gae, next_values
 from zhixing.ops.team_reward import TeamReward
 
@@ -63,7 +63,7 @@ class COMA(Learner):
     many_agents = True
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         if not isinstance(spaces.action, Discrete):
             raise UserError(f"{cfg.algorithm} needs Discrete actions, this task has {spaces.action} (there is mappo)")
@@ -74,14 +74,14 @@ class COMA(Learner):
         judged = dataclasses.replace(spaces, obs=Dict({"obs": spaces.obs, "others": joint, "state": state}))
         settings = {"shared": cfg.share_weights, "normalise": cfg.normalize_obs, "orthogonal_init": True}
         with self.building():
-            self.actor = TeamNet(spaces, cfg.net, net, self._policy_head, last_action=cfg.last_action, **settings)
+            self.actor = MultiAgentNet(spaces, cfg.net, net, self._policy_head, last_action=cfg.last_action, **settings)
             critic_net = cfg.net.model_copy(update={"recurrent": "none", "kind": "auto"})
-            self.critic = TeamNet(judged, critic_net, None, self._value_head, **settings)
+            self.critic = MultiAgentNet(judged, critic_net, None, self._value_head, **settings)
         self.actor.to(self.device)
         self.critic.to(self.device)
         self.policy = TeamSampledPolicy(spaces, self.actor, Categorical, cfg.eval_stochastic)
-        self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
-        self.critic_optimizer = self.optimizer(
+        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+        self.critic_optimizer = self.make_optimizer(
             self.critic.parameters(), cfg.critic_lr or cfg.lr, max_grad_norm=cfg.max_grad_norm
         )
         self.target = copy.deepcopy(self.critic)
@@ -147,7 +147,7 @@ class COMA(Learner):
     def critic_gradients(self, batch: Batch) -> Gradients:
         """Of a minibatch `[B]` of `prepare`'s data."""
         q = _judge(self.critic, batch.seen).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)  # [B,A]
-        loss = mean_of((q - batch.ret.unsqueeze(-1)).square(), _counted(batch))
+        loss = masked_mean((q - batch.ret.unsqueeze(-1)).square(), _counted(batch))
         return Gradients({"critic_optimizer": self.critic_optimizer.gradient(loss)}, {"critic_loss": loss.detach()})
 
     def gradients(self, batch: Batch) -> Gradients:
@@ -156,8 +156,8 @@ class COMA(Learner):
         with torch.no_grad():
             q = _judge(self.critic, _rows(self.seen(batch, batch.action))).unflatten(0, batch.terminated.shape)
             advantage = counterfactual(q, policy, batch.action)
-        policy_loss = -mean_of(policy.log_prob(batch.action) * advantage, counted)
-        entropy = mean_of(policy.entropy(), counted)
+        policy_loss = -masked_mean(policy.log_prob(batch.action) * advantage, counted)
+        entropy = masked_mean(policy.entropy(), counted)
         gradient = self.actor_optimizer.gradient(policy_loss - self.cfg.entropy_coef * entropy)
         metrics = {"policy_loss": policy_loss.detach(), "entropy": entropy.detach()}
         return Gradients({"actor_optimizer": gradient}, metrics)
@@ -207,7 +207,7 @@ def team_value(q: Tensor, policy: Categorical, alive: Tensor | None = None) -> T
     return value.mean(-1) if alive is None else (value * alive).sum(-1) / alive.sum(-1).clamp_min(1)
 
 
-def _judge(critic: TeamNet, seen: Tree) -> Tensor:
+def _judge(critic: MultiAgentNet, seen: Tree) -> Tensor:
     """The values of all actions of each agent, `[B,A,n]`."""
     return critic(critic.inputs(seen, None))[0]
 

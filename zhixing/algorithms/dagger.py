@@ -20,8 +20,8 @@ from zhixing.core.policy import Policy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.errors import UserError
-from zhixing.nets.policies import TaughtPolicy
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.policies import ExpertMixturePolicy
+from zhixing.nets.torso import NetFactory
 from zhixing.ops.schedules import linear
 
 
@@ -37,10 +37,10 @@ class Config(OffPolicyConfig):
 class DAgger(Learner):
     settings = Config
     metrics = ("loss", "grad_norm")
-    policy: TaughtPolicy
+    policy: ExpertMixturePolicy
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         for name, only in (("prioritized", False), ("n_step", 1), ("her", False)):
             if getattr(cfg.replay, name) != only:
@@ -52,8 +52,8 @@ class DAgger(Learner):
         with self.building():
             self.actor, student = make_clone(spaces, cfg, net)
             self.actor.to(self.device)
-        self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.lr)
-        self.policy = TaughtPolicy(student, self.expert_share)
+        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.lr)
+        self.policy = ExpertMixturePolicy(student, self.expert_share)
 
     def expert_share(self, env_steps: int) -> float:
         return linear(1.0, 0.0, env_steps / max(1.0, self.cfg.expert_fraction * self.cfg.env_steps))

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zhixing.algorithms import register
-from zhixing.algorithms.common.q_learning import Losses, ValueLearner
+from zhixing.algorithms.common.q_learning import Losses, QLearner
 from zhixing.config import ValueConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.heads import DuelingHead
-from zhixing.nets.qnet import MakeHead, best_next
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.qnet import HeadFactory, best_next
+from zhixing.nets.torso import NetFactory
 from zhixing.ops.returns import td_target
 
 
@@ -30,7 +30,7 @@ class Config(ValueConfig):
 @register("dqn", "Q-learning with replay and a target network")
 @register("double_dqn", "DQN whose next action is chosen by the network and valued by its target", double=True)
 @register("dueling_dqn", "DQN with streams of their own for value and advantages", head=DuelingHead)
-class DQN(ValueLearner):
+class DQN(QLearner):
     settings = Config
 
     def __init__(
@@ -38,9 +38,9 @@ class DQN(ValueLearner):
         cfg: Config,
         spaces: Spaces,
         device: torch.device | str = "cpu",
-        net: MakeNet | None = None,
+        net: NetFactory | None = None,
         *,
-        head: MakeHead = nn.Linear,
+        head: HeadFactory = nn.Linear,
         double: bool = False,
     ) -> None:
         super().__init__(cfg, spaces, device, net, head)
@@ -49,16 +49,16 @@ class DQN(ValueLearner):
 
     @torch.no_grad()
     def target_value(self, batch: Batch, steps: Batch) -> Tensor:
-        next_q = self.said_next(self.target, batch)
+        next_q = self.next_q_values(self.target, batch)
         if not self.double and "next_mask" not in steps:
             best = next_q.amax(-1)  # the same as below, in half the time
         else:
-            chosen = best_next(self.said_next(self.net, batch) if self.double else next_q, steps)
+            chosen = best_next(self.next_q_values(self.net, batch) if self.double else next_q, steps)
             best = next_q.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
         return td_target(steps, best)
 
     def losses(self, batch: Batch, steps: Batch) -> Losses:
-        q = self.said(self.net, batch).gather(-1, steps.action.unsqueeze(-1)).squeeze(-1)  # [B]
+        q = self.q_values(self.net, batch).gather(-1, steps.action.unsqueeze(-1)).squeeze(-1)  # [B]
         target = self.target_value(batch, steps)
         error = (target - q.detach()).abs() if "weight" in steps else None
         return Losses(self.error(q, target, reduction="mean" if error is None else "none"), q, error)

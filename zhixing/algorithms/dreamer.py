@@ -30,9 +30,9 @@ from zhixing.core.tree import Tree, tree_leaves
 from zhixing.errors import UserError
 from zhixing.nets.critics import check_box
 from zhixing.nets.rssm import State
-from zhixing.nets.torso import MakeNet
-from zhixing.nets.world_model import Choices, Imagined, TwoHotHead, WorldModel, by_time, encode_action, flat
-from zhixing.ops.imagination import balanced_kl, imagined_returns, percentile_range, reached
+from zhixing.nets.torso import NetFactory
+from zhixing.nets.world_model import Imagined, TwoHotHead, WorldModel, WorldModelActor, by_time, encode_action, flat
+from zhixing.ops.imagination import balanced_kl, lambda_returns, percentile_range, reached
 from zhixing.ops.symlog import two_hot, two_hot_loss
 
 RANGE_RATE = 0.01  # how far the scale of returns moves towards that of the newest
@@ -89,7 +89,7 @@ class Dreamer(Learner):
     )
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         _check(cfg, spaces, net)
         super().__init__(cfg, spaces, device)
@@ -100,13 +100,13 @@ class Dreamer(Learner):
                 spaces, cfg.net, **sizes, mix=cfg.uniform_mix, depth=cfg.cnn_depth, bins=cfg.bins
             ).to(self.device)
             features = self.world.rssm.features
-            self.actor = Choices(features, spaces, cfg.net, cfg.uniform_mix).to(self.device)
+            self.actor = WorldModelActor(features, spaces, cfg.net, cfg.uniform_mix).to(self.device)
             self.critic = TwoHotHead(features, cfg.net, cfg.bins).to(self.device)
         clip = cfg.max_grad_norm
-        self.world_optimizer = self.optimizer(self.world.parameters(), cfg.lr, max_grad_norm=clip)
+        self.world_optimizer = self.make_optimizer(self.world.parameters(), cfg.lr, max_grad_norm=clip)
         behaviour = {"max_grad_norm": clip, "epsilon": cfg.behavior_optimizer_eps}
-        self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr, **behaviour)
-        self.critic_optimizer = self.optimizer(self.critic.parameters(), cfg.critic_lr or cfg.lr, **behaviour)
+        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr, **behaviour)
+        self.critic_optimizer = self.make_optimizer(self.critic.parameters(), cfg.critic_lr or cfg.lr, **behaviour)
         self.slow_critic = copy.deepcopy(self.critic)
         self.follow = Average(self.slow_critic, self.critic)
         self.return_range = torch.zeros((), device=self.device)
@@ -123,9 +123,9 @@ class Dreamer(Learner):
         cfg, world = self.cfg, self.world
         obs, action, is_first = by_time((batch.obs, batch.action, batch.is_first))
         sight = world.eyes(flat(obs))
-        luck = world.rssm.luck(is_first.shape, self.rng)
+        uniform_noise = world.rssm.uniform_noise(is_first.shape, self.rng)
         embedded = world.encoder(sight).unflatten(0, is_first.shape)
-        seen = world.rssm.observe(embedded, encode_action(action, self.spaces), is_first, luck)
+        seen = world.rssm.observe(embedded, encode_action(action, self.spaces), is_first, uniform_noise)
         warm = cfg.replay.burn_in  # steps that only warm up the memory
         state = State(*flat(tuple(part[warm:] for part in seen.state)))
         after, posterior, prior = flat(tuple(part[warm:] for part in seen[1:]))
@@ -151,7 +151,7 @@ class Dreamer(Learner):
         logits = self.critic(imagined.features)
         value = self.critic.mean(logits.detach())
         discount = self.cfg.gamma * imagined.goes_on
-        returns = imagined_returns(imagined.reward, discount, value, self.cfg.td_lambda)
+        returns = lambda_returns(imagined.reward, discount, value, self.cfg.td_lambda)
         with torch.no_grad():  # held near where the slow critic is: both targets weigh the same
             slow = self.slow_critic.mean(self.slow_critic(imagined.features[:-1]))
             targets = two_hot(returns, self.critic.bins) + two_hot(slow, self.critic.bins)
@@ -201,7 +201,7 @@ class Dreamer(Learner):
         return (frames * 255.0).round().byte().permute(2, 0, 1, 4, 5, 3)
 
 
-def _check(cfg: Config, spaces: Spaces, net: MakeNet | None) -> None:
+def _check(cfg: Config, spaces: Spaces, net: NetFactory | None) -> None:
     """Refuse by name what a world model can't be combined with."""
     if not spaces.discrete:
         check_box(spaces, cfg.algorithm)

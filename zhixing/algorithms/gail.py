@@ -24,7 +24,7 @@ from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.mlp import MLP
-from zhixing.nets.torso import Encoder, MakeNet, num_features
+from zhixing.nets.torso import Encoder, NetFactory, num_features
 
 
 class Config(PPOConfig):
@@ -77,7 +77,7 @@ class GAIL(Learner):
     metrics = (*PPO.metrics, "discriminator_loss", "discriminator_accuracy", "imitation_reward")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
@@ -85,7 +85,7 @@ class GAIL(Learner):
         self.policy = self.learner.policy
         with self.building():
             self.discriminator = Discriminator(spaces, cfg).to(self.device)
-        self.discriminator_optimizer = self.optimizer(
+        self.discriminator_optimizer = self.make_optimizer(
             self.discriminator.parameters(), cfg.discriminator_lr, epsilon=1e-8
         )
         self.expert: Batch | None = None
@@ -152,10 +152,10 @@ class GAIL(Learner):
     def skipped_steps(self) -> int:
         return super().skipped_steps() + self.learner.skipped_steps()
 
-    def start_from(self, state: dict[str, Any]) -> None:
+    def load_networks(self, state: dict[str, Any]) -> None:
         """Of another run of gail, or of the policy's own algorithm."""
-        super().start_from(state)
-        self.learner.start_from(state.get("learner", state))
+        super().load_networks(state)
+        self.learner.load_networks(state.get("learner", state))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "learner": self.learner.state_dict()}

@@ -21,7 +21,7 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, episode_starts, evaluate, rollout_fields, value_after
 from zhixing.nets.policies import ActorCriticPolicy
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.torso import NetFactory
 from zhixing.ops.normalize import normalised
 from zhixing.ops.returns import vtrace
 
@@ -49,10 +49,10 @@ class Config(AsynchronousConfig):
 class Impala(Learner):
     settings = Config
     metrics = ("policy_loss", "value_loss", "entropy", "ratio", "grad_norm")
-    shared_dim = 1  # V-trace looks along time
+    shard_dim = 1  # V-trace looks along time
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
@@ -66,7 +66,7 @@ class Impala(Learner):
                 log_std=cfg.log_std_init,
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
-        self.both_optimizer = self.optimizer(
+        self.optimizer = self.make_optimizer(
             self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
         )
 
@@ -78,7 +78,7 @@ class Impala(Learner):
 
     def set_progress(self, fraction: float) -> None:
         if self.cfg.anneal_lr:
-            self.both_optimizer.lr = self.cfg.lr * (1.0 - fraction)
+            self.optimizer.lr = self.cfg.lr * (1.0 - fraction)
 
     def value(self, obs: Tree) -> Tensor:
         return self.net(obs).value
@@ -128,7 +128,7 @@ class Impala(Learner):
             "entropy": entropy.detach(),
             "ratio": log_ratio.exp().mean(),
         }
-        return Gradients({"both_optimizer": self.both_optimizer.gradient(loss)}, metrics)
+        return Gradients({"optimizer": self.optimizer.gradient(loss)}, metrics)
 
     def update(self, batch: Batch) -> Update:
         update = self.descend(self.gradients, self.prepare(batch))

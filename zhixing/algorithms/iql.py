@@ -23,9 +23,9 @@ from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
-from zhixing.nets.critics import Critics, LikelyActor, StateValue, check_box
+from zhixing.nets.critics import Critics, MaxLikelihoodActor, StateValue, check_box
 from zhixing.nets.policies import SampledPolicy
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.torso import NetFactory
 from zhixing.ops.losses import advantage_weight, batch_mean, expectile
 from zhixing.ops.returns import td_target
 
@@ -44,20 +44,20 @@ class IQL(Learner):
     metrics = ("critic_loss", "value_loss", "actor_loss", "q_mean", "value_mean", "weight_mean", "grad_norm")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         if not isinstance(spaces.action, Discrete):
             check_box(spaces, cfg.algorithm)
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         with self.building():
-            self.actor = LikelyActor(spaces, cfg, net).to(self.device)
+            self.actor = MaxLikelihoodActor(spaces, cfg, net).to(self.device)
             self.critics = Critics(spaces, cfg, net, cfg.critics).to(self.device)
             self.state_value = StateValue(spaces, cfg, net).to(self.device)
         self.actor_lr = cfg.actor_lr or cfg.lr
-        self.actor_optimizer = self.optimizer(self.actor.parameters(), self.actor_lr)
-        self.critic_optimizer = self.optimizer(self.critics.parameters(), cfg.lr)
-        self.value_optimizer = self.optimizer(self.state_value.parameters(), cfg.lr)
+        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), self.actor_lr)
+        self.critic_optimizer = self.make_optimizer(self.critics.parameters(), cfg.lr)
+        self.value_optimizer = self.make_optimizer(self.state_value.parameters(), cfg.lr)
         self.target = copy.deepcopy(self.critics)
         self.follow = Average(self.target, self.critics)
         self.policy = SampledPolicy(spaces, self.actor)

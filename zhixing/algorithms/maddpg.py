@@ -28,9 +28,9 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.critics import check_box
 from zhixing.nets.multi_agent_critics import TeamActors, TeamCritics
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.torso import NetFactory
 from zhixing.ops.distributions import MASKED
-from zhixing.ops.policy_gradient import mean_of
+from zhixing.ops.policy_gradient import masked_mean
 from zhixing.ops.returns import td_target
 
 
@@ -51,7 +51,7 @@ class MADDPG(Learner):
     many_agents = True
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         self.discrete = isinstance(spaces.action, Discrete)
         if not self.discrete:
@@ -62,8 +62,8 @@ class MADDPG(Learner):
             self.actor = TeamActors(spaces, cfg, net).to(self.device)
             self.critics = TeamCritics(spaces, cfg, net).to(self.device)
         clip = {"max_grad_norm": cfg.max_grad_norm}
-        self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr, **clip)
-        self.critic_optimizer = self.optimizer(self.critics.parameters(), cfg.lr, **clip)
+        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr, **clip)
+        self.critic_optimizer = self.make_optimizer(self.critics.parameters(), cfg.lr, **clip)
         self.target_actor, self.target_critics = copy.deepcopy(self.actor), copy.deepcopy(self.critics)
         self.follow = [Average(self.target_actor, self.actor), Average(self.target_critics, self.critics)]
         self.policy = TeamActorPolicy(spaces, self.actor, cfg.exploration_noise)
@@ -107,7 +107,7 @@ class MADDPG(Learner):
         losses = error.square().sum(-1)
         weighted = losses * batch.weight if "weight" in batch else losses
         size = error.detach().abs().sum(-1) / counted.sum(-1).clamp_min(1)
-        return weighted.mean(), size, mean_of(q.detach(), counted)
+        return weighted.mean(), size, masked_mean(q.detach(), counted)
 
     def actor_loss(self, batch: Batch) -> Tensor:
         out = self.actor(batch.obs)

@@ -25,18 +25,18 @@ from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Field, Tree, tree_map
 from zhixing.nets.actor_critic import episode_starts
-from zhixing.nets.heads import Chances, ValueHead
+from zhixing.nets.heads import ActionDistribution, ValueHead
 from zhixing.nets.mlp import orthogonal
-from zhixing.nets.multi_agent import TeamNet, global_state, state_size
-from zhixing.nets.torso import MakeNet, hidden_fields
+from zhixing.nets.multi_agent import MultiAgentNet, global_state, state_size
+from zhixing.nets.torso import NetFactory, hidden_fields
 from zhixing.ops.normalize import RunningNorm, normalised
 from zhixing.ops.policy_gradient import (
+    approx_kl,
     clip_fraction,
-    clipped_loss,
     explained_variance,
-    mean_of,
+    masked_mean,
     minibatches,
-    sampled_kl,
+    ppo_clip_loss,
 )
 from zhixing.ops.returns import gae, next_values
 
@@ -72,7 +72,7 @@ class MAPPO(Learner):
         cfg: Config,
         spaces: Spaces,
         device: torch.device | str = "cpu",
-        net: MakeNet | None = None,
+        net: NetFactory | None = None,
         *,
         central: bool = True,
     ) -> None:
@@ -84,17 +84,19 @@ class MAPPO(Learner):
             judged = dataclasses.replace(spaces, obs=state)
         settings = {"shared": cfg.share_weights, "normalise": cfg.normalize_obs, "orthogonal_init": True}
         with self.building():
-            self.chances = Chances(spaces, copies=spaces.agents if not cfg.share_weights else ())
-            self.actor = TeamNet(spaces, cfg.net, net, self._policy_head, last_action=cfg.last_action, **settings)
+            self.chances = ActionDistribution(spaces, copies=spaces.agents if not cfg.share_weights else ())
+            self.actor = MultiAgentNet(spaces, cfg.net, net, self._policy_head, last_action=cfg.last_action, **settings)
             critic_net = cfg.net.model_copy(update={"recurrent": "none", "kind": "auto"})
-            self.critic = TeamNet(judged, critic_net, None, ValueHead, **settings)
+            self.critic = MultiAgentNet(judged, critic_net, None, ValueHead, **settings)
         for part in (self.chances, self.actor, self.critic):
             part.to(self.device)
         self.policy = TeamSampledPolicy(spaces, self.actor, self.chances, cfg.eval_stochastic)
         acting = [*self.actor.parameters(), *self.chances.parameters()]
         clip = cfg.max_grad_norm
-        self.actor_optimizer = self.optimizer(acting, cfg.lr, max_grad_norm=clip)
-        self.critic_optimizer = self.optimizer(self.critic.parameters(), cfg.critic_lr or cfg.lr, max_grad_norm=clip)
+        self.actor_optimizer = self.make_optimizer(acting, cfg.lr, max_grad_norm=clip)
+        self.critic_optimizer = self.make_optimizer(
+            self.critic.parameters(), cfg.critic_lr or cfg.lr, max_grad_norm=clip
+        )
         self.value_norm = RunningNorm(()).to(self.device) if cfg.normalize_value else None
 
     def _policy_head(self, features: int) -> nn.Linear:
@@ -174,15 +176,15 @@ class MAPPO(Learner):
         inputs = self.critic.inputs(batch.seen, None)
         raw = self.critic.over_time(inputs, None, batch.is_first) if "is_first" in batch else self.critic(inputs)[0]
         target = batch.ret if self.value_norm is None else self.value_norm(batch.ret)
-        return mean_of((raw - target).square(), counted)
+        return masked_mean((raw - target).square(), counted)
 
     def gradients(self, batch: Batch) -> Gradients:
         counted = batch.alive.float() if "alive" in batch else None
         logp, entropies = self.decisions(batch)
         advantage = normalised(batch.advantage, counted) if self.cfg.normalize_advantage else batch.advantage
         log_ratio = logp - batch.logp
-        policy_loss = clipped_loss(log_ratio, advantage, self.cfg.clip_range, counted)
-        entropy, value_loss = mean_of(entropies, counted), self.value_loss(batch, counted)
+        policy_loss = ppo_clip_loss(log_ratio, advantage, self.cfg.clip_range, counted)
+        entropy, value_loss = masked_mean(entropies, counted), self.value_loss(batch, counted)
         found = {
             "actor_optimizer": self.actor_optimizer.gradient(policy_loss - self.cfg.entropy_coef * entropy),
             "critic_optimizer": self.critic_optimizer.gradient(value_loss),
@@ -191,7 +193,7 @@ class MAPPO(Learner):
             "policy_loss": policy_loss.detach(),
             "value_loss": value_loss.detach(),
             "entropy": entropy.detach(),
-            "kl": sampled_kl(log_ratio.detach(), counted),
+            "kl": approx_kl(log_ratio.detach(), counted),
             "clip_fraction": clip_fraction(log_ratio.detach(), self.cfg.clip_range, counted),
         }
         return Gradients(found, metrics)

@@ -57,7 +57,7 @@ class MCTS(Learner):
     def gradients(self, batch: Batch) -> Gradients:
         raise UserError("mcts doesn't learn; it looks ahead")
 
-    def start_from(self, state: dict[str, Any]) -> None:
+    def load_networks(self, state: dict[str, Any]) -> None:
         raise UserError("mcts has no weights to start from; guide=RUN lets it ask a run's network")
 
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zhixing.algorithms import register
-from zhixing.algorithms.common.q_learning import Losses, ValueLearner
+from zhixing.algorithms.common.q_learning import Losses, QLearner
 from zhixing.config import Fraction, PositiveFloat, ValueConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.torso import NetFactory
 from zhixing.ops.distributions import MASKED
 from zhixing.ops.returns import td_target
 
@@ -33,11 +33,11 @@ class Config(ValueConfig):
 
 
 @register("munchausen_dqn", "DQN that pays what its policy already prefers")
-class MunchausenDQN(ValueLearner):
+class MunchausenDQN(QLearner):
     settings = Config
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device, net, nn.Linear)
         self.temperature, self.bonus, self.bonus_limit = cfg.temperature, cfg.bonus, cfg.bonus_limit
@@ -45,14 +45,14 @@ class MunchausenDQN(ValueLearner):
 
     @torch.no_grad()
     def target_value(self, batch: Batch, steps: Batch) -> Tensor:
-        preference = _allowed(self.said(self.target, batch), steps, "mask") / self.temperature
+        preference = _allowed(self.q_values(self.target, batch), steps, "mask") / self.temperature
         logp = _of(preference.log_softmax(-1), steps.action)
         bonus = self.bonus * (self.temperature * logp).clamp(min=-self.bonus_limit)
-        following = _allowed(self.said_next(self.target, batch), steps, "next_mask") / self.temperature
+        following = _allowed(self.next_q_values(self.target, batch), steps, "next_mask") / self.temperature
         return bonus + td_target(steps, self.temperature * following.logsumexp(-1))
 
     def losses(self, batch: Batch, steps: Batch) -> Losses:
-        q = _of(self.said(self.net, batch), steps.action)
+        q = _of(self.q_values(self.net, batch), steps.action)
         target = self.target_value(batch, steps)
         return Losses(self.error(q, target, reduction="none"), q, (target - q.detach()).abs())
 

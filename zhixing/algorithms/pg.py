@@ -18,7 +18,7 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, advantages, episode_starts, evaluate, rollout_fields
 from zhixing.nets.policies import ActorCriticPolicy
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.torso import NetFactory
 from zhixing.ops.normalize import normalised
 from zhixing.ops.returns import gae
 
@@ -41,14 +41,14 @@ class PG(Learner):
     metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         with self.building():
             self.net = ActorCritic(spaces, cfg.net, net, log_std=cfg.log_std_init).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
-        self.both_optimizer = self.optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+        self.optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
 
     @property
     def fields(self) -> dict[str, Tree]:
@@ -86,7 +86,7 @@ class PG(Learner):
             "value_loss": value_loss.detach(),
             "entropy": entropy.detach(),
         }
-        return Gradients({"both_optimizer": self.both_optimizer.gradient(loss)}, metrics)
+        return Gradients({"optimizer": self.optimizer.gradient(loss)}, metrics)
 
     def update(self, batch: Batch) -> Update:
         ret, known = self.returns(batch)

@@ -27,9 +27,9 @@ from zhixing.nets.actor_critic import ActorCritic, rollout_fields
 from zhixing.nets.heads import ValueHead
 from zhixing.nets.policies import ActorCriticPolicy
 from zhixing.nets.rollouts import prepare, read_policy, read_value
-from zhixing.nets.torso import MakeNet, num_features
+from zhixing.nets.torso import NetFactory, num_features
 from zhixing.ops.normalize import RewardScale, normalised
-from zhixing.ops.policy_gradient import clip_fraction, clipped_loss, explained_variance, minibatches, sampled_kl
+from zhixing.ops.policy_gradient import approx_kl, clip_fraction, explained_variance, minibatches, ppo_clip_loss
 
 
 class Config(OnPolicyConfig):
@@ -67,7 +67,7 @@ class PPG(Learner):
     )
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
@@ -82,8 +82,8 @@ class PPG(Learner):
         self.policy = ActorCriticPolicy(spaces, self.net, cfg.eval_stochastic)
         settings = {"max_grad_norm": cfg.max_grad_norm}
         actor = [*self.net.actor_parameters(), *self.auxiliary_head.parameters()]
-        self.actor_optimizer = self.optimizer(actor, cfg.lr, **settings)
-        self.critic_optimizer = self.optimizer(self.net.critic_parameters(), cfg.lr, **settings)
+        self.actor_optimizer = self.make_optimizer(actor, cfg.lr, **settings)
+        self.critic_optimizer = self.make_optimizer(self.net.critic_parameters(), cfg.lr, **settings)
         self.other_moments = self.actor_optimizer.state_dict()  # of the phase that isn't on
         self.reward_scale = RewardScale(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
         self.rollouts: list[Batch] = []  # since the last auxiliary phase
@@ -107,7 +107,7 @@ class PPG(Learner):
         policy, _ = read_policy(self.net, batch)
         log_ratio = policy.log_prob(batch.action) - batch.logp
         entropy = policy.entropy().mean()
-        policy_loss = clipped_loss(log_ratio, batch.advantage, self.cfg.clip_range)
+        policy_loss = ppo_clip_loss(log_ratio, batch.advantage, self.cfg.clip_range)
         value_loss = self.value_loss(batch)
         found = {
             "actor_optimizer": self.actor_optimizer.gradient(policy_loss - self.cfg.entropy_coef * entropy),
@@ -118,7 +118,7 @@ class PPG(Learner):
             "policy_loss": policy_loss.detach(),
             "value_loss": value_loss.detach(),
             "entropy": entropy.detach(),
-            "kl": sampled_kl(log_ratio),
+            "kl": approx_kl(log_ratio),
             "clip_fraction": clip_fraction(log_ratio, self.cfg.clip_range),
         }
         return Gradients(found, metrics)

@@ -31,9 +31,9 @@ from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, evaluate, rollout_fields
 from zhixing.nets.policies import ActorCriticPolicy
 from zhixing.nets.rollouts import prepare
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.torso import NetFactory
 from zhixing.ops.normalize import RewardScale, normalised
-from zhixing.ops.policy_gradient import clip_fraction, clipped_loss, explained_variance, minibatches, sampled_kl
+from zhixing.ops.policy_gradient import approx_kl, clip_fraction, explained_variance, minibatches, ppo_clip_loss
 
 
 class Config(OnPolicyConfig):
@@ -77,7 +77,7 @@ class PPO(Learner):
     metrics = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance", "grad_norm")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
@@ -94,10 +94,12 @@ class PPO(Learner):
         self.policy = ActorCriticPolicy(spaces, self.net, cfg.eval_stochastic)
         settings = {"max_grad_norm": cfg.max_grad_norm}
         if cfg.own_critic:
-            self.actor_optimizer = self.optimizer(self.net.actor_parameters(), cfg.lr, **settings)
-            self.critic_optimizer = self.optimizer(self.net.critic_parameters(), cfg.critic_lr or cfg.lr, **settings)
+            self.actor_optimizer = self.make_optimizer(self.net.actor_parameters(), cfg.lr, **settings)
+            self.critic_optimizer = self.make_optimizer(
+                self.net.critic_parameters(), cfg.critic_lr or cfg.lr, **settings
+            )
         else:
-            self.both_optimizer = self.optimizer(self.net.parameters(), cfg.lr, **settings)
+            self.optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, **settings)
         self.reward_scale = RewardScale(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
 
     @property
@@ -112,7 +114,7 @@ class PPO(Learner):
             self.actor_optimizer.lr = self.cfg.lr * left
             self.critic_optimizer.lr = (self.cfg.critic_lr or self.cfg.lr) * left
         else:
-            self.both_optimizer.lr = self.cfg.lr * left
+            self.optimizer.lr = self.cfg.lr * left
 
     def value(self, obs: Tree) -> Tensor:
         return self.net(obs).value
@@ -123,7 +125,7 @@ class PPO(Learner):
         """Also returns the logarithm of the probability ratio."""
         advantage = normalised(batch.advantage) if self.cfg.normalize_advantage else batch.advantage
         log_ratio = logp - batch.logp
-        return clipped_loss(log_ratio, advantage, self.cfg.clip_range), log_ratio.detach()
+        return ppo_clip_loss(log_ratio, advantage, self.cfg.clip_range), log_ratio.detach()
 
     def value_loss(self, value: Tensor, batch: Batch) -> Tensor:
         if self.cfg.value_clip_range is None:
@@ -140,7 +142,7 @@ class PPO(Learner):
         actor_loss = policy_loss - self.cfg.entropy_coef * entropy if self.cfg.entropy_coef else policy_loss
         if not self.cfg.own_critic:
             loss = torch.add(actor_loss, value_loss, alpha=self.cfg.value_coef)
-            found = {"both_optimizer": self.both_optimizer.gradient(loss)}
+            found = {"optimizer": self.optimizer.gradient(loss)}
         else:
             found = {"actor_optimizer": self.actor_optimizer.gradient(actor_loss)} if actor else {}
             if critic:
@@ -149,7 +151,7 @@ class PPO(Learner):
             "policy_loss": policy_loss.detach(),
             "value_loss": value_loss.detach(),
             "entropy": entropy.detach(),
-            "kl": sampled_kl(log_ratio),
+            "kl": approx_kl(log_ratio),
             "clip_fraction": clip_fraction(log_ratio, self.cfg.clip_range),
         }
         return Gradients(found, metrics)

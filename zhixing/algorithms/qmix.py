@@ -30,9 +30,9 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.errors import UserError
 from zhixing.nets.mixers import MonotonicMixer, SumMixer
-from zhixing.nets.multi_agent import TeamNet, global_state, state_size
+from zhixing.nets.multi_agent import MultiAgentNet, global_state, state_size
 from zhixing.nets.qnet import check_discrete, epsilon_at
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.torso import NetFactory
 from zhixing.ops.distributions import MASKED
 from zhixing.ops.returns import gae
 from zhixing.ops.team_reward import TeamReward
@@ -56,7 +56,7 @@ class MixerConfig(Config):
 class Team(nn.Module):
     """All that is learned, so that one target follows it."""
 
-    def __init__(self, agents: TeamNet, mixer: nn.Module | None) -> None:
+    def __init__(self, agents: MultiAgentNet, mixer: nn.Module | None) -> None:
         super().__init__()
         self.agents, self.mixer = agents, mixer
 
@@ -92,7 +92,7 @@ class QMIX(Learner):
         cfg: Config,
         spaces: Spaces,
         device: torch.device | str = "cpu",
-        net: MakeNet | None = None,
+        net: NetFactory | None = None,
         *,
         mixer: MakeMixer,
     ) -> None:
@@ -104,7 +104,7 @@ class QMIX(Learner):
         self.cfg = cfg
         self.team_reward = None if mixer is independent else TeamReward(cfg.algorithm, spaces)
         with self.building():
-            agents = TeamNet(
+            agents = MultiAgentNet(
                 spaces,
                 cfg.net,
                 net,
@@ -114,7 +114,7 @@ class QMIX(Learner):
                 normalise=cfg.normalize_obs,
             )
             self.net = Team(agents, mixer(cfg, spaces)).to(self.device)
-        self.q_optimizer = self.optimizer(
+        self.q_optimizer = self.make_optimizer(
             self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
         )
         self.target = copy.deepcopy(self.net)

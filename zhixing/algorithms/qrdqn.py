@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.algorithms.common.q_learning import Losses, ValueLearner
+from zhixing.algorithms.common.q_learning import Losses, QLearner
 from zhixing.config import Positive, PositiveFloat, ValueConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.heads import AtomsHead
 from zhixing.nets.qnet import best_next, of_action
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.torso import NetFactory
 from zhixing.ops.losses import quantile_huber
 from zhixing.ops.returns import td_target
 
@@ -31,11 +31,11 @@ class Config(ValueConfig):
 
 
 @register("qrdqn", "DQN that learns the distribution of returns, by its quantiles")
-class QRDQN(ValueLearner):
+class QRDQN(QLearner):
     settings = Config
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         head = partial(AtomsHead, atoms=cfg.quantiles)
         super().__init__(cfg, spaces, device, net, head, partial(torch.mean, dim=-1))
@@ -44,12 +44,12 @@ class QRDQN(ValueLearner):
     @torch.no_grad()
     def target_quantiles(self, batch: Batch, steps: Batch) -> Tensor:
         """What the return of each step may be `[B,quantiles]`, all equally likely."""
-        theta = self.said_next(self.target, batch)  # [B,n,quantiles]
+        theta = self.next_q_values(self.target, batch)  # [B,n,quantiles]
         best = of_action(theta, best_next(theta.mean(-1), steps))
         return td_target(steps, best)
 
     def losses(self, batch: Batch, steps: Batch) -> Losses:
-        theta = of_action(self.said(self.net, batch), steps.action)  # [B,quantiles]
+        theta = of_action(self.q_values(self.net, batch), steps.action)  # [B,quantiles]
         target = self.target_quantiles(batch, steps)
         q = theta.detach().mean(-1)
         return Losses(quantile_huber(theta, target, self.kappa), q, (target.mean(-1) - q).abs())

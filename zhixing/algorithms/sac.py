@@ -29,7 +29,7 @@ from zhixing.core.tree import Tree
 from zhixing.errors import UserError
 from zhixing.nets.critics import Critics, StochasticActor, check_box
 from zhixing.nets.policies import SampledPolicy
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.torso import NetFactory
 from zhixing.ops.distributions import Categorical, SquashedGaussian
 from zhixing.ops.returns import td_target
 
@@ -78,7 +78,7 @@ class SAC(Learner):
         cfg: Config,
         spaces: Spaces,
         device: torch.device | str = "cpu",
-        net: MakeNet | None = None,
+        net: NetFactory | None = None,
         *,
         penalty: Callable[[Config], Penalty] | None = None,
     ) -> None:
@@ -92,33 +92,33 @@ class SAC(Learner):
         with self.building():
             self.actor = StochasticActor(spaces, cfg, net).to(self.device)
             self.critics = Critics(spaces, cfg, net, cfg.critics).to(self.device)
-        self.log_temperature = nn.ParameterList([torch.tensor(math.log(cfg.alpha or 1.0), device=self.device)])
-        self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr)
-        self.critic_optimizer = self.optimizer(self.critics.parameters(), cfg.lr)
-        self.temperature_optimizer = self.optimizer(self.log_temperature.parameters(), cfg.lr)
+        self.log_alpha = nn.ParameterList([torch.tensor(math.log(cfg.alpha or 1.0), device=self.device)])
+        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr)
+        self.critic_optimizer = self.make_optimizer(self.critics.parameters(), cfg.lr)
+        self.alpha_optimizer = self.make_optimizer(self.log_alpha.parameters(), cfg.lr)
         self.target = copy.deepcopy(self.critics)
         self.follow = Average(self.target, self.critics)
         self.policy = SampledPolicy(spaces, self.actor)
         self.penalty = None if penalty is None else penalty(cfg).to(self.device)
         if self.penalty is not None:
-            self.penalty_optimizer = self.optimizer(self.penalty.parameters(), cfg.lr)
+            self.penalty_optimizer = self.make_optimizer(self.penalty.parameters(), cfg.lr)
             self.metrics = (*SAC.metrics, "penalty", "penalty_weight")  # type: ignore[misc]  # variants tell more
         # told again between delayed updates
         self.last_actor_loss = self.last_entropy = torch.zeros((), device=self.device)
 
     @property
     def temperature(self) -> Tensor:
-        return self.log_temperature[0].exp()
+        return self.log_alpha[0].exp()
 
     @property
-    def entropy_worth(self) -> Tensor:
+    def target_alpha(self) -> Tensor:
         """What values count the entropy with."""
-        return self.temperature if self.cfg.entropy_in_targets else torch.zeros_like(self.log_temperature[0])
+        return self.temperature if self.cfg.entropy_in_targets else torch.zeros_like(self.log_alpha[0])
 
     @torch.no_grad()
     def target_value(self, batch: Batch) -> Tensor:
         mask = batch.next_mask if "next_mask" in batch else None
-        policy, alpha = self.actor(batch.next_obs, mask), self.entropy_worth
+        policy, alpha = self.actor(batch.next_obs, mask), self.target_alpha
         if isinstance(policy, Categorical):
             q = self._least(self.target(batch.next_obs))  # [B,n]
             future = (policy.logp.exp() * (q - alpha * policy.logp)).sum(-1)
@@ -174,8 +174,8 @@ class SAC(Learner):
             return 0.5 * batch.mask.sum(-1).clamp(min=1).log().mean()
         return 0.5 * math.log(self.spaces.num_actions)
 
-    def temperature_loss(self, entropy: Tensor, batch: Batch) -> Tensor:
-        return self.log_temperature[0] * (entropy - self.target_entropy(batch))
+    def alpha_loss(self, entropy: Tensor, batch: Batch) -> Tensor:
+        return self.log_alpha[0] * (entropy - self.target_entropy(batch))
 
     def gradients(self, batch: Batch) -> Gradients:
         critic_loss, error, q = self.critic_loss(batch)
@@ -192,8 +192,8 @@ class SAC(Learner):
             actor_loss, entropy = self.actor_loss(batch)
             found["actor_optimizer"] = self.actor_optimizer.gradient(actor_loss)
             if self.cfg.alpha is None:
-                temperature_loss = self.temperature_loss(entropy, batch)
-                found["temperature_optimizer"] = self.temperature_optimizer.gradient(temperature_loss)
+                alpha_loss = self.alpha_loss(entropy, batch)
+                found["alpha_optimizer"] = self.alpha_optimizer.gradient(alpha_loss)
             self.last_actor_loss, self.last_entropy = actor_loss.detach(), entropy
         metrics = {"critic_loss": critic_loss.detach(), "actor_loss": self.last_actor_loss, "q_mean": q.detach().mean()}
         metrics |= {"alpha": self.temperature.detach(), "entropy": self.last_entropy}
@@ -207,7 +207,7 @@ class SAC(Learner):
         self.follow.move(self.cfg.tau)
 
     def value(self, obs: Tree) -> Tensor:
-        policy, alpha = self.actor(obs), self.entropy_worth
+        policy, alpha = self.actor(obs), self.target_alpha
         if isinstance(policy, Categorical):
             return (policy.logp.exp() * (self.critics(obs).amin(0) - alpha * policy.logp)).sum(-1)
         return self.critics(obs, policy.mode()).amin(0)

@@ -25,7 +25,7 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.critics import Critics, DeterministicActor, check_box
 from zhixing.nets.policies import DeterministicPolicy
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.torso import NetFactory
 from zhixing.ops.returns import td_target
 
 
@@ -60,7 +60,7 @@ def climb(cfg: Config, q: Tensor, action: Tensor, batch: Batch) -> Tensor:
     return -q.mean()
 
 
-def climb_nearby(cfg: Config, q: Tensor, action: Tensor, batch: Batch) -> Tensor:
+def td3bc_objective(cfg: Config, q: Tensor, action: Tensor, batch: Batch) -> Tensor:
     assert isinstance(cfg, TD3BCConfig)
     scale = cfg.alpha / q.detach().abs().mean().clamp(min=1e-8)  # so that alpha fits rewards of any size
     return (action - batch.action).square().mean() - scale * q.mean()
@@ -68,7 +68,7 @@ def climb_nearby(cfg: Config, q: Tensor, action: Tensor, batch: Batch) -> Tensor
 
 @register("td3", "deterministic policy gradient with twin critics, delay and smoothed targets")
 @register("ddpg", "deterministic policy gradient with replay and target networks", settings=DDPGConfig)
-@register("td3bc", "TD3 that stays near recorded actions", settings=TD3BCConfig, objective=climb_nearby)
+@register("td3bc", "TD3 that stays near recorded actions", settings=TD3BCConfig, objective=td3bc_objective)
 class TD3(Learner):
     settings = Config
     metrics = ("critic_loss", "actor_loss", "q_mean", "grad_norm")
@@ -78,7 +78,7 @@ class TD3(Learner):
         cfg: Config,
         spaces: Spaces,
         device: torch.device | str = "cpu",
-        net: MakeNet | None = None,
+        net: NetFactory | None = None,
         *,
         objective: Objective = climb,
     ) -> None:
@@ -88,8 +88,8 @@ class TD3(Learner):
         with self.building():
             self.actor = DeterministicActor(spaces, cfg, net).to(self.device)
             self.critics = Critics(spaces, cfg, net, cfg.critics).to(self.device)
-        self.actor_optimizer = self.optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr)
-        self.critic_optimizer = self.optimizer(self.critics.parameters(), cfg.lr)
+        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr)
+        self.critic_optimizer = self.make_optimizer(self.critics.parameters(), cfg.lr)
         self.target_actor, self.target_critics = copy.deepcopy(self.actor), copy.deepcopy(self.critics)
         self.follow = [Average(self.target_actor, self.actor), Average(self.target_critics, self.critics)]
         ou_theta = cfg.ou_theta if cfg.noise_kind == "ou" else None

@@ -25,7 +25,7 @@ from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, rollout_fields
 from zhixing.nets.policies import ActorCriticPolicy
 from zhixing.nets.rollouts import prepare, read_policy, read_value
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.torso import NetFactory
 from zhixing.ops.distributions import Distribution
 from zhixing.ops.natural import assign, fisher_vector_product, flat_gradient, flatten, line_search, natural_step
 from zhixing.ops.normalize import normalised
@@ -54,7 +54,7 @@ class TRPO(Learner):
     metrics = ("policy_loss", "value_loss", "entropy", "kl", "step_fraction", "explained_variance", "grad_norm")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: MakeNet | None = None
+        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
@@ -64,7 +64,9 @@ class TRPO(Learner):
                 spaces, cfg.net, net, batched=False, normalise=cfg.normalize_obs, log_std=cfg.log_std_init
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
-        self.critic_optimizer = self.optimizer(self.net.critic_parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+        self.critic_optimizer = self.make_optimizer(
+            self.net.critic_parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm
+        )
 
     @property
     def fields(self) -> dict[str, Tree]:

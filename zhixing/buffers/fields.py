@@ -21,7 +21,7 @@ SUCCESSORS = {"obs": "next_obs", "mask": "next_mask", "state": "next_state", "al
 REQUIRED = ("obs", "reward", "terminated", "truncated")
 
 
-class Reader:
+class BatchValidator:
     """Turns a batch into lists of NumPy leaves in the spec's order, or says which field is wrong and how."""
 
     def __init__(self, spec: Mapping[str, Tree]) -> None:
@@ -125,7 +125,7 @@ def _leaf(name: str, field: Field, value: Any, lead: tuple[int, ...]) -> Array:
     return value
 
 
-class Table:
+class ArrayStore:
     """One array `[size, ...]` per leaf of a spec, allocated once: in memory, in files, or on a device.
 
     On the CPU these are NumPy arrays, whose reads and writes of a few rows cost a third of torch's.
@@ -142,9 +142,9 @@ class Table:
         }
 
     @staticmethod
-    def over(spec: Mapping[str, Tree], arrays: Mapping[str, Tree]) -> Table:
+    def over(spec: Mapping[str, Tree], arrays: Mapping[str, Tree]) -> ArrayStore:
         """A table of arrays that are there already, on the CPU and only to be read."""
-        table = Table(spec, 0)
+        table = ArrayStore(spec, 0)
         table.arrays = {name: tree_leaves(arrays[name]) for name in spec}
         return table
 
@@ -231,11 +231,11 @@ class Table:
                 arrays[i] = larger
 
 
-class Pool:
+class SlotAllocator:
     """A table whose rows are handed out and given back; it doubles when it has none left."""
 
     def __init__(self, spec: Mapping[str, Tree], device: str) -> None:
-        self.table = Table(spec, 16, device)
+        self.table = ArrayStore(spec, 16, device)
         self._size = 16
         self._free = list(range(16))
 

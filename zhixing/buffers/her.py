@@ -89,10 +89,10 @@ def steps_left(ring: Ring, index: Array) -> Array:
     """
     position, column = np.divmod(index, ring.num_envs)
     stored = ring.count[column] - 1 - position
-    began = ring.began[ring.flat(index)]
+    episode_start = ring.episode_start[ring.flat(index)]
 
     def belongs(k: Any) -> Array:
-        same: Array = (k <= stored) & (ring.began[ring.flat(index + k * ring.num_envs)] == began)
+        same: Array = (k <= stored) & (ring.episode_start[ring.flat(index + k * ring.num_envs)] == episode_start)
         return same
 
     stride = 1

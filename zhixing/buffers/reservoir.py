@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zhixing.buffers.fields import SUCCESSORS, Array, Reader, Table
+from zhixing.buffers.fields import SUCCESSORS, Array, ArrayStore, BatchValidator
 from zhixing.core.batch import Batch
 from zhixing.core.tree import Tree
 
@@ -23,12 +23,12 @@ class ReservoirStorage:
     def __init__(
         self, spec: Mapping[str, Tree], capacity: int, seed: int, device: str = "cpu", folder: Path | None = None
     ) -> None:
-        self.reader = Reader(spec)
+        self.reader = BatchValidator(spec)
         self.capacity = capacity
         self.rng = np.random.default_rng(seed)
-        self.table = Table(spec, capacity, device, folder)
+        self.table = ArrayStore(spec, capacity, device, folder)
         successors = {SUCCESSORS[name]: tree for name, tree in spec.items() if name in SUCCESSORS}
-        self.successors = Table(successors, capacity, device, folder)
+        self.successors = ArrayStore(successors, capacity, device, folder)
         self.number = np.full(capacity, -1, np.int64)  # which of all transitions ever added lies in each place
         self.count = np.zeros(1, np.int64)  # transitions ever added
         self.base = np.zeros(1, np.int64)  # those before this one were cleared

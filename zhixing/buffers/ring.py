@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from zhixing.buffers.fields import Array, Pool, Reader, Table
+from zhixing.buffers.fields import Array, ArrayStore, BatchValidator, SlotAllocator
 from zhixing.core.batch import Batch
 from zhixing.core.tree import Field, Tree, tree_leaves, tree_map
 from zhixing.errors import UserError
@@ -32,35 +32,39 @@ class Ring:
         device: str = "cpu",
         folder: Path | None = None,
     ) -> None:
-        self.reader = Reader(spec)
+        self.reader = BatchValidator(spec)
         self.num_envs, self.frame_stack = num_envs, frame_stack
         self.rows = -(-capacity // num_envs)
         self.size = (self.rows + 1) * num_envs
         stored = {**spec, "obs": _single_frames(spec["obs"], frame_stack)} if frame_stack > 1 else dict(spec)
         followed = self.reader.followed
-        self.table = Table(stored, self.size, device, folder)
-        self.lasts = Pool({name: stored[name] for name in followed}, device)
+        self.table = ArrayStore(stored, self.size, device, folder)
+        self.final_obs_pool = SlotAllocator({name: stored[name] for name in followed}, device)
         self.slot = np.full(self.size, -1, np.int32)  # where the row's true successor lies; -1: it is the next row
-        self.began = np.zeros(self.size, np.int64)  # the position of the first row of the row's episode
+        self.episode_start = np.zeros(self.size, np.int64)  # the position of the first row of the row's episode
         self.count = np.zeros(num_envs, np.int64)  # rows ever added, per column
         self.base = np.zeros(num_envs, np.int64)  # rows before this one were cleared
         self.next_began = np.zeros(num_envs, np.int64)  # of the row to come: its own where an episode ended
         # the newest successors as they came: what the next row must begin with to follow, also on a device
-        self.heads: dict[str, Leaves] = {
+        self.latest_next_obs: dict[str, Leaves] = {
             name: [np.zeros((num_envs, *field.shape), field.dtype) for field in tree_leaves(spec[name])]
             for name in followed
         }
         self.fixed = False  # true where rows are only read
-        self._together = True  # all columns have had as many rows: then one slice holds a step of all
-        self._anew = True  # some columns begin an episode with the row to come
+        self._columns_aligned = True  # all columns have had as many rows: then one slice holds a step of all
+        self._any_new_episode = True  # some columns begin an episode with the row to come
         # the same arrays without names, in the order of the reader's parts
         self._plain_arrays = [array for name in self.reader.plain for array in self.table.arrays[name]]
         self._followed_arrays = [array for name in followed for array in self.table.arrays[name]]
-        self._heads = [head for name in followed for head in self.heads[name]]
-        self._stacks = len(self.heads["obs"]) if frame_stack > 1 else 0  # so many of them are stacks of frames
+        self._heads = [head for name in followed for head in self.latest_next_obs[name]]
+        self._stacks = (
+            len(self.latest_next_obs["obs"]) if frame_stack > 1 else 0
+        )  # so many of them are stacks of frames
 
     @staticmethod
-    def over(spec: Mapping[str, Tree], arrays: Mapping[str, Tree], lasts: Mapping[str, Tree], ends: Array) -> Ring:
+    def over(
+        spec: Mapping[str, Tree], arrays: Mapping[str, Tree], final_obs_pool: Mapping[str, Tree], ends: Array
+    ) -> Ring:
         """A full ring of one column whose rows are arrays `[S,...]` that are only read, such as mapped files.
 
         After the rows `ends` the stream begins anew; `lasts` are the true successors of these rows. The last row must
@@ -68,18 +72,18 @@ class Ring:
         """
         ring, size = Ring(spec, 1, 1), int(ends[-1]) + 1
         ring.rows = ring.size = size
-        ring.table = Table.over(spec, arrays)
-        ring.lasts.table = Table.over({name: spec[name] for name in lasts}, lasts)
+        ring.table = ArrayStore.over(spec, arrays)
+        ring.final_obs_pool.table = ArrayStore.over({name: spec[name] for name in final_obs_pool}, final_obs_pool)
         ring.slot = np.full(size, -1, np.int32)
         ring.slot[ends] = np.arange(len(ends))
         starts = np.concatenate([[0], ends[:-1] + 1])
-        ring.began = np.repeat(starts, np.diff(np.append(starts, size)))
+        ring.episode_start = np.repeat(starts, np.diff(np.append(starts, size)))
         ring.count[:] = size
         ring.fixed = True
         return ring
 
     def __len__(self) -> int:
-        if self._together:
+        if self._columns_aligned:
             first, count = self._span
             return (count - first) * self.num_envs
         return int((self.count - self.oldest).sum())
@@ -106,7 +110,7 @@ class Ring:
         if lead[-1] != columns:
             of = "num_envs" if ids is None else "len(ids)"
             raise UserError(f"field 'terminated' has shape {list(lead)}, expected {columns} columns ({of})")
-        if ids is None and self._together and (len(lead) == 1 or lead[0] == 1):
+        if ids is None and self._columns_aligned and (len(lead) == 1 or lead[0] == 1):
             self._add_step(plain, now, after)
             return
         if len(lead) == 1:
@@ -138,9 +142,9 @@ class Ring:
         for head, value in zip(self._heads, after):  # noqa: B905 (hot, see Table.write)
             head[...] = value
         self.table.write(self._plain_arrays, where, plain)
-        self.began[where] = self.next_began
-        self._anew = 1 in plain[0].tobytes() or 1 in plain[1].tobytes()  # a tenth of the cost of any()
-        if self._anew:
+        self.episode_start[where] = self.next_began
+        self._any_new_episode = 1 in plain[0].tobytes() or 1 in plain[1].tobytes()  # a tenth of the cost of any()
+        if self._any_new_episode:
             ends = np.flatnonzero(plain[0] | plain[1])
             self._keep_lasts(count * N + ends, [value[ends] for value in self._rows(after)])
             self.next_began[ends] = count + 1
@@ -150,7 +154,7 @@ class Ring:
         """Rows `[T,M]` at once: the same result as one after another, without a loop over T."""
         T, N = len(plain[0]), self.num_envs
         columns: Any = slice(None) if ids is None else ids
-        in_step = ids is None and self._together
+        in_step = ids is None and self._columns_aligned
         index: Array
         if in_step:
             first = int(self.count[0]) * N
@@ -159,8 +163,8 @@ class Ring:
             numbers = np.arange(N) if ids is None else ids
             index = (self.count[columns] + np.arange(T)[:, None]) * N + numbers
         ended: Array = plain[0] | plain[1]
-        cut, began = ended, np.empty(index.shape, np.int64)
-        began[:] = self.next_began[columns]
+        cut, episode_start = ended, np.empty(index.shape, np.int64)
+        episode_start[:] = self.next_began[columns]
         if not in_step or 1 in ended[:-1].tobytes() or not self._unbroken(now, after):
             follows = np.empty(ended.shape, bool)
             follows[0] = self._follows([value[0] for value in now], columns)
@@ -168,13 +172,13 @@ class Ring:
             for value, successor in zip(now, after, strict=True):
                 follows[1:] &= _same(value[1:], successor[:-1], 2)
             self._begin(now, after, ~follows)
-            self._break(index[0][~follows[0] & (began[0] < self.count[columns])])
-            began = np.maximum.accumulate(np.where(follows, began, index // N), axis=0)
+            self._break(index[0][~follows[0] & (episode_start[0] < self.count[columns])])
+            episode_start = np.maximum.accumulate(np.where(follows, episode_start, index // N), axis=0)
             cut = ended.copy()
             cut[:-1] |= ~follows[1:]
 
         if self.rows < T:  # rows that the same batch would overwrite aren't written at all
-            index, began, cut = index[-self.rows :], began[-self.rows :], cut[-self.rows :]
+            index, episode_start, cut = index[-self.rows :], episode_start[-self.rows :], cut[-self.rows :]
             plain, now, after = ([leaf[-self.rows :] for leaf in leaves] for leaves in (plain, now, after))
             self._release((index % self.size).reshape(-1))
         where: Any  # the rows themselves, those of their successors, and of the last successors
@@ -189,27 +193,27 @@ class Ring:
             newest = behind[-index.shape[1] :]
         self._release(behind)
         self.table.write(self._followed_arrays, where, [_flat(value) for value in self._stored(now, 2)])
-        heads = [value[-1] for value in after]
-        self.table.write(self._followed_arrays, newest, self._stored(heads, 1))
-        for head, value in zip(self._heads, heads, strict=True):
+        latest_next_obs = [value[-1] for value in after]
+        self.table.write(self._followed_arrays, newest, self._stored(latest_next_obs, 1))
+        for head, value in zip(self._heads, latest_next_obs, strict=True):
             head[columns] = value
         self.table.write(self._plain_arrays, where, [_flat(value) for value in plain])
-        self.began[where] = began.reshape(-1)
+        self.episode_start[where] = episode_start.reshape(-1)
         self.count[columns] += T
-        self.next_began[columns] = began[-1]
+        self.next_began[columns] = episode_start[-1]
         if 1 in cut.tobytes():
             self._keep_lasts(index[cut], [value[cut] for value in after])
-            self.next_began[columns] = np.where(ended[-1], self.count[columns], began[-1])
-        self._settle()
+            self.next_began[columns] = np.where(ended[-1], self.count[columns], episode_start[-1])
+        self._refresh_flags()
 
-    def _settle(self) -> None:
+    def _refresh_flags(self) -> None:
         """Look at all columns again after more than a step."""
-        self._together = len({*self.count.tolist()}) == len({*self.base.tolist()}) == 1
-        self._anew = True in (self.next_began == self.count).tolist()
+        self._columns_aligned = len({*self.count.tolist()}) == len({*self.base.tolist()}) == 1
+        self._any_new_episode = True in (self.next_began == self.count).tolist()
 
     def _continues(self, now: Leaves) -> bool:
         """Whether all columns surely go on from their newest successors: a quick look, before `_follows`."""
-        if self._anew:
+        if self._any_new_episode:
             return False
         for head, value in zip(self._heads, now):  # noqa: B905, SIM110 (hot, see Table.write)
             if head.tobytes() != value.tobytes():
@@ -258,22 +262,22 @@ class Ring:
 
     def _keep_lasts(self, index: Array, successors: Leaves) -> None:
         if len(index):
-            slots = self.slot[index % self.size] = self.lasts.allot(len(index))
-            arrays = [array for leaves in self.lasts.table.arrays.values() for array in leaves]
-            self.lasts.table.write(arrays, slots, self._stored(successors, 1))
+            slots = self.slot[index % self.size] = self.final_obs_pool.allot(len(index))
+            arrays = [array for leaves in self.final_obs_pool.table.arrays.values() for array in leaves]
+            self.final_obs_pool.table.write(arrays, slots, self._stored(successors, 1))
 
     def _release(self, where: Any) -> None:
         """The rows `where` are about to be no transitions any more: their slots are free again."""
         slots = self.slot[where]
         if slots.tobytes() != b"\xff" * slots.nbytes:  # not all are -1; a tenth of the cost of any()
-            self.lasts.release(slots[slots >= 0])
+            self.final_obs_pool.release(slots[slots >= 0])
             self.slot[where] = -1
 
     # ----------------------------------------------------------------- reading
 
     def uniform(self, n: int, rng: np.random.Generator) -> Array:
         """The indices of `n` stored rows, each as likely as any other."""
-        if self._together:
+        if self._columns_aligned:
             first, count = self._span
             drawn = (rng.random(n) * ((count - first) * self.num_envs)).astype(np.int64)
             return drawn + first * self.num_envs
@@ -290,7 +294,7 @@ class Ring:
 
     def since(self, mark: Array) -> Array:
         """The indices of the rows that were added after a mark and are stored, in the order of their positions."""
-        if self._together and len({*mark.tolist()}) == 1:
+        if self._columns_aligned and len({*mark.tolist()}) == 1:
             first, count = self._span
             return np.arange(max(first, int(mark[0])) * self.num_envs, count * self.num_envs)
         oldest = np.maximum(self.oldest, mark)
@@ -300,7 +304,7 @@ class Ring:
 
     def index_of(self, flat: Array) -> Array:
         """The indices of the rows that lie at `flat` now."""
-        if self._together:
+        if self._columns_aligned:
             end = int(self.count[0]) * self.num_envs
             return flat + (end - end % self.size) - (flat >= end % self.size) * self.size
         row, column = np.divmod(flat, self.num_envs)
@@ -309,7 +313,7 @@ class Ring:
 
     def live(self, index: Array) -> Array:
         """Which of these indices are still stored."""
-        if self._together:
+        if self._columns_aligned:
             first, count = self._span
             return (index >= first * self.num_envs) & (index < count * self.num_envs)
         position, column = np.divmod(index, self.num_envs)
@@ -318,7 +322,7 @@ class Ring:
     def allowed(self, index: Array, ahead: int) -> Array:
         """Which of these rows are stored with the `ahead` rows after them and all frames of their stack."""
         position, column = np.divmod(index, self.num_envs)
-        reach = np.minimum(position - self.began[index % self.size], self.frame_stack - 1)
+        reach = np.minimum(position - self.episode_start[index % self.size], self.frame_stack - 1)
         return (position - reach >= self.oldest[column]) & (position + ahead < self.count[column])
 
     def cut(self, index: Array) -> Array:
@@ -326,7 +330,7 @@ class Ring:
         return self.slot[index % self.size] >= 0
 
     def is_first(self, index: Array) -> Array:
-        return self.began[index % self.size] == index // self.num_envs
+        return self.episode_start[index % self.size] == index // self.num_envs
 
     def flat(self, index: Array) -> Array:
         """Where the rows `index` lie."""
@@ -351,20 +355,20 @@ class Ring:
         if self.table.on_cpu and name in self.table.single and not stacked:  # the same as below: this is hot
             rows = self.table.arrays[name][0].take(after, 0)
             if len(hits):
-                rows[hits] = self.lasts.table.arrays[name][0].take(slots.take(hits), 0)
+                rows[hits] = self.final_obs_pool.table.arrays[name][0].take(slots.take(hits), 0)
             return self.table.tensor(rows)
         if stacked:
             after = np.concatenate([self._frames(flat)[:, 1:], after[:, None]], axis=1)
         leaves = self.table.leaves(name, after)
         if len(hits):
             at: Any = hits if self.table.on_cpu else self.table.tensor(hits)
-            for leaf, last in zip(leaves, self.lasts.table.leaves(name, slots[hits]), strict=True):
+            for leaf, last in zip(leaves, self.final_obs_pool.table.leaves(name, slots[hits]), strict=True):
                 (leaf[:, -1] if stacked else leaf)[at] = last
         return self.table.tree(name, leaves)
 
     def _frames(self, flat: Array) -> Array:
         """The rows of the frames of each stack, oldest first `[B,k]`; before an episode's first, that one again."""
-        age = self.index_of(flat) // self.num_envs - self.began[flat]
+        age = self.index_of(flat) // self.num_envs - self.episode_start[flat]
         back = np.minimum(np.arange(self.frame_stack - 1, -1, -1), age[:, None])
         return (flat[:, None] - back * self.num_envs) % self.size
 
@@ -375,7 +379,7 @@ class Ring:
         self._release(slice(None))
         self.base = self.count.copy()
         self.next_began[:] = self.count
-        self._settle()
+        self._refresh_flags()
 
     def mark(self) -> Array:
         """How much was ever added."""
@@ -388,18 +392,20 @@ class Ring:
     def contents(self, since: Array | None = None) -> dict[str, Array]:
         """All stored rows, or those added since a mark."""
         index = self.all()
-        lasts = index[self.cut(index)]
+        final_obs_pool = index[self.cut(index)]
         if since is not None:
             index = self.since(since)
             # the newest row of that time may have turned out since to have no next row
-            position, column = np.divmod(lasts, self.num_envs)
-            lasts = lasts[position >= since[column] - 1]
+            position, column = np.divmod(final_obs_pool, self.num_envs)
+            final_obs_pool = final_obs_pool[position >= since[column] - 1]
         flat = index % self.size
-        successors = self.lasts.table.rows(self.slot[lasts % self.size].astype(np.int64))
+        successors = self.final_obs_pool.table.rows(self.slot[final_obs_pool % self.size].astype(np.int64))
         return {
             "index": index,
-            "age": (index // self.num_envs - self.began[flat]).astype(np.int32),  # rows since the first of its episode
-            "cut": lasts,
+            "age": (index // self.num_envs - self.episode_start[flat]).astype(
+                np.int32
+            ),  # rows since the first of its episode
+            "cut": final_obs_pool,
             **self.table.rows(flat),
             **{f"last.{name}": rows for name, rows in successors.items()},
         }
@@ -409,19 +415,21 @@ class Ring:
         index, cut = rows["index"], rows["cut"]
         keep = self.live(index)
         flat = index % self.size
-        self.began[flat[keep]] = (index // self.num_envs - rows["age"])[keep]
+        self.episode_start[flat[keep]] = (index // self.num_envs - rows["age"])[keep]
         self.table.set_rows(flat, rows, keep)
-        lasts = {name.removeprefix("last."): leaf for name, leaf in rows.items() if name.startswith("last.")}
+        final_obs_pool = {name.removeprefix("last."): leaf for name, leaf in rows.items() if name.startswith("last.")}
         keep_cut = self.live(cut)
         self._release(cut[keep_cut] % self.size)  # two saves may both have kept the row between them
-        self.slot[cut[keep_cut] % self.size] = self.lasts.allot(int(keep_cut.sum()))
-        self.lasts.table.set_rows(self.slot[cut % self.size], lasts, keep_cut)
+        self.slot[cut[keep_cut] % self.size] = self.final_obs_pool.allot(int(keep_cut.sum()))
+        self.final_obs_pool.table.set_rows(self.slot[cut % self.size], final_obs_pool, keep_cut)
         return int(keep.sum())
 
     def state(self) -> dict[str, Any]:
-        heads = {f"head.{name}.{i}": leaf for name, leaves in self.heads.items() for i, leaf in enumerate(leaves)}
+        latest_next_obs = {
+            f"head.{name}.{i}": leaf for name, leaves in self.latest_next_obs.items() for i, leaf in enumerate(leaves)
+        }
         next_age = (self.count - self.next_began).astype(np.int32)  # rows so far of the episodes that go on
-        return {"count": self.count, "base": self.base, "next_age": next_age, **heads}
+        return {"count": self.count, "base": self.base, "next_age": next_age, **latest_next_obs}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Empty the ring and set its counts and heads; `restore` then brings the rows."""
@@ -429,11 +437,11 @@ class Ring:
         self.count[:], self.base[:] = state["count"], state["base"]
         self.next_began[:] = self.count - state["next_age"]
         head = (self.count * self.num_envs + np.arange(self.num_envs)) % self.size
-        for name, leaves in self.heads.items():
+        for name, leaves in self.latest_next_obs.items():
             for i, leaf in enumerate(leaves):
                 leaf[:] = state[f"head.{name}.{i}"]
         self.table.write(self._followed_arrays, head, self._stored(self._heads, 1))
-        self._settle()
+        self._refresh_flags()
 
 
 def _same(a: Array, b: Array, lead: int) -> Array:

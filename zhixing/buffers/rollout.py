@@ -20,7 +20,7 @@ class Part(NamedTuple):
 
     num_steps: int
     arrays: dict[str, Tree]  # fields with successors have a row more
-    lasts: Lasts
+    final_obs_pool: Lasts
 
 
 class Rollout:
@@ -74,10 +74,10 @@ class Rollout:
             name: tree_map(lambda *leaves: np.concatenate(leaves, 1), *(part.arrays[name] for part in parts))
             for name in parts[0].arrays
         }
-        rollout._lasts, first = {name: [] for name in parts[0].lasts}, 0
+        rollout._lasts, first = {name: [] for name in parts[0].final_obs_pool}, 0
         for part in parts:
-            for name, lasts in part.lasts.items():
-                rollout._lasts[name] += [(t, first + envs, tree) for t, envs, tree in lasts]
+            for name, final_obs_pool in part.final_obs_pool.items():
+                rollout._lasts[name] += [(t, first + envs, tree) for t, envs, tree in final_obs_pool]
             first += part.arrays["terminated"].shape[1]
         rollout.num_envs, rollout._views = first, (-1, {})
         return rollout.batch()

@@ -140,7 +140,7 @@ class Episode:
         assert isinstance(storage, Ring)
         flat = np.flatnonzero(storage.slot >= 0)
         ended = (storage.table.take("terminated", flat) | storage.table.take("truncated", flat)).cpu().numpy()
-        first = storage.began[flat] * storage.num_envs + flat % storage.num_envs
+        first = storage.episode_start[flat] * storage.num_envs + flat % storage.num_envs
         return np.sort(first[ended & storage.live(first)])
 
     def gather(self, storage: Storage, index: Array) -> dict[str, Tree]:

@@ -65,7 +65,7 @@ class Collector(Protocol):
         """Start whatever takes time to start. Called once before training; the time doesn't count as training."""
         return None
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Copy the current weights to the learner if they are elsewhere. Called before evaluations and checkpoints."""
         return None
 

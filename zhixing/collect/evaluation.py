@@ -29,7 +29,7 @@ class Episode(NamedTuple):
     cut: bool = False  # by the step limit of an evaluation; the environment hasn't ended it
 
 
-def told_as(name: str) -> str:
+def metric_name(name: str) -> str:
     """Return the name under which the mean over episodes of a number in `info` is logged."""
     return "win_rate" if name == "won" else name
 
@@ -71,7 +71,8 @@ class Evaluation:
         }
         keys = {key for episode in self.episodes for key in episode.info} - {*summary, "score"}
         means = {
-            told_as(key): float(np.mean([e.info[key] for e in self.episodes if key in e.info])) for key in sorted(keys)
+            metric_name(key): float(np.mean([e.info[key] for e in self.episodes if key in e.info]))
+            for key in sorted(keys)
         }
         if self.references:
             summary["score"] = normalised_score(self.mean_return, self.references)

@@ -33,8 +33,8 @@ def cache_folder() -> Path:
 
 def check_compiler() -> None:
     """Before anything runs: graphs for the CPU are compiled with the machine's own C++ compiler."""
-    asked = os.environ.get("CXX")
-    names = [asked] if asked else ["g++", "clang++", "cl"]
+    guards = os.environ.get("CXX")
+    names = [guards] if guards else ["g++", "clang++", "cl"]
     if not any(shutil.which(name) for name in names):
         raise UserError(
             f"compile=true needs a C++ compiler, and there is no {' or '.join(names)}: install one (apt install g++, "

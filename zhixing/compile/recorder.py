@@ -131,7 +131,7 @@ class Recorder(TorchDispatchMode):
         return args[0]
 
 
-class Watch(TorchFunctionMode):
+class ForbidHostSync(TorchFunctionMode):
     """Refuses what leaves torch unseen by the recorder, and makes vectors of choices without looking at these."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, fx
 
 from zhixing.compile.compiler import Run, check_compiler, compiled
-from zhixing.compile.recorder import Leaf, NoGraphError, Recorder, Watch, aten
+from zhixing.compile.recorder import ForbidHostSync, Leaf, NoGraphError, Recorder, aten
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Told, Update
+from zhixing.core.learner import LazyMetrics, Update
 from zhixing.core.tree import tree_leaves
 from zhixing.errors import UserError
 
@@ -61,8 +61,8 @@ class Graph:
 
     def __init__(self, learner: Learner, find: Find, batch: Batch, parts: dict[str, Any]) -> None:
         self.learner, self.find, self.parts, self.fields = learner, find, parts, batch.fields
-        self.asked: list[Asked] = []
-        recorder, update, changed, self.updates = _record(learner, find, batch, parts, self.asked)
+        self.guards: list[UpdateCountGuard] = []
+        recorder, update, changed, self.updates = _record(learner, find, batch, parts, self.guards)
         self.metrics, self.has_priority, self.changed = (
             tuple(update.metrics),
             update.priority is not None,
@@ -75,7 +75,7 @@ class Graph:
         self.attributes = [(i, source) for i, source in enumerate(recorder.sources) if isinstance(source, str)]
         self.random = [(i, source) for i, source in enumerate(recorder.sources) if callable(source)]
         leaves = [source for source in recorder.sources if isinstance(source, Leaf)]
-        self.looks = [(leaf, _look(_leaf(batch, leaf))) for leaf in leaves]
+        self.input_specs = [(leaf, _look(_leaf(batch, leaf))) for leaf in leaves]
 
     def read(self, find: Find, batch: Batch, parts: dict[str, Any]) -> list[Tensor] | None:
         """The leaves that the graph reads; None if it is one of another kind of update."""
@@ -83,11 +83,11 @@ class Graph:
         if self.find != find or self.parts != parts or self.fields != tuple(fields):
             return None
         updates = self.learner.updates
-        for asked in self.asked:
-            if not asked.holds(updates):
+        for guards in self.guards:
+            if not guards.holds(updates):
                 return None
         leaves = []
-        for leaf, look in self.looks:
+        for leaf, look in self.input_specs:
             value = fields[leaf.field]  # a tensor, nearly always; a batch's attributes take longer
             if type(value) is not Tensor:
                 value = _leaf(batch, leaf)
@@ -111,10 +111,10 @@ class Graph:
         for name, value in zip(self.changed, others, strict=True):
             setattr(learner, name, value)
         learner.updates += self.updates
-        return Update(Told(self.metrics, told), priority)
+        return Update(LazyMetrics(self.metrics, told), priority)
 
 
-class Asked(NamedTuple):
+class UpdateCountGuard(NamedTuple):
     """What an update asked of the number of updates: whether `(updates + added) % by == remainder`."""
 
     added: int
@@ -126,30 +126,32 @@ class Asked(NamedTuple):
         return ((updates + self.added) % self.by == self.remainder) is self.answer
 
 
-class Count(int):
+class TracedCount(int):
     """The number of updates while recording. It notes what is asked of it, and refuses what can't be checked later."""
 
     added: int
     by: int  # it is the remainder of dividing by this; 0 for the number itself
-    asked: list[Asked]
+    guards: list[UpdateCountGuard]
 
     @staticmethod
-    def of(value: int, asked: list[Asked], added: int = 0, by: int = 0) -> Count:
-        count = Count(value)
-        count.asked, count.added, count.by = asked, added, by
+    def of(value: int, guards: list[UpdateCountGuard], added: int = 0, by: int = 0) -> TracedCount:
+        count = TracedCount(value)
+        count.guards, count.added, count.by = guards, added, by
         return count
 
-    def __add__(self, other: int) -> Count:
-        return Count.of(int(self) + other, self.asked, self.added + other) if not self.by else self._refuse(other)
+    def __add__(self, other: int) -> TracedCount:
+        return (
+            TracedCount.of(int(self) + other, self.guards, self.added + other) if not self.by else self._refuse(other)
+        )
 
-    def __mod__(self, other: int) -> Count:
-        return Count.of(int(self) % other, self.asked, self.added, other) if not self.by else self._refuse(other)
+    def __mod__(self, other: int) -> TracedCount:
+        return TracedCount.of(int(self) % other, self.guards, self.added, other) if not self.by else self._refuse(other)
 
     def __eq__(self, other: object) -> bool:
         if not self.by or not isinstance(other, int):
             self._refuse(other)
         answer = int(self) == other
-        self.asked.append(Asked(self.added, self.by, int(other), answer))  # type: ignore[call-overload]
+        self.guards.append(UpdateCountGuard(self.added, self.by, int(other), answer))  # type: ignore[call-overload]
         return answer
 
     def __ne__(self, other: object) -> bool:
@@ -166,7 +168,7 @@ class Count(int):
 
 
 def _record(
-    learner: Learner, find: Find, batch: Batch, parts: dict[str, Any], asked: list[Asked]
+    learner: Learner, find: Find, batch: Batch, parts: dict[str, Any], guards: list[UpdateCountGuard]
 ) -> tuple[Recorder, Update, dict[str, Tensor], int]:
     """An update that changes nothing: the operations, its result, attributes that it sets, and how much it counts."""
     leaves = {
@@ -177,11 +179,11 @@ def _record(
     }
     before, random = dict(vars(learner)), learner.rng.get_state()
     recorder = Recorder(leaves, {id(part): name for name, part in before.items() if type(part) is Tensor})
-    learner.updates = Count.of(learner.updates, asked)
+    learner.updates = TracedCount.of(learner.updates, guards)
     try:
         for optimizer in learner.optimizers().values():
             optimizer.in_graph = True
-        with Watch(), recorder:
+        with ForbidHostSync(), recorder:
             update = learner.apply(learner.found(find, batch, **parts))
         after = dict(vars(learner))
     finally:

@@ -22,7 +22,7 @@ from zhixing.errors import UserError
 
 if TYPE_CHECKING:
     from zhixing.compile import Graphs
-    from zhixing.distributed.learner_group import Partners
+    from zhixing.distributed.learner_group import LearnerGroup
     from zhixing.search import SelfPlay
 
 
@@ -46,7 +46,7 @@ class Update(NamedTuple):
     priority: Tensor | None = None
 
 
-class Told(Mapping[str, Tensor]):
+class LazyMetrics(Mapping[str, Tensor]):
     """Numbers of an update, by name, that came as one vector. It is taken apart when somebody asks, which few do."""
 
     def __init__(self, names: tuple[str, ...], numbers: Tensor) -> None:
@@ -74,8 +74,8 @@ class Learner(ABC):
     settings: ClassVar[type[RunConfig]]
     metrics: ClassVar[tuple[str, ...]]
     many_agents: ClassVar[bool | None] = False  # for tasks of several agents, and only for these; None: for any
-    shared_dim: ClassVar[int] = 0  # along which several learners share a batch that `descend` gets
-    learns_apart = False  # workers take the gradients of their own rollouts: `rollout_gradients`
+    shard_dim: ClassVar[int] = 0  # along which several learners share a batch that `descend` gets
+    gradients_on_workers = False  # workers take the gradients of their own rollouts: `rollout_gradients`
     further_buffers: ClassVar[dict[str, Literal["uniform", "reservoir"]]] = {}  # by name, with their samplers
     policy: Policy
 
@@ -94,7 +94,7 @@ class Learner(ABC):
         self.low: torch.dtype | None = LOW.get(cfg.precision)  # type of matrix products, if not that of the weights
         if self.low is not None and cfg.scheme == "play":
             raise UserError(f"precision={cfg.precision} is for updates, and {cfg.algorithm} makes none: set fp32")
-        self.partners: Partners | None = None  # other learners, who take the gradients of their shares
+        self.partners: LearnerGroup | None = None  # other learners, who take the gradients of their shares
         self.graphs: Graphs | None = None  # compiled updates: with compile=true, `Algorithm.make` attaches them
         self._needs_graphs = cfg.compile
 
@@ -174,7 +174,7 @@ class Learner(ABC):
         return self.descend(self.gradients, batch)
 
     def rollout_gradients(self, batch: Batch) -> Gradients:
-        """Of a whole rollout `[T,N]`, to be applied elsewhere, for those that `learns_apart`."""
+        """Of a whole rollout `[T,N]`, to be applied elsewhere, for those that `gradients_on_workers`."""
         raise UserError(f"{type(self).__name__} learns in one place")
 
     def priority(self, batch: Batch) -> Tensor | None:
@@ -188,7 +188,7 @@ class Learner(ABC):
     def set_progress(self, fraction: float) -> None:  # noqa: B027  # only for algorithms with schedules
         """Told before each iteration how much of the budget is used, for schedules."""
 
-    def optimizer(self, parameters: Iterable[nn.Parameter], lr: float, **settings: Any) -> Optimizer:
+    def make_optimizer(self, parameters: Iterable[nn.Parameter], lr: float, **settings: Any) -> Optimizer:
         settings = {"epsilon": self._optimizer_eps, **settings}
         made = Optimizer(parameters, lr, scaled=self.low is torch.float16, **settings)
         self._made.append(made)
@@ -223,7 +223,7 @@ class Learner(ABC):
         """What a policy elsewhere needs to act as this one."""
         return self.policy.state_dict()
 
-    def start_from(self, state: dict[str, Any]) -> None:
+    def load_networks(self, state: dict[str, Any]) -> None:
         """Take over the networks of another learner's state, not its optimizers and counters."""
         for name, part in vars(self).items():
             if isinstance(part, nn.Module) and name in state["parts"]:

@@ -16,9 +16,9 @@ from zhixing.core.learner import Learner
 from zhixing.core.policy import Phase
 from zhixing.core.spaces import Spaces
 from zhixing.core.state import Count, checked
-from zhixing.distributed.parameter_servers import Servers
-from zhixing.distributed.worker import Setup, Turn, packed
-from zhixing.distributed.worker_pool import Crew, LocalCrew, RayCrew
+from zhixing.distributed.parameter_servers import ParameterServers
+from zhixing.distributed.worker import Setup, WorkerResult, packed
+from zhixing.distributed.worker_pool import LocalCrew, RayCrew, WorkerPool
 from zhixing.envs import portable
 from zhixing.errors import UserError
 
@@ -33,7 +33,7 @@ SAVED = {
 }
 
 
-class SpreadActor(Collector):
+class DistributedCollector(Collector):
     """Collects with workers, each with its share of the environments.
 
     `collect` waits for all workers, which all act with the learner's current weights. `turn` waits for the first worker
@@ -42,11 +42,11 @@ class SpreadActor(Collector):
 
     def __init__(
         self,
-        crew: Crew,
+        crew: WorkerPool,
         learner: Learner,
         spaces: Spaces,
         tells: tuple[str, ...] = (),
-        servers: Servers | None = None,
+        servers: ParameterServers | None = None,
     ) -> None:
         """With parameter servers the learner's weights are those of the last `settle`."""
         self.crew, self.learner, self.spaces, self.servers = crew, learner, spaces, servers
@@ -78,7 +78,9 @@ class SpreadActor(Collector):
 
     def _collect(self, steps: int, phase: Phase) -> Experience:
         weights, scheduled = self.crew.share(packed(self.learner)), self.env_steps + self.schedule_lead
-        turns: list[Turn] = self.crew.call(weights, "collect", [(steps, phase.value, scheduled)] * len(self.crew))
+        turns: list[WorkerResult] = self.crew.call(
+            weights, "collect", [(steps, phase.value, scheduled)] * len(self.crew)
+        )
         self.env_steps += steps * self.num_envs
         self._replaced = [turn.replaced for turn in turns]
         batch = Rollout.joined([turn.part for turn in turns if turn.part is not None])
@@ -123,7 +125,7 @@ class SpreadActor(Collector):
         further = (rate,) if rate else ()
         self.crew.start(worker, self._shared[1], *task, self.env_steps + self.schedule_lead, *further)
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Copy the weights from the parameter servers to the learner, if there are servers."""
         if self.servers is not None and 0 <= self._settled < self.learner.updates:
             self.servers.fetch(self.learner)
@@ -146,7 +148,7 @@ class SpreadActor(Collector):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. It leaves out what busy Ray workers are collecting: nothing waits for them."""
-        state: dict[str, Any] = {"env_steps": self.env_steps, "lost": self.lost, "lives": self.crew.lives}
+        state: dict[str, Any] = {"env_steps": self.env_steps, "lost": self.lost, "lives": self.crew.incarnations}
         pending = self.crew.pending
         if self.crew.here or not pending:
             states = self._states(bool(pending))
@@ -178,7 +180,9 @@ class SpreadActor(Collector):
         return [index for one in lost for index in one]
 
 
-def spread(cfg: RunConfig, learner: Learner, spaces: Spaces, tells: Sequence[str], folder: Path) -> SpreadActor:
+def spread(
+    cfg: RunConfig, learner: Learner, spaces: Spaces, tells: Sequence[str], folder: Path
+) -> DistributedCollector:
     """Start workers with equal shares of the run's environments, or shares that differ by one."""
     asked = cfg.distributed.workers
     workers = asked or (cfg.actors if isinstance(cfg, AsynchronousConfig) else 1)
@@ -193,6 +197,6 @@ def spread(cfg: RunConfig, learner: Learner, spaces: Spaces, tells: Sequence[str
     crew = RayCrew(setups, cfg.distributed.address) if asked else LocalCrew(setups)
     servers = None
     if cfg.distributed.servers and isinstance(crew, RayCrew):
-        servers = Servers.start(crew.cluster, cfg.distributed.servers)
+        servers = ParameterServers.start(crew.cluster, cfg.distributed.servers)
         crew.setups = [replace(setup, servers=servers) for setup in setups]
-    return SpreadActor(crew, learner, spaces, tuple(tells), servers)
+    return DistributedCollector(crew, learner, spaces, tuple(tells), servers)

@@ -52,7 +52,7 @@ except BaseException:
 """
 
 
-class Partners:
+class LearnerGroup:
     """The other learners, as the first sees them. They are started when the first step is asked for."""
 
     def __init__(self, learner: Learner, cfg: RunConfig, spaces: Spaces, folder: Path) -> None:
@@ -65,7 +65,7 @@ class Partners:
 
     def step(self, find: Callable[..., Gradients], batch: Batch, **parts: Any) -> Update:
         """What `learner.apply(find(batch, **parts))` does, up to how means of shares differ from those of the whole."""
-        learner, dim = self.learner, self.learner.shared_dim
+        learner, dim = self.learner, self.learner.shard_dim
         rows = tree_leaves(getattr(batch, batch.fields[0]))[0].shape[dim]
         if rows % self.num:
             what = ("rows", "a batch size") if dim == 0 else ("environments", "a num_envs")
@@ -111,29 +111,31 @@ class Partners:
         """On this machine as processes, reachable from it alone; with an address on that Ray cluster, whose machines
         must see the run's folder."""
         cfg, address = self.cfg, self.cfg.distributed.address
-        meeting = tempfile.mkdtemp(prefix="zhixing-learners-", dir=None if address is None else self.folder.resolve())
-        self._close.append(lambda: shutil.rmtree(meeting, ignore_errors=True))
+        rendezvous = tempfile.mkdtemp(
+            prefix="zhixing-learners-", dir=None if address is None else self.folder.resolve()
+        )
+        self._close.append(lambda: shutil.rmtree(rendezvous, ignore_errors=True))
         settings, device = cfg.model_dump(mode="json"), self.learner.device.type
         packed = portable.pack_settings(settings)
         if address is None:
             for rank in range(1, self.num):
-                self._spawn(rank, self.num, meeting, LOOPBACK, settings, packed, self.spaces, device)
-            self._meet(meeting, self._check_alive)
-            return Group(0, self.num, meeting, LOOPBACK)
+                self._spawn(rank, self.num, rendezvous, LOOPBACK, settings, packed, self.spaces, device)
+            self._meet(rendezvous, self._check_alive)
+            return Group(0, self.num, rendezvous, LOOPBACK)
         from zhixing.distributed.cluster import Cluster
 
         cluster = Cluster(address)
         self._close.append(cluster.close)
         remote = cluster.ray.remote(num_cpus=cluster.cpus(self.num - 1))(serve)
         others = range(1, self.num)
-        tasks = [remote.remote(k, self.num, meeting, None, settings, packed, self.spaces, device) for k in others]
+        tasks = [remote.remote(k, self.num, rendezvous, None, settings, packed, self.spaces, device) for k in others]
 
         def check() -> None:
             ended, _ = cluster.ray.wait(tasks, timeout=0)
             cluster.ray.get(ended)  # raises what it failed of
 
-        self._meet(meeting, check)
-        return Group(0, self.num, meeting, cluster.ray.util.get_node_ip_address())
+        self._meet(rendezvous, check)
+        return Group(0, self.num, rendezvous, cluster.ray.util.get_node_ip_address())
 
     def _spawn(self, *arguments: Any) -> None:
         """`serve` in a process of its own, which doesn't run the user's script again."""
@@ -144,10 +146,10 @@ class Partners:
         with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # if it is gone, its exit code tells
             stdin.write(pickle.dumps(arguments))
 
-    def _meet(self, meeting: str, check: Callable[[], None]) -> None:
+    def _meet(self, rendezvous: str, check: Callable[[], None]) -> None:
         """Wait until all others are about to join the group, which in itself would wait for those that are gone."""
         until = time.monotonic() + TIMEOUT.total_seconds()
-        while len(list(Path(meeting).glob("ready-*"))) < self.num - 1:
+        while len(list(Path(rendezvous).glob("ready-*"))) < self.num - 1:
             check()
             if time.monotonic() > until:
                 raise RuntimeError("some didn't come")
@@ -178,13 +180,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 class Group:
     """All learners of a run: what goes between them."""
 
-    def __init__(self, rank: int, num: int, meeting: str, host: str) -> None:
+    def __init__(self, rank: int, num: int, rendezvous: str, host: str) -> None:
         torch_distributed: Any = dist  # most of what is used here has no types
         gloo = torch_distributed.ProcessGroupGloo  # a group of its own: a process may hold several runs
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=host)]
         options._timeout = timedelta(days=365) if rank else TIMEOUT
-        self.group = gloo(torch_distributed.FileStore(f"{meeting}/meeting", num), rank, num, options)
+        self.group = gloo(torch_distributed.FileStore(f"{rendezvous}/rendezvous", num), rank, num, options)
         self.rank, self.num = rank, num
 
     def send(self, to: int, message: Any) -> None:
@@ -235,7 +237,7 @@ class Group:
 def serve(
     rank: int,
     num: int,
-    meeting: str,
+    rendezvous: str,
     host: str | None,
     settings: dict[str, Any],
     packed: bytes,
@@ -254,8 +256,8 @@ def serve(
         host = ray.util.get_node_ip_address()
     device = torch.device("cuda", rank % torch.cuda.device_count()) if kind == "cuda" else torch.device(kind)
     learner = algorithms.get(cfg.algorithm).make(cfg, spaces, device)
-    Path(meeting, f"ready-{rank}").touch()
-    group = Group(rank, num, meeting, host)
+    Path(rendezvous, f"ready-{rank}").touch()
+    group = Group(rank, num, rendezvous, host)
     with contextlib.suppress(RuntimeError):  # the first is gone, and has told why
         while (work := group.receive()) is not None:
             learner.updates = work["updates"]
@@ -282,7 +284,7 @@ def check_learners(cfg: RunConfig, learner: Learner) -> None:
     from zhixing.core.learner import Learner
 
     reason = None
-    if learner.learns_apart:
+    if learner.gradients_on_workers:
         reason = "its workers take gradients already"
     elif cfg.scheme == "play":
         reason = "it learns nothing"
@@ -294,7 +296,7 @@ def check_learners(cfg: RunConfig, learner: Learner) -> None:
         reason = "precision=fp16 scales losses in one place; bf16 needs no scale"
     elif any(isinstance(part, Learner) for part in vars(learner).values()):
         reason = "it is made of several learners itself"
-    elif cfg.scheme == "on_policy" and learner.shared_dim == 1 and cfg.num_envs % cfg.distributed.learners:
+    elif cfg.scheme == "on_policy" and learner.shard_dim == 1 and cfg.num_envs % cfg.distributed.learners:
         reason = f"num_envs={cfg.num_envs} must be a multiple of the learners"
     for name in ("batch_size", "minibatch_size"):  # others are known at the first update
         size = getattr(cfg, name, 0)

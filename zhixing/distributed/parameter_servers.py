@@ -65,7 +65,7 @@ class Server:
         return {name: (each.flat.clone(), each.state_dict()) for name, each in self.optimizers.items()}
 
 
-class Servers:
+class ParameterServers:
     """All of them, as a worker or the run's own process sees them."""
 
     def __init__(self, handles: Sequence[Any]) -> None:
@@ -73,9 +73,9 @@ class Servers:
         self.ray = imported()
 
     @staticmethod
-    def start(cluster: Cluster, num: int) -> Servers:
+    def start(cluster: Cluster, num: int) -> ParameterServers:
         remote = cluster.ray.remote(num_cpus=0)(Server)
-        return Servers([remote.remote() for _ in range(num)])
+        return ParameterServers([remote.remote() for _ in range(num)])
 
     def load(self, learner: Learner) -> None:
         """Give them the weights, and the moments of a run that is resumed."""
@@ -143,7 +143,7 @@ class Servers:
 def check_servers(cfg: RunConfig, learner: Learner) -> None:
     """Refuse what can't be spread over servers."""
     num = cfg.distributed.servers
-    if not cfg.distributed.workers or not learner.learns_apart:
+    if not cfg.distributed.workers or not learner.gradients_on_workers:
         raise UserError(
             f"distributed.servers={num} is for workers that take gradients by themselves: use a3c and set "
             f"distributed.workers, or leave the servers out"

@@ -14,12 +14,12 @@ import numpy as np
 
 from zhixing.core.tree import Tree, tree_leaves
 from zhixing.distributed.cluster import Cluster
-from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED, Faults
-from zhixing.envs.env_spec import Layout
+from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED, FailurePolicy
+from zhixing.envs.env_spec import EnvSpec
 from zhixing.envs.vector.base import Info, Result, VectorEnv, as_ids, partial_result, result, shown
 from zhixing.envs.vector.serial import Factory, name_of
-from zhixing.envs.vector.step_buffers import Array, Arrays, Twin, allocate
-from zhixing.envs.vector.sub_env_group import Numbers, Slots, State
+from zhixing.envs.vector.step_buffers import Array, Snapshot, StepBuffers, allocate
+from zhixing.envs.vector.sub_env_group import Numbers, State, SubEnvGroup
 from zhixing.errors import EnvCrashError
 
 Rows = list[Array]  # of all arrays of some environments, in one order
@@ -28,10 +28,10 @@ Rows = list[Array]  # of all arrays of some environments, in one order
 class EnvWorker:
     """At the other end: neighbouring environments, from `first` to before `last`."""
 
-    def __init__(self, factory: Any, name: str, layout: Layout, first: int, last: int, replace: bool) -> None:
+    def __init__(self, factory: Any, name: str, layout: EnvSpec, first: int, last: int, replace: bool) -> None:
         self.arrays = allocate(layout.spaces, last - first)
-        self.make = partial(Slots, [factory] * (last - first), layout, self.arrays, first, name, replace=replace)
-        self.slots: Slots | None = None
+        self.make = partial(SubEnvGroup, [factory] * (last - first), layout, self.arrays, first, name, replace=replace)
+        self.slots: SubEnvGroup | None = None
 
     def call(self, method: str, *arguments: Any) -> tuple[Any, Rows]:
         """What a method of the slots returns, and what the environments show after it."""
@@ -55,15 +55,15 @@ class RayVectorEnv(VectorEnv):
         factory: Factory,
         num: int,
         workers: int,
-        layout: Layout,
-        faults: Faults | None = None,
+        layout: EnvSpec,
+        faults: FailurePolicy | None = None,
         address: str | None = None,
     ) -> None:
-        self.factory, self.layout, self.faults = factory, layout, faults or Faults()
+        self.factory, self.layout, self.faults = factory, layout, faults or FailurePolicy()
         self.tells, self.max_episode_steps = layout.tells, layout.max_episode_steps
         super().__init__(name_of(factory), layout.spaces, num, "ray", workers)
         self.arrays = allocate(layout.spaces, num)
-        self._twin = Twin(self.arrays) if self.faults.replace else None
+        self._twin = Snapshot(self.arrays) if self.faults.replace else None
         self._bounds = list(itertools.pairwise(np.linspace(0, num, workers + 1).astype(int).tolist()))
         self._strikes = [0] * workers
         self._seed_of = [None] * num  # type: list[int | None]
@@ -142,12 +142,12 @@ class RayVectorEnv(VectorEnv):
             self._strikes[worker] = 0
         return ended
 
-    def _replace(self, worker: int, twin: Twin) -> dict[int, Numbers]:
+    def _replace(self, worker: int, twin: Snapshot) -> dict[int, Numbers]:
         """Another one for a worker that is gone: the episodes of all its environments are over."""
         first, last = self._bounds[worker]
         self._strikes[worker] += 1
         self._workers[worker] = self._worker(first, last)
-        self._lives[first:last] = [life + 1 for life in self._lives[first:last]]
+        self._lives[first:last] = [incarnation + 1 for incarnation in self._lives[first:last]]
         known = list(zip(self._seed_of[first:last], self._lives[first:last], strict=True))
         _, rows = self._get(worker, self._workers[worker].call.remote("revive", known))
         self._write(worker, rows)
@@ -211,7 +211,7 @@ class LostWorkerError(EnvCrashError):
     """A worker died with its environments."""
 
 
-def leaves(arrays: Arrays, final: bool = True) -> Rows:
+def leaves(arrays: StepBuffers, final: bool = True) -> Rows:
     """What is shown first, what episodes showed last behind it."""
     found = [*tree_leaves(arrays.obs), *arrays.beside.values(), arrays.reward, arrays.terminated, arrays.truncated]
     return [*found, *tree_leaves(arrays.final_obs), *arrays.final_beside.values()] if final else found

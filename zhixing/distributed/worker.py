@@ -20,7 +20,7 @@ from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.policy import Phase
 from zhixing.core.seeding import stream
-from zhixing.distributed.parameter_servers import Servers
+from zhixing.distributed.parameter_servers import ParameterServers
 from zhixing.envs import portable
 from zhixing.nets.policies import GreedyPolicy
 from zhixing.training.data import expert_policy
@@ -41,8 +41,8 @@ class Setup:
     last: int  # one past its last
     crashes: Path  # where capsules go
     threads: int | None  # that torch computes with, in a process of its own
-    life: int = 0
-    servers: Servers | None = None  # that have the weights
+    incarnation: int = 0
+    servers: ParameterServers | None = None  # that have the weights
     objects: bytes = b""  # what this process doesn't know of the run's environment and network
     search: list[str] = field(default_factory=lambda: [entry for entry in sys.path if entry])
 
@@ -56,10 +56,10 @@ class Setup:
         seed: int = self.settings["seed"]
         if self.number:
             seed = stream(seed, "worker", self.number)
-        return stream(seed, "life", self.life) if self.life else seed
+        return stream(seed, "life", self.incarnation) if self.incarnation else seed
 
 
-class Turn(NamedTuple):
+class WorkerResult(NamedTuple):
     """What a worker did: a rollout, or what it learned from one."""
 
     episodes: list[Episode]
@@ -92,7 +92,7 @@ class Worker:
                 backend=cfg.vector.backend,
                 workers=min(asked, setup.num_envs) if isinstance(asked, int) else None,
                 options=cfg.env.options,
-                faults=envs.Faults(vector.on_crash, vector.step_timeout, setup.crashes, vector.call_timeout),
+                faults=envs.FailurePolicy(vector.on_crash, vector.step_timeout, setup.crashes, vector.call_timeout),
             )
             learner = algorithms.get(cfg.algorithm).make(cfg, env.spaces, torch.device("cpu"))
             if "expert" in type(cfg).model_fields:
@@ -119,16 +119,16 @@ class Worker:
             tensors = {key: torch.from_numpy(np.array(array)) for key, array in arrays.items()}
             getattr(learner, name).load_state_dict(tensors)
 
-    def collect(self, steps: int, phase: str, env_steps: int, rate: bool = False) -> Turn:
+    def collect(self, steps: int, phase: str, env_steps: int, rate: bool = False) -> WorkerResult:
         """A rollout; `env_steps` are those of all workers so far. With `rate` also how wrong the learner was."""
         actor, learner = self.begin()
         actor.env_steps = env_steps
         experience = actor.collect(steps=steps, phase=Phase(phase))
         assert isinstance(actor.rollout, Rollout)
         priority = self._priority(learner, experience.batch) if rate else None
-        return Turn(experience.episodes, actor.replaced, actor.rollout.part(steps), priority=priority)
+        return WorkerResult(experience.episodes, actor.replaced, actor.rollout.part(steps), priority=priority)
 
-    def gradients(self, steps: int, phase: str, env_steps: int) -> Turn:
+    def gradients(self, steps: int, phase: str, env_steps: int) -> WorkerResult:
         """What a rollout teaches: others apply it. Where that isn't finite they get the rollout, too, to look at."""
         actor, learner = self.begin()
         actor.env_steps = env_steps
@@ -137,9 +137,9 @@ class Worker:
         found = learner.rollout_gradients(experience.batch.to("cpu"))
         fine = all(bool(part.isfinite().all()) for parts in found.by_optimizer.values() for part in parts)
         part = None if fine else actor.rollout.part(steps)
-        return Turn(experience.episodes, actor.replaced, part, found)
+        return WorkerResult(experience.episodes, actor.replaced, part, found)
 
-    def learn(self, steps: int, phase: str, env_steps: int, rates: Mapping[str, float], turn: int) -> Turn:
+    def learn(self, steps: int, phase: str, env_steps: int, rates: Mapping[str, float], turn: int) -> WorkerResult:
         """Act with the servers' weights, and let them apply what that teaches."""
         _, learner = self.begin()
         servers = self.setup.servers

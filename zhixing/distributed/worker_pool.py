@@ -15,7 +15,7 @@ from zhixing.errors import UserError
 IN_A_ROW = 5  # deaths of a worker without a result: then another one is no help
 
 
-class Crew(ABC):
+class WorkerPool(ABC):
     """`start` gives a worker something to do, `wait` brings what the first one to end has found."""
 
     here: bool  # in this process, where the same start gives the same end
@@ -52,18 +52,18 @@ class Crew(ABC):
         return [found[worker] for worker in range(len(arguments))]
 
     @abstractmethod
-    def begin_anew(self, lives: Sequence[int]) -> None:
+    def begin_anew(self, incarnations: Sequence[int]) -> None:
         """Workers whose state is lost: others than those before, so that they don't repeat them."""
 
     @property
-    def lives(self) -> list[int]:
-        return [setup.life for setup in self.setups]
+    def incarnations(self) -> list[int]:
+        return [setup.incarnation for setup in self.setups]
 
     @abstractmethod
     def close(self) -> None: ...
 
 
-class LocalCrew(Crew):
+class LocalCrew(WorkerPool):
     """They take turns in this process: a worker's turn comes when all others before it have had theirs, and it acts
     with the weights of when it was started."""
 
@@ -90,9 +90,12 @@ class LocalCrew(Crew):
     def pending(self) -> list[tuple[Any, ...]]:
         return list(self._tasks)
 
-    def begin_anew(self, lives: Sequence[int]) -> None:
+    def begin_anew(self, incarnations: Sequence[int]) -> None:
         self.close()
-        self.setups = [replace(setup, life=life) for setup, life in zip(self.setups, lives, strict=True)]
+        self.setups = [
+            replace(setup, incarnation=incarnation)
+            for setup, incarnation in zip(self.setups, incarnations, strict=True)
+        ]
         self.workers = [Worker(setup) for setup in self.setups]
 
     def close(self) -> None:
@@ -100,7 +103,7 @@ class LocalCrew(Crew):
             worker.close()
 
 
-class RayCrew(Crew):
+class RayCrew(WorkerPool):
     """Each worker is a Ray actor. One that dies, with its process or its machine, is replaced by another that does what
     it was at; what it had done so far nobody has seen, so nothing counts twice."""
 
@@ -151,11 +154,11 @@ class RayCrew(Crew):
             reason = str(death).strip().split("\n")[0]
             raise UserError(f"worker {worker} died {self._strikes[worker]} times in a row; the last time: {reason}")
         self.lost += 1
-        self._renew(worker, self.setups[worker].life + 1)
+        self._renew(worker, self.setups[worker].incarnation + 1)
 
-    def _renew(self, worker: int, life: int) -> None:
+    def _renew(self, worker: int, incarnation: int) -> None:
         self._end(worker)  # it may be only its result that is lost
-        self.setups[worker] = replace(self.setups[worker], life=life)
+        self.setups[worker] = replace(self.setups[worker], incarnation=incarnation)
 
     def _end(self, worker: int) -> None:
         if self.handles[worker] is not None:
@@ -166,10 +169,10 @@ class RayCrew(Crew):
     def pending(self) -> list[tuple[Any, ...]]:
         return [(worker, method, *arguments) for worker, _, method, *arguments in self._tasks.values()]
 
-    def begin_anew(self, lives: Sequence[int]) -> None:
+    def begin_anew(self, incarnations: Sequence[int]) -> None:
         self._tasks.clear()
-        for worker, life in enumerate(lives):
-            self._renew(worker, life)
+        for worker, incarnation in enumerate(incarnations):
+            self._renew(worker, incarnation)
 
     def close(self) -> None:
         if self.ray.is_initialized():  # else they are gone already

@@ -1,7 +1,7 @@
 """Environments by name, one or many at once. Imports no torch, so worker processes start fast."""
 
 from zhixing.envs.checker.env_checker import Finding, check
-from zhixing.envs.crash.failure_policy import Faults
+from zhixing.envs.crash.failure_policy import FailurePolicy
 from zhixing.envs.registry import Task, make, names
 from zhixing.envs.vector.base import VectorEnv
 from zhixing.envs.vector.make import make_few, make_vector
@@ -10,7 +10,7 @@ from zhixing.envs.vector.process import ProcessVectorEnv
 from zhixing.envs.vector.serial import SerialVectorEnv
 
 __all__ = [
-    "Faults",
+    "FailurePolicy",
     "Finding",
     "NativeVectorEnv",
     "ProcessVectorEnv",

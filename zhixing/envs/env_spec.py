@@ -21,7 +21,7 @@ Path = tuple[Any, ...]  # keys that lead from an observation to one of its array
 
 
 @dataclass(frozen=True)
-class Layout:
+class EnvSpec:
     spaces: Spaces
     paths: tuple[Path, ...]  # one per leaf of `spaces.obs`, in the order of `tree_leaves`
     mask_in_obs: bool  # else in info, where there is a mask at all
@@ -30,7 +30,7 @@ class Layout:
     render_fps: float = 30.0
 
 
-def describe(env: gym.Env[Any, Any], name: str) -> Layout:
+def describe(env: gym.Env[Any, Any], name: str) -> EnvSpec:
     """The layout of a task, found by resetting one copy of it. Refuses what can't be stored as arrays."""
     check_spaces(env, name)
     obs, info = first_reset(env, name)
@@ -59,7 +59,7 @@ def describe(env: gym.Env[Any, Any], name: str) -> Layout:
         reward_kind=getattr(env.unwrapped, "reward_kind", "individual") if agents else "individual",
     )
     fps = float(env.metadata.get("render_fps") or 30.0)
-    return Layout(spaces, paths, mask_in_obs, tuple(env.metadata.get("tells", ())), time_limit_of(env), fps)
+    return EnvSpec(spaces, paths, mask_in_obs, tuple(env.metadata.get("tells", ())), time_limit_of(env), fps)
 
 
 def follow(obs: Any, path: Path) -> Any:

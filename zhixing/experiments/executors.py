@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from zhixing.errors import UserError, write_stderr
-from zhixing.experiments.jobs import TOLD_EVERY_SECONDS, Job, News
+from zhixing.experiments.jobs import TOLD_EVERY_SECONDS, Job, JobEvent
 from zhixing.training.lock import FolderLock
 from zhixing.utils.cpus import CPU_COUNT, cpu_count
 from zhixing.utils.importing import child_environment
@@ -41,7 +41,7 @@ class Executor(ABC):
     def start(self, job: Job) -> None: ...
 
     @abstractmethod
-    def news(self, seconds: float) -> list[News]:
+    def news(self, seconds: float) -> list[JobEvent]:
         """What has come, after waiting for it so long at most."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ class LocalProcesses(Executor):
         cpus = max(1, cpu_count() // self.workers)
         return {CPU_COUNT: str(cpus), "OMP_NUM_THREADS": str(job.settings["num_threads"])}
 
-    def news(self, seconds: float) -> list[News]:
+    def news(self, seconds: float) -> list[JobEvent]:
         by_connection = {connection: name for name, (_, connection) in self._processes.items()}
         found = []
         for ready in wait(list(by_connection), seconds):
@@ -103,7 +103,7 @@ class LocalProcesses(Executor):
                 kind, told = ready.recv()
             except (EOFError, OSError):
                 kind, told = self._death(name)
-            news = News(name, kind, told)
+            news = JobEvent(name, kind, told)
             if news.last:
                 process, _ = self._processes.pop(name)
                 ready.close()
@@ -139,7 +139,7 @@ class LocalProcesses(Executor):
         self._processes = {}
 
 
-def drive(executor: Executor, next_job: Callable[[], Job | None], hear: Callable[[News], None]) -> None:
+def drive(executor: Executor, next_job: Callable[[], Job | None], on_event: Callable[[JobEvent], None]) -> None:
     """Start jobs as long as there are some, and pass on what they tell. Ctrl-C stops all, each with a checkpoint."""
     try:
         more = True
@@ -150,21 +150,21 @@ def drive(executor: Executor, next_job: Callable[[], Job | None], hear: Callable
                 if job is not None:
                     executor.start(job)
             for news in executor.news(TOLD_EVERY_SECONDS):
-                hear(news)
+                on_event(news)
     except KeyboardInterrupt:
         write_stderr("\nstopping all runs after their present iteration (again to stop at once)")
         executor.ask_to_stop()
         while executor.running:
             for news in executor.news(TOLD_EVERY_SECONDS):
                 if news.kind != "evaluation":  # nobody is judged any more
-                    hear(news)
+                    on_event(news)
         raise
     finally:
         executor.close()
 
 
 @contextmanager
-def claimed(folder: Path, seconds: float = 5.0) -> Iterator[int]:
+def locked(folder: Path, seconds: float = 5.0) -> Iterator[int]:
     """A folder of runs for this process and its jobs alone, since two at the same run would spoil it. Waits a little:
     jobs of one that was killed may still be saving. Gives the file that holds the claim."""
     try:
@@ -192,7 +192,7 @@ def default_workers() -> int:
     return max(1, cpu_count() // 2)
 
 
-class Board:
+class ProgressBoard:
     """Progress of many runs: a live line in a terminal, and one line for each that ended."""
 
     def __init__(self, total: int, done: int) -> None:
@@ -201,7 +201,7 @@ class Board:
         self._running: dict[str, str] = {}
         self._shown_at = 0.0
 
-    def hear(self, news: News, ending: str = "") -> None:
+    def on_event(self, news: JobEvent, ending: str = "") -> None:
         """`ending` stands behind the name of a run that ended."""
         if not news.last:
             ret = "" if news.told["ret"] != news.told["ret"] else f" {news.told['ret']:.4g}"

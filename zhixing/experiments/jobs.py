@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from zhixing import config
 from zhixing.errors import EnvCrashError, UserError, write_stderr
 from zhixing.training.callbacks.base import Callback
-from zhixing.training.loop import INTERRUPTED, Loop
+from zhixing.training.loop import INTERRUPTED, TrainingLoop
 from zhixing.training.run_folder import RunFolder
 from zhixing.utils.importing import names_in
 
@@ -45,7 +45,7 @@ class Job:
         return self.folder.parent / "output" / f"{self.name}.txt"
 
 
-class News(NamedTuple):
+class JobEvent(NamedTuple):
     """What a job tells. `progress` and `evaluation` tell `fraction`, `steps` and `ret`; `failed` tells `error`; `done`
     tells the run's result. `stopped` left a checkpoint, unless there was nothing to save yet."""
 
@@ -66,7 +66,7 @@ def run_job(job: Job, tell: TellNews) -> dict[str, Any]:
     """Begin a run, or go on with it from its last checkpoint; returns its result."""
     from zhixing.training.session import Session
 
-    folder, told = RunFolder(job.folder), [Tell(tell)]
+    folder, told = RunFolder(job.folder), [ReportProgress(tell)]
     if any(folder.checkpoints.glob("[0-9]*.safetensors")):
         return Session.resume(job.folder, told, quiet=True, trust=names_in(job.settings)).run()
     if folder.config_file.exists():  # killed before its first checkpoint: there is nothing in it to go on from
@@ -76,21 +76,21 @@ def run_job(job: Job, tell: TellNews) -> dict[str, Any]:
     return Session(config.build([job.settings], {}), job.folder, told, quiet=True).run()
 
 
-class Tell(Callback):
+class ReportProgress(Callback):
     """How a run gets on, now and then, and each evaluation; where nobody listens any more it ends with a checkpoint."""
 
     def __init__(self, tell: TellNews) -> None:
         self.tell = tell
         self._told_at = time.monotonic()
 
-    def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         if time.monotonic() - self._told_at >= TOLD_EVERY_SECONDS:
             self._tell(loop, "progress", loop.recent_mean("ret"))
 
-    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+    def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         self._tell(loop, "evaluation", evaluation.mean_return)
 
-    def _tell(self, loop: Loop, kind: str, ret: float) -> None:
+    def _tell(self, loop: TrainingLoop, kind: str, ret: float) -> None:
         self._told_at = time.monotonic()
         try:
             go_on = self.tell(kind, {"fraction": loop.fraction, "steps": loop.steps, "ret": ret})
@@ -101,7 +101,7 @@ class Tell(Callback):
             loop.stop("asked not to go on")
 
 
-def outcome(job: Job, tell: Callable[[str, Mapping[str, Any]], bool]) -> tuple[str, Mapping[str, Any]]:
+def run_and_report(job: Job, tell: Callable[[str, Mapping[str, Any]], bool]) -> tuple[str, Mapping[str, Any]]:
     """Run a job to its end, whatever that is: the last that there is to tell of it."""
     try:
         return "done", run_job(job, tell)
@@ -127,7 +127,7 @@ def main(fd: int) -> None:
         except EOFError:
             raise OSError("nobody listens any more") from None
 
-    last = outcome(job, tell)
+    last = run_and_report(job, tell)
     with suppress(OSError):
         parent.send(last)
     parent.close()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from zhixing import config
 from zhixing.core.seeding import stream
 from zhixing.errors import UserError
-from zhixing.experiments.jobs import Job, News
+from zhixing.experiments.jobs import Job, JobEvent
 from zhixing.experiments.sweep import result_of, single_threaded
 from zhixing.experiments.tune import Choice, Outcome, Space, settings_of
 from zhixing.utils.extras import needing
@@ -98,7 +98,7 @@ class Study:
             return None
         return job
 
-    def go_on(self, news: News) -> bool:
+    def go_on(self, news: JobEvent) -> bool:
         """After an evaluation: whether the trial is worth it."""
         trial, reported, every = self.running[news.job]
         # compared by their number: trials with other rollouts evaluate at somewhat other steps

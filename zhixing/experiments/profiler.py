@@ -18,14 +18,14 @@ from zhixing import config
 from zhixing.config import OnPolicyConfig, RunConfig
 from zhixing.core.learner import Learner
 from zhixing.core.optimizer import Optimizer
-from zhixing.distributed.collector import SpreadActor
+from zhixing.distributed.collector import DistributedCollector
 from zhixing.distributed.worker_pool import LocalCrew
 from zhixing.envs.vector.native import has_native
 from zhixing.errors import UserError
 from zhixing.training.callbacks import Callback, StopOnNonFinite
-from zhixing.training.loop import Loop
+from zhixing.training.loop import TrainingLoop
 from zhixing.training.session import Session
-from zhixing.training.trainers import off_policy, off_policy_ahead
+from zhixing.training.trainers import off_policy, off_policy_async
 from zhixing.utils.cpus import cpu_count
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Clock:
                     self.time(session.env, method, "environment")
         if session.actor is not None:
             self.time(session.actor, "collect", "actor")
-        if isinstance(session.actor, SpreadActor):
+        if isinstance(session.actor, DistributedCollector):
             self.time(session.actor, "turn", "actor")
             if isinstance(session.actor.crew, LocalCrew):
                 for worker in session.actor.crew.workers:
@@ -129,7 +129,7 @@ class Stopwatch(Callback):
         self.begin: float | None = None
         self.steps_before, self.steps, self.took = 0, 0, 0.0
 
-    def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         now = self.clock.now()
         if self.begin is not None:
             self.steps, self.took = loop.steps - self.steps_before, now - self.begin
@@ -202,7 +202,7 @@ def _measure(cfg: RunConfig, seconds: float, detail: bool = True) -> Profile:
             stopwatch = Stopwatch(seconds, clock)
             session.loop.callbacks = [StopOnNonFinite(), stopwatch]
             # what overlaps can't be told apart: its parts are measured one after the other
-            overlaps = detail and session.trainer is off_policy_ahead
+            overlaps = detail and session.trainer is off_policy_async
             (off_policy if overlaps else session.trainer)(session.loop)
         finally:
             session.close()

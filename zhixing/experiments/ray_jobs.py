@@ -12,7 +12,7 @@ from typing import Any
 
 from zhixing.distributed.cluster import Cluster
 from zhixing.experiments.executors import Executor
-from zhixing.experiments.jobs import Job, News, outcome
+from zhixing.experiments.jobs import Job, JobEvent, run_and_report
 
 POLL_SECONDS = 1.0  # how long a question for news waits at the other end
 
@@ -48,18 +48,18 @@ class RayJobs(Executor):
     def _ask(self, name: str, actor: Any) -> None:
         self._asked[actor.news.remote()] = name
 
-    def news(self, seconds: float) -> list[News]:
+    def news(self, seconds: float) -> list[JobEvent]:
         if not self._asked:
             return []
         ready, _ = self.ray.wait(list(self._asked), num_returns=1, timeout=seconds)
-        found: list[News] = []
+        found: list[JobEvent] = []
         for question in ready:
             name = self._asked.pop(question)
             try:
                 told = self.ray.get(question)
             except self.ray.exceptions.RayError as error:
                 told = [("failed", {"error": f"its process was lost: {str(error).strip().splitlines()[0]}"})]
-            heard = [News(name, kind, what) for kind, what in told]
+            heard = [JobEvent(name, kind, what) for kind, what in told]
             if any(news.last for news in heard):
                 self.ray.kill(self._jobs.pop(name))
             else:
@@ -96,7 +96,7 @@ class RemoteJob:
     def _run(self) -> None:
         try:
             with open(self.job.output, "a") as output, redirect_stdout(output), redirect_stderr(output):
-                last = outcome(self.job, self._tell)
+                last = run_and_report(self.job, self._tell)
         except OSError as error:  # a folder that isn't seen from here
             last = "failed", {"error": f"{error}; all machines must see the folder of the runs"}
         self._told.put(last)

@@ -24,8 +24,8 @@ from zhixing.config import DistributedConfig, RunConfig, flat_settings
 from zhixing.config.display import shown
 from zhixing.envs.crash.crash_report import ADVICE
 from zhixing.errors import UserError, write_stderr
-from zhixing.experiments.executors import Board, claimed, drive, executor_on
-from zhixing.experiments.jobs import Job, News
+from zhixing.experiments.executors import ProgressBoard, drive, executor_on, locked
+from zhixing.experiments.jobs import Job, JobEvent
 from zhixing.report.plots.interval import student_t
 from zhixing.report.plots.runs import Configuration, read_run
 from zhixing.training.resolve import is_spread
@@ -208,7 +208,7 @@ def sweep(
     owner = {job.name: setting for setting in settings for job in setting.jobs}
     todo = []
     failed: dict[str, str] = {}
-    with claimed(out) as lock:
+    with locked(out) as lock:
         for setting in settings:
             for job in setting.jobs:
                 result = result_of(job)
@@ -219,19 +219,19 @@ def sweep(
         executor = executor_on(on, workers, lock)
         before = len(owner) - len(todo)
         write_stderr(f"{len(owner)} runs in {out}, {before} of them done before; {executor.workers} at once")
-        board = Board(len(owner), before)
+        board = ProgressBoard(len(owner), before)
 
-        def hear(news: News) -> None:
+        def on_event(news: JobEvent) -> None:
             ending = ""
             if news.kind == "done":
                 owner[news.job].results[news.job] = news.told
                 ending = result_line(news.told)
             elif news.kind == "failed":
                 failed[news.job] = ending = _reason(news.told["error"])
-            board.hear(news, ending)
+            board.on_event(news, ending)
 
         jobs = iter(todo)
-        drive(executor, lambda: next(jobs, None), hear)
+        drive(executor, lambda: next(jobs, None), on_event)
     return ranked(settings), failed
 
 

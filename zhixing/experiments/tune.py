@@ -20,8 +20,8 @@ from pydantic import BaseModel
 
 from zhixing import algorithms, config
 from zhixing.errors import UserError
-from zhixing.experiments.executors import Board, claimed, drive, executor_on
-from zhixing.experiments.jobs import News
+from zhixing.experiments.executors import ProgressBoard, drive, executor_on, locked
+from zhixing.experiments.jobs import JobEvent
 from zhixing.experiments.sweep import result_line, single_threaded, split_values, try_to_build
 from zhixing.training.data import NO_ENV
 from zhixing.utils.files import write_aside
@@ -209,12 +209,12 @@ def tune(
     model = algorithms.get(named[-1]).settings if named else BaseModel  # `check` tells that none is named
     spaces = {name: fitted(space, model, name) for name, space in found.items()}
     check(layers, spaces)
-    with claimed(out) as lock:
+    with locked(out) as lock:
         study = Study(layers, spaces, out, trials)
-        board = Board(trials, sum(one.state != "running" for one in study.outcomes()))
+        board = ProgressBoard(trials, sum(one.state != "running" for one in study.outcomes()))
         executor = executor_on(on, workers, lock)
 
-        def hear(news: News) -> None:
+        def on_event(news: JobEvent) -> None:
             ending = ""
             if news.kind == "evaluation":
                 executor.answer(news.job, study.go_on(news))
@@ -228,7 +228,7 @@ def tune(
                 best = best_of(study.outcomes())
                 if best is not None:
                     write_best(best, layers, spaces, out / "best.yaml")
-            board.hear(news, ending)
+            board.on_event(news, ending)
 
-        drive(executor, study.next_job, hear)
+        drive(executor, study.next_job, on_event)
         return study.outcomes(), spaces

@@ -13,8 +13,17 @@ from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Field, Tree, tree_map
 from zhixing.nets.heads import PolicyHead, ValueHead
-from zhixing.nets.mlp import TwinMLP
-from zhixing.nets.torso import Body, MakeNet, encoder_of, hidden_fields, is_recurrent, make_body, num_features, unroll
+from zhixing.nets.mlp import EnsembleMLP
+from zhixing.nets.torso import (
+    NetFactory,
+    Torso,
+    encoder_of,
+    hidden_fields,
+    is_recurrent,
+    make_body,
+    num_features,
+    unroll,
+)
 from zhixing.ops.distributions import Distribution
 from zhixing.ops.returns import gae, next_values
 
@@ -38,7 +47,7 @@ class ActorCritic(nn.Module):
         self,
         spaces: Spaces,
         cfg: NetConfig,
-        make_net: MakeNet | None = None,
+        make_net: NetFactory | None = None,
         *,
         shared: bool = False,
         batched: bool = True,
@@ -61,13 +70,13 @@ class ActorCritic(nn.Module):
             batched
             and not shared
             and cfg.hidden_sizes
-            and isinstance(self.actor, Body)
-            and isinstance(self.critic, Body)
+            and isinstance(self.actor, Torso)
+            and isinstance(self.critic, Torso)
         ):
             encoder = self.actor.encoder
             if not list(encoder.parameters()):
                 self.encoder, self._encoders = encoder, {encoder}
-                self.towers = TwinMLP([self.actor, self.critic])
+                self.towers = EnsembleMLP([self.actor, self.critic])
                 del self.actor, self.critic
 
     def actor_parameters(self) -> list[nn.Parameter]:

@@ -12,9 +12,9 @@ from zhixing.config import ContinuousConfig, DataConfig
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.errors import UserError
-from zhixing.nets.heads import Chances
-from zhixing.nets.mlp import MLP, TwinMLP
-from zhixing.nets.torso import Encoder, MakeNet, is_recurrent, make_body, num_features
+from zhixing.nets.heads import ActionDistribution
+from zhixing.nets.mlp import MLP, EnsembleMLP
+from zhixing.nets.torso import Encoder, NetFactory, is_recurrent, make_body, num_features
 from zhixing.ops.distributions import Categorical, Distribution, Gaussian, SquashedGaussian
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ def check_box(spaces: Spaces, who: str) -> None:
         raise UserError(f"{who} needs continuous actions in a bounded flat Box, this task has {space}")
 
 
-class Encoded(nn.Module):
+class EncoderModule(nn.Module):
     """What actors and critics begin with: the observation as a flat vector, by the user's own network or an encoder."""
 
-    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: MakeNet | None) -> None:
+    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: NetFactory | None) -> None:
         super().__init__()
         own = make_net is not None or cfg.net.kind != "auto"
         self.encoder: nn.Module
@@ -58,16 +58,16 @@ class Encoded(nn.Module):
             self.encoder.update_norm(obs)
 
 
-class Critics(Encoded):
+class Critics(EncoderModule):
     """K estimates of Q: `net(obs, action) -> [K,B]`, or `net(obs) -> [K,B,n]` where actions are discrete."""
 
-    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: MakeNet | None, copies: int) -> None:
+    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: NetFactory | None, copies: int) -> None:
         super().__init__(spaces, cfg, make_net)
         self.discrete = isinstance(spaces.action, Discrete)
         inputs = self.num_features + (0 if self.discrete else spaces.num_actions)
         outputs = spaces.num_actions if self.discrete else 1
         towers = [MLP(inputs, cfg.net.hidden_sizes, cfg.net.activation, outputs=outputs) for _ in range(copies)]
-        self.towers = TwinMLP(towers, cfg.critic_norm)
+        self.towers = EnsembleMLP(towers, cfg.critic_norm)
 
     def forward(self, obs: Tree, action: Tensor | None = None) -> Tensor:
         features = self.features(obs)
@@ -93,10 +93,10 @@ class Critics(Encoded):
         return self.towers(rows).squeeze(-1).unflatten(1, actions.shape[:2])
 
 
-class StateValue(Encoded):
+class StateValue(EncoderModule):
     """`net(obs) -> [B]`: what a state is worth."""
 
-    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: MakeNet | None) -> None:
+    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
         self.layers = MLP(self.num_features, cfg.net.hidden_sizes, cfg.net.activation, outputs=1)
 
@@ -104,10 +104,10 @@ class StateValue(Encoded):
         return self.layers(self.features(obs)).squeeze(-1)
 
 
-class DeterministicActor(Encoded):
+class DeterministicActor(EncoderModule):
     """`net(obs) -> action` in [-1, 1]."""
 
-    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: MakeNet | None) -> None:
+    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
         self.layers = MLP(self.num_features, cfg.net.hidden_sizes, cfg.net.activation, outputs=spaces.num_actions)
 
@@ -115,10 +115,10 @@ class DeterministicActor(Encoded):
         return self.layers(self.features(obs)).tanh()
 
 
-class StochasticActor(Encoded):
+class StochasticActor(EncoderModule):
     """`net(obs, mask)` gives a squashed normal with a spread that depends on the state, or a choice of actions."""
 
-    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: MakeNet | None) -> None:
+    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
         self.discrete = isinstance(spaces.action, Discrete)
         outputs = spaces.num_actions * (1 if self.discrete else 2)
@@ -132,13 +132,13 @@ class StochasticActor(Encoded):
         return SquashedGaussian(mean, log_std.clamp(*LOG_STD_RANGE))
 
 
-class LikelyActor(Encoded):
+class MaxLikelihoodActor(EncoderModule):
     """`net(obs, mask)` gives chances to learn by the likelihood of recorded actions: one or several choices, or
     normals around a mean in [-1, 1], each with a spread of its own that is the same in all states."""
 
-    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: MakeNet | None) -> None:
+    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
-        self.chances = Chances(spaces) if spaces.discrete else None
+        self.chances = ActionDistribution(spaces) if spaces.discrete else None
         outputs = spaces.num_actions if self.chances is None else self.chances.outputs
         self.layers = MLP(self.num_features, cfg.net.hidden_sizes, cfg.net.activation, outputs=outputs)
         if self.chances is None:

@@ -14,7 +14,7 @@ from zhixing.nets.mlp import orthogonal
 from zhixing.ops.distributions import Categorical, Distribution, Gaussian, MultiCategorical
 
 
-class Chances(nn.Module):
+class ActionDistribution(nn.Module):
     """The raw outputs of a network to a distribution: categorical, several of them, or Gaussian with a spread of its
     own per action. `outputs` is how many it needs. `copies=(A,)` gives each agent a spread of its own."""
 
@@ -47,7 +47,7 @@ class PolicyHead(nn.Module):
 
     def __init__(self, features: int, spaces: Spaces, log_std: float = 0.0) -> None:
         super().__init__()
-        self.chances = Chances(spaces, log_std)
+        self.chances = ActionDistribution(spaces, log_std)
         self.linear = nn.Linear(features, self.chances.outputs)
         orthogonal(self.linear, 0.01)  # nearly equal chances at the start
 

@@ -84,7 +84,7 @@ class MLP(nn.Module):
         return x
 
 
-class TwinMLP(nn.Module):
+class EnsembleMLP(nn.Module):
     """K networks of one shape in one matrix product per layer: `x [B,n] or [K,B,n] -> [K,B,features]`.
 
     Faster than K modules since each small product costs more to start than to compute. `normed` brings what is

@@ -22,7 +22,7 @@ from zhixing.core.spaces import Spaces, space_fields
 from zhixing.core.tree import Field, Tree, tree_leaves, tree_map
 from zhixing.errors import UserError
 from zhixing.nets.torso import (
-    MakeNet,
+    NetFactory,
     encoder_of,
     example,
     hidden_fields,
@@ -32,29 +32,29 @@ from zhixing.nets.torso import (
     unroll,
 )
 
-MakeHead = Callable[[int], nn.Module]  # features to what is said of them
+HeadFactory = Callable[[int], nn.Module]  # features to what is said of them
 
 
-class Member(nn.Module):
+class AgentNet(nn.Module):
     """Body and head of one agent, or of all that share them: `[B,...]` to `[B,n]`."""
 
     def __init__(
-        self, space: gym.Space[Any], cfg: NetConfig, make_net: MakeNet | None, head: MakeHead, **settings: bool
+        self, space: gym.Space[Any], cfg: NetConfig, make_net: NetFactory | None, head: HeadFactory, **settings: bool
     ) -> None:
         super().__init__()
         self.body = make_body(space, cfg, make_net, **settings)
         self.head = head(num_features(self.body, space))
 
 
-class TeamNet(nn.Module):
+class MultiAgentNet(nn.Module):
     """`net(inputs [N,A,...], hidden [N,A,...]) -> (what the heads say [N,A,...], hidden)`."""
 
     def __init__(
         self,
         spaces: Spaces,
         cfg: NetConfig,
-        make_net: MakeNet | None,
-        head: MakeHead,
+        make_net: NetFactory | None,
+        head: HeadFactory,
         *,
         shared: bool = True,
         last_action: bool = False,
@@ -72,7 +72,7 @@ class TeamNet(nn.Module):
         self.space = Dict(parts)
         copies = 1 if shared else self.num_agents
         settings = {"normalise": normalise, "orthogonal_init": orthogonal_init}
-        self.members = nn.ModuleList([Member(self.space, cfg, make_net, head, **settings) for _ in range(copies)])
+        self.members = nn.ModuleList([AgentNet(self.space, cfg, make_net, head, **settings) for _ in range(copies)])
         self.recurrent = is_recurrent(self.members[0].body)  # type: ignore[arg-type]
         # asked for at every update, so found out once
         self._memory = hidden_fields(self.members[0].body(example(self.space), None)[1]) if self.recurrent else None  # type: ignore[operator]

@@ -23,19 +23,19 @@ from zhixing.ops.symlog import symlog
 SMALLEST = 4  # side of what convolutions leave of a picture, at most
 
 
-class Sight(NamedTuple):
+class ObsTensors(NamedTuple):
     """Observations `[B,...]` as networks take them: all numbers in one vector `[B,n]`, and pictures in 0..1."""
 
     numbers: Tensor
     pictures: tuple[Tensor, ...]  # [B,C,H,W] each
 
-    def after(self, rows: int) -> Sight:
+    def after(self, rows: int) -> ObsTensors:
         """All but the first so many rows."""
-        return Sight(self.numbers[rows:], tuple(picture[rows:] for picture in self.pictures))
+        return ObsTensors(self.numbers[rows:], tuple(picture[rows:] for picture in self.pictures))
 
 
-class Eyes(nn.Module):
-    """Observations to `Sight`: numbers on the scale of symlog, choices one-hot, bytes of pictures as floats."""
+class ObsPreprocessor(nn.Module):
+    """Observations to `ObsTensors`: numbers on the scale of symlog, choices one-hot, bytes of pictures as floats."""
 
     def __init__(self, space: gym.Space[Any]) -> None:
         super().__init__()
@@ -47,12 +47,12 @@ class Eyes(nn.Module):
         self.parts = nn.ModuleList([Encoder(part, "simple", normalise=False) for _, part in numbers])
         self.num_numbers = sum(num_features(net, part) for net, (_, part) in zip(self.parts, numbers, strict=True))
 
-    def forward(self, obs: Tree) -> Sight:
+    def forward(self, obs: Tree) -> ObsTensors:
         pictures = tuple(_as_floats(_at(obs, path)) for path in self.seen)
         numbers = [net(_at(obs, path)) for net, path in zip(self.parts, self.read, strict=True)]
         if not numbers:
             numbers = [pictures[0].new_zeros(len(pictures[0]), 0)]
-        return Sight(symlog(numbers[0] if len(numbers) == 1 else torch.cat(numbers, -1)), pictures)
+        return ObsTensors(symlog(numbers[0] if len(numbers) == 1 else torch.cat(numbers, -1)), pictures)
 
 
 def _leaves(space: gym.Space[Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], gym.Space[Any]]]:
@@ -139,9 +139,9 @@ class PictureDecoder(nn.Module):
 
 
 class SightEncoder(nn.Module):
-    """`Sight` to features `[B,outputs]`."""
+    """`ObsTensors` to features `[B,outputs]`."""
 
-    def __init__(self, eyes: Eyes, net: NetConfig, depth: int) -> None:
+    def __init__(self, eyes: ObsPreprocessor, net: NetConfig, depth: int) -> None:
         super().__init__()
         self.pictures = [PictureEncoder(shape, depth, net.activation) for shape in eyes.shapes]
         self.numbers = NormedMLP(eyes.num_numbers, net.hidden_sizes, net.activation) if eyes.num_numbers else None
@@ -149,7 +149,7 @@ class SightEncoder(nn.Module):
         self.outputs = sum(part.outputs for part in self.pictures)
         self.outputs += 0 if self.numbers is None else self.numbers.outputs
 
-    def forward(self, sight: Sight) -> Tensor:
+    def forward(self, sight: ObsTensors) -> Tensor:
         parts = [net(picture) for net, picture in zip(self.pictures, sight.pictures, strict=True)]
         if self.numbers is not None:
             parts.append(self.numbers(sight.numbers))
@@ -157,19 +157,19 @@ class SightEncoder(nn.Module):
 
 
 class SightDecoder(nn.Module):
-    """Features `[B,n]` to what `Sight` they stand for."""
+    """Features `[B,n]` to what `ObsTensors` they stand for."""
 
-    def __init__(self, features: int, eyes: Eyes, encoder: SightEncoder, net: NetConfig) -> None:
+    def __init__(self, features: int, eyes: ObsPreprocessor, encoder: SightEncoder, net: NetConfig) -> None:
         super().__init__()
         size = eyes.num_numbers
         self.pictures = nn.ModuleList([PictureDecoder(features, part, net.activation) for part in encoder.pictures])
         self.numbers = NormedMLP(features, net.hidden_sizes, net.activation, size) if size else None
 
-    def forward(self, features: Tensor) -> Sight:
+    def forward(self, features: Tensor) -> ObsTensors:
         numbers = features.new_zeros(len(features), 0) if self.numbers is None else self.numbers(features)
-        return Sight(numbers, tuple(net(features) for net in self.pictures))
+        return ObsTensors(numbers, tuple(net(features) for net in self.pictures))
 
-    def loss(self, features: Tensor, sight: Sight) -> Tensor:
+    def loss(self, features: Tensor, sight: ObsTensors) -> Tensor:
         """Squared errors of all that was seen, `[B]`."""
         told = self(features)
         pairs = zip((told.numbers, *told.pictures), (sight.numbers, *sight.pictures), strict=True)

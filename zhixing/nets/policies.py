@@ -118,7 +118,7 @@ class GreedyPolicy(Policy):
         return Decision(best, hidden=hidden)
 
 
-class TaughtPolicy(Policy):
+class ExpertMixturePolicy(Policy):
     """A student without memory, and somebody to ask: while collecting, the decision holds what the teacher would do, as
     `expert_action`, and with probability `share(env_steps)` that is done. Alone, and in evaluations, the student acts.
     """

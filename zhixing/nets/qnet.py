@@ -13,18 +13,18 @@ from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_map
 from zhixing.errors import UserError
-from zhixing.nets.torso import MakeNet, encoder_of, is_recurrent, make_body, num_features, unroll
+from zhixing.nets.torso import NetFactory, encoder_of, is_recurrent, make_body, num_features, unroll
 from zhixing.ops.distributions import MASKED
 from zhixing.ops.schedules import linear
 
-MakeHead = Callable[[int, int], nn.Module]  # (features, actions) to a module from features to [B, actions, ...]
+HeadFactory = Callable[[int, int], nn.Module]  # (features, actions) to a module from features to [B, actions, ...]
 
 
 class QNet(nn.Module):
     """`net(obs, hidden) -> (what the head makes of it [B,n,...], hidden)`; `hidden` is None without memory."""
 
     def __init__(
-        self, spaces: Spaces, cfg: NetConfig, make_net: MakeNet | None, head: MakeHead, *, normalise: bool = False
+        self, spaces: Spaces, cfg: NetConfig, make_net: NetFactory | None, head: HeadFactory, *, normalise: bool = False
     ) -> None:
         super().__init__()
         self.body = make_body(spaces.obs, cfg, make_net, normalise=normalise)
@@ -43,7 +43,7 @@ class QNet(nn.Module):
             encoder.update_norm(obs)
 
 
-class Expected(nn.Module):
+class ExpectedValue(nn.Module):
     """A network of distributions `[B,n,atoms]` as one of values `[B,n]`, for policies; `mean` makes these of those."""
 
     def __init__(self, net: QNet, mean: Callable[[Tensor], Tensor]) -> None:

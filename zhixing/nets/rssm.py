@@ -129,7 +129,7 @@ class RSSM(nn.Module):
         return torch.lerp(h, torch.tanh(use * new), write)
 
     def posterior(self, h: Tensor, seen: Tensor) -> Tensor:
-        """Chances of the symbols `[...,variables,classes]`; `seen` is `see(embedding)`."""
+        """ActionDistribution of the symbols `[...,variables,classes]`; `seen` is `see(embedding)`."""
         return self._chances(self.judged(self.judge(h, seen)))
 
     def prior(self, h: Tensor) -> Tensor:
@@ -138,20 +138,20 @@ class RSSM(nn.Module):
     def _chances(self, logits: Tensor) -> Tensor:
         return uniform_mix(logits.view(*logits.shape[:-1], self.variables, self.classes), self.mix)
 
-    def luck(self, lead: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    def uniform_noise(self, lead: tuple[int, ...], rng: torch.Generator) -> Tensor:
         """What draws symbols: for all steps at once, since a call costs more than its numbers."""
         return torch.rand(*lead, self.variables, generator=rng, device=rng.device)
 
-    def draw(self, chance: Tensor, luck: Tensor | None) -> Tensor:
-        return straight_through(chance, luck).flatten(-2)
+    def draw(self, chance: Tensor, uniform_noise: Tensor | None) -> Tensor:
+        return straight_through(chance, uniform_noise).flatten(-2)
 
-    def observe(self, embedded: Tensor, action: Tensor, is_first: Tensor, luck: Tensor | None) -> Seen:
+    def observe(self, embedded: Tensor, action: Tensor, is_first: Tensor, uniform_noise: Tensor | None) -> Seen:
         """Follow sequences `[T,B,...]`; where `is_first [T,B]`, and at the first row, the model starts anew."""
         seen = self.see(embedded).unbind()
         start = after = self.advance(*self.start(1, embedded.device))
         first = is_first.unsqueeze(-1).clone()
         first[0] = True
-        drawn = [None] * len(seen) if luck is None else luck.unbind()
+        drawn = [None] * len(seen) if uniform_noise is None else uniform_noise.unbind()
         steps: list[tuple[Tensor, ...]] = []
         for x, a, begins, chosen in zip(seen, action.unbind(), first.unbind(), drawn, strict=True):
             h = torch.where(begins, start, after)

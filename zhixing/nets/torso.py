@@ -28,7 +28,7 @@ from zhixing.nets.mlp import MLP
 from zhixing.ops.normalize import RunningNorm
 from zhixing.utils.importing import imported
 
-MakeNet = Callable[[gym.Space[Any]], nn.Module]
+NetFactory = Callable[[gym.Space[Any]], nn.Module]
 
 
 class Encoder(nn.Module):
@@ -86,7 +86,7 @@ def is_image(space: gym.Space[Any]) -> bool:
     return isinstance(space, Box) and len(space.shape) == 3 and space.dtype == "uint8"
 
 
-class Body(MLP):
+class Torso(MLP):
     """Fully connected layers behind an encoder."""
 
     def __init__(self, space: gym.Space[Any], cfg: NetConfig, normalise: bool, orthogonal_init: bool) -> None:
@@ -104,7 +104,7 @@ class RecurrentBody(nn.Module):
 
     def __init__(self, space: gym.Space[Any], cfg: NetConfig, normalise: bool, orthogonal_init: bool) -> None:
         super().__init__()
-        self.body = Body(space, cfg, normalise, orthogonal_init)
+        self.body = Torso(space, cfg, normalise, orthogonal_init)
         inputs = num_features(self.body, space)
         cell = nn.LSTMCell if cfg.recurrent == "lstm" else nn.GRUCell
         self.cell = cell(inputs, cfg.recurrent_size)
@@ -122,13 +122,13 @@ def encoder_of(body: nn.Module) -> Encoder | None:
     """The encoder of a built-in body; a user's own network has none."""
     if isinstance(body, RecurrentBody):
         body = body.body
-    return body.encoder if isinstance(body, Body) else None
+    return body.encoder if isinstance(body, Torso) else None
 
 
 def make_body(
     space: gym.Space[Any],
     cfg: NetConfig,
-    make_net: MakeNet | None = None,
+    make_net: NetFactory | None = None,
     *,
     normalise: bool | Auto = False,
     orthogonal_init: bool = False,
@@ -148,11 +148,11 @@ def make_body(
         if not isinstance(body, nn.Module):
             raise UserError(f"net must give a torch.nn.Module for the observation space, not {type(body).__name__}")
         return body
-    kind = Body if cfg.recurrent == "none" else RecurrentBody
+    kind = Torso if cfg.recurrent == "none" else RecurrentBody
     return kind(space, cfg, bool(normalise), orthogonal_init)
 
 
-def _import_net(name: str) -> MakeNet:
+def _import_net(name: str) -> NetFactory:
     if ":" not in name:
         raise UserError(f"net.kind={name!r}: allowed are 'auto' and your.module:Net")
     return imported(name)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from zhixing.config import NetConfig
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_map
-from zhixing.nets.obs_encoder import Eyes, SightDecoder, SightEncoder
+from zhixing.nets.obs_encoder import ObsPreprocessor, SightDecoder, SightEncoder
 from zhixing.nets.rssm import RSSM, NormedMLP, State
 from zhixing.ops.distributions import Categorical, Distribution, Gaussian, MultiCategorical
 from zhixing.ops.imagination import uniform_mix
@@ -40,7 +40,7 @@ class TwoHotHead(nn.Module):
         return two_hot_mean(logits, self.bins)
 
 
-class Choices(nn.Module):
+class WorldModelActor(nn.Module):
     """An actor: features to a distribution over actions. A share of the chances of discrete ones is uniform; continuous
     ones are normal, with bounded mean and spread, and what lies beyond the task's bounds is cut off there."""
 
@@ -121,7 +121,7 @@ class WorldModel(nn.Module):
         """The first four are those of `RSSM`; `depth` is the first convolution's."""
         super().__init__()
         self.spaces = spaces
-        self.eyes = Eyes(spaces.obs)
+        self.eyes = ObsPreprocessor(spaces.obs)
         self.encoder = SightEncoder(self.eyes, net, depth)
         actions = sum(choice_sizes(spaces)) or spaces.num_actions
         self.rssm = RSSM(self.encoder.outputs, actions, size, variables, classes, mix, net.activation)
@@ -143,7 +143,7 @@ class WorldModel(nn.Module):
         """
         h = self.rssm.advance(*hidden)
         chance = self.rssm.posterior(h, self.rssm.see(self.encoder(self.eyes(obs))))
-        return State(h, self.rssm.draw(chance, None if rng is None else self.rssm.luck((len(h),), rng)))
+        return State(h, self.rssm.draw(chance, None if rng is None else self.rssm.uniform_noise((len(h),), rng)))
 
     @torch.no_grad()
     def imagine(
@@ -151,11 +151,11 @@ class WorldModel(nn.Module):
     ) -> Imagined:
         """Let an actor act in the model, from states `[N]`."""
         features, masks, actions, afters = [state.features], [], [], []
-        for luck in self.rssm.luck((horizon, len(state.h)), rng):
+        for uniform_noise in self.rssm.uniform_noise((horizon, len(state.h)), rng):
             mask = None if self.allowed is None else self.allowed(features[-1]) > 0
             action = actor(features[-1], mask).sample(rng)
             h = self.rssm.advance(*state, encode_action(action, self.spaces))
-            state = State(h, self.rssm.draw(self.rssm.prior(h), luck))
+            state = State(h, self.rssm.draw(self.rssm.prior(h), uniform_noise))
             features.append(state.features)
             actions.append(action)
             masks.append(mask)
@@ -177,7 +177,7 @@ class WorldModel(nn.Module):
         lead = is_first.shape
         sight = self.eyes(flat(obs))
         seen = self.rssm.see(self.encoder(sight)).unflatten(0, lead)
-        taken, luck = encode_action(action, self.spaces), self.rssm.luck(lead, rng)
+        taken, uniform_noise = encode_action(action, self.spaces), self.rssm.uniform_noise(lead, rng)
         hidden = self.rssm.start(lead[1], is_first.device)
         left = torch.full(lead[1:], shown, device=is_first.device)
         states = []
@@ -185,7 +185,7 @@ class WorldModel(nn.Module):
             left = torch.where(first, shown, left)
             h = self.rssm.advance(*(part * ~first.unsqueeze(-1) for part in hidden))
             chance = torch.where((left > 0).view(-1, 1, 1), self.rssm.posterior(h, seen[t]), self.rssm.prior(h))
-            hidden, left = (h, self.rssm.draw(chance, luck[t]), taken[t]), left - 1
+            hidden, left = (h, self.rssm.draw(chance, uniform_noise[t]), taken[t]), left - 1
             states.append(State(*hidden[:2]).features)
         dreamt = self.decoder(torch.cat(states)).pictures
         return sight.pictures[0].unflatten(0, lead), dreamt[0].unflatten(0, lead)

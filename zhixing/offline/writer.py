@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zhixing.buffers.fields import SUCCESSORS, Reader
+from zhixing.buffers.fields import SUCCESSORS, BatchValidator
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_map
@@ -51,7 +51,7 @@ class Writer:
         )
         self.spaces, self.max_steps = spaces, max_steps
         self._spec = spaces.fields()
-        self._reader = Reader(self._spec)
+        self._reader = BatchValidator(self._spec)
         self._followed = [name for name in SUCCESSORS if name in self._spec]
         self._streams: dict[int, list[Leaves]] = {}  # pieces of unfinished episodes, by column, with successors
         self._segments: list[list[Leaves]] = []  # those that are complete, to be written

@@ -7,21 +7,21 @@ from torch import Tensor
 
 
 def uniform_mix(logits: Tensor, share: float) -> Tensor:
-    """Chances, `share` of them uniform: none is ever nothing, so that no divergence explodes."""
+    """ActionDistribution, `share` of them uniform: none is ever nothing, so that no divergence explodes."""
     return logits.softmax(-1) * (1.0 - share) + share / logits.shape[-1]
 
 
-def straight_through(chance: Tensor, luck: Tensor | None) -> Tensor:
+def straight_through(chance: Tensor, uniform_noise: Tensor | None) -> Tensor:
     """One of the classes of each variable, one-hot; the gradient is that of its chances `[..., classes]`.
 
     `luck [...]`, uniform in 0..1, draws the class that it falls on when chances lie end to end; without it the
     likeliest is taken.
     """
     detached = chance.detach()
-    if luck is None:
+    if uniform_noise is None:
         drawn = detached.argmax(-1, keepdim=True)
     else:
-        passed = detached.cumsum(-1) < luck.unsqueeze(-1)
+        passed = detached.cumsum(-1) < uniform_noise.unsqueeze(-1)
         drawn = passed.sum(-1, keepdim=True).clamp_(max=chance.shape[-1] - 1)  # chances may sum to a bit less than 1
     one_hot = torch.zeros_like(detached).scatter_(-1, drawn, 1.0)
     return one_hot + (chance - detached) if chance.requires_grad else one_hot
@@ -40,7 +40,7 @@ def balanced_kl(posterior: Tensor, prior: Tensor, free_nats: float) -> tuple[Ten
     return dynamics, representation
 
 
-def imagined_returns(reward: Tensor, discount: Tensor, value: Tensor, lam: float) -> Tensor:
+def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, lam: float) -> Tensor:
     """R_t = r_t + d_t ((1 - λ) V_t+1 + λ R_t+1),  R_H = V_H,  over rewards and discounts `[H,N]`, values `[H+1,N]`.
 
     Discounts hold the chance that the world goes on.

@@ -39,25 +39,25 @@ def minibatches(data: Batch, size: int, rng: torch.Generator, sequences: bool = 
         yield flat[rows]
 
 
-def mean_of(x: Tensor, counted: Tensor | None = None) -> Tensor:
+def masked_mean(x: Tensor, counted: Tensor | None = None) -> Tensor:
     """The mean, or that of the `counted` elements."""
     return x.mean() if counted is None else (x * counted).sum() / counted.sum().clamp_min(1)
 
 
-def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: float, counted: Tensor | None = None) -> Tensor:
+def ppo_clip_loss(log_ratio: Tensor, advantage: Tensor, clip: float, counted: Tensor | None = None) -> Tensor:
     """`-E[min(r A, clip(r, 1 - ε, 1 + ε) A)]` (Schulman et al., 2017)."""
     # of the two bounds only the one on the side that A favours can be the lesser; it needs no gradient
     bound = torch.add(advantage, advantage.abs(), alpha=clip)
-    return -mean_of(torch.min(log_ratio.exp() * advantage, bound), counted)
+    return -masked_mean(torch.min(log_ratio.exp() * advantage, bound), counted)
 
 
-def sampled_kl(log_ratio: Tensor, counted: Tensor | None = None) -> Tensor:
+def approx_kl(log_ratio: Tensor, counted: Tensor | None = None) -> Tensor:
     """KL(old, new) out of `log new - log old` of the old one's actions; never negative, little variance."""
-    return mean_of(torch.expm1(log_ratio) - log_ratio, counted)
+    return masked_mean(torch.expm1(log_ratio) - log_ratio, counted)
 
 
 def clip_fraction(log_ratio: Tensor, clip: float, counted: Tensor | None = None) -> Tensor:
-    return mean_of((torch.expm1(log_ratio).abs() > clip).float(), counted)
+    return masked_mean((torch.expm1(log_ratio).abs() > clip).float(), counted)
 
 
 def explained_variance(value: Tensor, ret: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from zhixing.offline import Dataset
 from zhixing.training.agent import load
 
 if TYPE_CHECKING:
-    from zhixing.training.loop import Loop
+    from zhixing.training.loop import TrainingLoop
 
 NO_ENV = "none"  # the name of no task: learn without evaluations
 
@@ -118,7 +118,7 @@ def rows_of(ring: Ring, index: Array, names: Iterable[str]) -> Batch:
     return Batch(**fields).map(lambda leaf: leaf.reshape(*index.shape, *leaf.shape[1:])).numpy()
 
 
-def start_with_data(loop: Loop, data: Dataset | None, spaces: Spaces) -> None:
+def start_with_data(loop: TrainingLoop, data: Dataset | None, spaces: Spaces) -> None:
     """Prepare a new run: set observation statistics from its dataset, and fill its replay from `replay.start`."""
     cfg, learner = loop.cfg, loop.learner
     if isinstance(cfg, DataConfig) and data is not None and cfg.normalize_obs:

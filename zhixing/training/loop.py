@@ -42,7 +42,7 @@ SAVED = {
 }
 
 
-class Loop:
+class TrainingLoop:
     """A training in progress: its parts, counters and callbacks."""
 
     def __init__(
@@ -174,7 +174,7 @@ class Loop:
         """Stop the clock of training time, with the current weights in the learner."""
         self._tick()
         if self.actor is not None:
-            self.actor.settle()
+            self.actor.drain()
         running, self._since = self._since is not None, None
         try:
             yield
@@ -276,7 +276,7 @@ class Loop:
         """Return the mean `ret` or `length` of the last 100 training episodes; NaN before the first has ended."""
         return float(np.mean([getattr(e, what) for e in self.recent])) if self.recent else math.nan
 
-    def recent_told(self, name: str) -> float:
+    def recent_info_mean(self, name: str) -> float:
         """Return the mean of a number in `info` over the last 100 training episodes; NaN if none has it."""
         values = [episode.info[name] for episode in self.recent if name in episode.info]
         return float(np.mean(values)) if values else math.nan

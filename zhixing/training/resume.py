@@ -14,7 +14,7 @@ from zhixing.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from zhixing.training.callbacks import Evaluate
-    from zhixing.training.loop import Loop
+    from zhixing.training.loop import TrainingLoop
 
 CHANGEABLE = {
     "budgets": ("env_steps", "episodes", "duration", "stop_return", "offline_updates"),
@@ -77,7 +77,7 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
 
 
-def restore(loop: Loop, evaluate: Evaluate, folder: RunFolder, spaces: Spaces, state: dict[str, Any]) -> None:
+def restore(loop: TrainingLoop, evaluate: Evaluate, folder: RunFolder, spaces: Spaces, state: dict[str, Any]) -> None:
     """Restore a run from a checkpoint; note how many environments can't continue their episode."""
     try:
         state = _restore_buffers(loop, folder, state)
@@ -96,7 +96,7 @@ def restore(loop: Loop, evaluate: Evaluate, folder: RunFolder, spaces: Spaces, s
         )
 
 
-def _restore_buffers(loop: Loop, folder: RunFolder, state: dict[str, Any]) -> dict[str, Any]:
+def _restore_buffers(loop: TrainingLoop, folder: RunFolder, state: dict[str, Any]) -> dict[str, Any]:
     """Fill the buffers and return the checkpoint that was used: an older one if files of the given one are damaged."""
     try:
         for name, buffer in loop.buffers.items():

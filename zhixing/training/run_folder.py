@@ -23,7 +23,7 @@ from zhixing.utils.files import write_aside
 
 if TYPE_CHECKING:
     from zhixing.core.batch import Batch
-    from zhixing.training.loop import Loop
+    from zhixing.training.loop import TrainingLoop
 
 FORMAT = 1  # of checkpoints; readers keep understanding older ones
 
@@ -139,7 +139,7 @@ class RunFolder:
 
     # --- checkpoints ---
 
-    def save(self, loop: Loop) -> None:
+    def save(self, loop: TrainingLoop) -> None:
         """Write all that a resume needs, then drop what is older than the kept ones."""
         state: dict[str, Any] = {"kind": "run", "steps": loop.steps, "loop": loop.state_dict()}
         state["policy"] = loop.learner.policy.state_dict()

@@ -21,7 +21,7 @@ from zhixing.training import builders
 from zhixing.training.callbacks import Callback, Evaluate
 from zhixing.training.callbacks.base import as_list
 from zhixing.training.data import open_data, start_with_data, summary_of
-from zhixing.training.loop import Loop
+from zhixing.training.loop import TrainingLoop
 from zhixing.training.resolve import default_out, is_spread, resolve
 from zhixing.training.resume import changes, check_changes, restore
 from zhixing.training.run_folder import RunFolder
@@ -98,7 +98,7 @@ class Session:
                 self._keep(goal_env)
             buffers = build_buffers(cfg, self.learner, self.spaces, self.folder, data=self.data, goal_env=goal_env)
             replay = buffers.pop("replay", None)
-            self.loop = Loop(cfg, self.actor, self.learner, buffer=replay, further=buffers)
+            self.loop = TrainingLoop(cfg, self.actor, self.learner, buffer=replay, further=buffers)
             self.evaluate = Evaluate(self.evaluator)
             self.loop.callbacks = build_callbacks(self.loop, self.folder, self.evaluate, own, quiet=quiet)
             for callback in self.loop.callbacks:

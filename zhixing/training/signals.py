@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 from zhixing.errors import write_stderr
-from zhixing.training.loop import INTERRUPTED, Loop
+from zhixing.training.loop import INTERRUPTED, TrainingLoop
 
 
 @contextmanager
-def interruptible(loop: Loop) -> Iterator[None]:
+def interruptible(loop: TrainingLoop) -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and SIGHUP end training after the current iteration, and a second signal at once.
 
     A second SIGHUP is ignored: a terminal that closes sends it twice, from its shell and from the kernel. If SIGHUP is

@@ -24,12 +24,12 @@ from zhixing.config import (
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner
 from zhixing.core.policy import Phase
-from zhixing.training.loop import Loop
+from zhixing.training.loop import TrainingLoop
 
-Trainer = Callable[[Loop], None]
+Trainer = Callable[[TrainingLoop], None]
 
 
-def on_policy(loop: Loop) -> None:
+def on_policy(loop: TrainingLoop) -> None:
     """Collect with the current policy, update from these steps, and discard them."""
     cfg, actor, learner = loop.cfg, loop.actor, loop.learner
     assert isinstance(cfg, OnPolicyConfig)
@@ -41,7 +41,7 @@ def on_policy(loop: Loop) -> None:
             loop.iteration_end(experience.episodes, update.metrics)
 
 
-def asynchronous(loop: Loop) -> None:
+def asynchronous(loop: TrainingLoop) -> None:
     """Update from the first worker that is ready: from its rollout, or with the gradients that it computed of it.
 
     Workers act with weights that are some updates old.
@@ -51,7 +51,7 @@ def asynchronous(loop: Loop) -> None:
     assert actor is not None
     with loop.running():
         for _ in loop.iterations():
-            turn = actor.turn(cfg.rollout_steps, gradients=learner.learns_apart)
+            turn = actor.turn(cfg.rollout_steps, gradients=learner.gradients_on_workers)
             if turn.batch is not None:
                 batch = loop.learns_from(turn.batch.to(learner.device))
             if turn.update is not None:  # by the parameter servers
@@ -64,7 +64,7 @@ def asynchronous(loop: Loop) -> None:
             loop.iteration_end(turn.episodes, update.metrics)
 
 
-def off_policy(loop: Loop) -> None:
+def off_policy(loop: TrainingLoop) -> None:
     """Collect into the replay buffer and update from samples of it."""
     cfg, actor, buffer = loop.cfg, loop.actor, loop.buffer
     assert isinstance(cfg, OffPolicyConfig)
@@ -73,11 +73,11 @@ def off_policy(loop: Loop) -> None:
     with loop.running():
         for _ in loop.iterations():
             experience = actor.collect(steps=cfg.train_every, phase=_phase(loop, cfg))
-            _store(loop, cfg, experience.batch)
-            loop.iteration_end(experience.episodes, _learn(loop, buffer, cfg.batch_size, _due(loop, cfg)))
+            add_to_buffers(loop, cfg, experience.batch)
+            loop.iteration_end(experience.episodes, _learn(loop, buffer, cfg.batch_size, num_updates_due(loop, cfg)))
 
 
-def off_policy_ahead(loop: Loop) -> None:
+def off_policy_async(loop: TrainingLoop) -> None:
     """Like `off_policy`, but collect in a second thread while updating.
 
     Collection uses the weights from the start of the iteration, so runs stay deterministic. The updates of an iteration
@@ -90,16 +90,16 @@ def off_policy_ahead(loop: Loop) -> None:
     actor.copy_policy()
     with loop.running(), ThreadPoolExecutor(1) as executor:
         for _ in loop.iterations():
-            phase, due = _phase(loop, cfg), _due(loop, cfg)
+            phase, due = _phase(loop, cfg), num_updates_due(loop, cfg)
             actor.load(learner.weights())
             collecting = executor.submit(actor.collect, steps=cfg.train_every, phase=phase)
             metrics = _learn(loop, buffer, cfg.batch_size, due)
             experience = collecting.result()
-            _store(loop, cfg, experience.batch)
+            add_to_buffers(loop, cfg, experience.batch)
             loop.iteration_end(experience.episodes, metrics)
 
 
-def off_policy_apart(loop: Loop) -> None:
+def off_policy_distributed(loop: TrainingLoop) -> None:
     """Like `off_policy`, but distributed workers fill the replay buffer and compute priorities; this process updates.
 
     As in Ape-X (Horgan et al., 2018), each worker collects at its own pace. Differs from the paper: the learner waits
@@ -118,10 +118,10 @@ def off_policy_apart(loop: Loop) -> None:
                 extra.add(turn.batch, turn.envs)
             if cfg.normalize_obs:
                 learner.observe(turn.batch.to(learner.device))
-            loop.iteration_end(turn.episodes, _learn(loop, buffer, cfg.batch_size, _due(loop, cfg)))
+            loop.iteration_end(turn.episodes, _learn(loop, buffer, cfg.batch_size, num_updates_due(loop, cfg)))
 
 
-def offline(loop: Loop) -> None:
+def offline(loop: TrainingLoop) -> None:
     """Update from samples of a dataset, without an environment."""
     cfg, buffer = loop.cfg, loop.buffer
     assert isinstance(cfg, DataConfig)
@@ -131,7 +131,7 @@ def offline(loop: Loop) -> None:
             loop.iteration_end([], _learn(loop, buffer, cfg.batch_size, 1))
 
 
-def self_play(loop: Loop) -> None:
+def self_play(loop: TrainingLoop) -> None:
     """Play games against oneself and update from samples of the positions of finished games."""
     cfg, actor, buffer = loop.cfg, loop.actor, loop.buffer
     assert isinstance(cfg, SelfPlayConfig)
@@ -149,7 +149,7 @@ def self_play(loop: Loop) -> None:
             loop.iteration_end(experience.episodes, metrics)
 
 
-def play(loop: Loop) -> None:
+def play(loop: TrainingLoop) -> None:
     """Act without updates, for algorithms that search instead of learning."""
     cfg, actor = loop.cfg, loop.actor
     assert isinstance(cfg, SearchConfig)
@@ -182,22 +182,22 @@ def select_trainer(cfg: RunConfig, *, from_data: bool = False, distributed: bool
     if from_data:
         return offline
     if trainer is off_policy and isinstance(cfg, OffPolicyConfig):
-        return off_policy_ahead if cfg.async_collect else off_policy_apart if distributed else off_policy
+        return off_policy_async if cfg.async_collect else off_policy_distributed if distributed else off_policy
     return trainer
 
 
-def _phase(loop: Loop, cfg: OffPolicyConfig) -> Phase:
+def _phase(loop: TrainingLoop, cfg: OffPolicyConfig) -> Phase:
     return Phase.RANDOM if loop.env_steps < cfg.learning_starts else Phase.COLLECT
 
 
-def _store(loop: Loop, cfg: OffPolicyConfig, batch: Batch) -> None:
+def add_to_buffers(loop: TrainingLoop, cfg: OffPolicyConfig, batch: Batch) -> None:
     for buffer in loop.buffers.values():
         buffer.add(batch)
     if cfg.normalize_obs:
         loop.learner.observe(batch.to(loop.learner.device))
 
 
-def _due(loop: Loop, cfg: OffPolicyConfig) -> int:
+def num_updates_due(loop: TrainingLoop, cfg: OffPolicyConfig) -> int:
     """Return the number of updates that the steps so far require."""
     buffer = loop.buffer
     assert buffer is not None
@@ -206,7 +206,7 @@ def _due(loop: Loop, cfg: OffPolicyConfig) -> int:
     return int(cfg.updates_per_step * max(0, loop.env_steps - cfg.learning_starts) + 1e-9) - loop.updates
 
 
-def _learn(loop: Loop, buffer: Buffer, batch_size: int, times: int) -> Mapping[str, Tensor]:
+def _learn(loop: TrainingLoop, buffer: Buffer, batch_size: int, times: int) -> Mapping[str, Tensor]:
     """Update `times` times, each from a new sample. Return the metrics of the last update."""
     learner = loop.learner
     metrics: Mapping[str, Tensor] = {}

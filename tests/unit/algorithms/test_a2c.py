@@ -83,7 +83,7 @@ def advantages(made: A2C, **fields: Any) -> list[float]:
 
 def by_parameter(made: A2C) -> dict[str, Tensor]:
     """What `gradients` found last, by parameter."""
-    found = dict(zip(made.both_optimizer.parameters, made.both_optimizer._places, strict=True))
+    found = dict(zip(made.optimizer.parameters, made.optimizer._places, strict=True))
     return {name: found[parameter].clone() for name, parameter in made.net.named_parameters()}
 
 
@@ -220,9 +220,9 @@ def test_a_rollout_is_one_update() -> None:
 
 
 def test_the_optimizer_is_rmsprop_for_a2c_and_adam_for_ac() -> None:
-    assert learner().both_optimizer.kind == "rmsprop"
-    assert learner("ac").both_optimizer.kind == "adam"
-    assert learner(optimizer="adam").both_optimizer.kind == "adam"
+    assert learner().optimizer.kind == "rmsprop"
+    assert learner("ac").optimizer.kind == "adam"
+    assert learner(optimizer="adam").optimizer.kind == "adam"
     # RMSProp's first step: 0.01 of the square is kept, so g / (0.1 |g|) is ten times the learning rate
     made = learner(lr=1e-3)
     before = weights(made)
@@ -240,15 +240,15 @@ def test_ac_updates_after_every_step_and_looks_one_ahead() -> None:
 def test_the_learning_rate_falls_to_zero_with_anneal_lr() -> None:
     made = learner(lr=4e-3, anneal_lr=True)
     made.set_progress(0.25)
-    assert made.both_optimizer.lr == pytest.approx(3e-3)
+    assert made.optimizer.lr == pytest.approx(3e-3)
     made.set_progress(1.0)
-    assert made.both_optimizer.lr == 0.0
+    assert made.optimizer.lr == 0.0
     before = weights(made)
     made.update(rollout())
     assert all(torch.equal(p, before[name]) for name, p in weights(made).items())
     constant = learner(lr=4e-3)
     constant.set_progress(0.75)
-    assert constant.both_optimizer.lr == 4e-3
+    assert constant.optimizer.lr == 4e-3
 
 
 def test_gradients_are_clipped_to_the_norm() -> None:
@@ -257,8 +257,8 @@ def test_gradients_are_clipped_to_the_norm() -> None:
     assert norms[0] == pytest.approx(norms[1])  # what is told is the norm before clipping
     assert norms[0] > 0.01
     # second moments are 0.01 of the squares
-    assert whole.both_optimizer.second_moment[0].sum().sqrt().item() == pytest.approx(0.1 * norms[0], rel=1e-4)
-    assert clipped.both_optimizer.second_moment[0].sum().sqrt().item() == pytest.approx(0.1 * 0.01, rel=1e-4)
+    assert whole.optimizer.second_moment[0].sum().sqrt().item() == pytest.approx(0.1 * norms[0], rel=1e-4)
+    assert clipped.optimizer.second_moment[0].sum().sqrt().item() == pytest.approx(0.1 * 0.01, rel=1e-4)
 
 
 def test_rewards_are_divided_by_the_spread_of_returns() -> None:
@@ -360,11 +360,11 @@ def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str
     for t in reversed(range(T)):
         later = ret[t] = reward[t] + 0.5 * torch.where(ended[t], after[t], later)
     loss = -(logp * (ret - value.detach())).mean() + 0.5 * (value - ret).square().mean() - 0.1 * entropy.mean()
-    expected = made.both_optimizer.gradient(loss)[0].clone()
+    expected = made.optimizer.gradient(loss)[0].clone()
     data = prepared(made, shown)
     assert torch.allclose(data.ret, ret, atol=1e-5)
     fresh = learner(plain=False, entropy_coef=0.1, **settings)  # the update has moved the other
-    assert torch.allclose(fresh.gradients(data).by_optimizer["both_optimizer"][0], expected, atol=1e-5)
+    assert torch.allclose(fresh.gradients(data).by_optimizer["optimizer"][0], expected, atol=1e-5)
     assert set(fresh.fields) == {"logp", "value", "hidden"}
 
 

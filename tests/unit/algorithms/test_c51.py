@@ -194,7 +194,7 @@ def test_weights_go_to_another_policy_and_learner() -> None:
     other.policy.load_state_dict(c51.weights())
     assert torch.equal(other.value(x), c51.value(x))
     third = learner(seed=8)
-    third.start_from(c51.state_dict())
+    third.load_networks(c51.state_dict())
     assert torch.equal(third.value(x), c51.value(x))
     # a copy of the policy has the support and a network of its own
     apart = copy.deepcopy(c51.policy)

@@ -219,7 +219,7 @@ def test_start_from_takes_the_networks_and_not_the_moments() -> None:
     dqn, other = learner(target_update_interval=3), learner(seed=9)
     for _ in range(4):
         dqn.update(batch())
-    other.start_from(dqn.state_dict())
+    other.load_networks(dqn.state_dict())
     assert same(weights(dqn.net), weights(other.net))
     assert same(weights(dqn.target), weights(other.target))
     assert not same(weights(other.net), weights(other.target))

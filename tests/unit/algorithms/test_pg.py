@@ -79,7 +79,7 @@ def prepared(made: PG, shown: Batch) -> Batch:
 
 def by_parameter(made: PG) -> dict[str, Tensor]:
     """What `gradients` found last, by parameter."""
-    found = dict(zip(made.both_optimizer.parameters, made.both_optimizer._places, strict=True))
+    found = dict(zip(made.optimizer.parameters, made.optimizer._places, strict=True))
     return {name: found[parameter].clone() for name, parameter in made.net.named_parameters()}
 
 
@@ -199,9 +199,9 @@ def test_without_a_baseline_the_critic_learns_nothing() -> None:
 
 def test_an_unknown_step_changes_nothing() -> None:
     made = learner(baseline=False, normalize_advantage=True)
-    found = made.gradients(losses()).by_optimizer["both_optimizer"][0].clone()
+    found = made.gradients(losses()).by_optimizer["optimizer"][0].clone()
     for changed in ({"ret": column(4.0, 1.0, -7.0)}, {"action": torch.tensor([[0], [1], [0]])}):
-        assert torch.equal(made.gradients(losses(**changed)).by_optimizer["both_optimizer"][0], found)
+        assert torch.equal(made.gradients(losses(**changed)).by_optimizer["optimizer"][0], found)
 
 
 def test_entropy_is_weighed() -> None:
@@ -272,7 +272,7 @@ def test_gradients_are_clipped_to_the_norm() -> None:
     norm = made.update(rollout()).metrics["grad_norm"].item()
     assert norm > 0.01  # what is told is the norm before clipping
     # Adam's first moment is a tenth of what it was given
-    assert made.both_optimizer.first_moment[0].norm().item() == pytest.approx(0.1 * 0.01, rel=1e-3)
+    assert made.optimizer.first_moment[0].norm().item() == pytest.approx(0.1 * 0.01, rel=1e-3)
 
 
 @pytest.mark.parametrize("baseline", [True, False])
@@ -313,11 +313,11 @@ def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str
     loss = -(logp * (ret - value.detach() if baseline else ret)).mean()
     if baseline:
         loss = loss + 0.5 * (value - ret).square().mean()
-    expected = made.both_optimizer.gradient(loss)[0].clone()
+    expected = made.optimizer.gradient(loss)[0].clone()
     data = prepared(made, shown)
     assert torch.allclose(data.ret, ret, atol=1e-6)
     fresh = learner(plain=False, **settings)  # the update has moved the other
-    assert torch.allclose(fresh.gradients(data).by_optimizer["both_optimizer"][0], expected, atol=1e-6)
+    assert torch.allclose(fresh.gradients(data).by_optimizer["optimizer"][0], expected, atol=1e-6)
 
 
 # --- what is refused, saved and told ---

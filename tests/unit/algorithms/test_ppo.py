@@ -110,13 +110,13 @@ def test_the_whole_loss_is_policy_value_and_entropy() -> None:
     weights = {"value_coef": 0.3, "entropy_coef": 0.07}
     ppo = learner(**weights, normalize_advantage=False, max_grad_norm=None)
     data = ppo.prepare(rollout(ppo)).flatten()
-    found = ppo.gradients(data).by_optimizer["both_optimizer"][0].clone()
+    found = ppo.gradients(data).by_optimizer["optimizer"][0].clone()
     out = ppo.net(data.obs)
     logp, entropy = out.distribution.log_prob(data.action), out.distribution.entropy()
     # before the first step the ratio is 1
     loss = -(data.advantage * (logp - logp.detach()).exp()).mean()
     loss = loss + 0.3 * (out.value - data.ret).square().mean() - 0.07 * entropy.mean()
-    expected = ppo.both_optimizer.gradient(loss)[0]
+    expected = ppo.optimizer.gradient(loss)[0]
     assert torch.allclose(found, expected, atol=1e-6)
 
 
@@ -317,13 +317,13 @@ def test_target_kl_ends_the_epochs() -> None:
 def test_learning_rates_fall_to_zero_with_anneal_lr() -> None:
     ppo = learner(lr=4e-3, anneal_lr=True)
     ppo.set_progress(0.25)
-    assert ppo.both_optimizer.lr == pytest.approx(3e-3)
+    assert ppo.optimizer.lr == pytest.approx(3e-3)
     own = learner(lr=4e-3, critic_lr=8e-3, anneal_lr=True)
     own.set_progress(0.75)
     assert (own.actor_optimizer.lr, own.critic_optimizer.lr) == pytest.approx((1e-3, 2e-3))
     constant = learner(lr=4e-3)
     constant.set_progress(0.75)
-    assert constant.both_optimizer.lr == 4e-3
+    assert constant.optimizer.lr == 4e-3
 
 
 def test_gradients_are_clipped_to_the_norm() -> None:
@@ -332,7 +332,7 @@ def test_gradients_are_clipped_to_the_norm() -> None:
     gradients = ppo.gradients(data)
     norm = ppo.apply(gradients).metrics["grad_norm"]
     assert norm > 0.01  # what is told is the norm before clipping
-    assert gradients.by_optimizer["both_optimizer"][0].norm().item() == pytest.approx(0.01, rel=1e-3)
+    assert gradients.by_optimizer["optimizer"][0].norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
 def test_the_first_weights_depend_on_the_seed_only() -> None:

@@ -221,8 +221,8 @@ def test_temperature_falls_where_entropy_is_above_its_target_and_rises_below() -
     for target, sign in ((0.5, -1), (2.0, 1)):
         made = learner(alpha=None, target_entropy=target, lr=1e-2)
         saying(made.actor, *HALVES)  # entropy 1.04
-        loss = made.temperature_loss(torch.tensor(ENTROPY), batch())
-        assert gradient_of(loss, made.log_temperature[0]) == pytest.approx([ENTROPY - target])
+        loss = made.alpha_loss(torch.tensor(ENTROPY), batch())
+        assert gradient_of(loss, made.log_alpha[0]) == pytest.approx([ENTROPY - target])
         assert made.temperature.item() == 1.0
         made.update(batch())
         # Adam's first step is as long as the learning rate
@@ -240,7 +240,7 @@ def test_a_given_temperature_stays() -> None:
 def test_the_actors_loss_doesnt_move_the_temperature() -> None:
     made = learner(alpha=None)
     loss, _ = made.actor_loss(batch())
-    assert torch.autograd.grad(loss, [made.log_temperature[0]], allow_unused=True) == (None,)
+    assert torch.autograd.grad(loss, [made.log_alpha[0]], allow_unused=True) == (None,)
 
 
 def test_the_usual_target_of_entropy() -> None:
@@ -261,7 +261,7 @@ def test_a_mask_lowers_the_target_of_entropy_state_by_state(name: str) -> None:
     saying(made.actor, 0.0, 0.0, 0.0)
     entropy = made.actor_loss(masked)[1]
     assert float(entropy) == pytest.approx(2 * target)
-    assert gradient_of(made.temperature_loss(entropy, masked), made.log_temperature[0]) == pytest.approx([target])
+    assert gradient_of(made.alpha_loss(entropy, masked), made.log_alpha[0]) == pytest.approx([target])
     made.update(masked)
     assert made.temperature.item() == pytest.approx(math.exp(-1e-2), rel=1e-5)
     assert learner(name=name, target_entropy=0.7).target_entropy(masked) == 0.7
@@ -297,7 +297,7 @@ def test_targets_follow_slowly() -> None:
 def test_gradients_change_nothing_and_are_each_networks_own(spaces: Spaces) -> None:
     made = learner(spaces, net__hidden_sizes=[8], alpha=None)
     shown = batch() if spaces is CHOICES else moves()
-    parts = (made.actor, made.critics, made.target, made.log_temperature)
+    parts = (made.actor, made.critics, made.target, made.log_alpha)
     before = [p for part in parts for p in weights(part)]
     made.gradients(shown)
     assert same(before, [p for part in parts for p in weights(part)])
@@ -409,7 +409,7 @@ def test_state_round_trip_gives_the_same_next_update(spaces: Spaces) -> None:
     for _ in range(3):
         first, second = made.update(shown), other.update(shown)
         assert all(torch.equal(first.metrics[name], second.metrics[name]) for name in first.metrics)
-    for name in ("actor", "critics", "target", "log_temperature"):
+    for name in ("actor", "critics", "target", "log_alpha"):
         assert same(weights(getattr(made, name)), weights(getattr(other, name)))
 
 

@@ -34,8 +34,8 @@ def recorded(seed: int = 3) -> tuple[Ring, Buffer, Naive]:
         return tree_map(lambda *leaves: np.stack([leaf[0] for leaf in leaves]), *(rows[i][name] for i in chosen))
 
     arrays = {name: stacked(name, np.arange(LENGTH)) for name in SPEC}
-    lasts = {"obs": stacked("next_obs", ends), "mask": stacked("next_mask", ends)}
-    return Ring.over(SPEC, arrays, lasts, ends), buffer, naive
+    final_obs_pool = {"obs": stacked("next_obs", ends), "mask": stacked("next_mask", ends)}
+    return Ring.over(SPEC, arrays, final_obs_pool, ends), buffer, naive
 
 
 @pytest.mark.parametrize("view", [NStep(1, 0.9), NStep(4, 0.9), Sequence(5, 2), Episode()])

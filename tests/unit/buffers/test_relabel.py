@@ -272,7 +272,7 @@ def test_a_run_with_hindsight_resumes_exactly(tmp_path: Path) -> None:
     from conftest import differing
 
     class Stop(zx.Callback):
-        def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+        def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
             if loop.env_steps >= 350:
                 loop.stop("interrupted")
 

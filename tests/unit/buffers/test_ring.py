@@ -71,7 +71,7 @@ def test_pool_of_last_observations_is_reused_when_rows_are_overwritten():
     streams = [Stream(i, end=2.0) for i in range(2)]
     for _ in range(500):
         buffer.add(step(streams)[0])
-    assert buffer.storage.lasts._size <= 16
+    assert buffer.storage.final_obs_pool._size <= 16
     assert len(buffer) == 8
     assert buffer.full
 
@@ -269,9 +269,9 @@ def test_stacks_that_cannot_be_rebuilt_are_refused():
 
 
 def test_more_than_the_memory_holds_is_told_with_what_to_do() -> None:
-    from zhixing.buffers.fields import Table
+    from zhixing.buffers.fields import ArrayStore
 
     # 10^9 pictures of 1 MiB each: 2^20 * (10^9 + 1) / 2^30 = 976,563 GiB
     spec = {"obs": Field((1024, 1024), np.dtype(np.uint8))}
     with pytest.raises(UserError, match=r"1,000,000,000 steps of 'obs' take 976563 GiB.*replay\.on_disk=true"):
-        Table(spec, 1_000_000_001)
+        ArrayStore(spec, 1_000_000_001)

@@ -17,7 +17,7 @@ from zhixing.errors import UserError
 COLLECTORS = {
     "Actor": ("ppo", {"vector__backend": "serial"}),
     "TorchActor": ("ppo", {"vector__backend": "torch"}),
-    "SpreadActor": ("impala", {"vector__backend": "serial"}),
+    "DistributedCollector": ("impala", {"vector__backend": "serial"}),
     "SelfPlay": ("alphazero", {}),
 }
 
@@ -100,7 +100,7 @@ def test_a_trainer_drives_any_collector() -> None:
     )
     env = zx.envs.make_vector("toy/match", 1, "serial")
     collector = Recorded()
-    loop = zx.Loop(cfg, collector, Counts(cfg, env.spaces))
+    loop = zx.TrainingLoop(cfg, collector, Counts(cfg, env.spaces))
     env.close()
     zx.on_policy(loop)
     assert (loop.env_steps, loop.updates, loop.episodes) == (40, 4, 4)

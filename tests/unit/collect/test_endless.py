@@ -104,7 +104,7 @@ class InterruptEvaluation(zx.Callback):
     def __init__(self, at_steps: int, after: int = 5) -> None:
         self.at_steps, self.left = at_steps, after
 
-    def evaluation_step(self, loop: zx.Loop) -> None:
+    def evaluation_step(self, loop: zx.TrainingLoop) -> None:
         if loop.steps >= self.at_steps:
             self.left -= 1
             if self.left == 0:
@@ -134,7 +134,7 @@ def test_first_ctrl_c_ends_an_evaluation_and_resume_repeats_it(
 class Kill(zx.Callback):
     """Ends the process, so to speak, in the first step of the evaluation at the end."""
 
-    def evaluation_step(self, loop: zx.Loop) -> None:
+    def evaluation_step(self, loop: zx.TrainingLoop) -> None:
         if loop.ending:
             raise RuntimeError("killed")
 
@@ -155,7 +155,7 @@ def test_ctrl_c_after_the_return_was_reached_costs_no_row(small: Callable, tmp_p
     """The row of the last iteration waits for the end; it comes once, whenever the end comes."""
 
     class CtrlC(zx.Callback):
-        def evaluation_end(self, loop: zx.Loop, evaluation: Any) -> None:
+        def evaluation_end(self, loop: zx.TrainingLoop, evaluation: Any) -> None:
             loop.stop("interrupted")
 
     cfg = small("ppo", "toy/match", stop_return=0.0, env_steps=5000)

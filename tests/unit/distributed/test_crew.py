@@ -18,7 +18,7 @@ import zhixing as zx
 from zhixing.buffers.rollout import Rollout
 from zhixing.config import RunConfig
 from zhixing.distributed.cluster import Cluster
-from zhixing.distributed.collector import SpreadActor, spread
+from zhixing.distributed.collector import DistributedCollector, spread
 from zhixing.distributed.worker import SPREAD, packed
 from zhixing.distributed.worker_pool import LocalCrew
 from zhixing.utils.extras import install_hint
@@ -26,7 +26,7 @@ from zhixing.utils.extras import install_hint
 Small = Callable[..., RunConfig]
 
 
-def make(cfg: RunConfig, folder: Path) -> tuple[SpreadActor, zx.Learner]:
+def make(cfg: RunConfig, folder: Path) -> tuple[DistributedCollector, zx.Learner]:
     env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
     learner = zx.algorithms.get(cfg.algorithm).make(cfg, env.spaces)
     actor = spread(cfg.model_copy(update={"num_threads": 1}), learner, env.spaces, env.tells, folder)
@@ -43,7 +43,7 @@ def test_shares_are_as_equal_as_can_be_and_seeds_differ(small: Small, tmp_path: 
     setups = actor.crew.setups
     assert [(setup.first, setup.last) for setup in setups] == [(0, 2), (2, 4), (4, 7)]
     assert setups[0].seed == 11  # alone it would be the run without workers
-    seeds = [replace(setup, life=life).seed for setup in setups for life in range(3)]
+    seeds = [replace(setup, incarnation=incarnation).seed for setup in setups for incarnation in range(3)]
     assert len(set(seeds)) == 9
     actor.close()
 
@@ -190,5 +190,5 @@ def test_another_number_of_workers_goes_on_with_new_episodes(small: Small, tmp_p
     more, _ = make(serial(small("impala", num_envs=4, actors=4)), tmp_path)
     assert more.load_state_dict(state) == [0, 1, 2, 3]
     assert more.env_steps == 16  # 8 steps of 2 environments
-    assert more.crew.lives == [1] * 4
+    assert more.crew.incarnations == [1] * 4
     more.close()

@@ -17,7 +17,7 @@ from conftest import differing, learned
 import zhixing as zx
 from zhixing.config import RunConfig
 from zhixing.core.batch import Batch
-from zhixing.distributed.learner_group import Partners
+from zhixing.distributed.learner_group import LearnerGroup
 
 Small = Callable[..., RunConfig]
 
@@ -25,13 +25,13 @@ Small = Callable[..., RunConfig]
 @pytest.fixture
 def pair(small: Small, tmp_path: Path) -> Iterator[Callable[..., tuple[zx.Learner, zx.Learner]]]:
     """One that learns alone and one with a partner, alike otherwise."""
-    opened: list[Partners] = []
+    opened: list[LearnerGroup] = []
 
     def make(algorithm: str, env: str, **settings: object) -> tuple[zx.Learner, zx.Learner]:
         cfg = small(algorithm, env, distributed__learners=2, num_threads=1, **settings)
         env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
         alone, first = (zx.algorithms.get(algorithm).make(cfg, env.spaces) for _ in range(2))
-        opened.append(Partners(first, cfg, env.spaces, tmp_path))
+        opened.append(LearnerGroup(first, cfg, env.spaces, tmp_path))
         first.partners = opened[-1]
         env.close()
         return alone, first

@@ -24,10 +24,10 @@ from zhixing.config import RunConfig
 from zhixing.core.learner import Gradients
 from zhixing.core.optimizer import Optimizer
 from zhixing.distributed.cluster import LOOPBACK, MAX_FOLDER, Cluster, _set_token
-from zhixing.distributed.collector import SpreadActor
-from zhixing.distributed.parameter_servers import Servers
+from zhixing.distributed.collector import DistributedCollector
+from zhixing.distributed.parameter_servers import ParameterServers
 from zhixing.experiments.executors import drive
-from zhixing.experiments.jobs import Job, News
+from zhixing.experiments.jobs import Job, JobEvent
 from zhixing.experiments.ray_jobs import RayJobs
 from zhixing.training.callbacks import Progress
 
@@ -46,16 +46,16 @@ def cluster() -> Iterator[Cluster]:
 class At(zx.Callback):
     """Does something once, after so many steps."""
 
-    def __init__(self, steps: int, what: Callable[[zx.Loop], None]) -> None:
+    def __init__(self, steps: int, what: Callable[[zx.TrainingLoop], None]) -> None:
         self.steps, self.what, self.done = steps, what, False
 
-    def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+    def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
         if loop.steps >= self.steps and not self.done:
             self.done = True
             self.what(loop)
 
 
-def power_cut(loop: zx.Loop) -> None:
+def power_cut(loop: zx.TrainingLoop) -> None:
     raise RuntimeError("power cut")
 
 
@@ -79,8 +79,8 @@ def test_half_of_the_workers_killed_cost_only_the_steps_they_held(
     """4 workers with 2 environments each, 16 steps each: 128 steps per iteration, 8 iterations, whoever dies."""
     killed: list[int] = []
 
-    def kill(loop: zx.Loop) -> None:
-        assert isinstance(loop.actor, SpreadActor)
+    def kill(loop: zx.TrainingLoop) -> None:
+        assert isinstance(loop.actor, DistributedCollector)
         crew = loop.actor.crew
         for worker in (1, 3):
             crew.start(worker, None, "process_id")
@@ -95,10 +95,10 @@ def test_half_of_the_workers_killed_cost_only_the_steps_they_held(
     lengths: list[int] = []
 
     class Count(zx.Callback):
-        def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+        def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
             seen.append((loop.env_steps, loop.lost))
 
-        def episode_end(self, loop: zx.Loop, episode: zx.Episode) -> None:
+        def episode_end(self, loop: zx.TrainingLoop, episode: zx.Episode) -> None:
             lengths.append(episode.length)
 
     result = zx.Session(cfg, tmp_path / "run", [At(512, kill), Count(), Progress(told)], quiet=True).run()
@@ -137,7 +137,7 @@ def test_weights_on_servers_move_as_in_one_place(cluster: Cluster, small: Small,
     with pytest.raises(RuntimeError, match="power cut"):
         zx.Session(cfg, tmp_path / "there", [At(500, power_cut)], quiet=True).run()
     session = zx.Session.resume(tmp_path / "there", quiet=True)
-    assert isinstance(session.actor, SpreadActor)
+    assert isinstance(session.actor, DistributedCollector)
     session.run()
     assert differing(tmp_path / "here", tmp_path / "there") == []
     assert metrics_rows(tmp_path / "here") == metrics_rows(tmp_path / "there")
@@ -149,23 +149,23 @@ def test_a_turn_moves_a_servers_weights_once(cluster: Cluster, small: Small, tmp
     env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
     learner, other = (zx.algorithms.get("a3c").make(cfg, env.spaces) for _ in range(2))
     env.close()
-    servers = Servers.start(cluster, 2)
+    servers = ParameterServers.start(cluster, 2)
     servers.load(learner)
-    optimizer: Optimizer = learner.both_optimizer
-    found = Gradients({"both_optimizer": [torch.ones_like(optimizer.flat)]}, {})
-    rates = {"both_optimizer": 0.5}
+    optimizer: Optimizer = learner.optimizer
+    found = Gradients({"optimizer": [torch.ones_like(optimizer.flat)]}, {})
+    rates = {"optimizer": 0.5}
     for worker, turn in ((0, 1), (0, 1), (1, 2)):
         servers.push(learner, found, rates, worker, turn)
     optimizer.lr = 0.5
     for _ in range(2):
         learner.apply(found)
     servers.pull(other)
-    assert torch.equal(other.both_optimizer.flat, optimizer.flat)
+    assert torch.equal(other.optimizer.flat, optimizer.flat)
 
-    broken = Gradients({"both_optimizer": [torch.full_like(optimizer.flat, math.nan)]}, {})
+    broken = Gradients({"optimizer": [torch.full_like(optimizer.flat, math.nan)]}, {})
     assert servers.push(learner, broken, rates, 0, 3) is None
     servers.pull(other)
-    assert torch.equal(other.both_optimizer.flat, optimizer.flat)
+    assert torch.equal(other.optimizer.flat, optimizer.flat)
 
     cluster.ray.kill(servers.handles[1])
     with pytest.raises(zx.UserError, match="one of the 2 servers of the weights died"):
@@ -183,7 +183,7 @@ def test_two_workers_learn_through_servers(cluster: Cluster, small: Small, tmp_p
         not torch.equal(state["parts"]["net"][name], value) for name, value in fresh.learner.net.state_dict().items()
     ]
     assert all(moved)  # of all servers
-    assert bool((state["parts"]["both_optimizer"]["second_moment"][0] > 0).any())
+    assert bool((state["parts"]["optimizer"]["second_moment"][0] > 0).any())
 
 
 def test_replay_is_filled_by_workers_that_rate_what_they_did(cluster: Cluster, small: Small, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_replay_is_filled_by_workers_that_rate_what_they_did(cluster: Cluster, s
     session = zx.Session(small("dqn", **settings, num_envs=4, eval_every_steps=0), tmp_path / "dqn", quiet=True)
     rated: list[bool] = []
 
-    def look(loop: zx.Loop) -> None:
+    def look(loop: zx.TrainingLoop) -> None:
         # new steps would all have the highest priority, if nobody had told how wrong the network was about them
         assert loop.buffer is not None
         priorities = loop.buffer._priorities
@@ -236,14 +236,14 @@ def test_a_sweep_on_ray_whose_runs_have_workers(cluster: Cluster, small: Small, 
 
     todo = iter([job("good", distributed__workers=1), job("bad", env="tasks:Raises")])
     executor = RayJobs(2)
-    last: dict[str, News] = {}
+    last: dict[str, JobEvent] = {}
 
-    def hear(news: News) -> None:
+    def on_event(news: JobEvent) -> None:
         if news.kind == "evaluation":
             executor.answer(news.job, True)
         last[news.job] = news
 
-    drive(executor, lambda: next(todo, None), hear)
+    drive(executor, lambda: next(todo, None), on_event)
     assert last["good"].kind == "done"
     assert last["good"].told["env_steps"] == 320
     assert (last["bad"].kind, "the third step is broken" in last["bad"].told["error"]) == ("failed", True)

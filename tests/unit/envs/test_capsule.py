@@ -16,7 +16,7 @@ from conftest import exit_code
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zhixing.envs import Faults, Task, VectorEnv, make_vector
+from zhixing.envs import FailurePolicy, Task, VectorEnv, make_vector
 from zhixing.envs.crash.crash_report import FORMAT, MAX_BYTES, MAX_FILES, read, replay
 from zhixing.errors import EnvCrashError, UserError
 
@@ -44,7 +44,7 @@ def crashed(folder: Path, backend: str = "serial", limit: float | None = None, h
 
 
 def crash(folder: Path, backend: str = "serial", limit: float | None = None, how: str = "raise") -> str:
-    faults, workers = Faults("stop", limit, folder), None if backend == "serial" else 2
+    faults, workers = FailurePolicy("stop", limit, folder), None if backend == "serial" else 2
     env = make_vector(FAILS, 3, backend, workers, {"how": how, "chance": 0.004}, faults=faults)
     env.reset(seed=5)
     with pytest.raises(EnvCrashError) as caught:

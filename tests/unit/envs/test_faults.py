@@ -14,12 +14,12 @@ from sample_tasks import Counter, Sleeper, Trouble
 
 import zhixing as zx
 from zhixing.collect.actor import Actor
-from zhixing.envs import Faults, ProcessVectorEnv, SerialVectorEnv, VectorEnv, make_vector
+from zhixing.envs import FailurePolicy, ProcessVectorEnv, SerialVectorEnv, VectorEnv, make_vector
 from zhixing.envs.crash import crash_report
 from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED
 from zhixing.errors import EnvCrashError, UserError
 
-REPLACE = Faults(on_crash="replace")
+REPLACE = FailurePolicy(on_crash="replace")
 MISBEHAVIOUR = {
     broken.WrongShape: r"step 3 of an episode: its observation has shape \(1,\); its space says \(2,\)",
     broken.WrongKind: "step 3 of an episode: its observation is of float32; its space says uint8",
@@ -174,7 +174,7 @@ def test_processes_replace_as_serial_does(how: str) -> None:
 
 @pytest.mark.parametrize(("action", "how"), [(6, "was killed by SIGKILL"), (5, "ended with exit code 3")])
 def test_a_dead_worker_is_replaced_and_its_environments_begin_anew(action: int, how: str, tmp_path: Path) -> None:
-    env = ProcessVectorEnv(Trouble, 4, 2, faults=Faults("replace", folder=tmp_path))
+    env = ProcessVectorEnv(Trouble, 4, 2, faults=FailurePolicy("replace", folder=tmp_path))
     pids = [worker.process.pid for worker in env._workers]
     env.reset(seed=0)
     for _ in range(3):
@@ -208,13 +208,13 @@ def test_a_worker_killed_between_steps_is_replaced() -> None:
 
 
 def test_a_step_that_hangs_ends_the_run_or_its_worker() -> None:
-    stop = ProcessVectorEnv(Sleeper, 4, 2, faults=Faults(step_timeout=0.1))
+    stop = ProcessVectorEnv(Sleeper, 4, 2, faults=FailurePolicy(step_timeout=0.1))
     stop.reset(seed=0)
     stop.step(np.ones(4, int))  # 50 ms each
     with pytest.raises(EnvCrashError, match=r"Sleeper \(index 2 to 3\) took longer than 0.1 s .*, at step 2 of .* 3"):
         stop.step(np.array([0, 0, 0, 7]))  # 350 ms, where two environments have 200
     stop.close()
-    env = ProcessVectorEnv(Sleeper, 2, 2, faults=Faults("replace", step_timeout=0.1))
+    env = ProcessVectorEnv(Sleeper, 2, 2, faults=FailurePolicy("replace", step_timeout=0.1))
     env.reset(seed=0)
     _, _, _, truncated, _ = env.step(np.array([7, 0]))
     assert truncated.tolist() == [True, False]
@@ -235,13 +235,13 @@ def test_a_task_that_always_fails_stops_after_all() -> None:
 
 def test_what_can_not_be_guarded_is_refused() -> None:
     with pytest.raises(UserError, match="takes worker processes; use backend process"):
-        make_vector("toy/match", 2, "serial", faults=Faults(step_timeout=1.0))
+        make_vector("toy/match", 2, "serial", faults=FailurePolicy(step_timeout=1.0))
     with pytest.raises(UserError, match="native environments step together"):
         make_vector("CartPole-v1", 2, "native", faults=REPLACE)
     with pytest.raises(UserError, match="mixed environments live in this process too"):
-        make_vector("toy/match", 2, "mixed", faults=Faults(step_timeout=1.0))
+        make_vector("toy/match", 2, "mixed", faults=FailurePolicy(step_timeout=1.0))
     with pytest.raises(UserError, match="did you mean 'replace'"):
-        make_vector("CartPole-v1", 2, faults=Faults("replac"))
+        make_vector("CartPole-v1", 2, faults=FailurePolicy("replac"))
     env = make_vector("CartPole-v1", 2, faults=REPLACE)  # auto: what survives most
     assert env.backend == "process"
     env.close()

@@ -17,7 +17,7 @@ from zhixing.envs.adapters import pettingzoo_envs
 from zhixing.envs.adapters.pettingzoo_envs import ParallelEnv, TurnsEnv
 from zhixing.envs.env_spec import describe
 from zhixing.envs.vector.serial import SerialVectorEnv
-from zhixing.envs.wrappers.agents import Seats
+from zhixing.envs.wrappers.agents import AgentPadding
 from zhixing.errors import UserError
 from zhixing.utils.extras import install_hint
 
@@ -328,20 +328,22 @@ def test_other_versions_of_the_package_may_lack_a_task(monkeypatch: pytest.Monke
 def test_spaces_that_fit_in_no_common_one_are_refused() -> None:
     box, other = Box(0, 1, (2,)), Box(0, 1, (2, 2))
     with pytest.raises(UserError, match="t has agents with observations that can't be made equal"):
-        Seats("t", [box, other], [Discrete(2)] * 2)
+        AgentPadding("t", [box, other], [Discrete(2)] * 2)
     with pytest.raises(UserError, match="action spaces that can't be made equal"):
-        Seats("t", [box] * 2, [Discrete(2), box])
+        AgentPadding("t", [box] * 2, [Discrete(2), box])
     with pytest.raises(UserError, match="other than Box and Discrete: Text"):
-        Seats("t", [Text(3)] * 2, [Discrete(2)] * 2)
+        AgentPadding("t", [Text(3)] * 2, [Discrete(2)] * 2)
 
 
 def test_equal_spaces_stay_as_they_are() -> None:
-    seats = Seats("t", [Box(0, 255, (4, 4, 1), np.uint8)] * 2, [MultiDiscrete([2, 3])] * 2)
+    seats = AgentPadding("t", [Box(0, 255, (4, 4, 1), np.uint8)] * 2, [MultiDiscrete([2, 3])] * 2)
     assert seats.observation_space == Box(0, 255, (4, 4, 1), np.uint8)
     assert seats.action_space == MultiDiscrete([2, 3])
     assert seats.allowed is None
     assert seats.own(1, np.array([1, 2])).tolist() == [1, 2]
-    seats = Seats("t", [Dict({"observation": Discrete(3), "action_mask": Box(0, 1, (2,))})] * 2, [Discrete(2)] * 2)
+    seats = AgentPadding(
+        "t", [Dict({"observation": Discrete(3), "action_mask": Box(0, 1, (2,))})] * 2, [Discrete(2)] * 2
+    )
     obs = seats.observe({1: {"observation": 2, "action_mask": np.array([0, 1])}})
     assert obs.tolist() == [[0, 0, 0], [0, 0, 1]]  # a choice is shown as one of three
 

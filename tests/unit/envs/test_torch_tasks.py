@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from zhixing.envs import Faults, make_vector
+from zhixing.envs import FailurePolicy, make_vector
 from zhixing.envs.torch_native import TORCH, TorchVectorEnv
 from zhixing.envs.torch_native.skirmish import SKIRMISHES
 from zhixing.errors import UserError
@@ -159,7 +159,10 @@ def test_actions_of_policies_are_scaled_as_for_others() -> None:
         ),
         (lambda: make_vector("CartPole-v1", 2, "torch", render_mode="rgb_array"), "no option render_mode"),
         (lambda: make_vector("CartPole-v1", 2, "torch", options={"g": 3.0}), "'g'"),
-        (lambda: make_vector("CartPole-v1", 2, "torch", faults=Faults("replace")), "torch environments step together"),
+        (
+            lambda: make_vector("CartPole-v1", 2, "torch", faults=FailurePolicy("replace")),
+            "torch environments step together",
+        ),
         (lambda: in_torch("CartPole-v1", 2).reset(options={"low": 0.0}), "no options at a reset"),
         (lambda: in_torch("CartPole-v1", 2).render(), "gives no picture"),
     ],

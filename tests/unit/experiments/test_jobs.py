@@ -18,8 +18,8 @@ from conftest import differing
 import zhixing as zx
 from zhixing.config import RunConfig
 from zhixing.experiments import executors
-from zhixing.experiments.executors import Board, LocalProcesses, claimed, drive
-from zhixing.experiments.jobs import Job, News, main, run_job
+from zhixing.experiments.executors import LocalProcesses, ProgressBoard, drive, locked
+from zhixing.experiments.jobs import Job, JobEvent, main, run_job
 from zhixing.utils.cpus import cpu_count
 
 Small = Callable[..., RunConfig]
@@ -123,10 +123,10 @@ def test_an_interrupt_stops_all_with_checkpoints(
     # evaluations are told, too, and put off the next word of progress: there must be time between them
     cfg = small("ppo", env_steps=10_000_000, eval_every_steps=64_000, log_every_steps=640, vector__backend="serial")
     heard: list[str] = []
-    with claimed(tmp_path) as lock:
+    with locked(tmp_path) as lock:
         executor = LocalProcesses(1, lock)
 
-        def hear(news: News) -> None:
+        def on_event(news: JobEvent) -> None:
             heard.append(news.kind)
             if news.kind == "evaluation":
                 executor.answer(news.job, True)
@@ -135,7 +135,7 @@ def test_an_interrupt_stops_all_with_checkpoints(
 
         todo = iter([job(cfg, tmp_path, "first", asks=True), job(cfg, tmp_path, "second")])
         with pytest.raises(KeyboardInterrupt):
-            drive(executor, lambda: next(todo, None), hear)
+            drive(executor, lambda: next(todo, None), on_event)
     assert heard[-1] == "stopped"
     assert executor.running == []
     assert list((tmp_path / "first" / "checkpoints").glob("0*.safetensors"))
@@ -148,7 +148,7 @@ def test_an_interrupt_stops_all_with_checkpoints(
 def test_runs_share_the_cpus(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that environments of one don't take those of the others."""
     monkeypatch.setenv("PYTHON_CPU_COUNT", "8")
-    with claimed(tmp_path) as lock:
+    with locked(tmp_path) as lock:
         executor = LocalProcesses(3, lock)
         executor.start(job(small("ppo", env_steps=10_000_000), tmp_path))
         (process, _) = executor._processes["run"]
@@ -165,19 +165,19 @@ def test_runs_share_the_cpus(small: Small, tmp_path: Path, monkeypatch: pytest.M
 def test_a_killed_process_is_told_and_jobs_hold_the_claim(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with claimed(tmp_path) as lock:
+    with locked(tmp_path) as lock:
         executor = LocalProcesses(1, lock)
         executor.start(job(small("ppo", env_steps=10_000_000), tmp_path))
-    with pytest.raises(zx.UserError, match="is in use by process"), claimed(tmp_path, 0.1):
+    with pytest.raises(zx.UserError, match="is in use by process"), locked(tmp_path, 0.1):
         pass
     (process, _) = executor._processes["run"]
     os.kill(process.pid, signal.SIGKILL)
-    found: list[News] = []
+    found: list[JobEvent] = []
     deadline = time.monotonic() + 60
     while not found and time.monotonic() < deadline:
         found = [news for news in executor.news(1.0) if news.last]
-    assert found == [News("run", "failed", {"error": "its process was killed by SIGKILL"})]
-    with claimed(tmp_path, 0.1):
+    assert found == [JobEvent("run", "failed", {"error": "its process was killed by SIGKILL"})]
+    with locked(tmp_path, 0.1):
         pass
 
 
@@ -188,12 +188,12 @@ def test_half_the_cpus_and_at_least_one(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_board_shows_a_line_in_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    board = Board(4, 1)
+    board = ProgressBoard(4, 1)
     board.live = True
-    board.hear(News("one", "progress", {"fraction": 0.25, "steps": 10, "ret": float("nan")}))
+    board.on_event(JobEvent("one", "progress", {"fraction": 0.25, "steps": 10, "ret": float("nan")}))
     assert capsys.readouterr().err == "\r\x1b[2K1 of 4 done  one 25%"
-    board.hear(News("one", "failed", {"error": "broken"}), "broken")
+    board.on_event(JobEvent("one", "failed", {"error": "broken"}), "broken")
     assert capsys.readouterr().err == "\r\x1b[2Kfailed   one  broken\n"
     board._shown_at = 0.0
-    board.hear(News("two", "evaluation", {"fraction": 0.5, "steps": 20, "ret": 7.25}))
+    board.on_event(JobEvent("two", "evaluation", {"fraction": 0.5, "steps": 20, "ret": 7.25}))
     assert capsys.readouterr().err == "\r\x1b[2K1 of 4 done, 1 failed  two 50% 7.25"

@@ -12,7 +12,7 @@ pytest.importorskip("optuna")
 
 from zhixing.cli import main
 from zhixing.errors import UserError
-from zhixing.experiments.jobs import Job, News
+from zhixing.experiments.jobs import Job, JobEvent
 from zhixing.experiments.optuna_study import Study
 from zhixing.experiments.tune import Choice, Range, Space
 
@@ -34,8 +34,8 @@ def begun(mine: Study) -> Job:
     return job
 
 
-def evaluated(job: Job, steps: int, ret: float) -> News:
-    return News(job.name, "evaluation", {"steps": steps, "fraction": steps / 1000, "ret": ret})
+def evaluated(job: Job, steps: int, ret: float) -> JobEvent:
+    return JobEvent(job.name, "evaluation", {"steps": steps, "fraction": steps / 1000, "ret": ret})
 
 
 def run_through(mine: Study, returns: list[float]) -> bool:

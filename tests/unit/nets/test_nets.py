@@ -22,7 +22,7 @@ from zhixing.errors import UserError
 from zhixing.nets.actor_critic import ActorCritic
 from zhixing.nets.cnn import CNN, CnnKind
 from zhixing.nets.heads import PolicyHead
-from zhixing.nets.mlp import FEW, MLP, TwinMLP, tanh_
+from zhixing.nets.mlp import FEW, MLP, EnsembleMLP, tanh_
 from zhixing.nets.torso import Encoder, RecurrentBody, make_body, num_features, unroll
 from zhixing.ops.distributions import Categorical, Gaussian, MultiCategorical
 
@@ -40,7 +40,7 @@ def spaces(obs: gym.Space[Any] = VECTOR, action: gym.Space[Any] | None = None, *
 def test_towers_equal_their_copies(activation: str) -> None:
     copies = [MLP(5, [16, 8], activation, orthogonal_init=True) for _ in range(3)]
     x = torch.randn(7, 5)
-    together = TwinMLP(copies)(x)
+    together = EnsembleMLP(copies)(x)
     assert together.shape == (3, 7, 8)
     for k, copy in enumerate(copies):
         assert torch.allclose(together[k], copy(x), atol=1e-6)
@@ -48,7 +48,7 @@ def test_towers_equal_their_copies(activation: str) -> None:
 
 def test_towers_have_the_gradients_of_their_copies_and_no_others() -> None:
     copies = [MLP(4, [6], "tanh", orthogonal_init=False) for _ in range(2)]
-    towers, x = TwinMLP(copies), torch.randn(9, 4)
+    towers, x = EnsembleMLP(copies), torch.randn(9, 4)
     copies[0](x).square().sum().backward()
     towers(x)[0].square().sum().backward()
     assert torch.allclose(towers.weights[0].grad[0], copies[0].linears[0].weight.grad.T, atol=1e-5)
@@ -148,7 +148,7 @@ def test_images_that_are_too_small_are_told() -> None:
 
 
 def test_normed_layers_don_t_feel_the_size_of_their_weights() -> None:
-    net = TwinMLP([MLP(3, [8, 8], "relu", outputs=1) for _ in range(2)], normed=True)
+    net = EnsembleMLP([MLP(3, [8, 8], "relu", outputs=1) for _ in range(2)], normed=True)
     x = torch.randn(5, 3)
     before = net(x)
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_normed_layers_don_t_feel_the_size_of_their_weights() -> None:
 
 
 def test_a_normed_layer_by_hand() -> None:
-    net = TwinMLP([MLP(1, [2], "relu", outputs=1)], normed=True)
+    net = EnsembleMLP([MLP(1, [2], "relu", outputs=1)], normed=True)
     with torch.no_grad():
         net.weights[0].copy_(torch.tensor([[[1.0, 3.0]]]))
         net.biases[0].zero_()

@@ -13,9 +13,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from zhixing.config import NetConfig
 from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
-from zhixing.nets.obs_encoder import Eyes, PictureDecoder, PictureEncoder, SightDecoder, SightEncoder
+from zhixing.nets.obs_encoder import ObsPreprocessor, PictureDecoder, PictureEncoder, SightDecoder, SightEncoder
 from zhixing.nets.rssm import RSSM, NormedMLP
-from zhixing.nets.world_model import Choices, TwoHotHead, WorldModel, encode_action
+from zhixing.nets.world_model import TwoHotHead, WorldModel, WorldModelActor, encode_action
 from zhixing.ops.distributions import Categorical, Gaussian, MultiCategorical
 from zhixing.ops.symlog import symlog, two_hot, two_hot_loss
 
@@ -47,23 +47,23 @@ def inputs(length: int, num: int, seed: int = 0) -> tuple[torch.Tensor, torch.Te
 @torch.no_grad()
 def test_an_episode_that_starts_within_a_sequence_gives_the_states_of_its_steps_alone() -> None:
     model = rssm()
-    embedded, action, luck = inputs(7, 2)
+    embedded, action, uniform_noise = inputs(7, 2)
     is_first = torch.zeros(7, 2, dtype=torch.bool)
     is_first[4, 0] = True  # only the first sequence has a boundary
-    whole = model.observe(embedded, action, is_first, luck)
-    alone = model.observe(embedded[4:, :1], action[4:, :1], is_first[4:, :1], luck[4:, :1])
+    whole = model.observe(embedded, action, is_first, uniform_noise)
+    alone = model.observe(embedded[4:, :1], action[4:, :1], is_first[4:, :1], uniform_noise[4:, :1])
     for mine, theirs in zip((*whole.state, *whole[1:]), (*alone.state, *alone[1:]), strict=True):
         assert torch.allclose(mine[4:, :1], theirs, atol=1e-6)
-    other = model.observe(embedded[4:, 1:], action[4:, 1:], is_first[4:, 1:], luck[4:, 1:])
+    other = model.observe(embedded[4:, 1:], action[4:, 1:], is_first[4:, 1:], uniform_noise[4:, 1:])
     assert not torch.allclose(whole.state.h[4:, 1:], other.state.h)  # the second one remembers
 
 
 @torch.no_grad()
 def test_a_sequence_begins_with_an_empty_memory() -> None:
     model = rssm()
-    embedded, action, luck = inputs(3, 2)
+    embedded, action, uniform_noise = inputs(3, 2)
     said, unsaid = (torch.full((3, 2), first) & (torch.arange(3) == 0)[:, None] for first in (True, False))
-    first, second = (model.observe(embedded, action, flags, luck) for flags in (said, unsaid))
+    first, second = (model.observe(embedded, action, flags, uniform_noise) for flags in (said, unsaid))
     assert torch.equal(first.state.h, second.state.h)
     assert torch.equal(first.state.h[0], model.advance(*model.start(2, torch.device("cpu"))))
 
@@ -72,9 +72,9 @@ def test_a_sequence_begins_with_an_empty_memory() -> None:
 def test_the_memory_after_a_step_is_that_of_the_next_state() -> None:
     """And where an episode ends it is what would have followed, not what starts anew."""
     model = rssm()
-    embedded, action, luck = inputs(5, 1)
+    embedded, action, uniform_noise = inputs(5, 1)
     is_first = torch.tensor([[True], [False], [False], [True], [False]])
-    seen = model.observe(embedded, action, is_first, luck)
+    seen = model.observe(embedded, action, is_first, uniform_noise)
     assert torch.allclose(seen.after[:2], seen.state.h[1:3])
     assert torch.allclose(seen.after[2], model.advance(seen.state.h[2], seen.state.z[2], action[2]))
     assert not torch.allclose(seen.after[2], seen.state.h[3])
@@ -97,9 +97,9 @@ def test_acting_follows_the_states_that_learning_sees() -> None:
 
 def test_symbols_are_one_hot_and_gradients_pass_through_them() -> None:
     model = rssm()
-    embedded, action, luck = inputs(3, 2)
+    embedded, action, uniform_noise = inputs(3, 2)
     embedded.requires_grad_()
-    seen = model.observe(embedded, action, torch.zeros(3, 2, dtype=torch.bool), luck)
+    seen = model.observe(embedded, action, torch.zeros(3, 2, dtype=torch.bool), uniform_noise)
     z = seen.state.z.unflatten(-1, (3, 4))
     assert ((z == 0) | (z == 1)).all()
     assert (z.sum(-1) == 1).all()
@@ -161,7 +161,7 @@ def test_what_the_model_holds_for_forbidden_is_not_done_in_imagination() -> None
     with torch.no_grad():
         last.weight.zero_()
         last.bias.copy_(torch.tensor([-1.0, 1.0, -1.0]))  # only the second is allowed
-    actor = Choices(24, model.spaces, NET, 0.01)
+    actor = WorldModelActor(24, model.spaces, NET, 0.01)
     state = model.look(torch.randn(50, 3), model.rssm.start(50, torch.device("cpu")), None)
     imagined = model.imagine(state, actor, 4, torch.Generator().manual_seed(0))
     assert (imagined.action == 1).all()
@@ -186,7 +186,7 @@ def test_observations_are_numbers_on_the_symlog_scale_and_pictures_in_0_to_1() -
         "noise": torch.tensor([[[1.0, -2.0], [3.0, 0.0]]]),
         "more": {"picture": torch.full((1, 12, 13, 1), 51, dtype=torch.uint8), "bits": torch.tensor([[1, 2]])},
     }
-    sight = Eyes(EVERYTHING)(obs)
+    sight = ObsPreprocessor(EVERYTHING)(obs)
     # one-hot: the second cue of three; bits 1 of 2 and 2 of 3; then the noise (a Dict sorts its keys)
     expected = symlog(torch.tensor([0, 1, 0, 0, 1, 0, 0, 1, 1.0, -2.0, 3.0, 0.0]))
     assert sight.numbers.tolist() == [pytest.approx(expected.tolist())]
@@ -223,7 +223,7 @@ def test_a_pixel_becomes_two_by_two() -> None:
 
 
 def test_the_loss_of_what_is_told_sums_squared_errors() -> None:
-    eyes = Eyes(Dict({"n": VECTOR, "p": Box(0, 255, (8, 8, 1), np.uint8)}))
+    eyes = ObsPreprocessor(Dict({"n": VECTOR, "p": Box(0, 255, (8, 8, 1), np.uint8)}))
     encoder = SightEncoder(eyes, NET, 2)
     decoder = SightDecoder(6, eyes, encoder, NET)
     sight = eyes({"n": torch.randn(5, 3), "p": torch.randint(0, 256, (5, 8, 8, 1), dtype=torch.uint8)})
@@ -273,7 +273,7 @@ def test_actions_as_vectors() -> None:
 
 def test_the_actor_keeps_a_uniform_share_and_to_masks() -> None:
     spaces = Spaces(VECTOR, Discrete(4), mask=4)
-    actor = Choices(6, spaces, NET, mix=0.2)
+    actor = WorldModelActor(6, spaces, NET, mix=0.2)
     assert actor.net.last is not None
     with torch.no_grad():
         actor.net.last.bias.copy_(torch.tensor([100.0, 0.0, 0.0, 0.0]))
@@ -286,8 +286,10 @@ def test_the_actor_keeps_a_uniform_share_and_to_masks() -> None:
 
 
 def test_the_actor_of_other_actions() -> None:
-    assert isinstance(Choices(6, Spaces(VECTOR, MultiDiscrete([2, 3])), NET, 0.01)(torch.zeros(5, 6)), MultiCategorical)
-    actor = Choices(6, Spaces(VECTOR, Box(-1.0, 1.0, (2,))), NET, 0.01)
+    assert isinstance(
+        WorldModelActor(6, Spaces(VECTOR, MultiDiscrete([2, 3])), NET, 0.01)(torch.zeros(5, 6)), MultiCategorical
+    )
+    actor = WorldModelActor(6, Spaces(VECTOR, Box(-1.0, 1.0, (2,))), NET, 0.01)
     normal = actor(100 * torch.randn(50, 6))
     assert isinstance(normal, Gaussian)
     assert normal.mean.abs().max() <= 1.0

@@ -10,7 +10,7 @@ import torch
 from zhixing.ops.imagination import (
     balanced_kl,
     categorical_kl,
-    imagined_returns,
+    lambda_returns,
     percentile_range,
     reached,
     straight_through,
@@ -98,7 +98,7 @@ def test_imagined_returns_are_the_mixture_of_all_n_step_returns(lam: float) -> N
     reward = torch.randn(horizon, num, generator=rng)
     discount = torch.rand(horizon, num, generator=rng)
     value = torch.randn(horizon + 1, num, generator=rng)
-    found = imagined_returns(reward, discount, value, lam)
+    found = lambda_returns(reward, discount, value, lam)
     for n in range(num):
         for t in range(horizon):
             total = 0.0

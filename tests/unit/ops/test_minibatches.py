@@ -14,7 +14,7 @@ from zhixing.compile import updates
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner
 from zhixing.ops.policy_gradient import minibatches
-from zhixing.training.loop import Loop
+from zhixing.training.loop import TrainingLoop
 
 Small = Callable[..., zx.config.RunConfig]
 
@@ -61,7 +61,7 @@ class Sizes(zx.Callback):
     def __init__(self) -> None:
         self.rows: list[int] = []
 
-    def train_begin(self, loop: Loop) -> None:
+    def train_begin(self, loop: TrainingLoop) -> None:
         descend = loop.learner.descend
 
         def counting(find: Callable, batch: Batch, **parts: bool) -> object:
@@ -92,7 +92,7 @@ class StopAfter(zx.Callback):
     def __init__(self, iterations: int) -> None:
         self.left = iterations
 
-    def iteration_end(self, loop: Loop, metrics: object) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: object) -> None:
         self.left -= 1
         if not self.left:
             loop.stop("interrupted")

@@ -17,7 +17,7 @@ from test_video import greys
 import zhixing as zx
 from zhixing.training.callbacks import Callback
 from zhixing.training.callbacks.tensorboard import as_gif
-from zhixing.training.loop import Loop
+from zhixing.training.loop import TrainingLoop
 
 SHORT = {"env_steps": 256, "num_envs": 2, "eval_every_steps": 128, "eval_episodes": 3, "log_every_steps": 64}
 SHORT |= {"vector__backend": "serial", "tensorboard": False, "checkpoint_every_steps": 64}
@@ -28,7 +28,7 @@ class StopAt(Callback):
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
-    def iteration_end(self, loop: Loop, metrics: Any) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: Any) -> None:
         if loop.steps >= self.steps:
             loop.stop("interrupted")
 
@@ -102,7 +102,7 @@ class InterruptFilm(Callback):
     def __init__(self, steps: int) -> None:
         self.steps, self.looks = steps, 0
 
-    def evaluation_step(self, loop: Loop) -> None:
+    def evaluation_step(self, loop: TrainingLoop) -> None:
         self.looks += loop.steps == self.steps
         if self.looks == 15:
             loop.stop("interrupted")

@@ -29,11 +29,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 class Watch(zx.Callback):
     """Keeps, of each iteration, how much of the budget was used and what the schedules gave then."""
 
-    def __init__(self, value: Callable[[zx.Loop, int], float]) -> None:
+    def __init__(self, value: Callable[[zx.TrainingLoop, int], float]) -> None:
         self.value = value
         self.seen: list[tuple[float, float]] = []
 
-    def train_begin(self, loop: zx.Loop) -> None:
+    def train_begin(self, loop: zx.TrainingLoop) -> None:
         policy = loop.actor.policy
         act = policy.act
         self.asked = 0
@@ -44,14 +44,14 @@ class Watch(zx.Callback):
 
         policy.act = spy
 
-    def iteration_begin(self, loop: zx.Loop) -> None:
+    def iteration_begin(self, loop: zx.TrainingLoop) -> None:
         self.used = loop.fraction
 
-    def iteration_end(self, loop: zx.Loop, metrics: Any) -> None:
+    def iteration_end(self, loop: zx.TrainingLoop, metrics: Any) -> None:
         self.seen.append((self.used, self.value(loop, self.asked)))
 
 
-def watched(cfg: Any, value: Callable[[zx.Loop, int], float], out: Path) -> list[tuple[float, float]]:
+def watched(cfg: Any, value: Callable[[zx.TrainingLoop, int], float], out: Path) -> list[tuple[float, float]]:
     watch = Watch(value)
     zx.Session(cfg, out, [watch], quiet=True).run()
     return watch.seen
@@ -85,7 +85,7 @@ def test_the_expert_of_dagger_retires_over_the_budget(budget: str, small: Callab
 
 def test_a_budget_of_episodes_resumes_exactly(small: Callable, tmp_path: Path) -> None:
     class StopAt(zx.Callback):
-        def iteration_end(self, loop: zx.Loop, metrics: Any) -> None:
+        def iteration_end(self, loop: zx.TrainingLoop, metrics: Any) -> None:
             if loop.episodes >= 15:
                 loop.stop("interrupted")
 

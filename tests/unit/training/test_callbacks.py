@@ -25,7 +25,7 @@ from zhixing.report.plots.metrics import read_metrics
 from zhixing.training.callbacks import Callback, Progress
 from zhixing.training.callbacks.hooks import ELSEWHERE, HOOKS
 from zhixing.training.callbacks.progress import _clock
-from zhixing.training.loop import Loop
+from zhixing.training.loop import TrainingLoop
 from zhixing.training.run_folder import read_checkpoint
 from zhixing.training.session import Session
 
@@ -66,16 +66,16 @@ class Watch(Callback):
         self.evaluations: list[tuple[int, Evaluation]] = []
         self.weights: list[dict[str, Tensor]] = []
 
-    def iteration_begin(self, loop: Loop) -> None:
+    def iteration_begin(self, loop: TrainingLoop) -> None:
         self.weights.append({name: value.clone() for name, value in loop.learner.weights().items()})
 
-    def train_end(self, loop: Loop) -> None:
+    def train_end(self, loop: TrainingLoop) -> None:
         self.iteration_begin(loop)
 
-    def iteration_end(self, loop: Loop, metrics: Any) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: Any) -> None:
         self.iterations.append(loop.env_steps)
 
-    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+    def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         self.evaluations.append((loop.env_steps, evaluation))
 
 
@@ -265,7 +265,7 @@ class Logs(Callback):
     def __init__(self) -> None:
         self.count = 0
 
-    def iteration_end(self, loop: Loop, metrics: Any) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: Any) -> None:
         self.count += 1
         loop.log("count", self.count)
         if self.count >= 4:
@@ -294,7 +294,7 @@ def test_logged_numbers_reach_the_csv_and_tensorboard(tmp_path: Path) -> None:
 
 def test_a_number_that_is_not_logged_again_is_blank(tmp_path: Path) -> None:
     class Once(Callback):
-        def train_begin(self, loop: Loop) -> None:
+        def train_begin(self, loop: TrainingLoop) -> None:
             loop.log("once", 3)
 
     session(tmp_path / "run", Once(), log_every_steps=256).run()
@@ -306,7 +306,7 @@ def test_columns_that_came_later_are_the_same_after_a_resume(tmp_path: Path, kil
     """The column `mine/square` comes at iteration 4: after the checkpoint of iteration 3, before that of 6."""
 
     class Dies(Callback):
-        def iteration_end(self, loop: Loop, metrics: Any) -> None:
+        def iteration_end(self, loop: TrainingLoop, metrics: Any) -> None:
             if loop.env_steps == killed_at * 64:
                 raise RuntimeError("killed")
 
@@ -333,7 +333,7 @@ def test_columns_that_came_later_are_the_same_after_a_resume(tmp_path: Path, kil
 )
 def test_what_cannot_be_logged_is_told(tmp_path: Path, name: Any, value: Any, message: str) -> None:
     class Wrong(Callback):
-        def train_begin(self, loop: Loop) -> None:
+        def train_begin(self, loop: TrainingLoop) -> None:
             loop.log(name, value)
 
     with pytest.raises(UserError, match=message):

@@ -195,7 +195,7 @@ class _StopAt(zx.Callback):
     def __init__(self, env_steps: int) -> None:
         self.env_steps = env_steps
 
-    def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+    def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
         if loop.env_steps >= self.env_steps:
             loop.stop("interrupted")
 

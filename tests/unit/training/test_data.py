@@ -103,7 +103,7 @@ def test_offline_counts_updates_and_steps_no_environment(recorded: Callable, tmp
 
 
 class StopAt(zx.Callback):
-    def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+    def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
         if loop.steps == 37:
             loop.stop("interrupted")
 

@@ -97,7 +97,7 @@ class _ResumeMeanwhile(zx.Callback):
     def __init__(self, run: Path) -> None:
         self.run, self.errors = run, set[str]()
 
-    def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+    def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
         job = Job("run", self.run, loop.cfg.model_dump(mode="json"))
         for attempt in (lambda: zx.Session.resume(self.run, quiet=True), lambda: run_job(job, lambda *_: True)):
             try:
@@ -127,7 +127,7 @@ def test_of_two_trainings_in_one_folder_one_begins(small: Callable, tmp_path: Pa
     late = zx.Session(small("ppo", "toy/match"), run, quiet=True)  # nothing is there yet
 
     class Begin(zx.Callback):
-        def train_begin(self, loop: zx.Loop) -> None:
+        def train_begin(self, loop: zx.TrainingLoop) -> None:
             with pytest.raises(zx.UserError, match="already holds a run"):
                 late.run()
 

@@ -9,12 +9,12 @@ import pytest
 
 import zhixing as zx
 from zhixing.algorithms.ppo import PPO, Config
-from zhixing.training.loop import Loop
+from zhixing.training.loop import TrainingLoop
 from zhixing.training.trainers import (
     asynchronous,
     off_policy,
-    off_policy_ahead,
-    off_policy_apart,
+    off_policy_async,
+    off_policy_distributed,
     offline,
     on_policy,
     play,
@@ -23,7 +23,7 @@ from zhixing.training.trainers import (
 )
 
 
-def twice(loop: Loop) -> None:
+def twice(loop: TrainingLoop) -> None:
     """Update twice from every rollout."""
     assert loop.actor is not None
     with loop.running():
@@ -61,7 +61,7 @@ def test_an_own_algorithm_trains_with_its_own_trainer(tmp_path: Path) -> None:
         ("impala", {"distributed": True}, asynchronous),
         ("a3c", {"distributed": True}, asynchronous),
         ("dqn", {}, off_policy),
-        ("dqn", {"distributed": True}, off_policy_apart),
+        ("dqn", {"distributed": True}, off_policy_distributed),
         ("dqn", {"from_data": True}, offline),
         ("bc", {"from_data": True}, offline),
         ("alphazero", {}, self_play),
@@ -75,4 +75,4 @@ def test_each_scheme_has_a_trainer(name: str, given: dict[str, bool], expected: 
 
 
 def test_collecting_in_a_second_thread_has_its_own_trainer() -> None:
-    assert select_trainer(zx.config.load(algorithm="dqn", env="CartPole-v1", async_collect=True)) is off_policy_ahead
+    assert select_trainer(zx.config.load(algorithm="dqn", env="CartPole-v1", async_collect=True)) is off_policy_async

@@ -21,7 +21,7 @@ class StopAt(zx.Callback):
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
-    def iteration_end(self, loop: zx.Loop, metrics: Any) -> None:
+    def iteration_end(self, loop: zx.TrainingLoop, metrics: Any) -> None:
         if loop.steps >= self.steps:
             loop.stop("interrupted")
 

@@ -193,7 +193,7 @@ def test_a_checkpoint_that_does_not_fit_is_told(small: Callable, tmp_path: Path)
 
 def test_users_callbacks_are_called_and_may_stop(small: Callable, tmp_path: Path) -> None:
     class Stop(zx.Callback):
-        def iteration_end(self, loop: zx.Loop, metrics: object) -> None:
+        def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
             if loop.env_steps >= 300:
                 loop.stop("seen enough")
 
@@ -305,7 +305,7 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
 
 def test_evaluations_do_not_count_as_training_time(small: Callable, tmp_path: Path) -> None:
     class Naps(zx.Callback):
-        def evaluation_end(self, loop: zx.Loop, evaluation: object) -> None:
+        def evaluation_end(self, loop: zx.TrainingLoop, evaluation: object) -> None:
             with loop.paused():
                 time.sleep(0.3)
 

@@ -25,7 +25,7 @@ from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.policy import Decision, Phase, Policy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
-from zhixing.training.loop import Loop
+from zhixing.training.loop import TrainingLoop
 from zhixing.training.trainers import off_policy, on_policy
 
 
@@ -69,13 +69,13 @@ class Counts(Learner):
         self.progress.append(fraction)
 
 
-def loop(scheme: type, callbacks: Any = (), num: int = 2, **settings: Any) -> Loop:
+def loop(scheme: type, callbacks: Any = (), num: int = 2, **settings: Any) -> TrainingLoop:
     cfg = scheme(algorithm="none", env={"name": "tasks:Dies"}, num_envs=num, **settings)
     env = zx.envs.make_vector("tasks:Dies", num, backend="serial")  # five steps, a reward of 1 each
     learner = Counts(cfg, env.spaces)
     actor = Actor(learner.policy, env, seed=cfg.seed)
     buffer = Buffer(env.spaces.fields(), 1000, num, view=NStep(1, 0.9)) if scheme is OffPolicyConfig else None
-    return Loop(cfg, actor, learner, buffer=buffer, callbacks=callbacks)
+    return TrainingLoop(cfg, actor, learner, buffer=buffer, callbacks=callbacks)
 
 
 class Tells(zx.Callback):
@@ -91,22 +91,22 @@ class Tells(zx.Callback):
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.events.append(f"{self.name}exit {kind.__name__ if kind else ''}".strip())
 
-    def train_begin(self, loop: Loop) -> None:
+    def train_begin(self, loop: TrainingLoop) -> None:
         self.events.append(f"{self.name}begin")
 
-    def iteration_begin(self, loop: Loop) -> None:
+    def iteration_begin(self, loop: TrainingLoop) -> None:
         self.events.append(f"{self.name}iteration {loop.env_steps}")
 
-    def episode_end(self, loop: Loop, episode: Episode) -> None:
+    def episode_end(self, loop: TrainingLoop, episode: Episode) -> None:
         self.events.append(f"{self.name}episode {episode.ret:g}")
 
-    def iteration_end(self, loop: Loop, metrics: Any) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: Any) -> None:
         self.events.append(f"{self.name}end {loop.env_steps} {sorted(metrics)}")
 
-    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+    def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         self.events.append(f"{self.name}evaluation")
 
-    def train_end(self, loop: Loop) -> None:
+    def train_end(self, loop: TrainingLoop) -> None:
         self.events.append(f"{self.name}finish")
 
 
@@ -132,7 +132,7 @@ def test_budget_of_episodes() -> None:
 
 def test_budget_of_time() -> None:
     class Slow(zx.Callback):
-        def iteration_begin(self, loop: Loop) -> None:
+        def iteration_begin(self, loop: TrainingLoop) -> None:
             time.sleep(0.02)
 
     run = loop(OnPolicyConfig, [Slow()], duration=0.1, rollout_steps=1)
@@ -156,7 +156,7 @@ def test_a_used_budget_does_nothing() -> None:
 
 def test_stop_ends_after_the_present_iteration() -> None:
     class Stop(zx.Callback):
-        def episode_end(self, loop: Loop, episode: Episode) -> None:
+        def episode_end(self, loop: TrainingLoop, episode: Episode) -> None:
             loop.stop("enough")
 
     after = Tells()
@@ -175,7 +175,7 @@ def test_the_ratio_of_updates_to_steps_is_exact(ratio: float, steps: int) -> Non
     ratios = []
 
     class Watch(zx.Callback):
-        def iteration_end(self, loop: Loop, metrics: Any) -> None:
+        def iteration_end(self, loop: TrainingLoop, metrics: Any) -> None:
             due = max(0, loop.env_steps - 40) * ratio
             ratios.append((loop.updates, due))
 
@@ -251,7 +251,7 @@ def test_metrics_are_empty_before_the_first_update() -> None:
 
 def test_callbacks_are_left_when_training_breaks() -> None:
     class Breaks(zx.Callback):
-        def iteration_end(self, loop: Loop, metrics: Any) -> None:
+        def iteration_end(self, loop: TrainingLoop, metrics: Any) -> None:
             raise ZeroDivisionError
 
     tells = Tells()
@@ -290,20 +290,22 @@ class Pauses(zx.Callback):
     def __init__(self, within: Any = None) -> None:
         self.within = within
 
-    def iteration_end(self, loop: Loop, metrics: Any) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: Any) -> None:
         with loop.paused():
             time.sleep(0.1)
             if self.within is not None:
                 self.within(loop)
 
 
-def _pause_again(loop: Loop) -> None:
+def _pause_again(loop: TrainingLoop) -> None:
     with loop.paused():
         time.sleep(0.1)
     time.sleep(0.1)
 
 
-@pytest.mark.parametrize("within", [None, Loop.state_dict, _pause_again], ids=["plain", "saving", "pausing again"])
+@pytest.mark.parametrize(
+    "within", [None, TrainingLoop.state_dict, _pause_again], ids=["plain", "saving", "pausing again"]
+)
 def test_paused_time_is_not_training_time(within: Any) -> None:
     run = loop(OnPolicyConfig, [Pauses(within)], env_steps=4, rollout_steps=1)
     started = time.perf_counter()
@@ -322,14 +324,14 @@ def test_an_exception_in_a_pause_is_not_swallowed() -> None:
 
 
 def test_state_round_trip_goes_on_as_the_first() -> None:
-    def make() -> Loop:
+    def make() -> TrainingLoop:
         return loop(OffPolicyConfig, [Keeps()], env_steps=30, learning_starts=4, batch_size=4, seed=3)
 
     class Keeps(zx.Callback):
         def __init__(self) -> None:
             self.number = 0
 
-        def iteration_end(self, loop: Loop, metrics: Any) -> None:
+        def iteration_end(self, loop: TrainingLoop, metrics: Any) -> None:
             self.number += 1
 
         def state_dict(self) -> dict[str, Any]:
@@ -405,14 +407,14 @@ def test_it_learns_while_the_next_steps_are_made(small: Callable[..., Any], tmp_
 
 def test_to_overlap_is_repeatable_and_resumes_exactly(small: Callable[..., Any], tmp_path: Path) -> None:
     class Stop(zx.Callback):
-        def iteration_end(self, loop: Loop, metrics: object) -> None:
+        def iteration_end(self, loop: TrainingLoop, metrics: object) -> None:
             if loop.steps == 600:
                 raise RuntimeError("power cut")
 
     class Slow(zx.Callback):
         """Other timings: now the one, now the other is ready first."""
 
-        def iteration_begin(self, loop: Loop) -> None:
+        def iteration_begin(self, loop: TrainingLoop) -> None:
             time.sleep(0.001 * (loop.steps % 3))
 
     settings = {"async_collect": True, "checkpoint_every_steps": 200, "vector__backend": "serial"}

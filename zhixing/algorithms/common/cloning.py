@@ -8,19 +8,21 @@ from zhixing.config import DataConfig
 from zhixing.core.batch import Batch
 from zhixing.core.policy import Policy
 from zhixing.core.spaces import Spaces
-from zhixing.nets.critics import DeterministicActor, LikelyActor, check_box
+from zhixing.nets.critics import DeterministicActor, MaxLikelihoodActor, check_box
 from zhixing.nets.policies import DeterministicPolicy, SampledPolicy
-from zhixing.nets.torso import MakeNet
+from zhixing.nets.torso import NetFactory
 
-Clone = LikelyActor | DeterministicActor
+Clone = MaxLikelihoodActor | DeterministicActor
 
 
-def make_clone(spaces: Spaces, cfg: DataConfig, net: MakeNet | None, likelihood: bool = False) -> tuple[Clone, Policy]:
+def make_clone(
+    spaces: Spaces, cfg: DataConfig, net: NetFactory | None, likelihood: bool = False
+) -> tuple[Clone, Policy]:
     """Of choices their chances; of continuous actions the best, or with `likelihood` normals around it."""
     if not spaces.discrete:
         check_box(spaces, cfg.algorithm)
     if spaces.discrete or likelihood:
-        likely = LikelyActor(spaces, cfg, net)
+        likely = MaxLikelihoodActor(spaces, cfg, net)
         return likely, SampledPolicy(spaces, likely)
     best = DeterministicActor(spaces, cfg, net)
     return best, DeterministicPolicy(spaces, best, 0.0)

@@ -23,8 +23,8 @@ from zhixing.core.tree import Tree
 from zhixing.nets.noisy import is_noisy, resample, silence
 from zhixing.nets.policies import GreedyPolicy
 from zhixing.nets.qnet import (
-    Expected,
-    MakeHead,
+    ExpectedValue,
+    HeadFactory,
     QNet,
     check_discrete,
     check_sequences,
@@ -34,7 +34,7 @@ from zhixing.nets.qnet import (
     read,
     read_next,
 )
-from zhixing.nets.torso import MakeNet, hidden_fields
+from zhixing.nets.torso import NetFactory, hidden_fields
 
 
 class Losses(NamedTuple):
@@ -46,7 +46,7 @@ class Losses(NamedTuple):
     error: Tensor | None
 
 
-class ValueLearner(Learner):
+class QLearner(Learner):
     metrics = ("loss", "q_mean", "grad_norm")
 
     def __init__(
@@ -54,8 +54,8 @@ class ValueLearner(Learner):
         cfg: ValueConfig,
         spaces: Spaces,
         device: torch.device | str,
-        net: MakeNet | None,
-        head: MakeHead,
+        net: NetFactory | None,
+        head: HeadFactory,
         mean: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """`head` makes what the network says of each action; `mean` a value of it, where it isn't one itself."""
@@ -66,23 +66,23 @@ class ValueLearner(Learner):
             self.net = QNet(spaces, cfg.net, net, head, normalise=cfg.normalize_obs).to(self.device)
         check_sequences(cfg, self.net)
         self.noisy = is_noisy(self.net)
-        self.q_optimizer = self.optimizer(
+        self.q_optimizer = self.make_optimizer(
             self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
         )
         self.target = copy.deepcopy(self.net)
         self.follow = Average(self.target, self.net)
-        values = self.net if mean is None else Expected(self.net, mean)
+        values = self.net if mean is None else ExpectedValue(self.net, mean)
         self.policy = GreedyPolicy(spaces, values, partial(epsilon_at, cfg), cfg.eval_epsilon)
 
     @abstractmethod
     def losses(self, batch: Batch, steps: Batch) -> Losses:
         """`steps` are those of `batch` that are learned from, `[B]`: all, or those of sequences after the burn-in."""
 
-    def said(self, net: QNet, batch: Batch) -> Tensor:
+    def q_values(self, net: QNet, batch: Batch) -> Tensor:
         """What a network says of the steps' observations `[B,n,...]`."""
         return read(net, batch, self.cfg.replay.burn_in)
 
-    def said_next(self, net: QNet, batch: Batch) -> Tensor:
+    def next_q_values(self, net: QNet, batch: Batch) -> Tensor:
         return read_next(net, batch, self.cfg.replay.burn_in)
 
     def gradients(self, batch: Batch) -> Gradients:

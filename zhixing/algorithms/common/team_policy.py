@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from zhixing.core.policy import Decision, Phase, Policy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves
-from zhixing.nets.multi_agent import TeamNet
+from zhixing.nets.multi_agent import MultiAgentNet
 from zhixing.ops.distributions import Categorical, Distribution
 
 
 class TeamPolicy(Policy):
     """Carries what the agents remember: the memory of their networks, and what they did last, where they see it."""
 
-    def __init__(self, spaces: Spaces, net: TeamNet) -> None:
+    def __init__(self, spaces: Spaces, net: MultiAgentNet) -> None:
         super().__init__(spaces)
         self.net = net
 
@@ -36,7 +36,9 @@ class TeamPolicy(Policy):
 class TeamGreedyPolicy(TeamPolicy):
     """Each agent's action of highest value, or with probability epsilon any that is allowed to it."""
 
-    def __init__(self, spaces: Spaces, net: TeamNet, epsilon: Callable[[int], float], eval_epsilon: float) -> None:
+    def __init__(
+        self, spaces: Spaces, net: MultiAgentNet, epsilon: Callable[[int], float], eval_epsilon: float
+    ) -> None:
         super().__init__(spaces, net)
         self.epsilon, self.eval_epsilon = epsilon, eval_epsilon
 
@@ -63,7 +65,7 @@ class TeamSampledPolicy(TeamPolicy):
     def __init__(
         self,
         spaces: Spaces,
-        net: TeamNet,
+        net: MultiAgentNet,
         distribution: Callable[[Tensor, Tensor | None], Distribution],
         eval_stochastic: bool,
     ) -> None:

@@ -8,14 +8,14 @@ from torch import Tensor
 from zhixing.core.policy import Decision, Phase, Policy, device_of
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
-from zhixing.nets.world_model import Choices, WorldModel, encode_action
+from zhixing.nets.world_model import WorldModel, WorldModelActor, encode_action
 
 
 class WorldModelPolicy(Policy):
     """Follows the task with the model and acts by the model's state. Its memory is that state and the last action:
     zeros, where an episode starts, are what the model starts from."""
 
-    def __init__(self, spaces: Spaces, world: WorldModel, actor: Choices) -> None:
+    def __init__(self, spaces: Spaces, world: WorldModel, actor: WorldModelActor) -> None:
         super().__init__(spaces)
         self.world, self.actor = world, actor
 

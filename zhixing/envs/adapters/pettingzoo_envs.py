@@ -16,7 +16,7 @@ import numpy as np
 from zhixing.core.spaces import RewardKind
 from zhixing.envs.env_spec import MASK
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.wrappers.agents import Seats, built, mask_of, unbatched
+from zhixing.envs.wrappers.agents import AgentPadding, built, mask_of, unbatched
 from zhixing.errors import UserError
 from zhixing.utils.extras import needing
 
@@ -66,7 +66,7 @@ class _PettingZooEnv(gym.Env[Any, Any]):
         self.env, self.reward_kind = env, reward_kind
         self.agents: list[Any] = list(env.possible_agents)
         self.num_agents = len(self.agents)
-        self.seats = Seats(
+        self.seats = AgentPadding(
             name or str(env),
             [env.observation_space(agent) for agent in self.agents],
             [env.action_space(agent) for agent in self.agents],

@@ -19,13 +19,13 @@ from zhixing.envs.api import MisbehaviourError, check_spaces, check_type, first_
 from zhixing.envs.checker import trial
 from zhixing.envs.checker.step_rules import Look
 from zhixing.envs.checker.trial import Shown, again, difference, episodes, stepped
-from zhixing.envs.env_spec import Layout, describe, is_text
+from zhixing.envs.env_spec import EnvSpec, describe, is_text
 from zhixing.envs.registry import Task
 from zhixing.envs.vector.choose_backend import choose, default_workers, probe, random_action
 from zhixing.envs.vector.native import suits_auto
 from zhixing.envs.vector.serial import Factory, name_of
-from zhixing.envs.vector.step_buffers import Arrays, allocate
-from zhixing.envs.vector.sub_env_group import Slots, numbers_of
+from zhixing.envs.vector.step_buffers import StepBuffers, allocate
+from zhixing.envs.vector.sub_env_group import SubEnvGroup, numbers_of
 from zhixing.errors import EnvCrashError, UserError
 
 SEED = 7
@@ -145,7 +145,7 @@ class _Checker:
             check_spaces(env, self.name)
             if self._guarded("steps", partial(first_reset, env, self.name)) is None:
                 return False
-            self.layout: Layout = describe(env, self.name)
+            self.layout: EnvSpec = describe(env, self.name)
         except UserError as error:
             self.say("spaces", "wrong", str(error))
             return False
@@ -266,7 +266,7 @@ class _Checker:
         pair = []
         for _ in range(2):
             arrays = allocate(self.spaces, 1)
-            pair.append((Slots([self.factory], self.layout, arrays, 0, self.name), arrays))
+            pair.append((SubEnvGroup([self.factory], self.layout, arrays, 0, self.name), arrays))
         (first, shown), (second, other) = pair
         try:
             first.reset([SEED], None)
@@ -316,5 +316,5 @@ def _parts(space: gym.Space[Any]) -> list[tuple[Any, gym.Space[Any]]]:
     return list(space.spaces.items()) if isinstance(space, gym.spaces.Dict) else []
 
 
-def _now(arrays: Arrays) -> list[Any]:
+def _now(arrays: StepBuffers) -> list[Any]:
     return tree_leaves((arrays.obs, arrays.reward, arrays.terminated, arrays.truncated, arrays.beside))

@@ -11,14 +11,14 @@ from gymnasium.spaces import Box, MultiDiscrete
 from zhixing.envs.api import MisbehaviourError, flag_of, reward_of
 from zhixing.envs.checker.trial import Shown
 from zhixing.envs.crash.failure_policy import at, fits_of, leaf_spaces
-from zhixing.envs.env_spec import MASK, Layout, follow
+from zhixing.envs.env_spec import MASK, EnvSpec, follow
 from zhixing.envs.vector.sub_env_group import numbers_of
 
 Say = Callable[[str, str, str], None]  # check, mark and words
 
 
 class Look:
-    def __init__(self, layout: Layout, say: Say) -> None:
+    def __init__(self, layout: EnvSpec, say: Say) -> None:
         self.layout, self.spaces, self.say = layout, layout.spaces, say
         self.fits, self.leaves = fits_of(layout), leaf_spaces(layout.spaces.obs)
 

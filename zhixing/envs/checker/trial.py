@@ -10,7 +10,7 @@ import numpy as np
 
 from zhixing.envs.api import checked_step
 from zhixing.envs.crash.failure_policy import at
-from zhixing.envs.env_spec import MASK, Layout, follow
+from zhixing.envs.env_spec import MASK, EnvSpec, follow
 
 
 class Shown(NamedTuple):
@@ -28,7 +28,7 @@ class Shown(NamedTuple):
         return self.action is not None and bool(self.terminated or self.truncated)
 
 
-def episodes(env: gym.Env[Any, Any], layout: Layout, act: Callable[[Any], Any], seed: int) -> Iterator[Shown]:
+def episodes(env: gym.Env[Any, Any], layout: EnvSpec, act: Callable[[Any], Any], seed: int) -> Iterator[Shown]:
     """One episode after the other, with actions that the mask allows where it is one."""
     shown = Shown(None, *_begun(env, seed))
     yield shown
@@ -68,7 +68,7 @@ def _kept(obs: Any) -> Any:
     return tuple(map(_kept, obs)) if isinstance(obs, tuple) else np.copy(obs)
 
 
-def difference(one: Shown, other: Shown, layout: Layout) -> str | None:
+def difference(one: Shown, other: Shown, layout: EnvSpec) -> str | None:
     """What isn't the same, bit by bit."""
     for keys in layout.paths:
         left, right = (np.asarray(follow(shown.obs, keys)) for shown in (one, other))

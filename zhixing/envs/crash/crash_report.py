@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zhixing import __version__
-from zhixing.envs.crash.failure_policy import Faults
+from zhixing.envs.crash.failure_policy import FailurePolicy
 from zhixing.envs.registry import Task
 from zhixing.envs.vector.action_log import plain
 from zhixing.envs.vector.process import ProcessVectorEnv
@@ -58,7 +58,7 @@ class Failure(_Strict):
     traceback: str
 
 
-class Capsule(_Strict):
+class CrashReport(_Strict):
     format: int
     kind: Literal["crash"]
     versions: dict[str, str]
@@ -98,7 +98,7 @@ def write(folder: Path, told: dict[str, Any]) -> str:
     return f"{ADVICE} zhixing replay {free[0]}{own}"
 
 
-def read(path: str | Path) -> Capsule:
+def read(path: str | Path) -> CrashReport:
     def damaged(reason: object) -> UserError:
         return UserError(f"{path} is damaged or no crash capsule ({reason})")
 
@@ -114,7 +114,7 @@ def read(path: str | Path) -> Capsule:
     if isinstance(version, int) and version > FORMAT:
         raise UserError(f"{path} has format {version}; this version reads up to {FORMAT}")
     try:
-        capsule = Capsule.model_validate(tree)
+        capsule = CrashReport.model_validate(tree)
         _check_generator(capsule.origin.rng)
     except ValidationError as error:
         first = error.errors()[0]
@@ -153,7 +153,7 @@ def replay(path: str | Path, env: str | None = None, *, trust: bool = False) -> 
         raise UserError(f"{path}: {error}" + (f", or with --env {name}" if ":" in name else "")) from None
     if capsule.actions is None:
         raise UserError(f"{path} can't be repeated: its episode had too many actions to keep")
-    faults = Faults(step_timeout=capsule.step_timeout, call_timeout=capsule.call_timeout)
+    faults = FailurePolicy(step_timeout=capsule.step_timeout, call_timeout=capsule.call_timeout)
     with (
         restricted_to(names),
         closing(ProcessVectorEnv(Task(name, capsule.env.options), 1, 1, faults=faults)) as vector,
@@ -174,10 +174,10 @@ def _actions(path: str | Path, given: list[Any], vector: ProcessVectorEnv) -> Ar
     return found.astype(wanted.dtype)
 
 
-def _repeat(capsule: Capsule, actions: Array, vector: ProcessVectorEnv) -> Replayed:
+def _repeat(capsule: CrashReport, actions: Array, vector: ProcessVectorEnv) -> Replayed:
     step = 0
     try:
-        vector.rehearse(capsule.seed, capsule.origin.model_dump())
+        vector.start_recorded_episode(capsule.seed, capsule.origin.model_dump())
         for step, action in enumerate(actions, 1):
             *_, info = vector.step(action[None])
             if "final_info" in info:

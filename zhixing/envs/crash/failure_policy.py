@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from zhixing.core.spaces import Spaces, space_fields
 from zhixing.core.tree import Tree, tree_leaves
 from zhixing.envs.api import MisbehaviourError, problem_of
-from zhixing.envs.env_spec import Layout
+from zhixing.envs.env_spec import EnvSpec
 from zhixing.envs.env_spec import Path as Keys
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import EnvCrashError
@@ -30,7 +30,7 @@ CALL_SECONDS = 120.0  # simulators of games take a minute to start
 
 
 @dataclass(frozen=True)
-class Faults:
+class FailurePolicy:
     """What is done when an environment raises, gives what it must not, hangs or dies."""
 
     on_crash: str = "stop"  # or `replace`: a new copy begins a new episode
@@ -39,9 +39,9 @@ class Faults:
     call_timeout: float | None = None  # how long any other call may take, such as a constructor or a reset
 
     @staticmethod
-    def of(vector: Any, folder: Path | None) -> Faults:
+    def of(vector: Any, folder: Path | None) -> FailurePolicy:
         """Return what the settings `vector` of a run ask for."""
-        return Faults(vector.on_crash, vector.step_timeout, folder, vector.call_timeout)
+        return FailurePolicy(vector.on_crash, vector.step_timeout, folder, vector.call_timeout)
 
     @property
     def replace(self) -> bool:
@@ -78,7 +78,7 @@ def crash_of(name: str, index: int, when: str, error: Exception, story: Mapping[
     return crash
 
 
-def keep_capsule(crash: EnvCrashError, faults: Faults, **about: Any) -> None:
+def keep_capsule(crash: EnvCrashError, faults: FailurePolicy, **about: Any) -> None:
     """Write down what repeats a crash, and say so in its message. Never hides the crash itself."""
     if faults.folder is None or crash.capsule is None:
         return
@@ -98,7 +98,7 @@ def keep_capsule(crash: EnvCrashError, faults: Faults, **about: Any) -> None:
 # --- observations ---
 
 
-def fits_of(layout: Layout) -> list[Callable[[Any], None]]:
+def fits_of(layout: EnvSpec) -> list[Callable[[Any], None]]:
     """For each array of an observation what refuses a value that its row can't hold: by shape, kind or size."""
     spaces, leaves = layout.spaces, leaf_spaces(layout.spaces.obs)
     return [_fit(space, spaces, keys) for space, keys in zip(leaves, layout.paths, strict=True)]

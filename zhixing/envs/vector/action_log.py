@@ -14,7 +14,7 @@ ORIGIN_BYTES = 8192  # of how an episode began
 ACTION_BYTES = 2**20  # of its actions, here and in checkpoints; memory that is never written takes no room
 
 
-class Tapes:
+class ActionLog:
     """One tape per environment: how its episode began, and its actions. A worker writes, the parent reads.
 
     Counters are views of plain memory, to which single numbers are written in half of NumPy's time.

@@ -12,9 +12,9 @@ from gymnasium.vector.utils import batch_space
 
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
-from zhixing.envs.crash.failure_policy import Faults, keep_capsule
+from zhixing.envs.crash.failure_policy import FailurePolicy, keep_capsule
 from zhixing.envs.env_spec import BESIDE
-from zhixing.envs.vector.step_buffers import Array, Arrays
+from zhixing.envs.vector.step_buffers import Array, StepBuffers
 from zhixing.envs.vector.sub_env_group import Numbers, State, task_seed
 from zhixing.errors import EnvCrashError, UserError
 
@@ -39,7 +39,7 @@ class VectorEnv(gym.vector.VectorEnv[Any, Any, Any], ABC):
 
     tells: tuple[str, ...] = ()
     max_episode_steps: int | None = None
-    faults = Faults()
+    faults = FailurePolicy()
     replaced = 0
 
     closed = True  # until there is something to close: a constructor may fail half way
@@ -126,12 +126,12 @@ class TogetherVectorEnv(VectorEnv):
         return np.arange(self.num_envs), *sent
 
 
-def shown(arrays: Arrays) -> tuple[Tree, Info]:
+def shown(arrays: StepBuffers) -> tuple[Tree, Info]:
     """What a reset returns."""
     return arrays.obs, {BESIDE[name]: array for name, array in arrays.beside.items()}
 
 
-def result(arrays: Arrays, ended: dict[int, Numbers]) -> Result:
+def result(arrays: StepBuffers, ended: dict[int, Numbers]) -> Result:
     """What a step returns, when these episodes ended."""
     obs, info = shown(arrays)
     if ended:
@@ -141,7 +141,7 @@ def result(arrays: Arrays, ended: dict[int, Numbers]) -> Result:
 
 
 def partial_result(
-    arrays: Arrays, ended: dict[int, Numbers], ids: Array
+    arrays: StepBuffers, ended: dict[int, Numbers], ids: Array
 ) -> tuple[Array, Tree, Array, Array, Array, Info]:
     """What `recv` returns: only these rows, without a copy where they are neighbours."""
     neighbours = len(ids) == ids[-1] - ids[0] + 1

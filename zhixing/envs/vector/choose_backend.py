@@ -9,11 +9,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Discrete, MultiDiscrete
 
-from zhixing.envs.env_spec import Layout, describe
-from zhixing.envs.vector.action_log import Tapes
+from zhixing.envs.env_spec import EnvSpec, describe
+from zhixing.envs.vector.action_log import ActionLog
 from zhixing.envs.vector.serial import Factory, name_of
-from zhixing.envs.vector.step_buffers import Array, Arrays, allocate
-from zhixing.envs.vector.sub_env_group import Slots
+from zhixing.envs.vector.step_buffers import Array, StepBuffers, allocate
+from zhixing.envs.vector.sub_env_group import SubEnvGroup
 from zhixing.utils.cpus import cpu_count
 
 PROBE_SECONDS = 0.05
@@ -36,7 +36,7 @@ class Timing(NamedTuple):
 class Probe(NamedTuple):
     """What one copy of a task showed."""
 
-    layout: Layout
+    layout: EnvSpec
     step_seconds: float
     waits: bool
 
@@ -52,9 +52,11 @@ def probe(factory: Factory) -> Probe:
         env.close()
 
 
-def time_steps(env: gym.Env[Any, Any], layout: Layout, name: str, arrays: Arrays, tapes: Tapes | None = None) -> Timing:
+def time_steps(
+    env: gym.Env[Any, Any], layout: EnvSpec, name: str, arrays: StepBuffers, tapes: ActionLog | None = None
+) -> Timing:
     """Time random steps of one copy of a task, which uses the only row of `arrays`."""
-    slots = Slots([lambda: env], layout, arrays, 0, name, tapes=tapes)
+    slots = SubEnvGroup([lambda: env], layout, arrays, 0, name, tapes=tapes)
     slots.reset([0], None)
     action = layout.spaces.action
     action.seed(0)

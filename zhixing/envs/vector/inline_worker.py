@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from zhixing.envs.vector.sub_env_group import Slots
+from zhixing.envs.vector.sub_env_group import SubEnvGroup
 from zhixing.envs.vector.worker_process import range_of
 
 
-class OwnShare:
+class InlineWorker:
     """What it is asked for is done when the answer is waited for: by then those in other processes are at it."""
 
     fds = ()  # there is no pipe to wait for
     seconds_to_wait = 0.0
     must_answer = True
     lost = False
-    strikes = 0
+    consecutive_failures = 0
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: SubEnvGroup) -> None:
         self.slots, self.first, self.last = slots, slots.first, slots.first + len(slots.slots)
         self.busy = False
         self._work: Callable[[], Any] = self._step
@@ -37,7 +37,7 @@ class OwnShare:
         ended = self.slots.step()
         return (ended, []) if any(ended.values()) else None
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         if self.busy:
             self.answer()
 
@@ -45,7 +45,7 @@ class OwnShare:
     def range(self) -> str:
         return range_of(self.first, self.last)
 
-    def hang_up(self) -> None:
+    def close_pipes(self) -> None:
         self.slots.close()
 
     def kill(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zhixing.envs.crash.failure_policy import ON_CRASH, Faults, keep_capsule
+from zhixing.envs.crash.failure_policy import ON_CRASH, FailurePolicy, keep_capsule
 from zhixing.envs.portable import reference
 from zhixing.envs.registry import Task
 from zhixing.envs.vector.base import VectorEnv
@@ -29,7 +29,7 @@ class Request:
     task: Task
     num: int
     workers: int | None
-    faults: Faults
+    faults: FailurePolicy
     address: str | None
     device: str
     idle: bool
@@ -46,7 +46,7 @@ def make_vector(
     workers: int | None = None,
     options: Mapping[str, Any] | None = None,
     render_mode: str | None = None,
-    faults: Faults | None = None,
+    faults: FailurePolicy | None = None,
     address: str | None = None,
     device: str = "cpu",
     idle: bool = True,
@@ -58,7 +58,7 @@ def make_vector(
     ray), `device` the torch device (back end torch). `idle=False` means that this process computes something else
     while the environments step, which `auto` takes into account.
     """
-    faults = faults or Faults()
+    faults = faults or FailurePolicy()
     _check(num, backend, workers, faults)
     named = {"name": name} if isinstance(name, str) else reference(name)
     env_name, given = named.pop("name"), {**named, **(options or {})}
@@ -74,11 +74,11 @@ def make_few(task: Task, num: int, vector: Any, folder: Path | None = None) -> S
     reports go to `folder`.
     """
     if not vector.isolated:
-        return SerialVectorEnv(task, num, faults=Faults(folder=folder))
-    return ProcessVectorEnv(task, num, 1, faults=Faults.of(vector, folder))
+        return SerialVectorEnv(task, num, faults=FailurePolicy(folder=folder))
+    return ProcessVectorEnv(task, num, 1, faults=FailurePolicy.of(vector, folder))
 
 
-def _check(num: int, backend: str, workers: int | None, faults: Faults) -> None:
+def _check(num: int, backend: str, workers: int | None, faults: FailurePolicy) -> None:
     """Raise `UserError` if the arguments of `make_vector` don't fit together."""
     if backend not in BACKENDS:
         raise unknown("backend", backend, tuple(BACKENDS))

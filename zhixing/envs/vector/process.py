@@ -24,23 +24,23 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from zhixing.core.tree import Tree
-from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED, Faults
-from zhixing.envs.env_spec import Layout
-from zhixing.envs.vector.action_log import Tapes, tape_bytes
+from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED, FailurePolicy
+from zhixing.envs.env_spec import EnvSpec
+from zhixing.envs.vector.action_log import ActionLog, tape_bytes
 from zhixing.envs.vector.base import Info, Result, VectorEnv, as_ids, partial_result, result, shown
 from zhixing.envs.vector.choose_backend import Timing, default_workers
-from zhixing.envs.vector.inline_worker import OwnShare
+from zhixing.envs.vector.inline_worker import InlineWorker
 from zhixing.envs.vector.leftovers import kill_marked
 from zhixing.envs.vector.serial import Factory, layout_of, name_of
-from zhixing.envs.vector.step_buffers import Array, Twin, allocate, shared_bytes
-from zhixing.envs.vector.sub_env_group import Numbers, Slots, State
+from zhixing.envs.vector.step_buffers import Array, Snapshot, allocate, shared_bytes
+from zhixing.envs.vector.sub_env_group import Numbers, State, SubEnvGroup
 from zhixing.envs.vector.worker import WATCH_SECONDS, Setup
 from zhixing.envs.vector.worker_process import CLOSE_SECONDS, WorkerProcess
 from zhixing.errors import EnvCrashError, UserError, note
 from zhixing.utils import importing
 from zhixing.utils.cpus import cpu_count
 
-Worker = WorkerProcess | OwnShare
+Worker = WorkerProcess | InlineWorker
 CLOSE_SECONDS_PER_WORKER = 0.2  # beyond CLOSE_SECONDS: many take turns on few CPUs
 MANY_PER_CPU = 16  # worker processes; more take long enough to start that people should know why they wait
 _GOES_ON: Numbers = {INTERRUPTED: True}  # of an episode that hasn't ended, for who asks whether one ended by itself
@@ -55,14 +55,14 @@ class ProcessVectorEnv(VectorEnv):
         factory: Factory,
         num: int,
         workers: int | None,
-        layout: Layout | None = None,
-        faults: Faults | None = None,
+        layout: EnvSpec | None = None,
+        faults: FailurePolicy | None = None,
         *,
         mixed: bool = False,
     ) -> None:
         if workers is not None and not 1 <= workers <= num:
             raise UserError(f"the number of workers is {workers}; it must be from 1 to the {num} environments")
-        self.factory, self.faults = factory, faults or Faults()
+        self.factory, self.faults = factory, faults or FailurePolicy()
         self.name, self.num_envs, self.backend = name_of(factory), num, "mixed" if mixed else "process"
         self._factory_bytes = _pickled(factory, self.name)
         self._workers: list[Worker] = []
@@ -83,12 +83,12 @@ class ProcessVectorEnv(VectorEnv):
             self.close()
             raise
 
-    def _prepare(self, layout: Layout | None, workers: int | None, mixed: bool) -> int:
+    def _prepare(self, layout: EnvSpec | None, workers: int | None, mixed: bool) -> int:
         """Start the processes and allocate the memory. Gives the number of workers."""
         started = self._start((workers or 1) - mixed)
         if layout is None:
             first = started[0]
-            first.settle()
+            first.drain()
             importing.known.update(first.call("make_trial", self._factory_bytes, self.name))
             layout = first.call("describe_trial")
             self._allocate(layout, mixed, workers)
@@ -103,7 +103,7 @@ class ProcessVectorEnv(VectorEnv):
         assert workers is not None
         return workers
 
-    def _allocate(self, layout: Layout, mixed: bool, workers: int | None) -> None:
+    def _allocate(self, layout: EnvSpec, mixed: bool, workers: int | None) -> None:
         num = self.num_envs
         self.layout, self.tells, self.max_episode_steps = layout, layout.tells, layout.max_episode_steps
         # where each has a CPU to itself, nobody has to be woken who has just worked
@@ -113,8 +113,8 @@ class ProcessVectorEnv(VectorEnv):
         os.ftruncate(self._memory_fd, self._size)
         memory = mmap.mmap(self._memory_fd, self._size)
         self.arrays = allocate(layout.spaces, num, memory)
-        self._tapes = Tapes(layout.spaces, num, memory, self._tapes_at)
-        self._twin = Twin(self.arrays) if self.faults.replace else None
+        self._tapes = ActionLog(layout.spaces, num, memory, self._tapes_at)
+        self._twin = Snapshot(self.arrays) if self.faults.replace else None
 
     def _open(self, mixed: bool) -> None:
         """Make the environments, in all workers at the same time."""
@@ -122,13 +122,15 @@ class ProcessVectorEnv(VectorEnv):
         bounds = [-(-num * i // workers) for i in range(workers + 1)]  # the first have one more, where they differ
         processes = [worker for worker in self._workers if isinstance(worker, WorkerProcess)]
         for process, (first, last) in zip(processes, itertools.pairwise(bounds[mixed:]), strict=True):
-            process.settle()
+            process.drain()
             process.start_open(self._setup(first, last), self._tapes)
         if mixed:  # while the others start
             own = self.arrays.rows(slice(0, bounds[1]))
-            self._workers.insert(0, OwnShare(Slots([self.factory] * bounds[1], self.layout, own, 0, self.name)))
+            self._workers.insert(
+                0, InlineWorker(SubEnvGroup([self.factory] * bounds[1], self.layout, own, 0, self.name))
+            )
         for worker in self._workers:
-            worker.settle()
+            worker.drain()
 
     def _start(self, count: int) -> list[WorkerProcess]:
         """Start so many more processes."""
@@ -167,7 +169,7 @@ class ProcessVectorEnv(VectorEnv):
     def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
         seeds = self._seeds(seed)
         for worker in self._workers:
-            worker.settle()
+            worker.drain()
             with suppress(EnvCrashError):  # if it is gone, the answer tells
                 worker.start_call("reset", (seeds[worker.first : worker.last], options))
         for worker in tuple(self._workers):
@@ -234,7 +236,7 @@ class ProcessVectorEnv(VectorEnv):
 
     def render(self, index: int = 0) -> np.ndarray[Any, Any]:  # type: ignore[override]
         worker = next(worker for worker in self._workers if worker.first <= index < worker.last)
-        worker.settle()
+        worker.drain()
         worker.start_call("render", (index,))
         return worker.answer()
 
@@ -247,28 +249,28 @@ class ProcessVectorEnv(VectorEnv):
 
     def _call_first(self, method: str, *arguments: Any) -> Any:
         worker = self._workers[0]
-        worker.settle()
+        worker.drain()
         worker.start_call(method, arguments)
         return worker.answer()
 
     def close_extras(self) -> None:
         for worker in self._workers:
-            worker.hang_up()
+            worker.close_pipes()
         deadline = time.monotonic() + CLOSE_SECONDS + CLOSE_SECONDS_PER_WORKER * len(self._workers)
         for worker in self._workers:
             worker.end(max(0.0, deadline - time.monotonic()))
         kill_marked([worker.mark for worker in self._workers if isinstance(worker, WorkerProcess)])
         os.close(self._memory_fd)
 
-    def rehearse(self, seed: int | None, origin: State) -> None:
+    def start_recorded_episode(self, seed: int | None, origin: State) -> None:
         """Begin the episode of the only environment as one began that is to be repeated."""
-        self._call("rehearse", [(seed, origin)])
+        self._call("start_recorded_episode", [(seed, origin)])
 
     def _call(self, method: str, arguments: list[Any], steps: list[int] | None = None) -> list[Any]:
         """Let all workers do it at the same time."""
         try:
             for worker in self._workers:
-                worker.settle()
+                worker.drain()
             for worker, own, count in zip(self._workers, arguments, steps or [0] * self.workers, strict=True):
                 worker.start_call(method, own, count)
             return [worker.answer() for worker in self._workers]
@@ -291,10 +293,10 @@ class ProcessVectorEnv(VectorEnv):
             for row in flags.nonzero()[0].tolist():
                 ended.setdefault(first + row, {})
         for worker in workers:
-            if worker.strikes and any(
+            if worker.consecutive_failures and any(
                 INTERRUPTED not in ended.get(index, _GOES_ON) for index in range(worker.first, worker.last)
             ):
-                worker.strikes = 0
+                worker.consecutive_failures = 0
         return ended
 
     def _told(self, worker: Worker) -> dict[int, Numbers] | None:
@@ -302,7 +304,7 @@ class ProcessVectorEnv(VectorEnv):
             told = worker.answer()
         except EnvCrashError as crash:
             self._keep(crash, self.factory)
-            if self._twin is None or not worker.lost or worker.strikes >= IN_A_ROW:
+            if self._twin is None or not worker.lost or worker.consecutive_failures >= IN_A_ROW:
                 raise
             return self._replace(worker, self._twin)
         if told is None:
@@ -313,7 +315,7 @@ class ProcessVectorEnv(VectorEnv):
             self.replaced += 1
         return ended
 
-    def _replace(self, worker: Worker, twin: Twin, seeds: list[int | None] | None = None) -> dict[int, Numbers]:
+    def _replace(self, worker: Worker, twin: Snapshot, seeds: list[int | None] | None = None) -> dict[int, Numbers]:
         """Start a new process for one that is gone: the episodes of all its environments are over. `seeds` are those of
         the reset in which it was lost, if it was one."""
         indices = range(worker.first, worker.last)
@@ -321,22 +323,22 @@ class ProcessVectorEnv(VectorEnv):
         if seeds is not None:
             tapes = [{**tape, "seed": seed} for tape, seed in zip(tapes, seeds, strict=True)]
         while True:
-            position, strikes = self._workers.index(worker), worker.strikes + 1
-            worker.hang_up()
+            position, consecutive_failures = self._workers.index(worker), worker.consecutive_failures + 1
+            worker.close_pipes()
             worker.end(0.0)
             (new,) = self._start(1)
             self._workers.remove(new)
             self._workers[position] = worker = new
-            new.strikes = strikes
+            new.consecutive_failures = consecutive_failures
             self.replaced += len(indices)
             try:
-                new.settle()
+                new.drain()
                 new.start_open(self._setup(indices.start, indices.stop), self._tapes)
                 new.answer()
                 new.call("revive", [(tape["seed"], tape["replaced"] + 1) for tape in tapes])
             except EnvCrashError as crash:
                 self._keep(crash, self.factory)
-                if not new.lost or strikes >= IN_A_ROW:
+                if not new.lost or consecutive_failures >= IN_A_ROW:
                     raise
                 tapes = [{**tape, "replaced": tape["replaced"] + 1} for tape in tapes]
                 continue

@@ -9,11 +9,11 @@ import gymnasium as gym
 import numpy as np
 
 from zhixing.core.tree import Tree
-from zhixing.envs.crash.failure_policy import Faults
-from zhixing.envs.env_spec import Layout, describe
+from zhixing.envs.crash.failure_policy import FailurePolicy
+from zhixing.envs.env_spec import EnvSpec, describe
 from zhixing.envs.vector.base import Info, Result, VectorEnv, as_ids, partial_result, result, shown
 from zhixing.envs.vector.step_buffers import Array, allocate
-from zhixing.envs.vector.sub_env_group import Numbers, Slots, State
+from zhixing.envs.vector.sub_env_group import Numbers, State, SubEnvGroup
 from zhixing.errors import EnvCrashError, UserError
 
 LIMITS_NEED_PROCESSES = (
@@ -23,8 +23,10 @@ Factory = Callable[[], gym.Env[Any, Any]]
 
 
 class SerialVectorEnv(VectorEnv):
-    def __init__(self, factory: Factory, num: int, layout: Layout | None = None, faults: Faults | None = None) -> None:
-        self.factory, self.faults = factory, faults or Faults()
+    def __init__(
+        self, factory: Factory, num: int, layout: EnvSpec | None = None, faults: FailurePolicy | None = None
+    ) -> None:
+        self.factory, self.faults = factory, faults or FailurePolicy()
         if self.faults.limited:
             raise UserError(LIMITS_NEED_PROCESSES)
         name = name_of(factory)
@@ -32,7 +34,7 @@ class SerialVectorEnv(VectorEnv):
         self.tells, self.max_episode_steps = layout.tells, layout.max_episode_steps
         super().__init__(name, layout.spaces, num, "serial", 1)
         self.arrays = allocate(layout.spaces, num)
-        self.slots = Slots([factory] * num, layout, self.arrays, 0, name, replace=self.faults.replace)
+        self.slots = SubEnvGroup([factory] * num, layout, self.arrays, 0, name, replace=self.faults.replace)
         self.metadata["render_fps"] = layout.render_fps
         self.closed = False
         self._sent: list[int] = []
@@ -103,7 +105,7 @@ def name_of(factory: Factory) -> str:
     return str(getattr(factory, "name", None) or getattr(factory, "__qualname__", factory))
 
 
-def layout_of(factory: Factory) -> Layout:
+def layout_of(factory: Factory) -> EnvSpec:
     """Found on a copy that is thrown away, so that the environments in use begin untouched in every back end."""
     env = factory()
     try:

@@ -16,7 +16,7 @@ ALIGNMENT = 64  # bytes of a cache line
 
 
 @dataclass
-class Arrays:
+class StepBuffers:
     """One row per environment; `final_*` hold what the episodes that just ended showed last.
 
     `beside` is what a task shows beside observations, by name: mask, state, alive.
@@ -31,16 +31,16 @@ class Arrays:
     beside: dict[str, Array]
     final_beside: dict[str, Array]
 
-    def rows(self, index: Any) -> Arrays:
+    def rows(self, index: Any) -> StepBuffers:
         """Some of the rows: views of a slice, copies of a list."""
         chosen: dict[str, Any] = {name: tree_map(lambda leaf: leaf[index], tree) for name, tree in vars(self).items()}
-        return Arrays(**chosen)
+        return StepBuffers(**chosen)
 
 
-class Twin:
+class Snapshot:
     """What environments showed before a step, in case that one of them doesn't survive it."""
 
-    def __init__(self, arrays: Arrays) -> None:
+    def __init__(self, arrays: StepBuffers) -> None:
         self.arrays = arrays
         self.shown = [*tree_leaves(arrays.obs), *arrays.beside.values()]
         self.final = [*tree_leaves(arrays.final_obs), *arrays.final_beside.values()]
@@ -58,7 +58,7 @@ class Twin:
         self.arrays.terminated[rows], self.arrays.truncated[rows] = False, True
 
 
-def allocate(spaces: Spaces, num: int, memory: mmap.mmap | None = None) -> Arrays:
+def allocate(spaces: Spaces, num: int, memory: mmap.mmap | None = None) -> StepBuffers:
     """Arrays for `num` environments; in `memory` at places that depend on nothing but the arguments."""
     offset = 0
 
@@ -74,7 +74,7 @@ def allocate(spaces: Spaces, num: int, memory: mmap.mmap | None = None) -> Array
 
     fields = spaces.fields()
     beside = spaces.beside()
-    return Arrays(
+    return StepBuffers(
         obs=tree_map(take, fields["obs"]),
         final_obs=tree_map(take, fields["obs"]),
         # the task gets actions in its own precision, not in that of storage

@@ -16,9 +16,9 @@ from zhixing.envs.crash.failure_policy import (
     finite,
     fits_of,
 )
-from zhixing.envs.env_spec import BESIDE, MASK, Layout, follow
-from zhixing.envs.vector.action_log import Tapes, action_room
-from zhixing.envs.vector.step_buffers import Arrays
+from zhixing.envs.env_spec import BESIDE, MASK, EnvSpec, follow
+from zhixing.envs.vector.action_log import ActionLog, action_room
+from zhixing.envs.vector.step_buffers import StepBuffers
 from zhixing.errors import EnvCrashError, UserError
 
 State = dict[str, Any]
@@ -35,16 +35,16 @@ def next_seed(seed: int | None, replaced: int) -> int | None:
     return None if seed is None else task_seed(seed, replaced)
 
 
-class Slot:
+class SubEnv:
     def __init__(
         self,
         env: gym.Env[Any, Any],
-        layout: Layout,
-        arrays: Arrays,
+        layout: EnvSpec,
+        arrays: StepBuffers,
         row: int,
         index: int,
         name: str,
-        tapes: Tapes | None = None,
+        tapes: ActionLog | None = None,
     ) -> None:
         self.env, self.arrays, self.row, self.index, self.name = env, arrays, row, index, name
         self.layout, self.tapes = layout, tapes
@@ -60,7 +60,7 @@ class Slot:
         self.origin: State = {}
         self.seed: int | None = None
         self.replaced = 0  # how often this is another copy because the one before failed
-        self.strikes = 0  # and how often since an episode has ended by itself
+        self.consecutive_failures = 0  # and how often since an episode has ended by itself
 
     def step(self) -> Numbers | None:
         """Act as this row says. At the end of an episode: the numbers of its last info; a reset must follow."""
@@ -121,18 +121,18 @@ class Slot:
         if not self.alone and not finite(self.arrays.reward[row]):
             raise MisbehaviourError(f"its rewards hold {_odd(self.arrays.reward[row])}; numbers must be finite")
 
-    def renew(self, env: gym.Env[Any, Any]) -> None:
+    def replace_env(self, env: gym.Env[Any, Any]) -> None:
         """Another copy of the task, which begins an episode of its own."""
         self.env, self.replaced = env, self.replaced + 1
-        self.revive(self.seed, self.replaced)
+        self.restart(self.seed, self.replaced)
 
-    def revive(self, seed: int | None, replaced: int) -> None:
+    def restart(self, seed: int | None, replaced: int) -> None:
         """As `renew`, where copy and process are new already."""
         self.seed, self.replaced = seed, replaced
         self.reset(next_seed(seed, replaced), None)
         self.check()
 
-    def rehearse(self, seed: int | None, origin: State) -> None:
+    def start_recorded_episode(self, seed: int | None, origin: State) -> None:
         """Begin an episode as one began that is to be repeated."""
         if origin["rng"] is not None:
             self.env.reset(seed=seed)  # what the task once built from its seed must be there too

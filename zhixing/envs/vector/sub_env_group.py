@@ -13,17 +13,17 @@ import gymnasium as gym
 from zhixing.core.goals import one_per_row
 from zhixing.core.tree import Tree
 from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED, crash_of, totals_of
-from zhixing.envs.env_spec import Layout
-from zhixing.envs.vector.action_log import Tapes
-from zhixing.envs.vector.step_buffers import Array, Arrays, Twin
-from zhixing.envs.vector.sub_env import Numbers, Slot, State, numbers_of, task_seed
+from zhixing.envs.env_spec import EnvSpec
+from zhixing.envs.vector.action_log import ActionLog
+from zhixing.envs.vector.step_buffers import Array, Snapshot, StepBuffers
+from zhixing.envs.vector.sub_env import Numbers, State, SubEnv, numbers_of, task_seed
 from zhixing.envs.wrappers.goals import functions_of
 from zhixing.errors import EnvCrashError, UserError
 
-__all__ = ["Numbers", "Slot", "Slots", "State", "numbers_of", "task_seed"]
+__all__ = ["Numbers", "State", "SubEnv", "SubEnvGroup", "numbers_of", "task_seed"]
 
 
-class Slots:
+class SubEnvGroup:
     """Neighbouring environments, stepped one after the other; `first` is the index of the first.
 
     With `replace`, one that fails is made anew: its episode is over as if cut by a clock, with the last observation
@@ -33,20 +33,20 @@ class Slots:
     def __init__(
         self,
         makers: Sequence[Callable[[], gym.Env[Any, Any]]],
-        layout: Layout,
-        arrays: Arrays,
+        layout: EnvSpec,
+        arrays: StepBuffers,
         first: int,
         name: str,
         *,
         replace: bool = False,
-        tapes: Tapes | None = None,
+        tapes: ActionLog | None = None,
     ) -> None:
         self.first, self.makers, self.arrays, self.tapes = first, list(makers), arrays, tapes
-        self.twin = Twin(arrays) if replace else None
+        self.twin = Snapshot(arrays) if replace else None
         self.crashes: list[EnvCrashError] = []
-        self.slots: list[Slot] = []
+        self.slots: list[SubEnv] = []
         for row, make in enumerate(makers):
-            self.slots.append(Slot(make(), layout, arrays, row, first + row, name, tapes))
+            self.slots.append(SubEnv(make(), layout, arrays, row, first + row, name, tapes))
         rewards = arrays.reward if layout.spaces.agents else ()  # a single one is checked at its step
         self._totals = totals_of(arrays.obs, arrays.beside, rewards)
         self._mask = arrays.beside.get("mask")
@@ -66,7 +66,7 @@ class Slots:
                 numbers = self._interrupt(slot, crash)
             else:
                 if numbers is not None:
-                    slot.strikes = 0
+                    slot.consecutive_failures = 0
                     self._begin(slot)
             if numbers is not None:
                 ended[slot.index] = numbers
@@ -83,7 +83,7 @@ class Slots:
             self.tapes.under_way[self.first] = 0
         return ended
 
-    def _under_way(self, slot: Slot | None) -> None:
+    def _under_way(self, slot: SubEnv | None) -> None:
         """Keep which environment is at work, for the case that the process doesn't survive it."""
         if self.tapes is not None:
             self.tapes.under_way[self.first] = 0 if slot is None else slot.index + 1
@@ -95,14 +95,14 @@ class Slots:
                 return False
         return self._mask is None or bool(self._mask.any(-1).all())
 
-    def _begin(self, slot: Slot) -> None:
+    def _begin(self, slot: SubEnv) -> None:
         """The next episode of one that has just ended."""
         try:
             slot.reset(None, None)
         except EnvCrashError as crash:
             self._renew(slot, crash)
 
-    def _interrupt(self, slot: Slot, crash: EnvCrashError) -> Numbers:
+    def _interrupt(self, slot: SubEnv, crash: EnvCrashError) -> Numbers:
         """End an episode that can't go on: nobody knows what the last action led to, so nothing is paid for it."""
         self.arrays.reward[slot.row] = 0.0
         self._renew(slot, crash)
@@ -110,33 +110,35 @@ class Slots:
         self.twin.end(slot.row)
         return {INTERRUPTED: True}
 
-    def _renew(self, slot: Slot, crash: EnvCrashError) -> None:
+    def _renew(self, slot: SubEnv, crash: EnvCrashError) -> None:
         """Another copy, whose first reset may fail as well."""
         if self.twin is None:
             raise crash
         while True:
-            slot.strikes += 1
-            if slot.strikes > IN_A_ROW:
-                crash.args = (f"{crash}\nit failed {slot.strikes} times without an episode that ended by itself",)
+            slot.consecutive_failures += 1
+            if slot.consecutive_failures > IN_A_ROW:
+                crash.args = (
+                    f"{crash}\nit failed {slot.consecutive_failures} times without an episode that ended by itself",
+                )
                 raise crash
             with suppress(Exception):  # it may be broken altogether
                 slot.env.close()
             self.crashes.append(crash)
             try:
-                slot.renew(self.makers[slot.row]())
+                slot.replace_env(self.makers[slot.row]())
                 return
             except EnvCrashError as another:
                 crash = another
 
-    def revive(self, known: Sequence[tuple[int | None, int]]) -> None:
+    def restart(self, known: Sequence[tuple[int | None, int]]) -> None:
         for slot, (seed, replaced) in zip(self.slots, known, strict=True):
             self._under_way(slot)
-            slot.revive(seed, replaced)
+            slot.restart(seed, replaced)
         self._under_way(None)
 
-    def rehearse(self, seed: int | None, origin: State) -> None:
+    def start_recorded_episode(self, seed: int | None, origin: State) -> None:
         self._under_way(self.slots[0])
-        self.slots[0].rehearse(seed, origin)
+        self.slots[0].start_recorded_episode(seed, origin)
         self._under_way(None)
 
     def reset(self, seeds: Sequence[int | None], options: State | None) -> None:

@@ -23,11 +23,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from zhixing.envs.env_spec import Layout, describe
-from zhixing.envs.vector.action_log import Tapes
+from zhixing.envs.env_spec import EnvSpec, describe
+from zhixing.envs.vector.action_log import ActionLog
 from zhixing.envs.vector.choose_backend import Timing, time_steps
-from zhixing.envs.vector.step_buffers import Arrays, allocate
-from zhixing.envs.vector.sub_env_group import Slots
+from zhixing.envs.vector.step_buffers import StepBuffers, allocate
+from zhixing.envs.vector.sub_env_group import SubEnvGroup
 from zhixing.errors import EnvCrashError, UserError
 from zhixing.utils import importing
 
@@ -46,7 +46,7 @@ class Setup:
 
     factory: bytes  # by cloudpickle
     name: str
-    layout: Layout
+    layout: EnvSpec
     num: int  # environments in the whole vector
     first: int
     last: int  # one past this worker's last environment
@@ -61,7 +61,7 @@ class Host:
 
     def __init__(self, memory_fd: int) -> None:
         self.memory_fd = memory_fd
-        self.slots: Slots | None = None
+        self.slots: SubEnvGroup | None = None
         self.watch_seconds = 0.0
         self._trial: Any = None
         self._name = ""
@@ -71,7 +71,7 @@ class Host:
         self._trial, self._name = _made(factory, name), name
         return importing.known
 
-    def describe_trial(self) -> Layout:
+    def describe_trial(self) -> EnvSpec:
         return describe(self._trial, self._name)
 
     def time_trial(self, setup: Setup) -> Timing:
@@ -85,13 +85,13 @@ class Host:
     def open(self, setup: Setup) -> None:
         arrays, tapes = self._memory(setup)
         makers = [lambda: _made(setup.factory, setup.name)] * (setup.last - setup.first)
-        slots = Slots(makers, setup.layout, arrays, setup.first, setup.name, replace=setup.replace, tapes=tapes)
+        slots = SubEnvGroup(makers, setup.layout, arrays, setup.first, setup.name, replace=setup.replace, tapes=tapes)
         self.slots, self.watch_seconds = slots, setup.watch_seconds
 
-    def _memory(self, setup: Setup) -> tuple[Arrays, Tapes]:
+    def _memory(self, setup: Setup) -> tuple[StepBuffers, ActionLog]:
         memory = mmap.mmap(self.memory_fd, setup.memory_bytes)
         arrays = allocate(setup.layout.spaces, setup.num, memory).rows(slice(setup.first, setup.last))
-        return arrays, Tapes(setup.layout.spaces, setup.num, memory, setup.tapes_at)
+        return arrays, ActionLog(setup.layout.spaces, setup.num, memory, setup.tapes_at)
 
     def call(self, method: str, arguments: Any) -> Any:
         return getattr(self if self.slots is None else self.slots, method)(*arguments)
@@ -169,7 +169,7 @@ def _serve(commands: int, answers: int, host: Host) -> None:
             _attempt(answers, lambda: (VALUE, host.call(method, arguments)))  # noqa: B023
 
 
-def _step(slots: Slots) -> tuple[bytes, Any]:
+def _step(slots: SubEnvGroup) -> tuple[bytes, Any]:
     ended = slots.step()
     crashes, slots.crashes = slots.crashes, []
     return (ENDED if crashes or any(ended.values()) else DONE), (ended, crashes)

@@ -16,8 +16,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from zhixing.envs.crash.failure_policy import Faults
-from zhixing.envs.vector.action_log import Tapes
+from zhixing.envs.crash.failure_policy import FailurePolicy
+from zhixing.envs.vector.action_log import ActionLog
 from zhixing.envs.vector.leftovers import kill_group, kill_marked, marked, new_mark
 from zhixing.envs.vector.worker import CALL, DONE, ENDED, ERROR, LENGTH, STEP, VALUE, Setup, watch
 from zhixing.errors import EnvCrashError
@@ -43,7 +43,7 @@ DOING = {  # what a worker does in a call, for messages
     "open": "the constructor",
     "reset": "a reset",
     "revive": "a reset",
-    "rehearse": "a reset",
+    "start_recorded_episode": "a reset",
     "state": "state_dict",
     "load": "load_state_dict",
     "render": "render",
@@ -55,13 +55,13 @@ DOING = {  # what a worker does in a call, for messages
 class WorkerProcess:
     """A fresh interpreter. `answer` must be called once before the first call: it waits for the imports."""
 
-    def __init__(self, name: str, memory_fd: int, faults: Faults, *, die_with_parent: bool) -> None:
+    def __init__(self, name: str, memory_fd: int, faults: FailurePolicy, *, die_with_parent: bool) -> None:
         self.name, self.faults = name, faults
         self.first, self.last = 0, 1  # until it is given its environments
-        self.tapes: Tapes | None = None
+        self.tapes: ActionLog | None = None
         self.watch_seconds = 0.0
         self.lost = False  # it was killed, by whomever
-        self.strikes = 0  # how often in a row it had to be replaced
+        self.consecutive_failures = 0  # how often in a row it had to be replaced
         self.mark = new_mark()
         self._doing: str | None = START  # None for a step
         self._until: float | None = None  # when its time for what it does is up, where there is a limit
@@ -92,13 +92,13 @@ class WorkerProcess:
             self._writable.register(self.sentinel, select.POLLIN)
         self.busy = True
 
-    def start_open(self, setup: Setup, tapes: Tapes) -> None:
+    def start_open(self, setup: Setup, tapes: ActionLog) -> None:
         """Give it its environments."""
         self.first, self.last, self.tapes, self.watch_seconds = setup.first, setup.last, tapes, setup.watch_seconds
         tapes.under_way[self.first] = 0  # of the worker before, where this one replaces it
         self.start_call("open", (setup,))
 
-    def hang_up(self) -> None:
+    def close_pipes(self) -> None:
         """Close the pipes: the end of the file tells the worker to go."""
         if self._commands >= 0:
             os.close(self._commands)
@@ -166,7 +166,7 @@ class WorkerProcess:
         assert kind in (DONE, ENDED, VALUE)
         return value
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Take an answer that nobody waited for, as after an interrupted step."""
         if self.busy:
             self.answer()

@@ -47,7 +47,7 @@ def unbatched(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     return OneAgent(env) if env.get_wrapper_attr("num_agents") == 1 else env
 
 
-class Seats:
+class AgentPadding:
     """Agents with spaces of their own behind one pair of spaces that is equal for all.
 
     Shorter observations are followed by zeros. The surplus of a continuous action is ignored, surplus discrete ones are

@@ -13,12 +13,12 @@ from zhixing.training.callbacks import (
     StopOnNonFinite,
     TensorBoard,
 )
-from zhixing.training.loop import Loop
+from zhixing.training.loop import TrainingLoop
 from zhixing.training.run_folder import RunFolder
 
 
 def build_callbacks(
-    loop: Loop, folder: RunFolder, evaluate: Evaluate, own: list[Callback], *, quiet: bool = False
+    loop: TrainingLoop, folder: RunFolder, evaluate: Evaluate, own: list[Callback], *, quiet: bool = False
 ) -> list[Callback]:
     """Make the callbacks in the order in which they are called.
 

@@ -8,7 +8,7 @@ from zhixing import algorithms
 from zhixing.config import RunConfig
 from zhixing.core.learner import Learner
 from zhixing.core.spaces import Spaces
-from zhixing.distributed.learner_group import Partners, check_learners
+from zhixing.distributed.learner_group import LearnerGroup, check_learners
 from zhixing.distributed.parameter_servers import check_servers
 from zhixing.training.data import demonstrations, expert_policy
 from zhixing.training.run_folder import RunFolder, fitting
@@ -28,10 +28,10 @@ def build_learner(cfg: RunConfig, spaces: Spaces, folder: RunFolder, *, resumed:
     if cfg.init_from is not None and not resumed:
         start = RunFolder.open(cfg.init_from)
         with fitting(start):
-            learner.start_from(start.load()["loop"]["learner"])
+            learner.load_networks(start.load()["loop"]["learner"])
     if cfg.distributed.servers:
         check_servers(cfg, learner)
     if cfg.distributed.learners > 1:
         check_learners(cfg, learner)
-        learner.partners = Partners(learner, cfg, spaces, folder.path)
+        learner.partners = LearnerGroup(learner, cfg, spaces, folder.path)
     return learner

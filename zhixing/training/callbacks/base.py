@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from zhixing.collect.evaluation import Episode, Evaluation
-    from zhixing.training.loop import Loop
+    from zhixing.training.loop import TrainingLoop
 
 
 class EvaluationInterrupted(Exception):  # noqa: N818  # it is no error
@@ -40,27 +40,27 @@ class Callback:
     ) -> None:
         return None
 
-    def train_begin(self, loop: Loop) -> None: ...
+    def train_begin(self, loop: TrainingLoop) -> None: ...
 
-    def iteration_begin(self, loop: Loop) -> None: ...
+    def iteration_begin(self, loop: TrainingLoop) -> None: ...
 
-    def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         """After each round of collecting and updating. `metrics` is empty where nothing was updated yet."""
 
-    def episode_end(self, loop: Loop, episode: Episode) -> None: ...
+    def episode_end(self, loop: TrainingLoop, episode: Episode) -> None: ...
 
-    def evaluation_step(self, loop: Loop) -> None:
+    def evaluation_step(self, loop: TrainingLoop) -> None:
         """After each step of an evaluation's environments."""
 
-    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None: ...
+    def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None: ...
 
-    def metric_logged(self, loop: Loop, name: str, value: float) -> None:
+    def metric_logged(self, loop: TrainingLoop, name: str, value: float) -> None:
         """After `loop.log(name, value)`."""
 
-    def video_recorded(self, loop: Loop, path: Path) -> None:
+    def video_recorded(self, loop: TrainingLoop, path: Path) -> None:
         """After an episode was recorded as an .mp4 file (`eval_video=true`)."""
 
-    def train_end(self, loop: Loop) -> None:
+    def train_end(self, loop: TrainingLoop) -> None:
         """Training ended by its budget or by `loop.stop`; not after an exception."""
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from zhixing.collect.evaluation import Evaluation
-    from zhixing.training.loop import Loop
+    from zhixing.training.loop import TrainingLoop
 
 
 class Checkpoint(Callback):
@@ -29,7 +29,7 @@ class Checkpoint(Callback):
         self.folder = folder
         self.best_return = math.nan
 
-    def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         # also before the evaluation at the end, which may take long
         if is_due(loop.steps, loop.steps_before, loop.cfg.checkpoint_every_steps) or loop.ending:
             try:
@@ -39,7 +39,7 @@ class Checkpoint(Callback):
                 last = "there is none yet" if kept is None else f"the last one is of step {kept:,}"
                 note(f"no checkpoint at step {loop.steps:,}, {self._reason(error)}; {last}, and training goes on")
 
-    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+    def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         if not evaluation.mean_return <= self.best_return:
             self.best_return = evaluation.mean_return
             try:
@@ -50,7 +50,7 @@ class Checkpoint(Callback):
             except OSError as error:
                 note(f"the best weights so far aren't kept, {self._reason(error)}; training goes on")
 
-    def train_end(self, loop: Loop) -> None:
+    def train_end(self, loop: TrainingLoop) -> None:
         loop.finished = not loop.interrupted
         try:
             self._save(loop)
@@ -65,7 +65,7 @@ class Checkpoint(Callback):
     def _reason(self, error: OSError) -> str:
         return f"{self.folder.path} can't be written: {error.strerror or error}"
 
-    def _save(self, loop: Loop) -> None:
+    def _save(self, loop: TrainingLoop) -> None:
         with loop.paused():
             self.folder.save(loop)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from zhixing.collect.evaluation import told_as
+from zhixing.collect.evaluation import metric_name
 from zhixing.core.state import Count, checked
 from zhixing.errors import UserError, note
 from zhixing.training.callbacks.base import Callback, is_due
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from zhixing.collect.evaluation import Evaluation
-    from zhixing.training.loop import Loop
+    from zhixing.training.loop import TrainingLoop
 
 SAVED = {
     "offset": Count,
@@ -80,7 +80,7 @@ class Csv(Callback):
             cut = "".join(",".join(line.split(",")[: len(self.columns)]) + "\n" for line in lines)
             write_aside(self.path, lambda file: file.write(cut.encode()))
 
-    def train_begin(self, loop: Loop) -> None:
+    def train_begin(self, loop: TrainingLoop) -> None:
         if self.offset == 0 and not self.waiting:
             self.columns = [*row_of(loop)]
             self._write(self.columns)
@@ -91,27 +91,27 @@ class Csv(Callback):
                 self.columns = file.readline().rstrip("\n").split(",")
                 self.lines = 1 + sum(1 for _ in file)
 
-    def metric_logged(self, loop: Loop, name: str, value: float) -> None:
+    def metric_logged(self, loop: TrainingLoop, name: str, value: float) -> None:
         self._builtin = self._builtin or {*row_of(loop)}
         if name in self._builtin:
             raise UserError(f"loop.log({name!r}, ...): metrics.csv has this column already; log it by another name")
         self.logged[name] = value
 
-    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+    def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         self.eval_return = evaluation.mean_return
         summary = evaluation.summary()
-        self.eval_told = {f"eval_{name}": summary[name] for name in map(told_as, loop.tells) if name in summary}
+        self.eval_told = {f"eval_{name}": summary[name] for name in map(metric_name, loop.tells) if name in summary}
 
-    def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         evaluated = not math.isnan(self.eval_return)
         if row_is_due(loop) or (evaluated and not loop.ending):
             self._row(loop)
 
-    def train_end(self, loop: Loop) -> None:
+    def train_end(self, loop: TrainingLoop) -> None:
         if not loop.interrupted:  # else its last row comes when it ends for good
             self._row(loop)
 
-    def _row(self, loop: Loop) -> None:
+    def _row(self, loop: TrainingLoop) -> None:
         new = [name for name in self.logged if name not in self.columns]
         if new:
             self._add_columns(new)
@@ -162,12 +162,12 @@ class Csv(Callback):
         vars(self).update(checked("metrics.csv", state, SAVED))
 
 
-def row_is_due(loop: Loop) -> bool:
+def row_is_due(loop: TrainingLoop) -> bool:
     """The last iteration's row waits for the evaluation at the end."""
     return is_due(loop.steps, loop.steps_before, loop.cfg.log_every_steps) and not loop.ending
 
 
-def row_of(loop: Loop) -> dict[str, float]:
+def row_of(loop: TrainingLoop) -> dict[str, float]:
     """The present figures of a run by column; NaN where there is none yet."""
     counts = {
         "env_steps": loop.env_steps,
@@ -179,7 +179,7 @@ def row_of(loop: Loop) -> dict[str, float]:
         "length_mean": loop.recent_mean("length"),
         "eval_return_mean": math.nan,
     }
-    told = {told_as(name): loop.recent_told(name) for name in loop.tells}
+    told = {metric_name(name): loop.recent_info_mean(name) for name in loop.tells}
     told |= dict.fromkeys([f"eval_{name}" for name in told], math.nan)
     metrics = {name: float(loop.metrics[name]) if name in loop.metrics else math.nan for name in loop.learner.metrics}
     return counts | told | metrics

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from zhixing.collect.evaluation import Evaluation
-    from zhixing.training.loop import Loop
+    from zhixing.training.loop import TrainingLoop
 
 
 class Draw(Callback):
@@ -27,23 +27,23 @@ class Draw(Callback):
         self.run, self.y = run, y
         self.due = False
 
-    def check(self, loop: Loop) -> None:
+    def check(self, loop: TrainingLoop) -> None:
         columns = ["return", *row_of(loop)]
         if self.y not in columns:
             raise unknown("column", self.y, columns, "(plot=... draws what metrics.csv logs)")
 
-    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+    def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         self.due = True
 
-    def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         if self.due and not loop.ending:  # else at the end, when the last row is written
             self._draw(loop)
 
-    def train_end(self, loop: Loop) -> None:
+    def train_end(self, loop: TrainingLoop) -> None:
         if not loop.interrupted:
             self._draw(loop)
 
-    def _draw(self, loop: Loop) -> None:
+    def _draw(self, loop: TrainingLoop) -> None:
         from zhixing.report.plots import plot  # matplotlib, which others needn't wait for
 
         self.due = False

@@ -16,7 +16,7 @@ from zhixing.training.callbacks.base import Callback, is_due
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zhixing.training.loop import Loop
+    from zhixing.training.loop import TrainingLoop
 
 SAVED = {"last_return": float, "best_return": float, "at_steps": int, "reached": bool}
 CONFIRM_EPISODES = 100  # what `stop_return` is judged by
@@ -40,20 +40,20 @@ class Evaluate(Callback):
         self.reached = False
         self._noted = False
 
-    def train_begin(self, loop: Loop) -> None:
+    def train_begin(self, loop: TrainingLoop) -> None:
         if self.reached:  # and was stopped before all that belongs to the end was done
             loop.stop("reached the return before")
 
-    def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         # the last evaluation follows in `train_end`, after the checkpoint
         if is_due(loop.steps, loop.steps_before, loop.cfg.eval_every_steps) and not loop.ending:
             self._evaluate(loop)
 
-    def train_end(self, loop: Loop) -> None:
+    def train_end(self, loop: TrainingLoop) -> None:
         if self.at_steps != loop.steps and not loop.interrupted:
             self._evaluate(loop)
 
-    def _evaluate(self, loop: Loop) -> None:
+    def _evaluate(self, loop: TrainingLoop) -> None:
         if self.evaluator is None:
             return
         # the same stop gives the same seed, so a resumed run evaluates as one never stopped
@@ -72,7 +72,7 @@ class Evaluate(Callback):
             self.best_return = self.last_return
         loop.evaluation_end(evaluation)
 
-    def _play(self, loop: Loop, episodes: int, seed: int) -> Evaluation:
+    def _play(self, loop: TrainingLoop, episodes: int, seed: int) -> Evaluation:
         assert self.evaluator is not None
         most = loop.cfg.eval_max_steps or default_eval_steps(self.evaluator.max_episode_steps, loop.longest_so_far)
         evaluation = self.evaluator.evaluate(episodes, seed, loop.evaluation_step, most)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from zhixing.collect.evaluation import Evaluation
     from zhixing.config import RunConfig
     from zhixing.core.policy import Policy
-    from zhixing.training.loop import Loop
+    from zhixing.training.loop import TrainingLoop
     from zhixing.training.run_folder import RunFolder
 
 
@@ -42,21 +42,21 @@ class Film(Callback):
             self.env.close()
             raise
 
-    def train_begin(self, loop: Loop) -> None:
+    def train_begin(self, loop: TrainingLoop) -> None:
         if self.missing:
             self._film(loop)
 
-    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+    def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         self._film(loop)
 
-    def _film(self, loop: Loop) -> None:
+    def _film(self, loop: TrainingLoop) -> None:
         try:
             self._write(loop)
             self.missing = False
         except EvaluationInterrupted:
             self.missing = loop.interrupted = True
 
-    def _write(self, loop: Loop) -> None:
+    def _write(self, loop: TrainingLoop) -> None:
         from zhixing.report.video import Video
 
         path = self.folder / f"{loop.steps:012d}.mp4"

@@ -14,7 +14,7 @@ from zhixing.training.callbacks.base import Callback
 
 if TYPE_CHECKING:
     from zhixing.collect.evaluation import Evaluation
-    from zhixing.training.loop import Loop
+    from zhixing.training.loop import TrainingLoop
 
 SEQUENCES = 4  # of the replay, to a picture
 LARGE = 64  # pixels of a frame's side, at least
@@ -30,7 +30,7 @@ class Imagine(Callback):
     def __init__(self, run: Path) -> None:
         self.folder = run / "imagined"
 
-    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+    def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         dream, buffer = getattr(loop.learner, "dream_frames", None), loop.buffer
         if dream is None or buffer is None or not buffer.ready:
             return

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from zhixing.core.learner import Told
+from zhixing.core.learner import LazyMetrics
 from zhixing.errors import NonFiniteError
 from zhixing.training.callbacks.base import Callback
 from zhixing.training.run_folder import RunFolder
@@ -14,7 +14,7 @@ from zhixing.training.run_folder import RunFolder
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zhixing.training.loop import Loop
+    from zhixing.training.loop import TrainingLoop
 
 
 class StopOnNonFinite(Callback):
@@ -25,8 +25,8 @@ class StopOnNonFinite(Callback):
         """Without a folder the batch isn't kept."""
         self.folder = folder
 
-    def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
-        floats = metrics.floats() if isinstance(metrics, Told) else map(float, metrics.values())
+    def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
+        floats = metrics.floats() if isinstance(metrics, LazyMetrics) else map(float, metrics.values())
         bad = [name for name, value in zip(metrics, floats, strict=True) if not math.isfinite(value)]
         if bad or loop.learner.skipped_steps():
             name = bad[0] if bad else "a gradient"
@@ -39,7 +39,7 @@ class StopOnNonFinite(Callback):
                 f"rewards"
             )
 
-    def _keep(self, loop: Loop) -> str:
+    def _keep(self, loop: TrainingLoop) -> str:
         if self.folder is None or loop.batch is None:
             return ""
         try:

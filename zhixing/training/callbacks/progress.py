@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from zhixing.collect.evaluation import Evaluation
-    from zhixing.training.loop import Loop
+    from zhixing.training.loop import TrainingLoop
 
 
 class Progress(Callback):
@@ -39,29 +39,29 @@ class Progress(Callback):
         if self.live:
             write_stream(self.out, "")
 
-    def train_begin(self, loop: Loop) -> None:
+    def train_begin(self, loop: TrainingLoop) -> None:
         if self.folder is not None:
             at = f"{loop.steps:,} {loop.unit}" if loop.steps else None
             write_stream(self.out, header(loop.cfg, self.folder, at=at), end="")
         self._shown_at = time.monotonic()
 
-    def evaluation_step(self, loop: Loop) -> None:
+    def evaluation_step(self, loop: TrainingLoop) -> None:
         if time.monotonic() - self._shown_at >= self.every_seconds:
             self._show(loop, "  evaluating")
 
-    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+    def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         self._eval = f"  eval return {evaluation.mean_return:.4g}"
         self._shown_steps = -1  # the line that is shown lacks it
 
-    def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         if time.monotonic() - self._shown_at >= self.every_seconds:
             self._show(loop)
 
-    def train_end(self, loop: Loop) -> None:
+    def train_end(self, loop: TrainingLoop) -> None:
         if self._shown_steps != loop.steps:
             self._show(loop)
 
-    def _show(self, loop: Loop, state: str = "") -> None:
+    def _show(self, loop: TrainingLoop, state: str = "") -> None:
         self._shown_at, self._shown_steps = time.monotonic(), -1 if state else loop.steps
         losses = [name for name in loop.learner.metrics if "loss" in name and name in loop.metrics]
         loss = f"  {losses[0].replace('_', ' ')} {float(loop.metrics[losses[0]]):.3g}" if losses else ""

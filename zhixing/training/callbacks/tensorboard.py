@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from zhixing.collect.evaluation import Evaluation
-    from zhixing.training.loop import Loop
+    from zhixing.training.loop import TrainingLoop
 
 TIME = ("updates", "episodes", "seconds", "steps_per_second")
 RESULT = "eval/mean_return"  # what the HPARAMS tab compares settings by
@@ -41,7 +41,7 @@ class TensorBoard(Callback):
     ) -> None:
         self._write(lambda writer: writer.close())
 
-    def train_begin(self, loop: Loop) -> None:
+    def train_begin(self, loop: TrainingLoop) -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
         # events after a checkpoint that a run is resumed from are hidden, so that none shows twice
@@ -56,35 +56,35 @@ class TensorBoard(Callback):
                 lambda writer: _add_hyperparameters(writer, config.flat_settings(loop.cfg.model_dump(mode="json")))
             )
 
-    def iteration_end(self, loop: Loop, metrics: Mapping[str, Tensor]) -> None:
+    def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         if row_is_due(loop):
             self._row(loop)
         if is_due(loop.steps, loop.steps_before, loop.cfg.checkpoint_every_steps) or loop.ending:
             self._write(lambda writer: writer.flush())  # what a checkpoint is ahead of is never written again
 
-    def train_end(self, loop: Loop) -> None:
+    def train_end(self, loop: TrainingLoop) -> None:
         if not loop.interrupted:
             self._row(loop)
 
-    def _row(self, loop: Loop) -> None:
+    def _row(self, loop: TrainingLoop) -> None:
         row = row_of(loop)
         row.pop("env_steps")
         self._scalars({tag(name, loop): row[name] for name in row if row[name] == row[name]} | self.logged, loop)
         self.logged = {}
 
-    def evaluation_end(self, loop: Loop, evaluation: Evaluation) -> None:
+    def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         self._scalars({f"eval/{name}": value for name, value in evaluation.summary().items()}, loop)
 
-    def metric_logged(self, loop: Loop, name: str, value: float) -> None:
+    def metric_logged(self, loop: TrainingLoop, name: str, value: float) -> None:
         self.logged[name if "/" in name else f"custom/{name}"] = value
 
-    def video_recorded(self, loop: Loop, path: Path) -> None:
+    def video_recorded(self, loop: TrainingLoop, path: Path) -> None:
         with loop.paused():
             gif = as_gif(path)
             if gif is not None:
                 self._write(lambda writer: _add_gif(writer, "eval/video", gif, loop.steps))
 
-    def _scalars(self, values: Mapping[str, float], loop: Loop) -> None:
+    def _scalars(self, values: Mapping[str, float], loop: TrainingLoop) -> None:
         def add(writer: Any) -> None:
             for name, value in values.items():
                 writer.add_scalar(name, value, loop.steps)
@@ -109,7 +109,7 @@ class TensorBoard(Callback):
         self.logged = checked("TensorBoard", state, {"logged": dict[str, float]}).get("logged", {})
 
 
-def tag(column: str, loop: Loop) -> str:
+def tag(column: str, loop: TrainingLoop) -> str:
     """Return the tag of a column of metrics.csv."""
     if column in TIME:
         return f"time/{column}"
