@@ -23,7 +23,7 @@ from zhixing.ops.returns import gae, next_values
 GOAL = 475.0  # mean return on CartPole-v1, reached within 100,000 steps
 
 
-class Config(OnPolicyConfig):
+class ReinforceConfig(OnPolicyConfig):
     """Each setting has a default and a meaning; `zhixing show own_algorithm:Reinforce` prints them.
 
     The last three are settings of every run, here with other defaults.
@@ -41,10 +41,10 @@ class Config(OnPolicyConfig):
 class Reinforce(zx.Learner):
     """policy gradient with whole returns and a baseline"""
 
-    settings = Config
+    settings = ReinforceConfig
     metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
 
-    def __init__(self, cfg: Config, spaces: zx.Spaces, device: torch.device | str = "cpu") -> None:
+    def __init__(self, cfg: ReinforceConfig, spaces: zx.Spaces, device: torch.device | str = "cpu") -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         with self.building():  # first weights that depend on the seed only

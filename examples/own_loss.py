@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import zhixing as zx
-from zhixing.config import ValueConfig
+from zhixing.config import QLearningConfig
 from zhixing.core.optimizer import Average
 from zhixing.nets.policies import GreedyPolicy
 from zhixing.ops.returns import td_target
@@ -49,12 +49,12 @@ class QNet(nn.Module):
 
 
 class QLearning(zx.Learner):
-    settings = ValueConfig  # learning rate, target network, exploration, replay: nothing new is needed
+    settings = QLearningConfig  # learning rate, target network, exploration, replay: nothing new is needed
     metrics = ("loss", "grad_norm")
 
     def __init__(
         self,
-        cfg: ValueConfig,
+        cfg: QLearningConfig,
         spaces: zx.Spaces,
         device: torch.device | str = "cpu",
         loss: Callable[[Tensor], Tensor] = log_cosh,

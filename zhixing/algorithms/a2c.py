@@ -38,7 +38,7 @@ from zhixing.nets.torso import NetFactory
 from zhixing.ops.normalize import RewardScale, normalised
 
 
-class Config(OnPolicyConfig):
+class A2CConfig(OnPolicyConfig):
     num_envs: Positive = 8
     rollout_steps: Positive = 5  # steps of each environment between updates
     lr: PositiveFloat = 7e-4  # learning rate
@@ -56,13 +56,13 @@ class Config(OnPolicyConfig):
     log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
 
 
-class ACConfig(Config):
+class ACConfig(A2CConfig):
     rollout_steps: Positive = 1  # steps of each environment between updates
     gae_lambda: Fraction = 0.0  # how far advantages look ahead before trusting the critic
     optimizer: OptimizerKind = "adam"  # what moves the weights
 
 
-class A3CConfig(Config, AsynchronousConfig):
+class A3CConfig(A2CConfig, AsynchronousConfig):
     scheme: ClassVar[str] = "asynchronous"
 
     @model_validator(mode="after")
@@ -78,13 +78,13 @@ class A3CConfig(Config, AsynchronousConfig):
 @register("a2c", "advantage actor-critic over short rollouts of many environments")
 @register("ac", "one-step actor-critic", settings=ACConfig)
 class A2C(Learner):
-    settings = Config
+    settings = A2CConfig
     metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
     shard_dim = 1  # rollouts are short, often of a single step
 
     def __init__(
         self,
-        cfg: Config,
+        cfg: A2CConfig,
         spaces: Spaces,
         device: torch.device | str = "cpu",
         net: NetFactory | None = None,

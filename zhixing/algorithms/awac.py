@@ -16,7 +16,7 @@ from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.config import ContinuousConfig, Positive, PositiveFloat
+from zhixing.config import OffPolicyActorCriticConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
@@ -30,7 +30,7 @@ from zhixing.ops.losses import advantage_weight, batch_mean
 from zhixing.ops.returns import td_target
 
 
-class Config(ContinuousConfig):
+class AWACConfig(OffPolicyActorCriticConfig):
     critics: Positive = 2  # estimates of Q, of which the least counts
     advantage_lambda: PositiveFloat = 1.0  # recorded actions weigh exp(advantage / this): less is greedier
     max_weight: PositiveFloat = 100.0  # and no more than this
@@ -38,11 +38,11 @@ class Config(ContinuousConfig):
 
 @register("awac", "imitates actions by how much better they are than its own; offline, then online")
 class AWAC(Learner):
-    settings = Config
+    settings = AWACConfig
     metrics = ("critic_loss", "actor_loss", "q_mean", "weight_mean", "grad_norm")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
+        self, cfg: AWACConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         if not isinstance(spaces.action, Discrete):
             check_box(spaces, cfg.algorithm)

@@ -17,7 +17,7 @@ from zhixing.core.spaces import Spaces
 from zhixing.nets.torso import NetFactory
 
 
-class Config(DataConfig):
+class BCConfig(DataConfig):
     lr: PositiveFloat = 1e-3  # learning rate
     batch_size: Positive = 256  # transitions per update
     likelihood: bool = False  # continuous actions: learn their spread too, as normals, not only their mean
@@ -26,11 +26,11 @@ class Config(DataConfig):
 
 @register("bc", "behaviour cloning: acts as the recorded policy did")
 class BC(Learner):
-    settings = Config
+    settings = BCConfig
     metrics = ("loss", "grad_norm")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
+        self, cfg: BCConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device)
         with self.building():

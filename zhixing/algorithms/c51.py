@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.q_learning import Losses, QLearner
-from zhixing.config import Fraction, NonNegative, ReplayConfig, ValueConfig
+from zhixing.config import Fraction, NonNegative, QLearningConfig, ReplayConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.heads import AtomsHead, DuelingHead
@@ -30,20 +30,20 @@ from zhixing.ops.projections import categorical_projection
 from zhixing.ops.returns import td_target
 
 
-class Config(ValueConfig):
+class C51Config(QLearningConfig):
     atoms: Annotated[int, Field(ge=2)] = 51  # values among which the chances of a return are shared
     v_min: Annotated[float, Field(allow_inf_nan=False)] = -10.0  # the lowest of them; returns below count as this
     v_max: Annotated[float, Field(allow_inf_nan=False)] = 10.0  # the highest of them; returns above count as this
     noise: NonNegative = 0.0  # first spread of the noise on the head's weights, which explores; 0 is none
 
     @model_validator(mode="after")
-    def _range_is_one(self) -> Config:
+    def _range_is_one(self) -> C51Config:
         if self.v_min >= self.v_max:
             raise ValueError(f"v_min={self.v_min:g} must be below v_max={self.v_max:g}")
         return self
 
 
-class RainbowConfig(Config):
+class RainbowConfig(C51Config):
     noise: NonNegative = 0.5  # first spread of the noise on the head's weights, which explores; 0 is none
     epsilon_start: Fraction = 0.0  # chance of a random action at the start
     epsilon_end: Fraction = 0.0  # and when it has fallen
@@ -55,7 +55,7 @@ class Mean(nn.Module):
 
     support: Tensor
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: C51Config) -> None:
         super().__init__()
         # made of settings, so not saved
         self.register_buffer("support", torch.linspace(cfg.v_min, cfg.v_max, cfg.atoms), persistent=False)
@@ -73,11 +73,11 @@ class Mean(nn.Module):
     double=True,
 )
 class C51(QLearner):
-    settings = Config
+    settings = C51Config
 
     def __init__(
         self,
-        cfg: Config,
+        cfg: C51Config,
         spaces: Spaces,
         device: torch.device | str = "cpu",
         net: NetFactory | None = None,

@@ -38,7 +38,7 @@ from zhixing.ops.returns import gae, next_values
 from zhixing.ops.team_reward import TeamReward
 
 
-class Config(OnPolicyConfig):
+class COMAConfig(OnPolicyConfig):
     num_envs: Positive = 8
     rollout_steps: Positive = 16  # steps of each environment between updates
     lr: PositiveFloat = 1e-3  # learning rate of the actors, which take one step per rollout
@@ -58,12 +58,12 @@ class Config(OnPolicyConfig):
 
 @register("coma", "actor-critic of a team, each agent judged by what its own action changed")
 class COMA(Learner):
-    settings = Config
+    settings = COMAConfig
     metrics = ("policy_loss", "critic_loss", "entropy", "explained_variance", "grad_norm")
     many_agents = True
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
+        self, cfg: COMAConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         if not isinstance(spaces.action, Discrete):
             raise UserError(f"{cfg.algorithm} needs Discrete actions, this task has {spaces.action} (there is mappo)")

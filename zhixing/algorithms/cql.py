@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.algorithms.sac import SAC, Penalty
-from zhixing.algorithms.sac import Config as SACConfig
+from zhixing.algorithms.sac import SAC, Penalty, SACConfig
 from zhixing.config import Finite, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.nets.critics import Critics, StochasticActor
@@ -25,7 +24,7 @@ from zhixing.ops.distributions import MASKED, SquashedGaussian
 from zhixing.ops.losses import batch_mean
 
 
-class Config(SACConfig):
+class CQLConfig(SACConfig):
     penalty: PositiveFloat = 5.0  # weight of the penalty on values beyond those of recorded actions
     penalty_target: Finite | None = None  # learn that weight, so that the penalty stays near this (CQL-Lagrange)
     penalty_samples: Positive = 10  # continuous actions: how many are drawn of each of three kinds
@@ -35,7 +34,7 @@ class Config(SACConfig):
 class Conservative(Penalty):
     def __init__(self, cfg: SACConfig) -> None:
         super().__init__()
-        assert isinstance(cfg, Config)
+        assert isinstance(cfg, CQLConfig)
         self.target, self.samples = cfg.penalty_target, cfg.penalty_samples
         self.log_weight = nn.Parameter(torch.tensor(math.log(cfg.penalty)))
 
@@ -73,4 +72,4 @@ class Conservative(Penalty):
         return None if self.target is None else self.weight * (self.target - penalty.mean())
 
 
-register("cql", "SAC whose critics are held down where nothing was recorded", Config, penalty=Conservative)(SAC)
+register("cql", "SAC whose critics are held down where nothing was recorded", CQLConfig, penalty=Conservative)(SAC)

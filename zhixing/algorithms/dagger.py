@@ -25,7 +25,7 @@ from zhixing.nets.torso import NetFactory
 from zhixing.ops.schedules import linear
 
 
-class Config(OffPolicyConfig):
+class DAggerConfig(OffPolicyConfig):
     expert: str | None = None  # a run whose agent is asked what to do
     expert_fraction: Fraction = 0.2  # share of the budget over which the expert acts less and less
     lr: PositiveFloat = 1e-3  # learning rate
@@ -35,12 +35,12 @@ class Config(OffPolicyConfig):
 
 @register("dagger", "cloning of an expert that is asked about what the student meets")
 class DAgger(Learner):
-    settings = Config
+    settings = DAggerConfig
     metrics = ("loss", "grad_norm")
     policy: ExpertMixturePolicy
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
+        self, cfg: DAggerConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         for name, only in (("prioritized", False), ("n_step", 1), ("her", False)):
             if getattr(cfg.replay, name) != only:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.q_learning import Losses, QLearner
-from zhixing.config import ValueConfig
+from zhixing.config import QLearningConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.heads import DuelingHead
@@ -23,7 +23,7 @@ from zhixing.nets.torso import NetFactory
 from zhixing.ops.returns import td_target
 
 
-class Config(ValueConfig):
+class DQNConfig(QLearningConfig):
     loss: Literal["huber", "mse"] = "huber"  # of the error; huber is linear beyond 1
 
 
@@ -31,11 +31,11 @@ class Config(ValueConfig):
 @register("double_dqn", "DQN whose next action is chosen by the network and valued by its target", double=True)
 @register("dueling_dqn", "DQN with streams of their own for value and advantages", head=DuelingHead)
 class DQN(QLearner):
-    settings = Config
+    settings = DQNConfig
 
     def __init__(
         self,
-        cfg: Config,
+        cfg: DQNConfig,
         spaces: Spaces,
         device: torch.device | str = "cpu",
         net: NetFactory | None = None,

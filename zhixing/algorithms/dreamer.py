@@ -39,7 +39,7 @@ RANGE_RATE = 0.01  # how far the scale of returns moves towards that of the newe
 SHOWN = 5  # steps of an episode that a dream is shown
 
 
-class Config(OffPolicyConfig):
+class DreamerConfig(OffPolicyConfig):
     batch_size: Positive = 16  # sequences per update
     updates_per_step: PositiveFloat = 0.25  # updates per environment step, on average
     lr: PositiveFloat = 3e-4  # learning rate of the world model
@@ -66,7 +66,7 @@ class Config(OffPolicyConfig):
     replay: ReplayConfig = ReplayConfig(sequence_length=16, burn_in=0)
 
     @model_validator(mode="after")
-    def _bins_have_a_middle(self) -> Config:
+    def _bins_have_a_middle(self) -> DreamerConfig:
         if self.bins % 2 == 0 or self.bins < 3:
             raise ValueError(f"bins={self.bins}: one is 0, the others mirror each other: use an odd number from 3 on")
         return self
@@ -74,7 +74,7 @@ class Config(OffPolicyConfig):
 
 @register("dreamer", "a world model from the replay, and an actor that learns in imagination (DreamerV3)")
 class Dreamer(Learner):
-    settings = Config
+    settings = DreamerConfig
     metrics = (
         "reconstruction_loss",
         "reward_loss",
@@ -89,7 +89,7 @@ class Dreamer(Learner):
     )
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
+        self, cfg: DreamerConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         _check(cfg, spaces, net)
         super().__init__(cfg, spaces, device)
@@ -201,7 +201,7 @@ class Dreamer(Learner):
         return (frames * 255.0).round().byte().permute(2, 0, 1, 4, 5, 3)
 
 
-def _check(cfg: Config, spaces: Spaces, net: NetFactory | None) -> None:
+def _check(cfg: DreamerConfig, spaces: Spaces, net: NetFactory | None) -> None:
     """Refuse by name what a world model can't be combined with."""
     if not spaces.discrete:
         check_box(spaces, cfg.algorithm)

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zhixing.algorithms import register, with_graphs
-from zhixing.algorithms.ppo import PPO  # what it is handed: any learner from rollouts would do
-from zhixing.algorithms.ppo import Config as PPOConfig
+from zhixing.algorithms.ppo import (
+    PPO,  # what it is handed: any learner from rollouts would do
+    PPOConfig,
+)
 from zhixing.config import Auto, NonNegative, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
@@ -27,7 +29,7 @@ from zhixing.nets.mlp import MLP
 from zhixing.nets.torso import Encoder, NetFactory, num_features
 
 
-class Config(PPOConfig):
+class GAILConfig(PPOConfig):
     dataset: str | None = None  # recorded experience of the expert
     demonstrations: Positive | None = 10  # episodes of it that are shown; none is all
     lr: PositiveFloat = 1e-3  # learning rate of the policy
@@ -49,7 +51,7 @@ class Config(PPOConfig):
 class Discriminator(nn.Module):
     """`net(obs, action) -> logits [B]` that a step is the expert's."""
 
-    def __init__(self, spaces: Spaces, cfg: Config) -> None:
+    def __init__(self, spaces: Spaces, cfg: GAILConfig) -> None:
         super().__init__()
         self.space = spaces.action
         self.encoder = Encoder(spaces.obs, cfg.net.cnn, normalise=True)
@@ -73,11 +75,11 @@ class Discriminator(nn.Module):
 
 @register("gail", "PPO paid for being taken for an expert")
 class GAIL(Learner):
-    settings = Config
+    settings = GAILConfig
     metrics = (*PPO.metrics, "discriminator_loss", "discriminator_accuracy", "imitation_reward")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
+        self, cfg: GAILConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg

@@ -26,7 +26,7 @@ from zhixing.ops.normalize import normalised
 from zhixing.ops.returns import vtrace
 
 
-class Config(AsynchronousConfig):
+class IMPALAConfig(AsynchronousConfig):
     num_envs: Positive = 8
     rollout_steps: Positive = 20  # steps of each environment of a worker between updates
     lr: PositiveFloat = 1e-3  # learning rate
@@ -47,12 +47,12 @@ class Config(AsynchronousConfig):
 
 @register("impala", "actors with old weights, one learner that corrects for it by V-trace")
 class Impala(Learner):
-    settings = Config
+    settings = IMPALAConfig
     metrics = ("policy_loss", "value_loss", "entropy", "ratio", "grad_norm")
     shard_dim = 1  # V-trace looks along time
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
+        self, cfg: IMPALAConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg

@@ -17,7 +17,7 @@ from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.config import ContinuousConfig, Fraction, NonNegative, Positive, PositiveFloat
+from zhixing.config import Fraction, NonNegative, OffPolicyActorCriticConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
@@ -30,7 +30,7 @@ from zhixing.ops.losses import advantage_weight, batch_mean, expectile
 from zhixing.ops.returns import td_target
 
 
-class Config(ContinuousConfig):
+class IQLConfig(OffPolicyActorCriticConfig):
     critics: Positive = 2  # estimates of Q, of which the least counts
     expectile: Fraction = 0.7  # τ: 0.5 is the mean over recorded actions, near 1 the best of them
     beta: NonNegative = 3.0  # recorded actions weigh exp(beta · advantage): 0 is behaviour cloning
@@ -40,11 +40,11 @@ class Config(ContinuousConfig):
 
 @register("iql", "learns the value of the better recorded actions and imitates these")
 class IQL(Learner):
-    settings = Config
+    settings = IQLConfig
     metrics = ("critic_loss", "value_loss", "actor_loss", "q_mean", "value_mean", "weight_mean", "grad_norm")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
+        self, cfg: IQLConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         if not isinstance(spaces.action, Discrete):
             check_box(spaces, cfg.algorithm)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.team_policy import TeamActorPolicy
-from zhixing.config import ContinuousConfig, Fraction, NetConfig, NonNegative, PositiveFloat
+from zhixing.config import Fraction, NetConfig, NonNegative, OffPolicyActorCriticConfig, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
@@ -34,7 +34,7 @@ from zhixing.ops.policy_gradient import masked_mean
 from zhixing.ops.returns import td_target
 
 
-class Config(ContinuousConfig):
+class MADDPGConfig(OffPolicyActorCriticConfig):
     updates_per_step: PositiveFloat = 0.25  # updates per environment step, on average
     tau: Fraction = 0.01  # how far targets move towards the networks at each update
     exploration_noise: NonNegative = 0.1  # continuous actions: spread of exploration, of the action's half range
@@ -46,12 +46,12 @@ class Config(ContinuousConfig):
 
 @register("maddpg", "DDPG of each agent, with a critic that sees all observations and actions")
 class MADDPG(Learner):
-    settings = Config
+    settings = MADDPGConfig
     metrics = ("critic_loss", "actor_loss", "q_mean", "grad_norm")
     many_agents = True
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
+        self, cfg: MADDPGConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         self.discrete = isinstance(spaces.action, Discrete)
         if not self.discrete:

@@ -41,7 +41,7 @@ from zhixing.ops.policy_gradient import (
 from zhixing.ops.returns import gae, next_values
 
 
-class Config(OnPolicyConfig):
+class MAPPOConfig(OnPolicyConfig):
     lr: PositiveFloat = 5e-4  # learning rate
     critic_lr: PositiveFloat | None = None  # the critic's own learning rate
     optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
@@ -63,13 +63,13 @@ class Config(OnPolicyConfig):
 @register("mappo", "PPO of a team, with a critic that sees the global state")
 @register("ippo", "PPO of each agent, with a critic that sees what its agent sees", central=False)
 class MAPPO(Learner):
-    settings = Config
+    settings = MAPPOConfig
     metrics = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance", "grad_norm")
     many_agents = True
 
     def __init__(
         self,
-        cfg: Config,
+        cfg: MAPPOConfig,
         spaces: Spaces,
         device: torch.device | str = "cpu",
         net: NetFactory | None = None,

@@ -22,7 +22,7 @@ from zhixing.search import GAMES, Copies, Network, Playouts
 from zhixing.search.policy import SearchPolicy
 
 
-class MctsConfig(SearchConfig):
+class MCTSConfig(SearchConfig):
     env_steps: Positive = 1  # budget: steps of the environment; nothing is learned in them
     playouts: Positive = 1  # random playouts of each new node, on average worth what the node is
     playout_steps: Positive = 50  # tasks that aren't games: steps after which a playout is cut
@@ -32,11 +32,11 @@ class MctsConfig(SearchConfig):
 
 @register("mcts", "Monte-Carlo tree search: UCT with random playouts, or PUCT with a run's network")
 class MCTS(Learner):
-    settings = MctsConfig
+    settings = MCTSConfig
     metrics = ()
     many_agents = None
 
-    def __init__(self, cfg: MctsConfig, spaces: Spaces, device: torch.device | str = "cpu") -> None:
+    def __init__(self, cfg: MCTSConfig, spaces: Spaces, device: torch.device | str = "cpu") -> None:
         super().__init__(cfg, spaces, device)
         name = cfg.env.name
         if not isinstance(spaces.action, Discrete):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.q_learning import Losses, QLearner
-from zhixing.config import Fraction, PositiveFloat, ValueConfig
+from zhixing.config import Fraction, PositiveFloat, QLearningConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.torso import NetFactory
@@ -25,7 +25,7 @@ from zhixing.ops.distributions import MASKED
 from zhixing.ops.returns import td_target
 
 
-class Config(ValueConfig):
+class MunchausenDQNConfig(QLearningConfig):
     loss: Literal["huber", "mse"] = "huber"  # of the error; huber is linear beyond 1
     temperature: PositiveFloat = 0.03  # of the policy that the values stand for
     bonus: Fraction = 0.9  # share of the log-policy that is added to rewards; 0 is soft DQN
@@ -34,10 +34,14 @@ class Config(ValueConfig):
 
 @register("munchausen_dqn", "DQN that pays what its policy already prefers")
 class MunchausenDQN(QLearner):
-    settings = Config
+    settings = MunchausenDQNConfig
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
+        self,
+        cfg: MunchausenDQNConfig,
+        spaces: Spaces,
+        device: torch.device | str = "cpu",
+        net: NetFactory | None = None,
     ) -> None:
         super().__init__(cfg, spaces, device, net, nn.Linear)
         self.temperature, self.bonus, self.bonus_limit = cfg.temperature, cfg.bonus, cfg.bonus_limit

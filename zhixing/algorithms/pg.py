@@ -23,7 +23,7 @@ from zhixing.ops.normalize import normalised
 from zhixing.ops.returns import gae
 
 
-class Config(OnPolicyConfig):
+class PGConfig(OnPolicyConfig):
     num_envs: Positive = 8
     rollout_steps: Positive = 128  # steps of each environment between updates
     baseline: bool = True  # subtract a learned value of the state from returns
@@ -37,11 +37,11 @@ class Config(OnPolicyConfig):
 
 @register("pg", "REINFORCE, with or without a baseline")
 class PG(Learner):
-    settings = Config
+    settings = PGConfig
     metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
+        self, cfg: PGConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg

@@ -32,7 +32,7 @@ from zhixing.ops.normalize import RewardScale, normalised
 from zhixing.ops.policy_gradient import approx_kl, clip_fraction, explained_variance, minibatches, ppo_clip_loss
 
 
-class Config(OnPolicyConfig):
+class PPGConfig(OnPolicyConfig):
     num_envs: Positive = 8
     lr: PositiveFloat = 5e-4  # learning rate
     optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
@@ -53,7 +53,7 @@ class Config(OnPolicyConfig):
 
 @register("ppg", "PPO with phases that teach the value to the actor's features")
 class PPG(Learner):
-    settings = Config
+    settings = PPGConfig
     metrics = (
         "policy_loss",
         "value_loss",
@@ -67,7 +67,7 @@ class PPG(Learner):
     )
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
+        self, cfg: PPGConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg

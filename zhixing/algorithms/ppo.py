@@ -36,7 +36,7 @@ from zhixing.ops.normalize import RewardScale, normalised
 from zhixing.ops.policy_gradient import approx_kl, clip_fraction, explained_variance, minibatches, ppo_clip_loss
 
 
-class Config(OnPolicyConfig):
+class PPOConfig(OnPolicyConfig):
     num_envs: Positive = 8
     rollout_steps: Positive = 256  # steps of each environment between updates
     lr: PositiveFloat = 3e-4  # learning rate
@@ -65,7 +65,7 @@ class Config(OnPolicyConfig):
         return self.critic_lr is not None or self.critic_epochs is not None
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Config:
+    def _parts_fit(self) -> PPOConfig:
         if self.shared_network and self.own_critic:
             raise ValueError("shared_network=true allows no critic_lr or critic_epochs: both parts move together")
         return self
@@ -73,11 +73,11 @@ class Config(OnPolicyConfig):
 
 @register("ppo", "clipped policy gradient with several epochs per rollout")
 class PPO(Learner):
-    settings = Config
+    settings = PPOConfig
     metrics = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance", "grad_norm")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
+        self, cfg: PPOConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.team_policy import TeamGreedyPolicy
-from zhixing.config import Fraction, NetConfig, Positive, PositiveFloat, ValueConfig
+from zhixing.config import Fraction, NetConfig, Positive, PositiveFloat, QLearningConfig
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.optimizer import Average
@@ -38,7 +38,7 @@ from zhixing.ops.returns import gae
 from zhixing.ops.team_reward import TeamReward
 
 
-class Config(ValueConfig):
+class MultiAgentQConfig(QLearningConfig):
     batch_size: Positive = 32  # episodes per update
     lr: PositiveFloat = 5e-4  # learning rate
     updates_per_step: PositiveFloat = 0.04  # updates per environment step, on average
@@ -48,7 +48,7 @@ class Config(ValueConfig):
     net: NetConfig = NetConfig(hidden_sizes=[64], activation="relu", recurrent="gru", recurrent_size=64)
 
 
-class MixerConfig(Config):
+class QMIXConfig(MultiAgentQConfig):
     mixer_size: Positive = 32  # units of the mixer
     hyper_size: Positive = 64  # units of the networks that make its weights
 
@@ -61,35 +61,35 @@ class Team(nn.Module):
         self.agents, self.mixer = agents, mixer
 
 
-MakeMixer = Callable[[Config, Spaces], nn.Module | None]
+MakeMixer = Callable[[MultiAgentQConfig, Spaces], nn.Module | None]
 
 
-def monotonic(cfg: Config, spaces: Spaces) -> nn.Module:
-    assert isinstance(cfg, MixerConfig)
+def monotonic(cfg: MultiAgentQConfig, spaces: Spaces) -> nn.Module:
+    assert isinstance(cfg, QMIXConfig)
     return MonotonicMixer(spaces.num_agents, state_size(spaces, cfg.algorithm), cfg.mixer_size, cfg.hyper_size)
 
 
-def summed(cfg: Config, spaces: Spaces) -> nn.Module:
+def summed(cfg: MultiAgentQConfig, spaces: Spaces) -> nn.Module:
     return SumMixer()
 
 
-def independent(cfg: Config, spaces: Spaces) -> None:
+def independent(cfg: MultiAgentQConfig, spaces: Spaces) -> None:
     return None
 
 
 @register(
-    "qmix", "Q-learning of a team, its value a monotone mixture of its agents'", settings=MixerConfig, mixer=monotonic
+    "qmix", "Q-learning of a team, its value a monotone mixture of its agents'", settings=QMIXConfig, mixer=monotonic
 )
 @register("vdn", "QMIX whose team value is the sum of its agents'", mixer=summed)
 @register("idqn", "DQN of each agent for itself, from whole episodes", mixer=independent)
 class QMIX(Learner):
-    settings = Config
+    settings = MultiAgentQConfig
     metrics = ("loss", "q_mean", "grad_norm")
     many_agents = True
 
     def __init__(
         self,
-        cfg: Config,
+        cfg: MultiAgentQConfig,
         spaces: Spaces,
         device: torch.device | str = "cpu",
         net: NetFactory | None = None,

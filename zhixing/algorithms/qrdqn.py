@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.q_learning import Losses, QLearner
-from zhixing.config import Positive, PositiveFloat, ValueConfig
+from zhixing.config import Positive, PositiveFloat, QLearningConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.heads import AtomsHead
@@ -25,17 +25,17 @@ from zhixing.ops.losses import quantile_huber
 from zhixing.ops.returns import td_target
 
 
-class Config(ValueConfig):
+class QRDQNConfig(QLearningConfig):
     quantiles: Positive = 50  # values that describe the distribution of an action's return
     kappa: PositiveFloat = 1.0  # size of an error beyond which its cost is linear
 
 
 @register("qrdqn", "DQN that learns the distribution of returns, by its quantiles")
 class QRDQN(QLearner):
-    settings = Config
+    settings = QRDQNConfig
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
+        self, cfg: QRDQNConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         head = partial(AtomsHead, atoms=cfg.quantiles)
         super().__init__(cfg, spaces, device, net, head, partial(torch.mean, dim=-1))

@@ -20,7 +20,7 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.config import ContinuousConfig, Finite, Positive, PositiveFloat
+from zhixing.config import Finite, OffPolicyActorCriticConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
@@ -34,7 +34,7 @@ from zhixing.ops.distributions import Categorical, SquashedGaussian
 from zhixing.ops.returns import td_target
 
 
-class Config(ContinuousConfig):
+class SACConfig(OffPolicyActorCriticConfig):
     critics: Positive = 2  # estimates of Q
     target_critics: Positive = 2  # how many of them, at random, a target takes the least of
     alpha: PositiveFloat | None = None  # weight of the entropy; none learns it
@@ -43,7 +43,7 @@ class Config(ContinuousConfig):
     entropy_in_targets: bool = True  # targets count the entropy to come; without, only the actor seeks it
 
 
-class REDQConfig(Config):
+class REDQConfig(SACConfig):
     critics: Positive = 10  # estimates of Q
     updates_per_step: PositiveFloat = 20.0  # updates per environment step, on average
     policy_delay: Positive = 20  # critic updates per actor update
@@ -70,17 +70,17 @@ class Penalty(nn.Module, ABC):
 @register("sac", "maximum-entropy actor-critic with twin critics and a learned temperature")
 @register("redq", "SAC with an ensemble of critics and many updates per step", settings=REDQConfig)
 class SAC(Learner):
-    settings = Config
+    settings = SACConfig
     metrics: ClassVar[tuple[str, ...]] = ("critic_loss", "actor_loss", "q_mean", "alpha", "entropy", "grad_norm")
 
     def __init__(
         self,
-        cfg: Config,
+        cfg: SACConfig,
         spaces: Spaces,
         device: torch.device | str = "cpu",
         net: NetFactory | None = None,
         *,
-        penalty: Callable[[Config], Penalty] | None = None,
+        penalty: Callable[[SACConfig], Penalty] | None = None,
     ) -> None:
         self.discrete = isinstance(spaces.action, Discrete)
         if not self.discrete:

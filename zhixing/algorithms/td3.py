@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.config import ContinuousConfig, NonNegative, Positive, PositiveFloat
+from zhixing.config import NonNegative, OffPolicyActorCriticConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
@@ -29,7 +29,7 @@ from zhixing.nets.torso import NetFactory
 from zhixing.ops.returns import td_target
 
 
-class Config(ContinuousConfig):
+class TD3Config(OffPolicyActorCriticConfig):
     exploration_noise: NonNegative = 0.1  # spread of exploration, of the action's half range
     noise_kind: Literal["gaussian", "ou"] = "gaussian"  # independent at each step, or a drifting process
     ou_theta: PositiveFloat = 0.15  # noise_kind=ou: how fast the process is drawn back to zero
@@ -39,7 +39,7 @@ class Config(ContinuousConfig):
     policy_delay: Positive = 2  # critic updates per actor update
 
 
-class DDPGConfig(Config):
+class DDPGConfig(TD3Config):
     noise_kind: Literal["gaussian", "ou"] = "ou"  # independent at each step, or a drifting process
     exploration_noise: NonNegative = 0.2  # spread of exploration, of the action's half range
     critics: Positive = 1  # estimates of Q, of which targets take the least
@@ -47,20 +47,20 @@ class DDPGConfig(Config):
     policy_delay: Positive = 1  # critic updates per actor update
 
 
-class TD3BCConfig(Config):
+class TD3BCConfig(TD3Config):
     alpha: PositiveFloat = 2.5  # how much a better value counts against being near the recorded action
     normalize_obs: bool = True  # running mean and spread of observations
 
 
-Objective = Callable[[Config, Tensor, Tensor, Batch], Tensor]
+Objective = Callable[[TD3Config, Tensor, Tensor, Batch], Tensor]
 
 
-def climb(cfg: Config, q: Tensor, action: Tensor, batch: Batch) -> Tensor:
+def climb(cfg: TD3Config, q: Tensor, action: Tensor, batch: Batch) -> Tensor:
     """What the actor descends, when its actions `[B,n]` are worth `q [B]`."""
     return -q.mean()
 
 
-def td3bc_objective(cfg: Config, q: Tensor, action: Tensor, batch: Batch) -> Tensor:
+def td3bc_objective(cfg: TD3Config, q: Tensor, action: Tensor, batch: Batch) -> Tensor:
     assert isinstance(cfg, TD3BCConfig)
     scale = cfg.alpha / q.detach().abs().mean().clamp(min=1e-8)  # so that alpha fits rewards of any size
     return (action - batch.action).square().mean() - scale * q.mean()
@@ -70,12 +70,12 @@ def td3bc_objective(cfg: Config, q: Tensor, action: Tensor, batch: Batch) -> Ten
 @register("ddpg", "deterministic policy gradient with replay and target networks", settings=DDPGConfig)
 @register("td3bc", "TD3 that stays near recorded actions", settings=TD3BCConfig, objective=td3bc_objective)
 class TD3(Learner):
-    settings = Config
+    settings = TD3Config
     metrics = ("critic_loss", "actor_loss", "q_mean", "grad_norm")
 
     def __init__(
         self,
-        cfg: Config,
+        cfg: TD3Config,
         spaces: Spaces,
         device: torch.device | str = "cpu",
         net: NetFactory | None = None,

@@ -32,7 +32,7 @@ from zhixing.ops.normalize import normalised
 from zhixing.ops.policy_gradient import explained_variance, minibatches
 
 
-class Config(OnPolicyConfig):
+class TRPOConfig(OnPolicyConfig):
     num_envs: Positive = 8
     max_kl: PositiveFloat = 0.01  # how far the policy may move per rollout
     cg_iterations: Positive = 10  # steps of conjugate gradient, which solves for the direction
@@ -50,11 +50,11 @@ class Config(OnPolicyConfig):
 
 @register("trpo", "natural policy gradient within a trust region")
 class TRPO(Learner):
-    settings = Config
+    settings = TRPOConfig
     metrics = ("policy_loss", "value_loss", "entropy", "kl", "step_fraction", "explained_variance", "grad_norm")
 
     def __init__(
-        self, cfg: Config, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
+        self, cfg: TRPOConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg

@@ -240,7 +240,7 @@ class OffPolicyConfig(DataConfig):
     needs_data: ClassVar[bool] = False
 
 
-class ValueConfig(OffPolicyConfig):
+class QLearningConfig(OffPolicyConfig):
     """Settings of algorithms that learn the values of discrete actions."""
 
     lr: PositiveFloat = 1e-3  # learning rate
@@ -255,7 +255,7 @@ class ValueConfig(OffPolicyConfig):
     net: NetConfig = NetConfig(hidden_sizes=[128, 128], activation="relu")
 
 
-class ContinuousConfig(OffPolicyConfig):
+class OffPolicyActorCriticConfig(OffPolicyConfig):
     """Settings of algorithms with an actor and critics that learn from a replay."""
 
     lr: PositiveFloat = 1e-3  # learning rate

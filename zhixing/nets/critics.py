@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
-from zhixing.config import ContinuousConfig, DataConfig
+from zhixing.config import DataConfig, OffPolicyActorCriticConfig
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.errors import UserError
@@ -61,7 +61,9 @@ class EncoderModule(nn.Module):
 class Critics(EncoderModule):
     """K estimates of Q: `net(obs, action) -> [K,B]`, or `net(obs) -> [K,B,n]` where actions are discrete."""
 
-    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: NetFactory | None, copies: int) -> None:
+    def __init__(
+        self, spaces: Spaces, cfg: OffPolicyActorCriticConfig, make_net: NetFactory | None, copies: int
+    ) -> None:
         super().__init__(spaces, cfg, make_net)
         self.discrete = isinstance(spaces.action, Discrete)
         inputs = self.num_features + (0 if self.discrete else spaces.num_actions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zhixing.config import ContinuousConfig
+from zhixing.config import OffPolicyActorCriticConfig
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.nets.critics import EncoderModule
@@ -26,7 +26,7 @@ class TeamEncoded(EncoderModule):
 class TeamActors(TeamEncoded):
     """`net(obs [B,A,...]) -> [B,A,n]`: logits of choices, or continuous actions before tanh."""
 
-    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: NetFactory | None) -> None:
+    def __init__(self, spaces: Spaces, cfg: OffPolicyActorCriticConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
         self.towers = _towers(spaces.num_agents, self.num_features, cfg, spaces.num_actions)
 
@@ -40,7 +40,7 @@ class TeamCritics(TeamEncoded):
     `action [A,B,A,n]` gives each critic a joint action of its own.
     """
 
-    def __init__(self, spaces: Spaces, cfg: ContinuousConfig, make_net: NetFactory | None) -> None:
+    def __init__(self, spaces: Spaces, cfg: OffPolicyActorCriticConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
         inputs = spaces.num_agents * (self.num_features + spaces.num_actions)
         self.towers = _towers(spaces.num_agents, inputs, cfg, 1, cfg.critic_norm)
@@ -51,6 +51,8 @@ class TeamCritics(TeamEncoded):
         return self.towers(joint).squeeze(-1).transpose(0, 1)
 
 
-def _towers(copies: int, inputs: int, cfg: ContinuousConfig, outputs: int, normed: bool = False) -> EnsembleMLP:
+def _towers(
+    copies: int, inputs: int, cfg: OffPolicyActorCriticConfig, outputs: int, normed: bool = False
+) -> EnsembleMLP:
     net = cfg.net
     return EnsembleMLP([MLP(inputs, net.hidden_sizes, net.activation, outputs=outputs) for _ in range(copies)], normed)

@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
-from zhixing.config import NetConfig, ValueConfig
+from zhixing.config import NetConfig, QLearningConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_map
@@ -71,7 +71,7 @@ def read_next(net: QNet, batch: Batch, burn_in: int) -> Tensor:
     return net(_by_time(batch.next_obs, burn_in), hidden)[0]
 
 
-def learned_steps(batch: Batch, cfg: ValueConfig) -> Batch:
+def learned_steps(batch: Batch, cfg: QLearningConfig) -> Batch:
     """What belongs to the rows of `read`: steps of sequences after the burn-in, time first, as one dimension."""
     burn_in = cfg.replay.burn_in
     names = [name for name in ("action", "reward", "terminated", "mask", "next_mask") if name in batch]
@@ -101,7 +101,7 @@ def priorities(errors: Tensor, batch: Batch) -> Tensor:
     return 0.9 * by_time.amax(0) + 0.1 * by_time.mean(0)
 
 
-def check_discrete(cfg: ValueConfig, spaces: Spaces) -> None:
+def check_discrete(cfg: QLearningConfig, spaces: Spaces) -> None:
     if not isinstance(spaces.action, Discrete):
         raise UserError(
             f"{cfg.algorithm} needs Discrete actions, this task has {spaces.action} "
@@ -109,12 +109,12 @@ def check_discrete(cfg: ValueConfig, spaces: Spaces) -> None:
         )
 
 
-def check_sequences(cfg: ValueConfig, net: QNet) -> None:
+def check_sequences(cfg: QLearningConfig, net: QNet) -> None:
     if net.recurrent and cfg.replay.n_step > 1:
         raise UserError(f"{cfg.algorithm} with a recurrent network learns from sequences: set replay.n_step=1")
 
 
-def epsilon_at(cfg: ValueConfig, env_steps: int) -> float:
+def epsilon_at(cfg: QLearningConfig, env_steps: int) -> float:
     share = env_steps / max(1.0, cfg.epsilon_fraction * cfg.env_steps)
     return linear(cfg.epsilon_start, cfg.epsilon_end, share)
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from zhixing import algorithms, config
-from zhixing.algorithms.dqn import Config as DQNConfig
-from zhixing.algorithms.ppo import Config as PPOConfig
+from zhixing.algorithms.dqn import DQNConfig
+from zhixing.algorithms.ppo import PPOConfig
 from zhixing.config import NetConfig, RunConfig, build, dump, load, meanings, merge, parse_overrides, parse_yaml
 from zhixing.config.other_libraries import OTHER_NAMES
 from zhixing.errors import UserError

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 import zhixing as zx
-from zhixing.algorithms.ppo import PPO, Config
+from zhixing.algorithms.ppo import PPO, PPOConfig
 from zhixing.training.loop import TrainingLoop
 from zhixing.training.trainers import (
     asynchronous,
@@ -34,14 +34,14 @@ def twice(loop: TrainingLoop) -> None:
             loop.iteration_end(experience.episodes, loop.learner.update(batch).metrics)
 
 
-class TwiceConfig(Config):
+class TwiceConfig(PPOConfig):
     trainer = twice
 
 
 class Twice(PPO):
     """PPO that updates twice from every rollout."""
 
-    settings: ClassVar[type[Config]] = TwiceConfig
+    settings: ClassVar[type[PPOConfig]] = TwiceConfig
 
 
 def test_an_own_algorithm_trains_with_its_own_trainer(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from zhixing.config import ValueConfig
+from zhixing.config import QLearningConfig
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
@@ -51,7 +51,7 @@ class QLearner(Learner):
 
     def __init__(
         self,
-        cfg: ValueConfig,
+        cfg: QLearningConfig,
         spaces: Spaces,
         device: torch.device | str,
         net: NetFactory | None,
