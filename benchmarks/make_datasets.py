@@ -20,7 +20,7 @@ import zhixing as zx
 from zhixing import algorithms, offline
 from zhixing.collect.actor import Actor
 from zhixing.core.policy import Phase
-from zhixing.training.collect_data import record, record_agent, record_replay
+from zhixing.training.collect_data import collect_from_actor, collect_from_agent, export_replay
 
 ROOT = Path(__file__).resolve().parent.parent
 EVALUATION = 100  # episodes behind each reference
@@ -78,18 +78,20 @@ def make(task: str, out: Path) -> None:
         return
     medium, expert = trained(task, "medium", work), trained(task, "expert", work)
     actor = random_actor(task)
-    played = [episode.ret for episode in actor.collect(episodes=10 * EVALUATION, phase=Phase.RANDOM).episodes]
+    played = [
+        episode.episode_return for episode in actor.collect(episodes=10 * EVALUATION, phase=Phase.RANDOM).episodes
+    ]
     references = {
         "random": sum(played) / len(played),
         "expert": zx.evaluate(expert, EVALUATION, seed=1).mean_return,
     }
     wanted = {
-        "random": lambda to: record(
+        "random": lambda to: collect_from_actor(
             actor, to, plan.steps, env=task, note="random actions", phase=Phase.RANDOM, references=references
         ),
-        "medium": lambda to: record_agent(medium, to, plan.steps, explore=True, references=references),
-        "medium-replay": lambda to: record_replay(medium, to, references=references),
-        "expert": lambda to: record_agent(expert, to, plan.steps, explore=True, references=references),
+        "medium": lambda to: collect_from_agent(medium, to, plan.steps, explore=True, references=references),
+        "medium-replay": lambda to: export_replay(medium, to, references=references),
+        "expert": lambda to: collect_from_agent(expert, to, plan.steps, explore=True, references=references),
     }
     for kind, write in wanted.items():
         if not (folder / kind / "manifest.json").is_file():

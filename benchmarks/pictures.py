@@ -61,9 +61,9 @@ def of_ours(row: Mapping[str, Any]) -> tuple[Callable[[], object], int]:
     import zhixing as zx
     from zhixing.algorithms.ppo import PPO
     from zhixing.core.spaces import Spaces
-    from zhixing.utils.memory import keep_freed
+    from zhixing.utils.memory import keep_freed_memory
 
-    keep_freed()  # as every run does
+    keep_freed_memory()  # as every run does
     cfg = zx.config.load(
         algorithm="ppo",
         env="CartPole-v1",  # only names the settings: nothing is acted

@@ -57,7 +57,7 @@ def actor_of(workers: int, num: int | None = None, algorithm: str = "impala", **
     learner = zx.algorithms.get(algorithm).make(cfg, env.spaces)
     actor = spread(cfg, learner, env.spaces, (), Path(tempfile.gettempdir()))
     env.close()
-    actor.ready()
+    actor.start()
     return actor
 
 
@@ -85,7 +85,9 @@ def scaling(counts: list[int], rounds: int, seconds: float) -> dict[str, Any]:
     for _ in range(rounds):
         for k, actor in actors.items():
             # those that wait are asked for nothing, but go on to the end of what they are at
-            rates["in turns"][k].append(steps_per_second(actor, lambda actor=actor: actor.turn(STEPS), seconds))
+            rates["in turns"][k].append(
+                steps_per_second(actor, lambda actor=actor: actor.collect_from_worker(STEPS), seconds)
+            )
             for _ in range(k):
                 actor.crew.wait()
             actor._idle = list(range(k))

@@ -27,7 +27,7 @@ import zhixing as zx
 from zhixing.collect.evaluation import Evaluation
 from zhixing.search import MatchResult, Player, elo, make_game, mcts_player, play_match
 from zhixing.training.agent import Agent
-from zhixing.training.matches import player_of
+from zhixing.training.matches import as_player
 
 RESULTS = HERE / "results" / "self_play.json"
 RUNS = HERE.parent / "runs" / "self-play"
@@ -108,7 +108,7 @@ def connect_four() -> dict[str, Any]:
 
 def player(agent: Agent, copy: Path) -> Player:
     agent.policy.load_state_dict(torch.load(copy, weights_only=True))
-    return player_of(make_game("pettingzoo/connect_four"), agent.policy)
+    return as_player(make_game("pettingzoo/connect_four"), agent.policy)
 
 
 def match(game: Any, one: Player, other: Player) -> MatchResult:

@@ -74,7 +74,7 @@ class Note(zx.Callback):
 
     def evaluation_end(self, loop: zx.TrainingLoop, evaluation: Evaluation) -> None:
         with self.file.open("a") as file:
-            trained = {"env_steps": loop.env_steps, "trained": loop.recent_mean("ret")}
+            trained = {"env_steps": loop.env_steps, "trained": loop.recent_mean("episode_return")}
             file.write(json.dumps(trained | evaluation.summary()) + "\n")
 
 

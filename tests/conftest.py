@@ -15,7 +15,7 @@ from zhixing.collect.actor import Actor
 from zhixing.config import RunConfig, SearchConfig
 from zhixing.core.policy import Phase
 from zhixing.errors import UserError
-from zhixing.training.collect_data import record
+from zhixing.training.collect_data import collect_from_actor
 from zhixing.training.run_folder import RunFolder
 
 Command = Callable[..., tuple[int, str, str]]
@@ -110,7 +110,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
             cfg = zx.config.load(algorithm=net.name, env={"name": env, **options}, net__cnn="simple")
             out = str(tmp_path_factory.mktemp("recorded") / "data")
             actor = Actor(net.make(cfg, vector.spaces).policy, vector)
-            record(actor, out, 400, env=env, options=options, note="any action", phase=Phase.RANDOM)
+            collect_from_actor(actor, out, 400, env=env, options=options, note="any action", phase=Phase.RANDOM)
             vector.close()
             known[key] = out
         return known[key]

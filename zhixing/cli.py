@@ -145,8 +145,10 @@ def _run(session: Any) -> None:
     loop, target = session.loop, result["stop_return"]
     rows = {"run": str(folder)}
     rows["trained"] = f"{loop.steps:,} {loop.unit} in {result['seconds']:.1f} s ({result['steps_per_second']:,.0f}/s)"
-    if loop.recent:
-        rows["training return"] = f"{loop.recent_mean('ret'):.6g} (last {len(loop.recent)} episodes)"
+    if loop.recent_episodes:
+        rows["training return"] = (
+            f"{loop.recent_mean('episode_return'):.6g} (last {len(loop.recent_episodes)} episodes)"
+        )
     if result["final_return"] is not None:
         asked = "" if target is None else f" (asked: {target:g})"
         rows["evaluation return"] = f"{result['final_return']:.6g}{asked}"
@@ -196,12 +198,12 @@ def collect(
     trust: Trust = False,
 ) -> None:
     """Record what a run's agent does, as data to learn from."""
-    from zhixing.training.collect_data import record_agent, record_replay
+    from zhixing.training.collect_data import collect_from_agent, export_replay
 
     if replay:
-        data = record_replay(run, out)
+        data = export_replay(run, out)
     else:
-        data = record_agent(
+        data = collect_from_agent(
             run, out, steps, noise=noise, explore=explore, seed=seed, checkpoint=checkpoint, max_steps=max_steps
         )
     complete = data.complete()

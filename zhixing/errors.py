@@ -20,7 +20,7 @@ class NonFiniteError(UserError):
 class EnvCrashError(RuntimeError):
     """An environment raised, misbehaved, hung or died: names it, its index and step, with its own traceback."""
 
-    capsule: dict[str, Any] | None = None  # what repeats it, until it is written to a file
+    report: dict[str, Any] | None = None  # what repeats it, until it is written to a file
 
 
 def write_stderr(text: object, end: str = "\n") -> None:

@@ -28,7 +28,7 @@ class Stopwatch(Callback):
         self.marks: list[telling.Mark] = []
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, torch.Tensor]) -> None:
-        if loop.steps == self.warmup_steps or loop.fraction >= 1.0:
+        if loop.steps == self.warmup_steps or loop.progress >= 1.0:
             optimizers = [part for part in vars(loop.learner).values() if isinstance(part, Optimizer)]
             steps = sum(int(part.steps[0]) for part in optimizers)
             self.marks.append(telling.mark(loop.steps, steps, self.workers))

@@ -11,7 +11,7 @@ import zhixing as zx
 from zhixing.algorithms.sac import SAC
 from zhixing.collect.actor import Actor
 from zhixing.core.policy import Phase
-from zhixing.training.collect_data import record
+from zhixing.training.collect_data import collect_from_actor
 
 # random play of toy tasks:Masked earns 5 of 10, the best 10; of two agents, who earn for five and ten steps, 7.5
 
@@ -57,7 +57,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     env = zx.envs.make_vector("tasks:Masked", 2, backend="serial", options={"actions": 12})
     policy = zx.algorithms.get("ppo").make(zx.config.load(algorithm="ppo", env=TWELVE), env.spaces).policy
     out = str(tmp_path_factory.mktemp("recorded") / "data")
-    record(Actor(policy, env), out, 3_000, env="tasks:Masked", options={"actions": 12}, note="", phase=Phase.RANDOM)
+    collect_from_actor(
+        Actor(policy, env), out, 3_000, env="tasks:Masked", options={"actions": 12}, note="", phase=Phase.RANDOM
+    )
     env.close()
     return out
 

@@ -12,7 +12,7 @@ import zhixing as zx
 from zhixing import algorithms
 from zhixing.collect.actor import Actor
 from zhixing.core.policy import Phase
-from zhixing.training.collect_data import record
+from zhixing.training.collect_data import collect_from_actor
 
 pytest.importorskip("mujoco")
 
@@ -21,7 +21,7 @@ def recorded(task: str, out: Path) -> str:
     """What chance does on a task."""
     env = zx.envs.make_vector(task, 2, backend="serial")
     policy = algorithms.get("sac").make(zx.config.load(algorithm="sac", env=task), env.spaces).policy
-    record(Actor(policy, env), str(out), 600, env=task, note="chance", phase=Phase.RANDOM)
+    collect_from_actor(Actor(policy, env), str(out), 600, env=task, note="chance", phase=Phase.RANDOM)
     env.close()
     return str(out)
 

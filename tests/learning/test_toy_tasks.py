@@ -9,7 +9,7 @@ import pytest
 from conftest import plays_games, takes_discrete, toy_task
 
 import zhixing as zx
-from zhixing.training.collect_data import record_agent
+from zhixing.training.collect_data import collect_from_agent
 
 # toy/match pays 1 per right answer in 10: chance 2.5, perfect 10. toy/reach costs the distance in each of 20 steps.
 # Those for teams pay the same on average.
@@ -28,7 +28,7 @@ def expert(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, float], P
             out = tmp_path_factory.mktemp("expert") / "run"
             result = zx.train("ppo", env=task, stop_return=threshold, out=out, quiet=True, tensorboard=False)
             assert result["reached"]
-            record_agent(out, str(out.parent / "data"), 3_000, noise=0.1)
+            collect_from_agent(out, str(out.parent / "data"), 3_000, noise=0.1)
             known[task] = out
         return known[task]
 

@@ -46,9 +46,9 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A right one of each format."""
     folder = tmp_path_factory.mktemp("samples")
     zx.train("dqn", "CartPole-v1", out=folder / "run", quiet=True, **TINY)
-    from zhixing.training.collect_data import record_agent
+    from zhixing.training.collect_data import collect_from_agent
 
-    record_agent(folder / "run", str(folder / "data"), 40)
+    collect_from_agent(folder / "run", str(folder / "data"), 40)
     write_hdf5(folder / "d4rl" / "data.hdf5")
     (folder / "run" / "dataset.json").write_text('{"references": {"random": 1.0, "expert": 2.0}}')
     told = {"env": {"name": "toy/match", "options": {}}, "backend": "serial", "step_timeout": None, "index": 0}

@@ -21,7 +21,7 @@ from zhixing.envs.vector import worker_process
 from zhixing.errors import EnvCrashError, UserError
 from zhixing.experiments.sweep import plan
 from zhixing.report.video import record
-from zhixing.training.collect_data import record_agent
+from zhixing.training.collect_data import collect_from_agent
 
 TESTS = Path(__file__).parents[1]
 DEATHS = {
@@ -171,7 +171,7 @@ def test_a_replacement_may_die_in_its_first_reset(tmp_path: Path) -> None:
     log.write_text("0\n")
     *_, truncated, _ = env.step(np.array([0, 1]))
     assert truncated.tolist() == [False, True]
-    assert env.replaced == 3
+    assert env.num_env_restarts == 3
     env.close()
 
 
@@ -181,7 +181,7 @@ def test_a_worker_that_dies_in_a_reset_with_a_seed_is_replaced(tmp_path: Path) -
     env.reset(seed=0)
     log.write_text("0\n")
     env.reset(seed=1)  # as evaluations begin
-    assert env.replaced == 2
+    assert env.num_env_restarts == 2
     *_, truncated, _ = env.step(np.zeros(1, int))
     assert not truncated.any()
     env.close()
@@ -301,7 +301,7 @@ def test_nothing_of_an_environment_runs_in_the_process_that_trains(tmp_path: Pat
     zx.train("ppo", env=env, out=run, eval_video=True, **SHORT, **PPO)
     zx.evaluate(run, 2)
     record(run, tmp_path / "video.mp4")
-    record_agent(run, str(tmp_path / "data"), 20)
+    collect_from_agent(run, str(tmp_path / "data"), 20)
     plan([{"algorithm": "ppo", "env": env, "vector": {"backend": "process"}}], {"lr": [1e-3]}, [0], tmp_path / "sweep")
     goals = {**env, "name": "hostile:Goals"}
     zx.train("sac", env=goals, out=tmp_path / "goals", replay__her=True, **SHORT, **SAC)

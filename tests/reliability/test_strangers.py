@@ -33,7 +33,7 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that exists as soon as the stranger's module, in the current folder, has been imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ZHIXING_TRUST", "0")  # the command line sets it: put back at the end
-    monkeypatch.setattr(importing, "known", set())
+    monkeypatch.setattr(importing, "approved", set())
     monkeypatch.setattr(sys, "path", [*sys.path])
     sys.modules.pop("evil", None)
     sprung = tmp_path / "sprung"
@@ -95,19 +95,19 @@ def test_trust_is_for_the_names_in_the_configuration_only(evil: Path) -> None:
     with importing.restricted_to({"evil:other"}):
         for name in ("evil:thing", "evil", "evil:other:thing", "évil:thing", "evil:thing\n", b"evil:thing", None):
             with pytest.raises(zx.UserError):
-                importing.imported(name)  # type: ignore[arg-type]
+                importing.import_object(name)  # type: ignore[arg-type]
         for name in ("evil", "evil:Room-v0", "./evil", ".evil"):
             with pytest.raises(zx.UserError):
                 importing.import_package(name)
     assert not evil.exists()
-    importing.imported("evil:thing")  # outside, a name comes from the user
+    importing.import_object("evil:thing")  # outside, a name comes from the user
     assert evil.exists()
 
 
 @pytest.mark.parametrize("name", ["evil", "évil:thing", "evil:thing:more", "evil:", ":thing", "../evil:thing", ""])
 def test_unknown_forms_of_names_are_rejected_even_from_the_user(name: str, evil: Path) -> None:
     with pytest.raises(zx.UserError, match=r"names no code; write your\.module:Name"):
-        importing.imported(name)
+        importing.import_object(name)
     assert not evil.exists()
 
 
@@ -115,7 +115,7 @@ class Importing(gym.Env):
     """An approved environment that takes a name and imports it, as a later wrapper might."""
 
     def __init__(self, part: str = "evil:th") -> None:
-        importing.imported(f"{part}ing")
+        importing.import_object(f"{part}ing")
         self.observation_space, self.action_space = gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.Discrete(2)
 
 
@@ -157,10 +157,10 @@ def test_a_strangers_capsule_imports_nothing(env: dict[str, Any], evil: Path, tm
 
 
 def test_a_strangers_dataset_imports_nothing(evil: Path, tmp_path: Path, zhixing: Command) -> None:
-    from zhixing.training.collect_data import record_agent
+    from zhixing.training.collect_data import collect_from_agent
 
     zx.train("dqn", "toy/match", out=tmp_path / "mine", quiet=True, env_steps=20, eval_episodes=1, tensorboard=False)
-    record_agent(tmp_path / "mine", "data", 20)
+    collect_from_agent(tmp_path / "mine", "data", 20)
     manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
     for named in ({"env": "evil:thing"}, {"options": {"shaping": "evil:thing"}}):
         (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest | named))
@@ -218,7 +218,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[i
     zx.train("a2c", "own_rooms:room", out="run", quiet=True, rollout_steps=8, **TINY)
 
     def evaluate() -> tuple[int, str]:
-        monkeypatch.setattr(importing, "known", set())
+        monkeypatch.setattr(importing, "approved", set())
         monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path)])
         sys.modules.pop("own_rooms", None)
         Path("imported").unlink(missing_ok=True)

@@ -47,8 +47,8 @@ EXCEPTIONS = {
     ("training/builders/collector.py", "distributed"): "builds the collector; workers may be distributed",
     ("training/builders/learner.py", "distributed"): "builds the learner; several processes may share its updates",
     ("training/run.py", "experiments"): "zx.train measures the settings that are `auto`",
-    ("training/callbacks/draw.py", "report"): "draws a picture of the run; Matplotlib takes long to import",
-    ("training/callbacks/film.py", "report"): "films evaluations; only with eval_video=true",
+    ("training/callbacks/plot.py", "report"): "plots the run; Matplotlib is slow to import",
+    ("training/callbacks/eval_video.py", "report"): "records videos of evaluations; only with eval_video=true",
 }
 
 

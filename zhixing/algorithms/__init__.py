@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from zhixing.errors import UserError, unknown
-from zhixing.utils.importing import imported
+from zhixing.utils.importing import import_object
 
 if TYPE_CHECKING:
     from zhixing.config import RunConfig
@@ -81,7 +81,7 @@ def _bare(name: str) -> str:
 def _own(name: str) -> Algorithm:
     from zhixing.core.learner import Learner
 
-    learner = imported(name)
+    learner = import_object(name)
     if not (isinstance(learner, type) and issubclass(learner, Learner) and hasattr(learner, "settings")):
         raise UserError(f"algorithm {name!r} must be a zhixing.Learner with `settings`")
     summary = (learner.__doc__ or "").strip().split("\n")[0]

@@ -23,7 +23,7 @@ from zhixing.core.tree import Field, Tree
 from zhixing.errors import UserError
 from zhixing.search import GAMES, BoardNet, Network, SelfPlay, augment, numpy_generator
 from zhixing.search.policy import SearchPolicy
-from zhixing.utils.importing import imported
+from zhixing.utils.importing import import_object
 
 MakeBoardNet = Callable[[tuple[int, ...], int], nn.Module]  # (shape of a board, number of actions)
 
@@ -147,7 +147,7 @@ def losses(logp: Tensor, value: Tensor, policy: Tensor, outcome: Tensor) -> tupl
 
 def _make_net(cfg: BoardNetConfig, make: MakeBoardNet | None, shape: tuple[int, ...], num_actions: int) -> nn.Module:
     if make is None and cfg.kind != "auto":
-        make = imported(cfg.kind)
+        make = import_object(cfg.kind)
     if make is None:
         return BoardNet(shape, num_actions, cfg.blocks, cfg.channels)
     return make(shape, num_actions)

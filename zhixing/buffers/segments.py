@@ -16,7 +16,7 @@ import numpy as np
 
 from zhixing.buffers.fields import Array
 from zhixing.errors import UserError
-from zhixing.utils.files import write_aside
+from zhixing.utils.files import write_atomically
 
 NAME = re.compile(r"segment-(\d{8})\.npz")
 
@@ -25,7 +25,7 @@ def write(folder: Path, number: int, rows: Mapping[str, Array]) -> str:
     """Write a segment and return its name. It is whole or not there, also after a crash."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"segment-{number:08d}.npz"
-    write_aside(folder / name, lambda file: np.savez(file, allow_pickle=False, **rows))
+    write_atomically(folder / name, lambda file: np.savez(file, allow_pickle=False, **rows))
     return name
 
 

@@ -136,11 +136,11 @@ class Actor(Collector):
 
     @torch.no_grad()
     def evaluate(
-        self, episodes: int, seed: int, look: Callable[[], None] = lambda: None, max_steps: int | None = None
+        self, episodes: int, seed: int, on_step: Callable[[], None] = lambda: None, max_steps: int | None = None
     ) -> Evaluation:
         """Play `episodes` fresh episodes in evaluation mode. The same seed gives the same episodes.
 
-        `look` is called at the start and after each step; an exception in it ends the evaluation. Every environment
+        `on_step` is called at the start and after each step; an exception in it ends the evaluation. Every environment
         plays an equal number of episodes, because the first ones to end are short. Episodes are cut after `max_steps`
         steps, by default after those of `default_eval_steps`. The next `collect` starts new episodes.
         """
@@ -157,7 +157,7 @@ class Actor(Collector):
                 rounds += 1
                 again = () if rounds == 1 else (rounds,)
                 self._start(stream(seed, "evaluation environments", *again))
-                look()
+                on_step()
                 waiting = [count == 0 for count in owed]
                 while not all(waiting):
                     ended = self._step(Phase.EVAL, None, 0)
@@ -168,7 +168,7 @@ class Actor(Collector):
                             played[i].append(episode)
                             owed[i] -= 1
                             waiting[i] = episode.cut or owed[i] == 0
-                    look()
+                    on_step()
         finally:
             self._obs = None
         return Evaluation([episode for mine in played for episode in mine])
@@ -181,12 +181,12 @@ class Actor(Collector):
         return self.env.max_episode_steps
 
     @property
-    def tells(self) -> tuple[str, ...]:
-        return self.env.tells
+    def logged_info_keys(self) -> tuple[str, ...]:
+        return self.env.logged_info_keys
 
     @property
-    def replaced(self) -> int:
-        return self.env.replaced
+    def num_env_restarts(self) -> int:
+        return self.env.num_env_restarts
 
     @property
     def longest_running(self) -> int:
@@ -198,7 +198,7 @@ class Actor(Collector):
     def copy_policy(self) -> None:
         self.policy = copy.deepcopy(self.policy)
 
-    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         self.policy.load_state_dict(weights)
 
     def state_dict(self) -> dict[str, Any]:

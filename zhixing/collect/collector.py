@@ -24,7 +24,7 @@ class Experience(NamedTuple):
 
 
 class WorkerExperience(NamedTuple):
-    """Result of `turn`: the experience of one worker, and what the worker computed from it."""
+    """Result of `collect_from_worker`: the experience of one worker, and what the worker computed from it."""
 
     batch: Batch | None  # steps [T,n]
     episodes: list[Episode]
@@ -61,7 +61,7 @@ class Collector(Protocol):
         """Restore a saved state. Return the environments that can't continue their episode and start a new one."""
         ...
 
-    def ready(self) -> None:
+    def start(self) -> None:
         """Start whatever takes time to start. Called once before training; the time doesn't count as training."""
         return None
 
@@ -74,34 +74,34 @@ class Collector(Protocol):
         return None
 
     def copy_policy(self) -> None:
-        """Act with a copy of the policy from now on, whose weights only `load` changes."""
+        """Act with a copy of the policy from now on, whose weights only `load_weights` changes."""
         raise UserError(f"{type(self).__name__} can't collect while the learner updates")
 
-    def load(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Set the weights of the policy's copy."""
         raise UserError(f"{type(self).__name__} acts with the learner's own weights; others can't be loaded")
 
-    def turn(
-        self, steps: int, phase: Phase = Phase.COLLECT, *, gradients: bool = False, rate: bool = False
+    def collect_from_worker(
+        self, steps: int, phase: Phase = Phase.COLLECT, *, gradients: bool = False, priorities: bool = False
     ) -> WorkerExperience:
         """Return the experience of the first worker that has finished `steps` steps in its environments.
 
-        With `gradients` the worker computes gradients of its steps, with `rate` their priorities.
+        With `gradients` the worker computes gradients of its steps, with `priorities` their priorities.
         """
         raise UserError(f"{type(self).__name__} has no workers to take turns: this trainer needs a collector that has")
 
     @property
-    def tells(self) -> tuple[str, ...]:
+    def logged_info_keys(self) -> tuple[str, ...]:
         """Keys of `info` at the ends of episodes that are logged."""
         return ()
 
     @property
-    def replaced(self) -> int:
+    def num_env_restarts(self) -> int:
         """Number of environments that failed and were restarted."""
         return 0
 
     @property
-    def lost(self) -> int:
+    def num_worker_restarts(self) -> int:
         """Number of workers that died and were restarted."""
         return 0
 
@@ -115,9 +115,9 @@ class Evaluator(Protocol):
     """Plays fresh episodes with a policy: an `Actor` with environments of its own, or matches in a game."""
 
     def evaluate(
-        self, episodes: int, seed: int, look: Callable[[], None] = ..., max_steps: int | None = None
+        self, episodes: int, seed: int, on_step: Callable[[], None] = ..., max_steps: int | None = None
     ) -> Evaluation:
-        """Play `episodes` fresh episodes; the same seed gives the same episodes. `look` is called after each step."""
+        """Play `episodes` fresh episodes and call `on_step` after each step. The same seed gives the same episodes."""
         ...
 
     @property

@@ -23,7 +23,7 @@ def default_eval_steps(time_limit: int | None, longest_episode: int = 0) -> int 
 class Episode(NamedTuple):
     """A finished episode: its undiscounted return, its number of steps, and the numbers in its last `info`."""
 
-    ret: float
+    episode_return: float
     length: int
     info: dict[str, float]
     cut: bool = False  # by the step limit of an evaluation; the environment hasn't ended it
@@ -46,7 +46,7 @@ class Evaluation:
 
     @property
     def returns(self) -> np.ndarray[Any, Any]:
-        return np.array([episode.ret for episode in self.episodes])
+        return np.array([episode.episode_return for episode in self.episodes])
 
     @property
     def mean_return(self) -> float:
@@ -75,11 +75,11 @@ class Evaluation:
             for key in sorted(keys)
         }
         if self.references:
-            summary["score"] = normalised_score(self.mean_return, self.references)
+            summary["score"] = normalized_score(self.mean_return, self.references)
         return summary | means
 
 
-def normalised_score(mean_return: float, references: Mapping[str, float]) -> float:
+def normalized_score(mean_return: float, references: Mapping[str, float]) -> float:
     """Return the score that D4RL defines: 0 for a random policy, 100 for an expert."""
     random, expert = references["random"], references["expert"]
     return 100.0 * (mean_return - random) / (expert - random)

@@ -105,8 +105,8 @@ class TorchActor(Collector):
         return int(self._lengths.max()) if self._shown else 0
 
     @property
-    def tells(self) -> tuple[str, ...]:
-        return self.env.tells
+    def logged_info_keys(self) -> tuple[str, ...]:
+        return self.env.logged_info_keys
 
     def close(self) -> None:
         self.env.close()

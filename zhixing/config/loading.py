@@ -119,7 +119,7 @@ def _without_objects(key: str, value: Any) -> Any:
         from zhixing.envs.portable import reference
 
         return reference(value)
-    return named_objects.name_object(value) if callable(value) else value
+    return named_objects.register_object(value) if callable(value) else value
 
 
 def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> RunConfig:
@@ -183,7 +183,7 @@ def provide(values: Mapping[str, Any], **objects: Any) -> None:
             from zhixing.envs.portable import factory_of
 
             given = factory_of(given)
-        named_objects.provide(name, given)
+        named_objects.register_as(name, given)
 
 
 def _with_paths(values: Any) -> Any:

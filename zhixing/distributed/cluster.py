@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from zhixing.errors import UserError
-from zhixing.utils.extras import needing
+from zhixing.utils.extras import require_extra
 from zhixing.utils.importing import check_allowed
 
 LOOPBACK = "127.0.0.1"
@@ -138,6 +138,6 @@ def _knock(address: str) -> None:
 
 
 def imported() -> Any:
-    with needing("a worker on Ray", "ray"):
+    with require_extra("a worker on Ray", "ray"):
         import ray
     return ray

@@ -36,8 +36,8 @@ SAVED = {
 class DistributedCollector(Collector):
     """Collects with workers, each with its share of the environments.
 
-    `collect` waits for all workers, which all act with the learner's current weights. `turn` waits for the first worker
-    only; the others continue with the weights that they started with.
+    `collect` waits for all workers, which all act with the learner's current weights. `collect_from_worker`
+    waits for the first worker only; the others continue with the weights that they started with.
     """
 
     def __init__(
@@ -45,23 +45,23 @@ class DistributedCollector(Collector):
         crew: WorkerPool,
         learner: Learner,
         spaces: Spaces,
-        tells: tuple[str, ...] = (),
+        logged_info_keys: tuple[str, ...] = (),
         servers: ParameterServers | None = None,
     ) -> None:
         """With parameter servers the learner's weights are those of the last `settle`."""
         self.crew, self.learner, self.spaces, self.servers = crew, learner, spaces, servers
-        self._tells = tells
+        self._logged_info_keys = logged_info_keys
         self.num_envs = crew.setups[-1].last
         self.env_steps = 0
         self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead of `env_steps`
         self.lost_before = 0  # workers that died before the run was resumed
-        self._replaced = [0] * len(crew)
+        self._num_env_restarts = [0] * len(crew)
         self._idle = list(range(len(crew)))
         self._shared: tuple[int, Any] = (-1, None)  # number of updates, and the weights after them
         self._settled = -1  # number of updates when the learner's weights were last those of the servers
         self._turns = 0  # that were started
 
-    def ready(self) -> None:
+    def start(self) -> None:
         """Wait until all workers have started, so errors are raised now and start-up isn't training time."""
         if not self.crew.pending:
             self.crew.call(None, "ready", [()] * len(self.crew))
@@ -82,36 +82,36 @@ class DistributedCollector(Collector):
             weights, "collect", [(steps, phase.value, scheduled)] * len(self.crew)
         )
         self.env_steps += steps * self.num_envs
-        self._replaced = [turn.replaced for turn in turns]
+        self._num_env_restarts = [turn.num_env_restarts for turn in turns]
         batch = Rollout.joined([turn.part for turn in turns if turn.part is not None])
         return Experience(batch, [episode for turn in turns for episode in turn.episodes])
 
-    def turn(
-        self, steps: int, phase: Phase = Phase.COLLECT, *, gradients: bool = False, rate: bool = False
+    def collect_from_worker(
+        self, steps: int, phase: Phase = Phase.COLLECT, *, gradients: bool = False, priorities: bool = False
     ) -> WorkerExperience:
         """Return the experience of the first worker that has finished.
 
         With `gradients` the worker has computed gradients of its steps and waits for the weights that result;
-        otherwise it continues at once. With `rate` it has computed the priority of each step.
+        otherwise it continues at once. With `priorities` it has computed the priority of each step.
         """
         way = "collect" if not gradients else "gradients" if self.servers is None else "learn"
         task = (way, steps, phase.value)
         for worker in self._idle:
-            self._start(worker, task, rate)
+            self._start(worker, task, priorities)
         self._idle = []
         worker, turn = self.crew.wait()
         if gradients:
             self._idle = [worker]
         else:
-            self._start(worker, task, rate)
+            self._start(worker, task, priorities)
         setup = self.crew.setups[worker]
         self.env_steps += steps * setup.num_envs
-        self._replaced[worker] = turn.replaced
+        self._num_env_restarts[worker] = turn.num_env_restarts
         batch = None if turn.part is None else Rollout.joined([turn.part])
         envs = np.arange(setup.first, setup.last)
         return WorkerExperience(batch, turn.episodes, envs, turn.gradients, turn.update, turn.priority)
 
-    def _start(self, worker: int, task: tuple[Any, ...], rate: bool) -> None:
+    def _start(self, worker: int, task: tuple[Any, ...], priorities: bool) -> None:
         self._turns += 1
         if self.servers is not None:
             if self._settled < 0:
@@ -121,8 +121,8 @@ class DistributedCollector(Collector):
             self.crew.start(worker, None, *task, self.env_steps + self.schedule_lead, rates, self._turns)
             return
         if self._shared[0] != self.learner.updates:
-            self._shared = self.learner.updates, self.crew.share(packed(self.learner, whole=rate))
-        further = (rate,) if rate else ()
+            self._shared = self.learner.updates, self.crew.share(packed(self.learner, whole=priorities))
+        further = (priorities,) if priorities else ()
         self.crew.start(worker, self._shared[1], *task, self.env_steps + self.schedule_lead, *further)
 
     def drain(self) -> None:
@@ -132,15 +132,15 @@ class DistributedCollector(Collector):
             self._settled = self.learner.updates
 
     @property
-    def tells(self) -> tuple[str, ...]:
-        return self._tells
+    def logged_info_keys(self) -> tuple[str, ...]:
+        return self._logged_info_keys
 
     @property
-    def replaced(self) -> int:
-        return sum(self._replaced)
+    def num_env_restarts(self) -> int:
+        return sum(self._num_env_restarts)
 
     @property
-    def lost(self) -> int:
+    def num_worker_restarts(self) -> int:
         return self.lost_before + self.crew.lost
 
     def close(self) -> None:
@@ -148,7 +148,11 @@ class DistributedCollector(Collector):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. It leaves out what busy Ray workers are collecting: nothing waits for them."""
-        state: dict[str, Any] = {"env_steps": self.env_steps, "lost": self.lost, "lives": self.crew.incarnations}
+        state: dict[str, Any] = {
+            "env_steps": self.env_steps,
+            "lost": self.num_worker_restarts,
+            "lives": self.crew.incarnations,
+        }
         pending = self.crew.pending
         if self.crew.here or not pending:
             states = self._states(bool(pending))
@@ -181,7 +185,7 @@ class DistributedCollector(Collector):
 
 
 def spread(
-    cfg: RunConfig, learner: Learner, spaces: Spaces, tells: Sequence[str], folder: Path
+    cfg: RunConfig, learner: Learner, spaces: Spaces, logged_info_keys: Sequence[str], folder: Path
 ) -> DistributedCollector:
     """Start workers with equal shares of the run's environments, or shares that differ by one."""
     asked = cfg.distributed.workers
@@ -199,4 +203,4 @@ def spread(
     if cfg.distributed.servers and isinstance(crew, RayCrew):
         servers = ParameterServers.start(crew.cluster, cfg.distributed.servers)
         crew.setups = [replace(setup, servers=servers) for setup in setups]
-    return DistributedCollector(crew, learner, spaces, tuple(tells), servers)
+    return DistributedCollector(crew, learner, spaces, tuple(logged_info_keys), servers)

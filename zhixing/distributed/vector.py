@@ -60,7 +60,7 @@ class RayVectorEnv(VectorEnv):
         address: str | None = None,
     ) -> None:
         self.factory, self.layout, self.faults = factory, layout, faults or FailurePolicy()
-        self.tells, self.max_episode_steps = layout.tells, layout.max_episode_steps
+        self.logged_info_keys, self.max_episode_steps = layout.logged_info_keys, layout.max_episode_steps
         super().__init__(name_of(factory), layout.spaces, num, "ray", workers)
         self.arrays = allocate(layout.spaces, num)
         self._twin = Snapshot(self.arrays) if self.faults.replace else None
@@ -137,7 +137,7 @@ class RayVectorEnv(VectorEnv):
         self._write(worker, rows)
         for survived in crashes:
             self._keep(survived, self.factory)
-            self.replaced += 1
+            self.num_env_restarts += 1
         if any(INTERRUPTED not in numbers for numbers in ended.values()):
             self._strikes[worker] = 0
         return ended
@@ -152,7 +152,7 @@ class RayVectorEnv(VectorEnv):
         _, rows = self._get(worker, self._workers[worker].call.remote("revive", known))
         self._write(worker, rows)
         twin.end(slice(first, last))
-        self.replaced += last - first
+        self.num_env_restarts += last - first
         return {index: {INTERRUPTED: True} for index in range(first, last)}
 
     def _call(self, method: str, arguments: list[Any]) -> list[Any]:
@@ -194,7 +194,7 @@ class RayVectorEnv(VectorEnv):
         self.inexact = list(itertools.chain(*self._call("load", [(state["envs"][a:b],) for a, b in self._bounds])))
         self._seed_of = [slot["seed"] for slot in state["envs"]]
         self._lives = [slot.get("replaced", 0) for slot in state["envs"]]
-        self.replaced = sum(self._lives)
+        self.num_env_restarts = sum(self._lives)
         return shown(self.arrays)
 
     def render(self, index: int = 0) -> np.ndarray[Any, Any]:  # type: ignore[override]

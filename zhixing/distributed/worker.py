@@ -63,7 +63,7 @@ class WorkerResult(NamedTuple):
     """What a worker did: a rollout, or what it learned from one."""
 
     episodes: list[Episode]
-    replaced: int  # environments that failed so far
+    num_env_restarts: int  # environments that failed so far
     part: Part | None = None
     gradients: Gradients | None = None
     update: Update | None = None  # what servers did with the gradients
@@ -126,7 +126,7 @@ class Worker:
         experience = actor.collect(steps=steps, phase=Phase(phase))
         assert isinstance(actor.rollout, Rollout)
         priority = self._priority(learner, experience.batch) if rate else None
-        return WorkerResult(experience.episodes, actor.replaced, actor.rollout.part(steps), priority=priority)
+        return WorkerResult(experience.episodes, actor.num_env_restarts, actor.rollout.part(steps), priority=priority)
 
     def gradients(self, steps: int, phase: str, env_steps: int) -> WorkerResult:
         """What a rollout teaches: others apply it. Where that isn't finite they get the rollout, too, to look at."""
@@ -137,7 +137,7 @@ class Worker:
         found = learner.rollout_gradients(experience.batch.to("cpu"))
         fine = all(bool(part.isfinite().all()) for parts in found.by_optimizer.values() for part in parts)
         part = None if fine else actor.rollout.part(steps)
-        return WorkerResult(experience.episodes, actor.replaced, part, found)
+        return WorkerResult(experience.episodes, actor.num_env_restarts, part, found)
 
     def learn(self, steps: int, phase: str, env_steps: int, rates: Mapping[str, float], turn: int) -> WorkerResult:
         """Act with the servers' weights, and let them apply what that teaches."""

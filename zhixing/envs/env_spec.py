@@ -25,7 +25,7 @@ class EnvSpec:
     spaces: Spaces
     paths: tuple[Path, ...]  # one per leaf of `spaces.obs`, in the order of `tree_leaves`
     mask_in_obs: bool  # else in info, where there is a mask at all
-    tells: tuple[str, ...] = ()  # numbers of the last info that are worth a log
+    logged_info_keys: tuple[str, ...] = ()  # numbers of the last info that are worth a log
     max_episode_steps: int | None = None  # after which a wrapper truncates; None: no limit is known
     render_fps: float = 30.0
 
@@ -59,7 +59,7 @@ def describe(env: gym.Env[Any, Any], name: str) -> EnvSpec:
         reward_kind=getattr(env.unwrapped, "reward_kind", "individual") if agents else "individual",
     )
     fps = float(env.metadata.get("render_fps") or 30.0)
-    return EnvSpec(spaces, paths, mask_in_obs, tuple(env.metadata.get("tells", ())), time_limit_of(env), fps)
+    return EnvSpec(spaces, paths, mask_in_obs, tuple(env.metadata.get("logged_info_keys", ())), time_limit_of(env), fps)
 
 
 def follow(obs: Any, path: Path) -> Any:

@@ -24,7 +24,7 @@ def pack(names: Iterable[str]) -> bytes:
     """Return what makes these names known elsewhere. Raise `UserError` if it can't be sent."""
     names = list(names)
     specs = [registry[name] for name in names if gymnasium_ids.registered_elsewhere(name)]
-    needed = (gymnasium_ids.imported_packages, specs, named_objects.objects_in(names))
+    needed = (gymnasium_ids.imported_packages, specs, named_objects.select_objects(names))
     if not any(needed):
         return b""
     try:
@@ -46,12 +46,12 @@ def unpack(packed: bytes) -> None:
     if not packed:
         return
     packages, specs, objects = pickle.loads(packed)
-    importing.known.update(packages)  # the first process has approved them
+    importing.approved.update(packages)  # the first process has approved them
     gymnasium_ids.import_packages(packages)
     for spec in specs:
         registry.setdefault(spec.id, spec)
     for name, given in objects.items():
-        named_objects.provide(name, given)
+        named_objects.register_as(name, given)
 
 
 def reference(env: Any) -> dict[str, Any]:
@@ -66,13 +66,13 @@ def reference(env: Any) -> dict[str, Any]:
                 options["max_episode_steps"] = spec.max_episode_steps or -1
             return {"name": spec.id, **options}
         kind = type(env.unwrapped)
-        return {"name": named_objects.name_object(CopyOf(env), f"{kind.__module__}:{kind.__qualname__}(...)")}
+        return {"name": named_objects.register_object(CopyOf(env), f"{kind.__module__}:{kind.__qualname__}(...)")}
     if not callable(env):
         raise UserError(
             f"env is a {type(env).__name__}; allowed are a name such as 'CartPole-v1', a gymnasium.Env, and a class "
             f"or a function that gives one"
         )
-    return {"name": named_objects.name_object(env)}
+    return {"name": named_objects.register_object(env)}
 
 
 def factory_of(env: Any) -> Any:

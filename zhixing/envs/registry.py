@@ -55,7 +55,7 @@ OWN_LIMIT = {atari, gymnasium_ids, foraging, mario, retro_games, user}
 
 
 def adapter(name: str) -> ModuleType:
-    if ":" in name or named_objects.is_given(name):
+    if ":" in name or named_objects.is_registered(name):
         return user
     for prefix, module in PREFIXES.items():
         if f"{name}/".startswith(prefix):  # a family may have a task of its own name, such as `mario`

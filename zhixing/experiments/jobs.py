@@ -85,7 +85,7 @@ class ReportProgress(Callback):
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         if time.monotonic() - self._told_at >= TOLD_EVERY_SECONDS:
-            self._tell(loop, "progress", loop.recent_mean("ret"))
+            self._tell(loop, "progress", loop.recent_mean("episode_return"))
 
     def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         self._tell(loop, "evaluation", evaluation.mean_return)
@@ -93,7 +93,7 @@ class ReportProgress(Callback):
     def _tell(self, loop: TrainingLoop, kind: str, ret: float) -> None:
         self._told_at = time.monotonic()
         try:
-            go_on = self.tell(kind, {"fraction": loop.fraction, "steps": loop.steps, "ret": ret})
+            go_on = self.tell(kind, {"fraction": loop.progress, "steps": loop.steps, "ret": ret})
         except OSError:
             loop.stop(INTERRUPTED)
             return

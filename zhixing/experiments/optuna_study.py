@@ -18,9 +18,9 @@ from zhixing.errors import UserError
 from zhixing.experiments.jobs import Job, JobEvent
 from zhixing.experiments.sweep import result_of, single_threaded
 from zhixing.experiments.tune import Choice, Outcome, Space, settings_of
-from zhixing.utils.extras import needing
+from zhixing.utils.extras import require_extra
 
-with needing("tuning", "tune"):
+with require_extra("tuning", "tune"):
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
     from optuna.trial import Trial, TrialState

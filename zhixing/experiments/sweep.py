@@ -28,7 +28,7 @@ from zhixing.experiments.executors import ProgressBoard, drive, executor_on, loc
 from zhixing.experiments.jobs import Job, JobEvent
 from zhixing.report.plots.interval import student_t
 from zhixing.report.plots.runs import Configuration, read_run
-from zhixing.training.resolve import is_spread
+from zhixing.training.resolve import is_distributed
 from zhixing.training.run_folder import RunFolder
 from zhixing.training.session import Session
 from zhixing.utils.importing import names_in
@@ -165,7 +165,7 @@ def single_threaded(cfg: RunConfig) -> RunConfig:
 
 def try_to_build(cfg: RunConfig) -> None:
     """Tells what is wrong with a configuration beyond its words: the task, its options, what suits the algorithm."""
-    is_spread(cfg)
+    is_distributed(cfg)
     # nobody is to wait for processes that do nothing, unless the task must not run in this one
     if cfg.vector.backend in ("auto", "process", "mixed", "ray"):
         isolated = cfg.vector.isolated

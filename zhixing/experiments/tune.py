@@ -24,7 +24,7 @@ from zhixing.experiments.executors import ProgressBoard, drive, executor_on, loc
 from zhixing.experiments.jobs import JobEvent
 from zhixing.experiments.sweep import result_line, single_threaded, split_values, try_to_build
 from zhixing.training.data import NO_ENV
-from zhixing.utils.files import write_aside
+from zhixing.utils.files import write_atomically
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
@@ -178,7 +178,7 @@ def write_best(
         settings = config.merge(settings, layer)
     settings.pop("seed", None)
     text = f"# trial {best.number}: return {best.ret:.6g}\n" + yaml.safe_dump(settings, sort_keys=False)
-    write_aside(path, lambda file: file.write(text.encode()))
+    write_atomically(path, lambda file: file.write(text.encode()))
     return settings
 
 

@@ -26,7 +26,7 @@ from zhixing.errors import UserError
 from zhixing.nets.cnn import CNN, CnnKind
 from zhixing.nets.mlp import MLP
 from zhixing.ops.normalize import RunningNorm
-from zhixing.utils.importing import imported
+from zhixing.utils.importing import import_object
 
 NetFactory = Callable[[gym.Space[Any]], nn.Module]
 
@@ -155,7 +155,7 @@ def make_body(
 def _import_net(name: str) -> NetFactory:
     if ":" not in name:
         raise UserError(f"net.kind={name!r}: allowed are 'auto' and your.module:Net")
-    return imported(name)
+    return import_object(name)
 
 
 def is_recurrent(net: nn.Module) -> bool:

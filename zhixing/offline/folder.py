@@ -22,7 +22,7 @@ from zhixing.offline import space_json
 from zhixing.offline.actions import map_to_policy
 from zhixing.offline.dataset import Dataset
 from zhixing.offline.recording import Array, Header, chunk_rows, labelled
-from zhixing.utils.files import write_aside
+from zhixing.utils.files import write_atomically
 
 FORMAT = 1  # readers keep understanding older ones
 MANIFEST = "manifest.json"
@@ -79,7 +79,7 @@ def write_manifest(folder: Path, header: Header, num_steps: int, num_episodes: i
         "fields": _plain(header.spaces, num_steps, num_episodes),
     }
     text = json.dumps(manifest, indent=1, allow_nan=False)
-    write_aside(folder / MANIFEST, lambda file: file.write(text.encode()))
+    write_atomically(folder / MANIFEST, lambda file: file.write(text.encode()))
 
 
 def _plain(spaces: Spaces, num_steps: int, num_episodes: int) -> list[dict[str, Any]]:

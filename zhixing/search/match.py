@@ -1,4 +1,4 @@
-"""Matches between players, and ratings from their results."""
+"""MatchEvaluator between players, and ratings from their results."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def play_match(
     episodes: int,
     rng: np.random.Generator,
     opening: int = 0,
-    look: Callable[[], None] = lambda: None,
+    on_step: Callable[[], None] = lambda: None,
 ) -> MatchResult:
     """All games at once; the player begins every other one, the first among them.
 
     Two players without chance play the same two games over and over, unless these start with an `opening` of so many
-    random moves: another one for each pair of games, in which both sit on either side. `look` is called after each move
-    and may raise.
+    random moves: another one for each pair of games, in which both sit on either side. `on_step` is called after each
+    move and may raise.
     """
     if episodes < 1:
         raise UserError(f"a match of {episodes} episodes can't be played; it needs at least 1")
@@ -95,7 +95,7 @@ def play_match(
             if len(rows):
                 state[rows], reward, over[rows] = game.play(state[rows], who.choose(state[rows], rng))
                 outcome[rows] += sign * reward
-        look()
+        on_step()
     return MatchResult(outcome, seat, length)
 
 

@@ -15,7 +15,7 @@ from zhixing.core.seeding import stream
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.errors import UserError
-from zhixing.training.run_folder import RunFolder, fitting
+from zhixing.training.run_folder import RunFolder, weights_must_fit
 
 
 class Agent:
@@ -87,6 +87,6 @@ def load(run: str | Path, checkpoint: str = "last", *, trust: bool = False, env:
         vector.close()
         policy = algorithms.get(cfg.algorithm).make(cfg, spaces, "cpu").policy
     state = folder.load_agent(checkpoint)
-    with fitting(folder):
+    with weights_must_fit(folder):
         policy.load_state_dict(state["policy"])
     return Agent(policy, spaces, cfg, state["longest_episode"])

@@ -23,13 +23,13 @@ from zhixing.envs.wrappers.time_limit import OPTION
 from zhixing.errors import UserError
 from zhixing.offline import Dataset, Writer, minari_data
 from zhixing.training.data import rows_of
-from zhixing.training.run_folder import RunFolder, fitting
+from zhixing.training.run_folder import RunFolder, weights_must_fit
 
 ENVS = 8  # copies that play side by side
 CHUNK = 256  # steps of each between writes
 
 
-class Recorded(Policy):
+class NoisyPolicy(Policy):
     """A trained policy at its best or, with `explore`, as after training; with noise on top: normal on continuous
     actions, else a chance of any allowed action."""
 
@@ -55,7 +55,7 @@ class Recorded(Policy):
         return decision._replace(action=action)
 
 
-def record_agent(
+def collect_from_agent(
     run: str | Path,
     out: str,
     steps: int,
@@ -85,17 +85,19 @@ def record_agent(
                 options[OPTION] = most
                 env = envs.make_few(envs.Task(cfg.env.name, options), ENVS, cfg.vector)
             policy = algorithms.get(cfg.algorithm).make(cfg, env.spaces, "cpu").policy
-        with fitting(folder):
+        with weights_must_fit(folder):
             policy.load_state_dict(agent["policy"])
-        actor = Actor(Recorded(policy, noise, explore, cfg.env_steps), env, seed=seed)
+        actor = Actor(NoisyPolicy(policy, noise, explore, cfg.env_steps), env, seed=seed)
         how = (" exploring" if explore else "") + (f" with noise {noise:g}" if noise else "")
         note = f"{cfg.algorithm} of {folder.path.name}{how}"
-        return record(actor, out, steps, env=cfg.env.name, options=options, note=note, references=references)
+        return collect_from_actor(
+            actor, out, steps, env=cfg.env.name, options=options, note=note, references=references
+        )
     finally:
         env.close()
 
 
-def record(
+def collect_from_actor(
     actor: Actor,
     out: str,
     steps: int,
@@ -114,7 +116,7 @@ def record(
     return offline.open(out)
 
 
-def record_replay(run: str | Path, out: str, *, references: Mapping[str, float] | None = None) -> Dataset:
+def export_replay(run: str | Path, out: str, *, references: Mapping[str, float] | None = None) -> Dataset:
     """Write down all that a run's replay holds, oldest first."""
     from zhixing.training.session import Session
 

@@ -52,17 +52,17 @@ class TrainingLoop:
         learner: Learner,
         *,
         buffer: Buffer | None = None,
-        further: Mapping[str, Buffer] | None = None,
+        extra_buffers: Mapping[str, Buffer] | None = None,
         callbacks: Callback | Sequence[Callback] = (),
     ) -> None:
-        """`further` are the extra buffers that the learner declares, by name. Offline training has no actor."""
+        """`extra_buffers` are the extra buffers that the learner declares, by name. Offline training has no actor."""
         self.cfg, self.actor, self.learner, self.buffer = cfg, actor, learner, buffer
-        self.further = dict(further or {})
+        self.extra_buffers = dict(extra_buffers or {})
         self.callbacks = as_list(callbacks)
         self.rng = np.random.default_rng(stream(cfg.seed, "replay"))  # samples from the buffers
         self.episodes = 0
         self.seconds = 0.0  # of training, without evaluations and checkpoints
-        self.recent: deque[Episode] = deque(maxlen=100)
+        self.recent_episodes: deque[Episode] = deque(maxlen=100)
         self.metrics: Mapping[str, Tensor] = {}  # of the last iteration with updates
         self.steps_before = 0  # at the start of this iteration
         self.longest_episode = 0  # steps of the longest finished training episode
@@ -90,26 +90,26 @@ class TrainingLoop:
         return "updates" if self.actor is None else "steps"
 
     @property
-    def tells(self) -> tuple[str, ...]:
+    def logged_info_keys(self) -> tuple[str, ...]:
         """Keys of `info` at the ends of episodes that are logged."""
-        return () if self.actor is None else self.actor.tells
+        return () if self.actor is None else self.actor.logged_info_keys
 
     @property
-    def replaced(self) -> int:
+    def num_env_restarts(self) -> int:
         """Number of environments that failed and were restarted."""
-        return 0 if self.actor is None else self.actor.replaced
+        return 0 if self.actor is None else self.actor.num_env_restarts
 
     @property
-    def lost(self) -> int:
+    def num_worker_restarts(self) -> int:
         """Number of workers that died and were restarted."""
-        return 0 if self.actor is None else self.actor.lost
+        return 0 if self.actor is None else self.actor.num_worker_restarts
 
     @property
     def updates(self) -> int:
         return self.learner.updates
 
     @property
-    def shares(self) -> dict[str, float]:
+    def budget_fractions(self) -> dict[str, float]:
         """Return the used fraction of each budget, by the name of its setting."""
         cfg = self.cfg
         if self.actor is None and isinstance(cfg, DataConfig):
@@ -123,9 +123,9 @@ class TrainingLoop:
         return shares
 
     @property
-    def fraction(self) -> float:
+    def progress(self) -> float:
         """Return the used fraction of the budget: the largest of those that are set."""
-        return min(1.0, max(self.shares.values()))
+        return min(1.0, max(self.budget_fractions.values()))
 
     def stop(self, reason: str) -> None:
         """End training after this iteration."""
@@ -157,7 +157,7 @@ class TrainingLoop:
             self._since = time.perf_counter()
             if self._unfinished is not None:
                 first, had_metrics = self._unfinished
-                self.out_of_budget = self.fraction >= 1.0
+                self.out_of_budget = self.progress >= 1.0
                 self._end_iteration(self.metrics if had_metrics else {}, first)
             yield
             self._tick()
@@ -189,10 +189,10 @@ class TrainingLoop:
 
     def iterations(self) -> Iterator[None]:
         """Yield once per iteration until the budget is used or a callback stops training."""
-        self.out_of_budget = self.fraction >= 1.0
+        self.out_of_budget = self.progress >= 1.0
         while self.stop_reason is None and not self.out_of_budget:
             self.steps_before = self.steps
-            self._set_progress(self.fraction)
+            self._set_progress(self.progress)
             for callback in self.callbacks:
                 callback.iteration_begin(self)
             yield
@@ -216,7 +216,7 @@ class TrainingLoop:
         self._tick()
         self.episodes += len(episodes)
         self.longest_episode = max([self.longest_episode, *(episode.length for episode in episodes)])
-        self.out_of_budget = self.fraction >= 1.0
+        self.out_of_budget = self.progress >= 1.0
         if episodes:
             self._tell(episodes)
         self.metrics = metrics or self.metrics
@@ -235,10 +235,10 @@ class TrainingLoop:
     def _tell(self, episodes: list[Episode]) -> None:
         listening = [each for each in self.callbacks if type(each).episode_end is not Callback.episode_end]
         if not listening:  # saves time with thousands of environments
-            self.recent.extend(episodes)
+            self.recent_episodes.extend(episodes)
             return
         for episode in episodes:
-            self.recent.append(episode)
+            self.recent_episodes.append(episode)
             for callback in listening:
                 callback.episode_end(self, episode)
 
@@ -273,17 +273,17 @@ class TrainingLoop:
             callback.video_recorded(self, path)
 
     def recent_mean(self, what: str) -> float:
-        """Return the mean `ret` or `length` of the last 100 training episodes; NaN before the first has ended."""
-        return float(np.mean([getattr(e, what) for e in self.recent])) if self.recent else math.nan
+        """Return the mean `episode_return` or `length` of the last 100 training episodes; NaN if none has ended."""
+        return float(np.mean([getattr(e, what) for e in self.recent_episodes])) if self.recent_episodes else math.nan
 
     def recent_info_mean(self, name: str) -> float:
         """Return the mean of a number in `info` over the last 100 training episodes; NaN if none has it."""
-        values = [episode.info[name] for episode in self.recent if name in episode.info]
+        values = [episode.info[name] for episode in self.recent_episodes if name in episode.info]
         return float(np.mean(values)) if values else math.nan
 
     @property
     def buffers(self) -> dict[str, Buffer]:
-        return ({} if self.buffer is None else {"replay": self.buffer}) | self.further
+        return ({} if self.buffer is None else {"replay": self.buffer}) | self.extra_buffers
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state without the buffers, which are large and saved in their own files."""
@@ -298,7 +298,7 @@ class TrainingLoop:
             "steps_before": self.steps_before,
             "unfinished": self._unfinished,
             "finished": self.finished,
-            "recent": [(e.ret, e.length, e.info) for e in self.recent],
+            "recent": [(e.episode_return, e.length, e.info) for e in self.recent_episodes],
             "metrics": {name: value.detach().clone() for name, value in self.metrics.items()},
             "callbacks": {name: callback.state_dict() for name, callback in self._named_callbacks()},
         }
@@ -313,7 +313,7 @@ class TrainingLoop:
         # older checkpoints lack these; they were written at the end of an iteration
         self.longest_episode, self.steps_before = saved.get("longest_episode", 0), saved.get("steps_before", 0)
         self._unfinished, self.finished = saved.get("unfinished"), saved.get("finished", True)
-        self.recent.extend(Episode(*values) for values in saved["recent"])
+        self.recent_episodes.extend(Episode(*values) for values in saved["recent"])
         self.metrics = saved["metrics"]
         for name, callback in self._named_callbacks():
             if name in state["callbacks"]:  # a user may resume with other callbacks

@@ -44,11 +44,11 @@ class PolicyPlayer:
         return decision.action.numpy()[rows, seat]
 
 
-def player_of(game: Game, policy: Policy) -> Player:
+def as_player(game: Game, policy: Policy) -> Player:
     return policy.player if isinstance(policy, SearchPolicy) else PolicyPlayer(game, policy)
 
 
-def named_player(game: Game, name: str) -> Player:
+def make_opponent(game: Game, name: str) -> Player:
     """`random`, `perfect`, `mcts`, `mcts:SIMULATIONS`, or the agent of a run."""
     if name == "random":
         return RandomPlayer(game)
@@ -63,32 +63,32 @@ def named_player(game: Game, name: str) -> Player:
     agent = load(name)
     if agent.cfg.env.name != game.name:
         raise UserError(f"the opponent {name} plays {agent.cfg.env.name}, not {game.name}")
-    return player_of(game, agent.policy)
+    return as_player(game, agent.policy)
 
 
-def game_of(env: str) -> Game:
+def make_game(env: str) -> Game:
     if env not in GAMES:
         raise UserError(f"{env} is no game to play a match in; these are: {', '.join(GAMES)}")
     return GAMES[env]()
 
 
-class Matches:
+class MatchEvaluator:
     """Evaluates a policy by games against an opponent; the policy moves first in half of them."""
 
     max_episode_steps: int | None = None  # games end by their rules
 
     def __init__(self, game: Game, policy: Policy, opponent: str) -> None:
-        self.game, self.player = game, player_of(game, policy)
-        self.opponent = named_player(game, opponent)
+        self.game, self.player = game, as_player(game, policy)
+        self.opponent = make_opponent(game, opponent)
 
     @torch.no_grad()
     def evaluate(
-        self, episodes: int, seed: int, look: Callable[[], None] = lambda: None, max_steps: int | None = None
+        self, episodes: int, seed: int, on_step: Callable[[], None] = lambda: None, max_steps: int | None = None
     ) -> Evaluation:
-        """A game's return is 1, 0 or -1. The same seed gives the same games. `look` is called after each move; games
+        """A game's return is 1, 0 or -1. The same seed gives the same games. `on_step` is called after each move; games
         end by their rules, whatever `max_steps` says."""
         rng = np.random.default_rng(stream(seed, "match"))
-        result = play_match(self.game, self.player, self.opponent, episodes, rng, look=look)
+        result = play_match(self.game, self.player, self.opponent, episodes, rng, on_step=on_step)
         ends = {1: "won", 0: "drawn", -1: "lost"}
         played = []
         for outcome, seat, length in zip(result.outcomes, result.seats, result.lengths, strict=True):

@@ -38,7 +38,7 @@ def default_out(cfg: RunConfig) -> Path:
 def resolve(cfg: RunConfig, spaces: Spaces, env: VectorEnv | None) -> RunConfig:
     """Replace `auto` by the values that are used, so the configuration in the run's folder is what ran."""
     vector, threads = cfg.vector, cfg.num_threads
-    if is_spread(cfg):
+    if is_distributed(cfg):
         if vector.backend == "auto":
             # workers run at the same time already, so each steps its environments in its own process
             isolated = vector.isolated or (isinstance(vector.workers, int) and vector.workers > 1)
@@ -73,7 +73,7 @@ def resolve_device(cfg: RunConfig) -> RunConfig:
     return cfg
 
 
-def is_spread(cfg: RunConfig) -> bool:
+def is_distributed(cfg: RunConfig) -> bool:
     """Return whether a run collects with workers; raise `UserError` for settings that don't work with them."""
     asked = cfg.distributed.workers
     where = "actors" if isinstance(cfg, AsynchronousConfig) and not asked else "distributed.workers"

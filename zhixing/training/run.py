@@ -17,9 +17,9 @@ from zhixing.errors import UserError
 from zhixing.training.builders import build_evaluation_env, build_evaluator
 from zhixing.training.callbacks import Callback
 from zhixing.training.data import NO_ENV
-from zhixing.training.matches import Matches, game_of
+from zhixing.training.matches import MatchEvaluator, make_game
 from zhixing.training.resolve import resolve_device
-from zhixing.training.run_folder import RunFolder, fitting
+from zhixing.training.run_folder import RunFolder, weights_must_fit
 from zhixing.training.session import Session
 
 
@@ -74,11 +74,11 @@ def evaluate(
         with folder.restricted():
             learner: Learner = algorithms.get(cfg.algorithm).make(cfg, vector.spaces, torch.device(cfg.device))
         agent = folder.load_agent(checkpoint)
-        with fitting(folder):
+        with weights_must_fit(folder):
             learner.policy.load_state_dict(agent["policy"])
         evaluator: Evaluator | None = None
         if against is not None:
-            evaluator = Matches(game_of(cfg.env.name), learner.policy, against)
+            evaluator = MatchEvaluator(make_game(cfg.env.name), learner.policy, against)
         else:
             evaluator = build_evaluator(cfg, learner.policy, folder, env=vector)
         assert evaluator is not None

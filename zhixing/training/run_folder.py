@@ -19,7 +19,7 @@ from zhixing.training import signing
 from zhixing.training.checkpoint_file import read_archive, write_archive
 from zhixing.training.lock import FolderLock, check_inside
 from zhixing.utils import importing
-from zhixing.utils.files import write_aside
+from zhixing.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from zhixing.core.batch import Batch
@@ -94,7 +94,7 @@ class RunFolder:
 
     def _write_text(self, file: Path, text: str) -> None:
         try:
-            write_aside(file, lambda out: out.write(text.encode()))
+            write_atomically(file, lambda out: out.write(text.encode()))
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -238,7 +238,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_checkpoint(self.agent_file, state)
-            write_aside(self.card_file, lambda file: file.write((json.dumps(card, indent=2) + "\n").encode()))
+            write_atomically(self.card_file, lambda file: file.write((json.dumps(card, indent=2) + "\n").encode()))
             self.write_config(cfg)
         except OSError as error:
             raise UserError(f"the folder {self.path} can't be written: {error.strerror or error}") from None
@@ -277,7 +277,7 @@ def _printable(text: str) -> str:
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    write_aside(path, lambda file: write_archive(file, {"format": FORMAT, **state}))
+    write_atomically(path, lambda file: write_archive(file, {"format": FORMAT, **state}))
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -303,7 +303,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def fitting(folder: RunFolder) -> Iterator[None]:
+def weights_must_fit(folder: RunFolder) -> Iterator[None]:
     """Around loading a run's weights: those of another shape are the user's mistake, told in one message."""
     try:
         yield

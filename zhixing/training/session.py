@@ -22,13 +22,13 @@ from zhixing.training.callbacks import Callback, Evaluate
 from zhixing.training.callbacks.base import as_list
 from zhixing.training.data import open_data, start_with_data, summary_of
 from zhixing.training.loop import TrainingLoop
-from zhixing.training.resolve import default_out, is_spread, resolve
+from zhixing.training.resolve import default_out, is_distributed, resolve
 from zhixing.training.resume import changes, check_changes, restore
 from zhixing.training.run_folder import RunFolder
 from zhixing.training.signals import interruptible
 from zhixing.training.trainers import Trainer, select_trainer
 from zhixing.utils import importing
-from zhixing.utils.memory import keep_freed
+from zhixing.utils.memory import keep_freed_memory
 
 
 class Closable(Protocol):
@@ -72,8 +72,8 @@ class Session:
         try:
             self.state = self._open_folder()
             self.data = open_data(cfg)
-            self.spread = is_spread(cfg)
-            if self.spread and self.data is not None:
+            self.distributed = is_distributed(cfg)
+            if self.distributed and self.data is not None:
                 raise UserError("nobody acts where all is learned from a dataset: leave distributed.workers out")
             self.env: VectorEnv | None = None
             if self.data is None:
@@ -83,7 +83,7 @@ class Session:
                 self.spaces = self.data.spaces
             self.cfg = cfg = resolve(cfg, self.spaces, self.env)
             torch.set_num_threads(int(cfg.num_threads))
-            keep_freed()
+            keep_freed_memory()
             self.learner = build_learner(cfg, self.spaces, self.folder, resumed=self.state is not None)
             if self.learner.partners is not None:
                 self._keep(self.learner.partners)
@@ -98,7 +98,7 @@ class Session:
                 self._keep(goal_env)
             buffers = build_buffers(cfg, self.learner, self.spaces, self.folder, data=self.data, goal_env=goal_env)
             replay = buffers.pop("replay", None)
-            self.loop = TrainingLoop(cfg, self.actor, self.learner, buffer=replay, further=buffers)
+            self.loop = TrainingLoop(cfg, self.actor, self.learner, buffer=replay, extra_buffers=buffers)
             self.evaluate = Evaluate(self.evaluator)
             self.loop.callbacks = build_callbacks(self.loop, self.folder, self.evaluate, own, quiet=quiet)
             for callback in self.loop.callbacks:
@@ -108,7 +108,7 @@ class Session:
             else:
                 start_with_data(self.loop, self.data, self.spaces)
             if self.actor is not None:
-                self.actor.ready()
+                self.actor.start()
         except BaseException:
             self.close()
             raise
@@ -164,17 +164,17 @@ class Session:
     @property
     def trainer(self) -> Trainer:
         """The function that runs the training loop."""
-        return select_trainer(self.cfg, from_data=self.data is not None, distributed=self.spread)
+        return select_trainer(self.cfg, from_data=self.data is not None, distributed=self.distributed)
 
     @property
     def finished(self) -> bool:
         """Whether the run has done all its work, and its budget wasn't extended since."""
-        return self.loop.finished and (self.loop.fraction >= 1.0 or self.evaluate.reached)
+        return self.loop.finished and (self.loop.progress >= 1.0 or self.evaluate.reached)
 
     def why_finished(self) -> str:
         """Return a sentence that says what ended the run and which settings would let it train on."""
         loop, cfg = self.loop, self.cfg
-        used = [name for name, share in loop.shares.items() if share >= 1.0]
+        used = [name for name, share in loop.budget_fractions.items() if share >= 1.0]
         reasons = [f"{name}={getattr(cfg, name)} is used up" for name in used]
         advice = [f"give it a longer {name}" for name in used]
         if self.evaluate.reached:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zhixing.utils.files import write_aside
+from zhixing.utils.files import write_atomically
 
 KEY_BYTES = 32
 NAME = "signature"  # of the file in a run's folder
@@ -38,7 +38,7 @@ def sign(folder: Path, values: Any, names: Iterable[str]) -> None:
         key = _key() or _make_key()
         if key is not None:
             text = _signature(key, values, names) + "\n"
-            write_aside(folder / NAME, lambda file: file.write(text.encode()))
+            write_atomically(folder / NAME, lambda file: file.write(text.encode()))
 
 
 def is_signed(folder: Path, values: Any, names: Iterable[str]) -> bool:

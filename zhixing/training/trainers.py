@@ -51,7 +51,7 @@ def asynchronous(loop: TrainingLoop) -> None:
     assert actor is not None
     with loop.running():
         for _ in loop.iterations():
-            turn = actor.turn(cfg.rollout_steps, gradients=learner.gradients_on_workers)
+            turn = actor.collect_from_worker(cfg.rollout_steps, gradients=learner.gradients_on_workers)
             if turn.batch is not None:
                 batch = loop.learns_from(turn.batch.to(learner.device))
             if turn.update is not None:  # by the parameter servers
@@ -91,7 +91,7 @@ def off_policy_async(loop: TrainingLoop) -> None:
     with loop.running(), ThreadPoolExecutor(1) as executor:
         for _ in loop.iterations():
             phase, due = _phase(loop, cfg), num_updates_due(loop, cfg)
-            actor.load(learner.weights())
+            actor.load_weights(learner.weights())
             collecting = executor.submit(actor.collect, steps=cfg.train_every, phase=phase)
             metrics = _learn(loop, buffer, cfg.batch_size, due)
             experience = collecting.result()
@@ -111,10 +111,10 @@ def off_policy_distributed(loop: TrainingLoop) -> None:
     assert buffer is not None
     with loop.running():
         for _ in loop.iterations():
-            turn = actor.turn(cfg.train_every, _phase(loop, cfg), rate=cfg.replay.prioritized)
+            turn = actor.collect_from_worker(cfg.train_every, _phase(loop, cfg), priorities=cfg.replay.prioritized)
             assert turn.batch is not None
             buffer.add(turn.batch, turn.envs, turn.priority)
-            for extra in loop.further.values():
+            for extra in loop.extra_buffers.values():
                 extra.add(turn.batch, turn.envs)
             if cfg.normalize_obs:
                 learner.observe(turn.batch.to(learner.device))
@@ -212,7 +212,9 @@ def _learn(loop: TrainingLoop, buffer: Buffer, batch_size: int, times: int) -> M
     metrics: Mapping[str, Tensor] = {}
     for _ in range(times):
         batch = loop.learns_from(_moved(buffer.sample(batch_size, loop.rng), learner))
-        extras = {name: _moved(extra.sample(batch_size, loop.rng), learner) for name, extra in loop.further.items()}
+        extras = {
+            name: _moved(extra.sample(batch_size, loop.rng), learner) for name, extra in loop.extra_buffers.items()
+        }
         update = learner.update(batch, **extras)  # only learners that declare extra buffers get some
         buffer.set_priority(batch.index, update.priority)
         metrics = update.metrics

@@ -31,7 +31,7 @@ def export(
         "algorithm": cfg.algorithm,
         "env": cfg.env.name,
         "steps": agent["steps"],
-        "trained_by": command_of(cfg),
+        "trained_by": train_command(cfg),
         "eval_seed": seed,
         **{name: round(value, 4) for name, value in evaluate(run, episodes, seed, checkpoint).summary().items()},
     }
@@ -40,7 +40,7 @@ def export(
     return card
 
 
-def command_of(cfg: RunConfig) -> str:
+def train_command(cfg: RunConfig) -> str:
     """What trains such a run again: the settings in which it differs from those that algorithm and task bring."""
     usual = flat_settings(config.build([{"algorithm": cfg.algorithm, "env": cfg.env.name}], {}).model_dump(mode="json"))
     mine = flat_settings(cfg.model_dump(mode="json"))

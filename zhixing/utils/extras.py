@@ -27,7 +27,7 @@ def missing_extra(what: str, extra: str) -> UserError:
 
 
 @contextmanager
-def needing(what: str, extra: str) -> Iterator[None]:
+def require_extra(what: str, extra: str) -> Iterator[None]:
     """Turn an import that fails inside into the error that names the extra."""
     try:
         yield

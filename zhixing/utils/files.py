@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def write_aside(path: Path, write: Callable[[io.BufferedWriter], Any]) -> None:
+def write_atomically(path: Path, write: Callable[[io.BufferedWriter], Any]) -> None:
     """Write a file under another name, make sure that it is on the disk, then rename it: never a half-written file."""
     aside = path.with_name(f".{path.name}.tmp")
     try:

@@ -4,10 +4,10 @@ A name may come from the user (command line, Python) or from a file that somebod
 run, a crash capsule, the manifest of a dataset. Names from a file pass two gates:
 
 1. `check_names(values, trust)` finds every name in the file's values and rejects those that nobody approved.
-2. `restricted_to(names)` surrounds whatever is then built from the file. Inside, `imported` and `import_package` accept
-   only these names. A new setting that leads to an import can't bypass the first gate: it fails at the second.
+2. `restricted_to(names)` surrounds whatever is then built from the file. Inside, `import_object` and `import_package`
+   accept only these names. A new setting that leads to an import can't bypass the first gate: it fails at the second.
 
-Rules for code that imports by name: call `imported("my.module:Thing")` for an attribute of a module, and
+Rules for code that imports by name: call `import_object("my.module:Thing")` for an attribute of a module, and
 `import_package("package")` or `import_package("package:Id-v0")` for a package that registers environments. Never call
 `importlib.import_module`, `eval`, `pickle` or `gym.make("module:Id")` with text that can come from a file. A setting
 that holds bare package names must be called `import` or `imports`: `names_in` finds it by that key. Free of torch.
@@ -44,7 +44,7 @@ POLICY = "ZHIXING_ALLOWED_IMPORTS"  # an environment variable, so worker process
 STARTED_IN = os.getcwd()  # an environment may change the current folder later
 
 _file_folders: set[str] = set()  # that were appended to the path, for modules beside a file
-known: set[str] = set()  # names imported by this process or one of its workers: somebody approved them already
+approved: set[str] = set()  # names imported by this process or one of its workers: somebody approved them already
 
 
 def child_environment() -> dict[str, str]:
@@ -77,9 +77,9 @@ def check_names(values: Any, trust: bool | Iterable[str] = False) -> set[str]:
     names = names_in(values)
     if trust is True or os.environ.get("ZHIXING_TRUST") == "1":
         return names
-    approved = known | named_objects.given_names() | set(trust or ())
-    if not names <= approved:
-        unapproved = ", ".join(sorted(names - approved))
+    allowed = approved | named_objects.registered_names() | set(trust or ())
+    if not names <= allowed:
+        unapproved = ", ".join(sorted(names - allowed))
         raise UserError(
             f"it names code to import (or a cluster to join): {unapproved[:300]}; import nothing from people you don't "
             f"trust; if you trust it, say so with --trust"
@@ -105,19 +105,19 @@ def restricted_to(names: Iterable[str] | None) -> Iterator[None]:
 def check_allowed(name: str) -> None:
     """Raise `UserError` if the restriction in force, if any, doesn't allow this name."""
     policy = os.environ.get(POLICY)
-    if policy is not None and name not in known and name not in json.loads(policy):
+    if policy is not None and name not in approved and name not in json.loads(policy):
         raise UserError(f"{name!r} comes from a file, and nobody approved it: it isn't imported")
 
 
 # --- imports ---
 
 
-def imported(name: str) -> Any:
+def import_object(name: str) -> Any:
     """The thing that `my.module:Thing` or `my_file.py:Thing` names; modules in the current folder are found, too. An
     object that was given in Python is returned for the name that stands for it."""
-    if isinstance(name, str) and named_objects.is_given(name):
-        return named_objects.given_object(name)
-    if isinstance(name, str) and named_objects.only_in_python(name):
+    if isinstance(name, str) and named_objects.is_registered(name):
+        return named_objects.get_object(name)
+    if isinstance(name, str) and named_objects.is_python_only(name):
         raise UserError(
             f"{name} was given to Python as an object, and can't be imported here; define it in a module that can be "
             f"imported, or give it again, such as zx.load(run, env=MyEnv) or zx.evaluate(run, env=MyEnv)"
@@ -134,7 +134,7 @@ def imported(name: str) -> Any:
             public = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
             raise unknown(f"name in module {module_name}:", part, public)
         found = getattr(found, part)
-    known.add(name)
+    approved.add(name)
     return found
 
 
@@ -152,7 +152,7 @@ def import_package(name: str) -> ModuleType:
         raise UserError(f"{str(name)[:200]!r} names no package; write its name, or package:Id-v0")
     check_allowed(name)
     module = _import(name.partition(":")[0], name)
-    known.add(name)
+    approved.add(name)
     return module
 
 

@@ -12,7 +12,7 @@ KEPT_BYTES, AHEAD_BYTES = 1 << 30, 64 << 20
 
 
 @cache
-def keep_freed() -> None:
+def keep_freed_memory() -> None:
     """Let malloc keep up to a gigabyte of what was freed, instead of giving it back at once.
 
     An update makes and drops the same tensors again and again. By default those of many megabytes go back to the

@@ -17,7 +17,7 @@ from typing import Any
 _objects: dict[str, Any] = {}  # by name
 
 
-def name_object(given: Any, label: str | None = None) -> str:
+def register_object(given: Any, label: str | None = None) -> str:
     """Return the name that stands for an object. With a `label` it is one that can't be imported."""
     module = getattr(given, "__module__", None) or type(given).__module__
     qualname = getattr(given, "__qualname__", None)
@@ -32,29 +32,29 @@ def name_object(given: Any, label: str | None = None) -> str:
     return name
 
 
-def provide(name: str, given: Any) -> None:
+def register_as(name: str, given: Any) -> None:
     """Let a name that is recorded in a run stand for this object."""
     _objects[name] = given
 
 
-def is_given(name: str) -> bool:
+def is_registered(name: str) -> bool:
     return name in _objects
 
 
-def given_object(name: str) -> Any:
+def get_object(name: str) -> Any:
     return _objects[name]
 
 
-def given_names() -> set[str]:
+def registered_names() -> set[str]:
     return set(_objects)
 
 
-def only_in_python(name: str) -> bool:
+def is_python_only(name: str) -> bool:
     """Whether a name is of an object that can't be imported."""
     return name.startswith("__main__:") or re.search(r":.*(<|\(\.\.\.\))", name) is not None
 
 
-def objects_in(names: Iterable[str]) -> dict[str, Any]:
+def select_objects(names: Iterable[str]) -> dict[str, Any]:
     """Return those of the names that stand for given objects, with the objects."""
     return {name: _objects[name] for name in names if name in _objects}
 

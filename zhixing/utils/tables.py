@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from zhixing.utils.files import write_aside
+from zhixing.utils.files import write_atomically
 
 Rows = Sequence[Mapping[str, Any]]  # all with the same names
 
@@ -44,4 +44,4 @@ def write_table(rows: Rows, path: Path) -> None:
     writer.writeheader()
     for row in rows:
         writer.writerow({name: cell(value) for name, value in row.items()})
-    write_aside(path, lambda file: file.write(text.getvalue().encode()))
+    write_atomically(path, lambda file: file.write(text.getvalue().encode()))

@@ -14,7 +14,7 @@ from zhixing.algorithms.alphazero import losses
 from zhixing.cli import main
 from zhixing.core.batch import Batch
 from zhixing.search import PerfectPlayer, RandomPlayer, SearchPlayer, make_game, play_match
-from zhixing.training.matches import Matches, PolicyPlayer, named_player
+from zhixing.training.matches import MatchEvaluator, PolicyPlayer, make_opponent
 
 TICTACTOE = "pettingzoo/tictactoe"
 
@@ -82,19 +82,19 @@ def agent_run(small: Callable, tmp_path: Path) -> Path:
 
 def test_opponents_by_name(agent_run: Path, small: Callable, tmp_path: Path) -> None:
     game = make_game(TICTACTOE)
-    assert isinstance(named_player(game, "random"), RandomPlayer)
-    assert isinstance(named_player(game, "perfect"), PerfectPlayer)
+    assert isinstance(make_opponent(game, "random"), RandomPlayer)
+    assert isinstance(make_opponent(game, "perfect"), PerfectPlayer)
     for name, simulations in (("mcts", 100), ("mcts:25", 25), (str(agent_run), 4)):
-        player = named_player(game, name)
+        player = make_opponent(game, name)
         assert isinstance(player, SearchPlayer)
         assert player.simulations == simulations
     for name in ("nobody", "mcts:0", "mcts:x"):
         with pytest.raises(zx.UserError, match="random, perfect, mcts, mcts:SIMULATIONS or a run's folder"):
-            named_player(game, name)
+            make_opponent(game, name)
     with pytest.raises(zx.UserError, match="plays pettingzoo/tictactoe, not pettingzoo/connect_four"):
-        named_player(make_game("pettingzoo/connect_four"), str(agent_run))
+        make_opponent(make_game("pettingzoo/connect_four"), str(agent_run))
     with pytest.raises(zx.UserError, match="too many positions"):
-        named_player(make_game("pettingzoo/connect_four"), "perfect")
+        make_opponent(make_game("pettingzoo/connect_four"), "perfect")
 
 
 def test_any_policy_of_a_game_plays_matches(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_any_policy_of_a_game_plays_matches(tmp_path: Path) -> None:
 
 def test_matches_repeat_by_seed_and_count_both_seats(agent_run: Path) -> None:
     policy = zx.load(agent_run).policy
-    matches = Matches(make_game(TICTACTOE), policy, "random")
+    matches = MatchEvaluator(make_game(TICTACTOE), policy, "random")
     one, again, other = (matches.evaluate(11, seed).summary() for seed in (0, 0, 1))
     assert one == again
     assert one != other

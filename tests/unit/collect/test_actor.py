@@ -102,7 +102,7 @@ def test_collect_goes_on_in_the_middle_of_an_episode() -> None:
 def test_returns_and_lengths_by_hand() -> None:
     # actions 0, 1, 2 in an episode of three: 0.1 + 1.2 + 2.3 = 3.6. Two copies, seven steps: two episodes each
     episodes = actor(3, 3).collect(steps=7).episodes
-    assert [e.ret for e in episodes] == pytest.approx([3.6] * 4)
+    assert [e.episode_return for e in episodes] == pytest.approx([3.6] * 4)
     assert [e.length for e in episodes] == [3] * 4
     assert episodes[0].info == {"won": 3.0}
 
@@ -250,5 +250,5 @@ def test_load_takes_over_weights() -> None:
 
     env = vector(3)
     a = Actor(Constant(env.spaces), env)
-    a.load({"weight": torch.tensor([5.0])})
+    a.load_weights({"weight": torch.tensor([5.0])})
     assert a.policy.weight.item() == 5.0

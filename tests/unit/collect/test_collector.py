@@ -104,14 +104,19 @@ def test_a_trainer_drives_any_collector() -> None:
     env.close()
     zx.on_policy(loop)
     assert (loop.env_steps, loop.updates, loop.episodes) == (40, 4, 4)
-    assert (loop.replaced, loop.lost, loop.tells, loop.longest_so_far) == (0, 0, (), 5)
+    assert (loop.num_env_restarts, loop.num_worker_restarts, loop.logged_info_keys, loop.longest_so_far) == (
+        0,
+        0,
+        (),
+        5,
+    )
     assert torch.equal(loop.metrics["reward"], torch.tensor(1.0))
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda collector: collector.turn(1), "Recorded has no workers"),
+        (lambda collector: collector.collect_from_worker(1), "Recorded has no workers"),
         (lambda collector: collector.copy_policy(), "Recorded can't collect while the learner updates"),
     ],
 )

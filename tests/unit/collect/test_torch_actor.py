@@ -46,7 +46,7 @@ def test_collects_what_an_actor_does_in_numpy(env: str, recurrent: str, settings
     """The same draws, so the same steps to the bit: base fields, what is beside them, successors, memory, episodes."""
     net = {"recurrent": recurrent, "recurrent_size": 8}
     ours, theirs = (actor_of(kind, env, limit=13, net=net, **settings) for kind in (TorchActor, Actor))
-    assert ours.tells == theirs.tells
+    assert ours.logged_info_keys == theirs.logged_info_keys
     ends = 0
     for steps in (20, 20, 7):
         mine, other = ours.collect(steps=steps), theirs.collect(steps=steps)
@@ -56,8 +56,8 @@ def test_collects_what_an_actor_does_in_numpy(env: str, recurrent: str, settings
             for leaf, array in pairs:
                 assert isinstance(leaf, torch.Tensor)
                 np.testing.assert_array_equal(leaf.numpy(), array, err_msg=name)
-        assert [(e.length, pytest.approx(e.ret, rel=1e-5), e.info) for e in mine.episodes] == [
-            (e.length, e.ret, e.info) for e in other.episodes
+        assert [(e.length, pytest.approx(e.episode_return, rel=1e-5), e.info) for e in mine.episodes] == [
+            (e.length, e.episode_return, e.info) for e in other.episodes
         ]
         ends += len(mine.episodes)
     assert ends >= 15  # 47 steps of 5 environments, episodes of 13 at most

@@ -29,7 +29,7 @@ Small = Callable[..., RunConfig]
 def make(cfg: RunConfig, folder: Path) -> tuple[DistributedCollector, zx.Learner]:
     env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
     learner = zx.algorithms.get(cfg.algorithm).make(cfg, env.spaces)
-    actor = spread(cfg.model_copy(update={"num_threads": 1}), learner, env.spaces, env.tells, folder)
+    actor = spread(cfg.model_copy(update={"num_threads": 1}), learner, env.spaces, env.logged_info_keys, folder)
     env.close()
     return actor, learner
 
@@ -60,7 +60,7 @@ def test_a_turn_is_taken_with_the_weights_of_its_start(small: Small, tmp_path: P
     for update in range(6):
         mark[0], learner.updates = update, update
         held = [next(worker.begin()[1].policy.parameters()).view(-1)[0].item() for worker in workers]
-        envs = actor.turn(4).envs
+        envs = actor.collect_from_worker(4).envs
         found.append((int(envs[0]), held[int(envs[0])]))
     # the first was started, with the present weights, only by the turn itself
     assert found[1:] == [(1, 0.0), (0, 0.0), (1, 1.0), (0, 2.0), (1, 3.0)]
@@ -184,7 +184,7 @@ def test_an_address_where_no_ray_is_is_told_at_once(address: str, monkeypatch: p
 def test_another_number_of_workers_goes_on_with_new_episodes(small: Small, tmp_path: Path) -> None:
     cfg = serial(small("impala", num_envs=4, actors=2))
     actor, _ = make(cfg, tmp_path)
-    actor.turn(8)
+    actor.collect_from_worker(8)
     state = actor.state_dict()
     actor.close()
     more, _ = make(serial(small("impala", num_envs=4, actors=4)), tmp_path)

@@ -96,7 +96,7 @@ def test_half_of_the_workers_killed_cost_only_the_steps_they_held(
 
     class Count(zx.Callback):
         def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
-            seen.append((loop.env_steps, loop.lost))
+            seen.append((loop.env_steps, loop.num_worker_restarts))
 
         def episode_end(self, loop: zx.TrainingLoop, episode: zx.Episode) -> None:
             lengths.append(episode.length)

@@ -105,7 +105,7 @@ def test_the_command_says_what_came_out(
     out = capsys.readouterr().out
     assert "Traceback" in out
     assert "the same error came out at step" in out
-    monkeypatch.setattr("zhixing.utils.importing.known", set())  # as in a process that hasn't imported it yet
+    monkeypatch.setattr("zhixing.utils.importing.approved", set())  # as in a process that hasn't imported it yet
     assert exit_code(monkeypatch, "replay", file) == 2  # whose code that is must be said by whoever asks
     assert f"if you trust it, say so with --trust, or with --env {FAILS}" in capsys.readouterr().err
     assert exit_code(monkeypatch, "replay", file, "--env", "CartPole-v1") == 2

@@ -96,7 +96,7 @@ def test_the_interrupted_episode_is_truncated_at_the_last_right_observation() ->
     assert info["final_info"] == {1: {INTERRUPTED: True}}
     assert np.isfinite(obs).all()
     assert obs[1].tolist() != before[1].tolist()  # the new copy's first
-    assert env.replaced == 1
+    assert env.num_env_restarts == 1
     for _ in range(17):
         _, _, _, truncated, _ = env.step(zeros(env))
     assert truncated.tolist() == [True, False, True]  # 20 steps: the others went on undisturbed
@@ -116,7 +116,7 @@ def test_a_failing_reset_takes_nothing_from_the_episode_before() -> None:
     assert info["final_info"][1]["far"] == pytest.approx(info["final_obs"][1, 1])
     assert reward[1] == pytest.approx(info["final_obs"][1, 0])
     assert np.isfinite(obs).all()
-    assert env.replaced == 1
+    assert env.num_env_restarts == 1
 
 
 class ColdStart(broken.Fails):
@@ -139,7 +139,7 @@ def test_a_new_copy_may_fail_at_its_first_reset() -> None:
     while not truncated.any():
         _, _, _, truncated, _ = env.step(np.ones(1, int))
     assert ColdStart.left == 0
-    assert env.replaced == 3
+    assert env.num_env_restarts == 3
 
 
 def trajectories(env: VectorEnv, steps: int) -> list[Any]:
@@ -157,19 +157,19 @@ def test_processes_replace_as_serial_does(how: str) -> None:
     factory = partial(broken.Fails, how)
     serial = SerialVectorEnv(factory, 4, faults=REPLACE)
     wanted = trajectories(serial, 200)
-    assert serial.replaced > 3
+    assert serial.num_env_restarts > 3
     again = SerialVectorEnv(factory, 4, faults=REPLACE)
     assert trajectories(again, 200) == wanted
     process = ProcessVectorEnv(factory, 4, 2, faults=REPLACE)
     assert trajectories(process, 200) == wanted
-    assert process.replaced == serial.replaced
+    assert process.num_env_restarts == serial.num_env_restarts
     middle = process.state_dict()
     process.close()
     other = SerialVectorEnv(factory, 4, faults=REPLACE)
     other.reset(seed=0)
     other.load_state_dict(middle)
     assert other.inexact == []
-    assert other.replaced == serial.replaced
+    assert other.num_env_restarts == serial.num_env_restarts
 
 
 @pytest.mark.parametrize(("action", "how"), [(6, "was killed by SIGKILL"), (5, "ended with exit code 3")])
@@ -185,7 +185,7 @@ def test_a_dead_worker_is_replaced_and_its_environments_begin_anew(action: int, 
     assert reward.tolist() == [1, 1, 0, 0]
     assert info["final_obs"][2:].tolist() == [[0, 3], [0, 3]]
     assert obs.tolist() == [[0, 4], [0, 4], [0, 0], [0, 0]]
-    assert env.replaced == 2
+    assert env.num_env_restarts == 2
     assert env._workers[0].process.pid == pids[0]
     assert not Path(f"/proc/{pids[1]}").exists()
     obs, *_ = env.step(np.ones(4, int))
@@ -221,7 +221,7 @@ def test_a_step_that_hangs_ends_the_run_or_its_worker() -> None:
     env.send(np.array([0, 7]), np.arange(2))
     ids, _, _, _, truncated, info = env.recv(min_ready=2)
     assert (ids.tolist(), truncated.tolist(), list(info["final_info"])) == ([0, 1], [False, True], [1])
-    assert env.replaced == 2
+    assert env.num_env_restarts == 2
     env.close()
 
 
@@ -230,7 +230,7 @@ def test_a_task_that_always_fails_stops_after_all() -> None:
     env.reset(seed=0)
     with pytest.raises(EnvCrashError, match=f"it failed {IN_A_ROW + 1} times without an episode that ended by itself"):
         many(env, np.ones(1, int), 50)
-    assert env.replaced == IN_A_ROW
+    assert env.num_env_restarts == IN_A_ROW
 
 
 def test_what_can_not_be_guarded_is_refused() -> None:
@@ -295,7 +295,7 @@ def test_evaluation_plays_another_episode_for_one_that_was_interrupted() -> None
     cfg = zx.config.load(algorithm="ppo", env="toy/match")
     actor = Actor(zx.algorithms.get("ppo").make(cfg, env.spaces).policy, env)
     evaluation = actor.evaluate(12, seed=0)
-    assert actor.replaced > 0
+    assert actor.num_env_restarts > 0
     assert [episode.length for episode in evaluation.episodes] == [20] * 12
     assert set(evaluation.summary()) >= {"far"}
     assert INTERRUPTED not in evaluation.summary()

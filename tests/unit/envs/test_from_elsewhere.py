@@ -63,7 +63,7 @@ WORDS = ["env_steps=64", "rollout_steps=32", "num_envs=2", "eval_episodes=2", "t
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leave neither ids, nor modules, nor names behind."""
-    ids, modules, known = set(gym.registry), set(sys.modules), set(importing.known)
+    ids, modules, known = set(gym.registry), set(sys.modules), set(importing.approved)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("ZHIXING_TRUST", "")  # which --trust sets
     monkeypatch.setattr(gymnasium_ids, "imported_packages", [])
@@ -74,7 +74,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in set(sys.modules) - modules:
         if "rooms" in module:
             del sys.modules[module]
-    importing.known.intersection_update(known)
+    importing.approved.intersection_update(known)
 
 
 @pytest.fixture

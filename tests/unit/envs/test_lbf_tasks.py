@@ -93,7 +93,7 @@ def test_whoever_loads_everything_earns_one() -> None:
     assert terminated
     assert total == pytest.approx(1.0)
     assert info["food"] == 1.0
-    assert env.metadata["tells"] == ("food",)
+    assert env.metadata["logged_info_keys"] == ("food",)
 
 
 def test_one_player_is_an_ordinary_task() -> None:
@@ -105,7 +105,7 @@ def test_one_player_is_an_ordinary_task() -> None:
 
 def test_vector_is_restored_by_replay() -> None:
     first, second = (SerialVectorEnv(partial(make, "lbf/8x8-2p-3f", max_episode_steps=15), 2) for _ in range(2))
-    assert first.tells == ("food",)
+    assert first.logged_info_keys == ("food",)
     rng = np.random.default_rng(0)
     first.reset(seed=1)
     for _ in range(40):

@@ -275,7 +275,7 @@ def test_is_what_gymnasium_calls_an_environment_and_is_replayed() -> None:
     assert env.observation_space.shape == (4, 84, 84)
     check_env(env, skip_render_check=True)
     assert env.metadata["render_fps"] == 15
-    assert env.metadata["tells"] == ("x_pos", "flag_get")
+    assert env.metadata["logged_info_keys"] == ("x_pos", "flag_get")
     assert env.render().shape == PaperConsole.shape
     assert make("mario/1-1", core="paper").render() is None
     console = env.unwrapped.console

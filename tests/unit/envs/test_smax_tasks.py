@@ -104,7 +104,7 @@ def test_picture_of_a_battle(env: Any) -> None:
 def test_native_battles_begin_anew_in_the_same_step(native: Any) -> None:
     obs, info = native.reset(0)
     assert obs.shape == (3, 3, 75)
-    assert native.tells == ("won",)
+    assert native.logged_info_keys == ("won",)
     rng = np.random.default_rng(0)
     ends = 0
     for step in range(1, 4 * STEPS + 1):

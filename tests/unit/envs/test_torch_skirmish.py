@@ -50,7 +50,7 @@ def test_battles_go_as_in_numpy_from_the_same_starts(map_name: str, limit: int |
     options: dict[str, Any] = {} if limit is None else {"episode_limit": limit}
     env, native = in_torch(map_name, 40, **options), make_vector(f"skirmish/{map_name}", 40, "native", options=options)
     assert isinstance(native, NativeVectorEnv)
-    assert (env.tells, env.limit) == (native.tells, limit or MAPS[map_name].episode_limit)
+    assert (env.logged_info_keys, env.limit) == (native.logged_info_keys, limit or MAPS[map_name].episode_limit)
     battles: Battles = native.task.battles  # type: ignore[attr-defined]
     native.reset(seed=0)
     env.reset(seed=0)

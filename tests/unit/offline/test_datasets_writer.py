@@ -118,7 +118,7 @@ def test_what_an_actor_collects_is_recorded(task: str, tmp_path: Path) -> None:
     assert (len(data), data.env, data.options, data.note) == (1500, task, {"a": 1}, "by chance")
     assert data.spaces == env.spaces
     ended = (data.arrays["terminated"] | data.arrays["truncated"])[data.ends]
-    assert np.allclose(data.returns()[ended], [episode.ret for episode in episodes], rtol=1e-5)
+    assert np.allclose(data.returns()[ended], [episode.episode_return for episode in episodes], rtol=1e-5)
     assert (data.ends - data.starts + 1)[ended].tolist() == [episode.length for episode in episodes]
     assert np.isclose(data.arrays["reward"].sum(dtype=np.float64), sum(rewards))
     assert np.abs(data.arrays["action"]).max() > 0

@@ -45,7 +45,7 @@ class Watch(zx.Callback):
         policy.act = spy
 
     def iteration_begin(self, loop: zx.TrainingLoop) -> None:
-        self.used = loop.fraction
+        self.used = loop.progress
 
     def iteration_end(self, loop: zx.TrainingLoop, metrics: Any) -> None:
         self.seen.append((self.used, self.value(loop, self.asked)))

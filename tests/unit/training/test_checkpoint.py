@@ -19,7 +19,7 @@ from zhixing.core.policy import Phase
 from zhixing.errors import UserError
 from zhixing.training.checkpoint_file import read_archive, write_archive
 from zhixing.training.run_folder import FORMAT, RunFolder, read_checkpoint, write_checkpoint
-from zhixing.utils.files import write_aside
+from zhixing.utils.files import write_atomically
 
 
 def save(tree: Any, path: Path) -> None:
@@ -30,17 +30,17 @@ def save(tree: Any, path: Path) -> None:
 
 def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     file = tmp_path / "a.bin"
-    write_aside(file, lambda out: out.write(b"old"))
+    write_atomically(file, lambda out: out.write(b"old"))
 
     def fail(out: Any) -> None:
         out.write(b"half")
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="the disk is full"):
-        write_aside(file, fail)
+        write_atomically(file, fail)
     assert file.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.bin"]  # nothing half-written stays behind
-    write_aside(file, lambda out: out.write(b"new"))
+    write_atomically(file, lambda out: out.write(b"new"))
     assert file.read_bytes() == b"new"
 
 

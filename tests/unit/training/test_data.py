@@ -15,9 +15,9 @@ import zhixing as zx
 from zhixing import offline
 from zhixing.buffers import Buffer, NStep, Prioritized
 from zhixing.cli import main
-from zhixing.collect.evaluation import normalised_score
+from zhixing.collect.evaluation import normalized_score
 from zhixing.report.plots.runs import read_run
-from zhixing.training.collect_data import record_agent, record_replay
+from zhixing.training.collect_data import collect_from_agent, export_replay
 from zhixing.training.data import fill
 
 SHORT = {"tensorboard": False, "quiet": True, "eval_episodes": 2, "num_threads": 1}
@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_exactly_the_asked_steps_are_recorded_in_whole_streams(run: Path, tmp_path: Path) -> None:
-    data = record_agent(run, str(tmp_path / "data"), 500, noise=0.5, seed=3)
+    data = collect_from_agent(run, str(tmp_path / "data"), 500, noise=0.5, seed=3)
     assert len(data) == 500
     assert data.env == "CartPole-v1"
     assert "dqn with noise 0.5" in data.note.replace("of dqn ", "")
@@ -45,14 +45,14 @@ def test_exactly_the_asked_steps_are_recorded_in_whole_streams(run: Path, tmp_pa
         episode = data.episode(i)
         assert np.array_equal(episode.next_obs[:-1], episode.obs[1:])
         assert not episode.terminated[:-1].any()
-    again = record_agent(run, str(tmp_path / "again"), 500, noise=0.5, seed=3)
+    again = collect_from_agent(run, str(tmp_path / "again"), 500, noise=0.5, seed=3)
     assert np.array_equal(data.arrays["action"], again.arrays["action"])
-    other = record_agent(run, str(tmp_path / "other"), 500, noise=0.5, seed=4)
+    other = collect_from_agent(run, str(tmp_path / "other"), 500, noise=0.5, seed=4)
     assert not np.array_equal(data.arrays["obs"], other.arrays["obs"])
 
 
 def test_noise_is_the_chance_of_any_action(run: Path, tmp_path: Path) -> None:
-    plain, noisy = (record_agent(run, str(tmp_path / f"{x}"), 2_000, noise=x) for x in (0.0, 1.0))
+    plain, noisy = (collect_from_agent(run, str(tmp_path / f"{x}"), 2_000, noise=x) for x in (0.0, 1.0))
     agent = zx.load(run)
     assert np.mean(agent.act(np.array(plain.arrays["obs"])) == plain.arrays["action"]) == 1.0
     agent.reset()
@@ -61,7 +61,7 @@ def test_noise_is_the_chance_of_any_action(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_replay_is_recorded_whole(run: Path, tmp_path: Path) -> None:
-    data = record_replay(run, str(tmp_path / "data"))
+    data = export_replay(run, str(tmp_path / "data"))
     session = zx.Session.resume(run, quiet=True)
     ring = session.loop.buffer.storage
     session.close()
@@ -76,7 +76,7 @@ def test_a_replay_is_recorded_whole(run: Path, tmp_path: Path) -> None:
 def test_a_run_without_a_replay_can_not_give_one(small: Callable, tmp_path: Path) -> None:
     zx.Session(small("ppo", env_steps=128), tmp_path / "run", quiet=True).run()
     with pytest.raises(zx.UserError, match="has no replay"):
-        record_replay(tmp_path / "run", str(tmp_path / "data"))
+        export_replay(tmp_path / "run", str(tmp_path / "data"))
     assert not (tmp_path / "data").exists()
 
 
@@ -171,8 +171,8 @@ def test_filling_keeps_what_followed_each_step(recorded: Callable, columns: int)
 
 def test_scores_are_told_where_the_data_has_references(run: Path, tmp_path: Path) -> None:
     # 100 (150 - 50) / (250 - 50) = 50
-    assert normalised_score(150.0, {"random": 50.0, "expert": 250.0}) == 50.0
-    record_agent(run, str(tmp_path / "data"), 200, references={"random": 20.0, "expert": 500.0})
+    assert normalized_score(150.0, {"random": 50.0, "expert": 250.0}) == 50.0
+    collect_from_agent(run, str(tmp_path / "data"), 200, references={"random": 20.0, "expert": 500.0})
     zx.train("dqn", dataset=str(tmp_path / "data"), out=tmp_path / "run", offline_updates=5, **SHORT)
     summary = zx.evaluate(tmp_path / "run", 3).summary()
     assert summary["score"] == pytest.approx(100 * (summary["mean_return"] - 20) / 480)
@@ -239,5 +239,5 @@ def test_collect_then_train_then_eval(
 def test_recording_leaves_global_randomness_alone(run: Path, tmp_path: Path) -> None:
     """Recording draws nothing from global random state."""
     before = torch.get_rng_state()
-    record_agent(run, str(tmp_path / "data"), 50, noise=0.3)
+    collect_from_agent(run, str(tmp_path / "data"), 50, noise=0.3)
     assert torch.equal(torch.get_rng_state(), before)

@@ -98,7 +98,7 @@ class Tells(zx.Callback):
         self.events.append(f"{self.name}iteration {loop.env_steps}")
 
     def episode_end(self, loop: TrainingLoop, episode: Episode) -> None:
-        self.events.append(f"{self.name}episode {episode.ret:g}")
+        self.events.append(f"{self.name}episode {episode.episode_return:g}")
 
     def iteration_end(self, loop: TrainingLoop, metrics: Any) -> None:
         self.events.append(f"{self.name}end {loop.env_steps} {sorted(metrics)}")
@@ -120,7 +120,7 @@ def test_budget_of_steps_ends_with_the_iteration_that_uses_it_up() -> None:
     assert run.updates == 4
     assert run.learner.sizes == [16] * 4
     assert run.learner.progress == pytest.approx([0.0, 0.32, 0.64, 0.96])
-    assert run.fraction == 1.0
+    assert run.progress == 1.0
 
 
 def test_budget_of_episodes() -> None:
@@ -274,11 +274,11 @@ def test_callbacks_already_entered_are_left_when_another_cannot_be() -> None:
 
 def test_recent_means_are_of_the_last_hundred_episodes() -> None:
     run = loop(OnPolicyConfig)
-    assert np.isnan(run.recent_mean("ret"))
+    assert np.isnan(run.recent_mean("episode_return"))
     run.iteration_end([Episode(0.0, 1, {})] * 60, {})
     run.iteration_end([Episode(1.0, 3, {})] * 80, {})
     # the last hundred: 20 of the first kind, 80 of the second
-    assert run.recent_mean("ret") == pytest.approx(0.8)
+    assert run.recent_mean("episode_return") == pytest.approx(0.8)
     assert run.recent_mean("length") == pytest.approx(2.6)
     assert run.episodes == 140
 
@@ -347,7 +347,7 @@ def test_state_round_trip_goes_on_as_the_first() -> None:
     assert other.callbacks[0].number == 15
     assert (other.env_steps, other.updates, other.episodes) == (30, 26, 6)
     assert other.seconds == first.seconds > 0
-    assert list(other.recent) == list(first.recent)
+    assert list(other.recent_episodes) == list(first.recent_episodes)
     assert other.metrics == first.metrics
     assert other.rng.random(3).tolist() == first.rng.random(3).tolist()
 

@@ -12,7 +12,7 @@ from conftest import Command
 import zhixing as zx
 from zhixing import config
 from zhixing.training.run_folder import RunFolder
-from zhixing.training.zoo import agents, command_of, export
+from zhixing.training.zoo import agents, export, train_command
 
 ZOO = Path(__file__).parents[3] / "zoo"
 LARGEST = {"mario": 3_000_000}  # bytes, by the first word of the task; else half a megabyte
@@ -44,7 +44,7 @@ def test_the_command_of_an_agent_gives_its_configuration(name: str) -> None:
     if words[7:8] == ["--init-from"]:
         asked["init_from"], words[7:9] = words[8], []
     made = config.build([asked], config.parse_overrides(words[7:]))
-    assert command_of(made) == command_of(RunFolder.open(ZOO / name).read_config())
+    assert train_command(made) == train_command(RunFolder.open(ZOO / name).read_config())
 
 
 def test_an_exported_agent_acts_as_its_run_and_commands_take_it(

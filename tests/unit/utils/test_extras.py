@@ -40,18 +40,18 @@ def test_the_hint_of_an_installed_package_names_the_packages(monkeypatch: pytest
 def test_failed_import_names_the_extra() -> None:
     with (
         pytest.raises(UserError, match=re.escape(extras.install_hint("ray"))) as caught,
-        extras.needing("a job", "ray"),
+        extras.require_extra("a job", "ray"),
     ):
         importlib.import_module("no_such_package")
     assert isinstance(caught.value.__cause__, ImportError)
-    with pytest.raises(ValueError, match="other"), extras.needing("a job", "ray"):
+    with pytest.raises(ValueError, match="other"), extras.require_extra("a job", "ray"):
         raise ValueError("other")
 
 
 def test_every_hint_names_an_extra_that_exists() -> None:
     sources = [file.read_text() for file in (ROOT / "zhixing").rglob("*.py")]
     pattern = re.compile(
-        r"""(?:missing_extra|needing|install_hint)\([^()\n]*(?:\([^()\n]*\))?[^()\n]*?["']([\w-]+)["']\)"""
+        r"""(?:missing_extra|require_extra|install_hint)\([^()\n]*(?:\([^()\n]*\))?[^()\n]*?["']([\w-]+)["']\)"""
     )
     named = {extra for source in sources for extra in pattern.findall(source)}
     assert {"mario", "atari", "marl", "ray", "tune", "offline", "envpool"} <= named

@@ -12,10 +12,10 @@ import pytest
 PROGRAM = """
 import resource, sys
 import torch
-from zhixing.utils.memory import keep_freed
+from zhixing.utils.memory import keep_freed_memory
 
 if sys.argv[1] == "keep":
-    keep_freed()
+    keep_freed_memory()
 torch.set_num_threads(1)
 x = torch.ones(12_000_000)  # 48 MB: beyond what malloc would learn to keep by itself
 for i in range(60):

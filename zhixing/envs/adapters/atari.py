@@ -25,7 +25,7 @@ from zhixing.envs.vector.sub_env_group import Numbers, State
 from zhixing.envs.wrappers.agents import built
 from zhixing.envs.wrappers.pixels import wrap_pixels
 from zhixing.errors import UserError
-from zhixing.utils.extras import needing
+from zhixing.utils.extras import require_extra
 
 NAME = re.compile(r"ALE/\w+-v5")
 FOR_TWO = {"combat", "joust", "maze_craze", "warlords"}  # games that one player can't play
@@ -109,7 +109,7 @@ class Game(gym.Env[Any, Any]):
         grey: bool,
         render_mode: str | None,
     ) -> None:
-        with needing(name, "atari"):
+        with require_extra(name, "atari"):
             import ale_py
         self.ale_py: Any = ale_py
         self.rom = self.ale_py.roms.get_rom_path(games()[name])
@@ -207,7 +207,7 @@ class NativeAtari:
         stack: int = 4,
         full_action_space: bool = False,
     ) -> None:
-        with needing(self.name, "atari"):
+        with require_extra(self.name, "atari"):
             from ale_py.vector_env import AtariVectorEnv
         if size is None:
             raise UserError(f"native {self.name} needs a size of pictures; use backend process for size=null")

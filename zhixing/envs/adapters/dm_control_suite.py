@@ -22,7 +22,7 @@ from zhixing.envs.wrappers.agents import built
 from zhixing.envs.wrappers.headless import drawn, imported
 from zhixing.envs.wrappers.pixels import wrap_pixels
 from zhixing.errors import UserError
-from zhixing.utils.extras import needing
+from zhixing.utils.extras import require_extra
 
 DOMAINS = {
     "acrobot": "swingup swingup_sparse",
@@ -114,7 +114,7 @@ class Control(gym.Env[Any, Any]):
         time_limit: float | None,
         render_mode: str | None,
     ) -> None:
-        with needing(name, "dmc"):
+        with require_extra(name, "dmc"):
             mujoco, suite = imported(_packages)
         self.mujoco = mujoco
         domain, task = name.removeprefix("dmc/").split("-")

@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Discrete
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.wrappers.agents import built, unbatched
 from zhixing.errors import UserError
-from zhixing.utils.extras import needing
+from zhixing.utils.extras import require_extra
 
 NUMBER = r"([1-9]\d*)"
 NAME = re.compile(rf"lbf/(?:{NUMBER}s-)?{NUMBER}x{NUMBER}-{NUMBER}p-{NUMBER}f(-coop)?")
@@ -51,7 +51,7 @@ class Foraging(gym.Env[Any, Any]):
     comparisons, and the best return is 1. At the end `food` tells which part of the levels was loaded.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 5, "tells": ("food",)}  # noqa: RUF012  (as in gym.Env)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5, "logged_info_keys": ("food",)}  # noqa: RUF012  (as in gym.Env)
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Foraging(gym.Env[Any, Any]):
     ) -> None:
         if min(field) < 5 or 4 * (players + food) > field[0] * field[1]:
             raise UserError(f"{name}: the field must be at least 5x5, with 4 places for each player and piece of food")
-        with needing(name, "marl"):
+        with require_extra(name, "marl"):
             from lbforaging.foraging.environment import ForagingEnv
         self.env = ForagingEnv(
             players=players,

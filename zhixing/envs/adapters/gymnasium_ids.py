@@ -18,7 +18,7 @@ from zhixing.envs.adapters import box2d, mujoco_v5
 from zhixing.envs.options import check_options, parameters, unknown_option
 from zhixing.errors import UserError, unknown
 from zhixing.utils import named_objects
-from zhixing.utils.extras import missing_extra, needing
+from zhixing.utils.extras import missing_extra, require_extra
 from zhixing.utils.importing import FILE, OBJECT, import_package
 
 # where a task's code lives -> the extra that brings what it needs
@@ -114,7 +114,7 @@ def _register(name: str) -> None:
 def id_in(name: str) -> str | None:
     """Return the Gymnasium id in `package:Id-v0`, once the package is imported; None for `my.module:MyEnv`."""
     package, sign, wanted = name.partition(":")
-    if not sign or FILE.fullmatch(name) or named_objects.is_given(name) or named_objects.only_in_python(name):
+    if not sign or FILE.fullmatch(name) or named_objects.is_registered(name) or named_objects.is_python_only(name):
         return None
     is_object = OBJECT.fullmatch(name) is not None
     if is_object and hasattr(import_package(name), wanted.partition(".")[0]):
@@ -153,7 +153,7 @@ def _plug_in(name: str) -> None:
     """Import the package that registers this task, if one of those known does."""
     for package, (extra, beginnings) in PLUGINS.items():
         if name.startswith(beginnings):
-            with needing(name, extra):
+            with require_extra(name, extra):
                 importlib.import_module(package)
 
 

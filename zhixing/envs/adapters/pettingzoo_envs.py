@@ -18,7 +18,7 @@ from zhixing.envs.env_spec import MASK
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.wrappers.agents import AgentPadding, built, mask_of, unbatched
 from zhixing.errors import UserError
-from zhixing.utils.extras import needing
+from zhixing.utils.extras import require_extra
 
 Step = tuple[Array, Array, bool, bool, dict[str, Any]]
 
@@ -195,7 +195,7 @@ def _newest(name: str) -> ModuleType:
     """The module of a task: packages carry versions in names, as tictactoe_v3."""
     family, task = name.split("/")
     package = PACKAGES[family]
-    with needing(name, "marl"):
+    with require_extra(name, "marl"):
         modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
         versions = [int(found[1]) for module in modules if (found := re.fullmatch(rf"{task}_v(\d+)", module.name))]
         if not versions:

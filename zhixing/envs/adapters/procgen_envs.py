@@ -23,7 +23,7 @@ from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env_group import State
 from zhixing.envs.wrappers.agents import built
 from zhixing.errors import UserError
-from zhixing.utils.extras import needing
+from zhixing.utils.extras import require_extra
 
 MODES = {"easy": 200, "hard": 500, "extreme": 500, "memory": 500, "exploration": 500}  # and their levels for training
 FURTHER = {  # what some games have besides easy and hard
@@ -101,7 +101,7 @@ def settings(
 
 
 def pool(name: str, num: int, options: State) -> Pool:
-    with needing(name, "procgen"):
+    with require_extra(name, "procgen"):
         import envpool
     task, chosen = settings(name, **options)
 

@@ -21,7 +21,7 @@ from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.wrappers.agents import built
 from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, Info, split_options, wrap_pixels
 from zhixing.errors import UserError, unknown
-from zhixing.utils.extras import needing
+from zhixing.utils.extras import require_extra
 
 PREFIX = "retro/"
 ACTIONS = ("discrete", "multi_discrete")
@@ -70,7 +70,7 @@ class RetroGame(gym.Env[Any, Any]):
             raise UserError(f"{name}: env.scenario={scenario!r}: allowed are names of the game's own scenarios")
         if actions not in ACTIONS:
             raise UserError(f"{name}: env.actions={actions!r}: allowed are {', '.join(ACTIONS)}")
-        with needing(name, "mario"):
+        with require_extra(name, "mario"):
             import stable_retro
         data = stable_retro.data
         known = data.list_games(data.Integrations.ALL)

@@ -63,7 +63,7 @@ class SmacEnv(gym.Env[Any, Any]):
     long as action 0 (do nothing) is forbidden to it.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "tells": ("won",)}  # noqa: RUF012  (declared so by gym.Env)
+    metadata = {"render_modes": ["rgb_array"], "logged_info_keys": ("won",)}  # noqa: RUF012  (declared so by gym.Env)
     reward_kind = "shared"
 
     def __init__(self, construct: Callable[..., Any]) -> None:

@@ -23,7 +23,7 @@ from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env_group import State
 from zhixing.envs.wrappers.agents import built
-from zhixing.utils.extras import needing
+from zhixing.utils.extras import require_extra
 
 MAPS = (
     "3m", "2s3z", "25m", "3s5z", "8m", "5m_vs_6m", "10m_vs_11m", "27m_vs_30m", "3s5z_vs_3s6z", "3s_vs_5z", "6h_vs_8z",
@@ -78,7 +78,7 @@ class Battle:
     """A map as pure functions of one battle: they can be compiled, and mapped over many."""
 
     def __init__(self, name: str, options: State) -> None:
-        with needing(name, "smax"):
+        with require_extra(name, "smax"):
             import jax
 
             with _quiet():
@@ -143,7 +143,7 @@ class Battle:
 class Smax(gym.Env[Any, Any]):
     """One battle. At its end `won` tells whether only units of ours were left."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 8, "tells": ("won",)}  # noqa: RUF012  (as in gym.Env)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 8, "logged_info_keys": ("won",)}  # noqa: RUF012  (as in gym.Env)
     reward_kind = "shared"
 
     def __init__(self, name: str, /, render_mode: str | None = None, **options: Any) -> None:
@@ -175,7 +175,7 @@ class NativeSmax:
 
     name: ClassVar[str]
     options: ClassVar[frozenset[str]] = frozenset(_named.__annotations__) - {"name", "return", "render_mode"}
-    tells = ("won",)
+    logged_info_keys = ("won",)
 
     def __init__(self, num: int, **options: Any) -> None:
         self.battle: Battle = built(self.name, partial(Battle, self.name, options), {}, named=_named)

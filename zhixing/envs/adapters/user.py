@@ -12,7 +12,7 @@ from zhixing.envs.options import check_options, parameters
 from zhixing.envs.wrappers.time_limit import OPTION, limit_steps
 from zhixing.errors import UserError
 from zhixing.utils import named_objects
-from zhixing.utils.importing import imported
+from zhixing.utils.importing import import_object
 
 
 def names() -> list[str]:
@@ -20,11 +20,11 @@ def names() -> list[str]:
 
 
 def knows(name: str) -> bool:
-    return ":" in name or named_objects.is_given(name)
+    return ":" in name or named_objects.is_registered(name)
 
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
-    constructor = imported(name)
+    constructor = import_object(name)
     if not callable(constructor):
         raise UserError(f"{name} is a {type(constructor).__name__}, not a class or function that gives a gymnasium.Env")
     options = dict(options)

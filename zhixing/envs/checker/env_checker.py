@@ -183,7 +183,7 @@ class _Checker:
         self.done += ["observations", "rewards", "ends", "time limit", "info"]
         self.done += ["masks"] * (self.spaces.mask is not None)
         names = {name for shown in ends for name in numbers_of(shown.info)}
-        lacking = sorted(set(self.layout.tells) - names)
+        lacking = sorted(set(self.layout.logged_info_keys) - names)
         if ends and lacking:
             self.say("info", "note", f"metadata tells of {', '.join(lacking)}, which no last info holds")
         return trace

@@ -24,7 +24,7 @@ from zhixing.envs.vector.action_log import plain
 from zhixing.envs.vector.process import ProcessVectorEnv
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import EnvCrashError, UserError
-from zhixing.utils.files import write_aside
+from zhixing.utils.files import write_atomically
 from zhixing.utils.importing import check_names, names_in, restricted_to
 
 ADVICE = "repeat it with:"
@@ -92,7 +92,7 @@ def write(folder: Path, told: dict[str, Any]) -> str:
     text = json.dumps(whole, indent=1)
     if len(text) > MAX_BYTES:
         text = json.dumps({**whole, "actions": None}, indent=1)
-    write_aside(free[0], lambda out: out.write(text.encode()))
+    write_atomically(free[0], lambda out: out.write(text.encode()))
     own = f" --env {told['env']['name']}" if ":" in told["env"]["name"] else ""
     own += " --trust" if names_in(told["env"]["options"]) else ""
     return f"{ADVICE} zhixing replay {free[0]}{own}"
@@ -184,9 +184,9 @@ def _repeat(capsule: CrashReport, actions: Array, vector: ProcessVectorEnv) -> R
                 again = "what it does depends on more than its seed and its actions"
                 return Replayed(False, f"the episode ended by itself at step {step}; {again}", "")
     except EnvCrashError as crash:
-        if crash.capsule is None:
+        if crash.report is None:
             raise
-        came = Failure.model_validate(crash.capsule["error"])
+        came = Failure.model_validate(crash.report["error"])
         same = (came.type, came.message) == (capsule.error.type, capsule.error.message) and step == len(actions)
         which = "the same error" if same else f"another error than {capsule.error.type}: {capsule.error.message}"
         when = f"step {step}" if step else "the reset"

@@ -74,24 +74,24 @@ def crash_of(name: str, index: int, when: str, error: Exception, story: Mapping[
         crash = EnvCrashError(f"environment {name} (index {index}) crashed at {when}:\n{text}")
     if story is not None:
         what = {"type": type(error).__name__, "message": str(error), "traceback": text}
-        crash.capsule = {"index": index, **story, "error": what}
+        crash.report = {"index": index, **story, "error": what}
     return crash
 
 
 def keep_capsule(crash: EnvCrashError, faults: FailurePolicy, **about: Any) -> None:
     """Write down what repeats a crash, and say so in its message. Never hides the crash itself."""
-    if faults.folder is None or crash.capsule is None:
+    if faults.folder is None or crash.report is None:
         return
     from zhixing.envs.crash.crash_report import write  # only now: worker processes needn't wait for its imports
 
     try:
         told = write(
             faults.folder,
-            {**about, "step_timeout": faults.step_timeout, "call_timeout": faults.call_timeout, **crash.capsule},
+            {**about, "step_timeout": faults.step_timeout, "call_timeout": faults.call_timeout, **crash.report},
         )
     except OSError as error:
         told = f"its capsule can't be written to {faults.folder}: {error.strerror or error}"
-    crash.capsule = None  # once is enough
+    crash.report = None  # once is enough
     crash.args = (f"{str(crash).rstrip()}\n{told}",)
 
 

@@ -35,7 +35,7 @@ class Skirmish(TorchTask):
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"episode_limit"})
-    tells: ClassVar[tuple[str, ...]] = ("won",)
+    logged_info_keys: ClassVar[tuple[str, ...]] = ("won",)
     ends_once: ClassVar[bool] = True
     map_name: ClassVar[str]
 

@@ -28,7 +28,7 @@ class TorchTask(ABC):
     limit: int  # steps of an episode at most
     ends_once: ClassVar[bool] = False  # what terminates at the limit isn't truncated, too; with Gymnasium it is
     options: ClassVar[frozenset[str]] = frozenset()
-    tells: ClassVar[tuple[str, ...]] = ()  # which of `numbers` are worth a log
+    logged_info_keys: ClassVar[tuple[str, ...]] = ()  # which of `numbers` are worth a log
 
     def to(self, device: torch.device) -> Self:
         """Called once, with where the copies will be: for tasks that compute with tensors of their own."""

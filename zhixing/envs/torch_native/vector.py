@@ -63,7 +63,7 @@ class TorchVectorEnv(TogetherVectorEnv):
         make: Callable[..., TorchTask] = TORCH[name]
         self.device = torch.device(device)
         self.task = make(**given).to(self.device)
-        self.tells = self.task.tells
+        self.logged_info_keys = self.task.logged_info_keys
         limit = self.task.limit if limit is None else int(limit)
         self.limit = limit if limit >= 0 else torch.iinfo(torch.int32).max  # gymnasium.make's way to say without
         self.max_episode_steps = limit if limit >= 0 else None

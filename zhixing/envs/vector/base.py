@@ -34,13 +34,13 @@ class VectorEnv(gym.vector.VectorEnv[Any, Any, Any], ABC):
     `tells` names the numbers in `final_info` that are worth a log. `max_episode_steps` is the time limit, if known.
 
     `faults` says what is done when an environment fails. One that is replaced shows its episode as truncated, with the
-    last observation that was right, no reward, and `INTERRUPTED` in its `final_info`; `replaced` counts them.
+    last observation that was right, no reward, and `INTERRUPTED` in its `final_info`; `num_env_restarts` counts them.
     """
 
-    tells: tuple[str, ...] = ()
+    logged_info_keys: tuple[str, ...] = ()
     max_episode_steps: int | None = None
     faults = FailurePolicy()
-    replaced = 0
+    num_env_restarts = 0
 
     closed = True  # until there is something to close: a constructor may fail half way
 

@@ -16,14 +16,14 @@ from zhixing.envs.vector.pools import Pool
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env_group import State
 from zhixing.errors import EnvCrashError, UserError
-from zhixing.utils.extras import needing
+from zhixing.utils.extras import require_extra
 
 
 class EnvPoolVectorEnv(TogetherVectorEnv):
     """Its tasks are programs of their own: near to Gymnasium's in what they do, not the same to the last digit."""
 
     def __init__(self, name: str, num: int, spaces: Spaces, options: State) -> None:
-        with needing(f"vector.backend=envpool ({name})", "envpool"):
+        with require_extra(f"vector.backend=envpool ({name})", "envpool"):
             import envpool
         field = spaces.fields()["obs"]
         if name not in envpool.list_all_envs() or not isinstance(field, Field):

@@ -138,7 +138,7 @@ class NativeVectorEnv(TogetherVectorEnv):
             raise UserError(f"native {name} has no option {', '.join(refused)}; use backend serial or process")
         make: Callable[..., NativeTask] = NATIVE[name]
         self.task = make(num, **options)
-        self.tells = getattr(self.task, "tells", ())
+        self.logged_info_keys = getattr(self.task, "logged_info_keys", ())
         super().__init__(name, self.task.spaces, num, "native", 1)
         self.closed = False
 

@@ -89,7 +89,7 @@ class ProcessVectorEnv(VectorEnv):
         if layout is None:
             first = started[0]
             first.drain()
-            importing.known.update(first.call("make_trial", self._factory_bytes, self.name))
+            importing.approved.update(first.call("make_trial", self._factory_bytes, self.name))
             layout = first.call("describe_trial")
             self._allocate(layout, mixed, workers)
             if workers is None:
@@ -105,7 +105,11 @@ class ProcessVectorEnv(VectorEnv):
 
     def _allocate(self, layout: EnvSpec, mixed: bool, workers: int | None) -> None:
         num = self.num_envs
-        self.layout, self.tells, self.max_episode_steps = layout, layout.tells, layout.max_episode_steps
+        self.layout, self.logged_info_keys, self.max_episode_steps = (
+            layout,
+            layout.logged_info_keys,
+            layout.max_episode_steps,
+        )
         # where each has a CPU to itself, nobody has to be woken who has just worked
         self._watch_seconds = WATCH_SECONDS if mixed and workers is not None and workers <= cpu_count() else 0.0
         self._tapes_at = shared_bytes(layout.spaces, num)
@@ -231,7 +235,7 @@ class ProcessVectorEnv(VectorEnv):
         steps = [sum(len(slot["actions"]) for slot in part if slot["actions"] is not None) for part in parts]
         inexact = self._call("load", [(part,) for part in parts], steps)
         self.inexact = list(itertools.chain(*inexact))
-        self.replaced = sum(slot.get("replaced", 0) for slot in state["envs"])
+        self.num_env_restarts = sum(slot.get("replaced", 0) for slot in state["envs"])
         return shown(self.arrays)
 
     def render(self, index: int = 0) -> np.ndarray[Any, Any]:  # type: ignore[override]
@@ -312,7 +316,7 @@ class ProcessVectorEnv(VectorEnv):
         ended, crashes = told
         for survived in crashes:
             self._keep(survived, self.factory)
-            self.replaced += 1
+            self.num_env_restarts += 1
         return ended
 
     def _replace(self, worker: Worker, twin: Snapshot, seeds: list[int | None] | None = None) -> dict[int, Numbers]:
@@ -330,7 +334,7 @@ class ProcessVectorEnv(VectorEnv):
             self._workers.remove(new)
             self._workers[position] = worker = new
             new.consecutive_failures = consecutive_failures
-            self.replaced += len(indices)
+            self.num_env_restarts += len(indices)
             try:
                 new.drain()
                 new.start_open(self._setup(indices.start, indices.stop), self._tapes)

@@ -31,7 +31,7 @@ class SerialVectorEnv(VectorEnv):
             raise UserError(LIMITS_NEED_PROCESSES)
         name = name_of(factory)
         layout = layout or layout_of(factory)
-        self.tells, self.max_episode_steps = layout.tells, layout.max_episode_steps
+        self.logged_info_keys, self.max_episode_steps = layout.logged_info_keys, layout.max_episode_steps
         super().__init__(name, layout.spaces, num, "serial", 1)
         self.arrays = allocate(layout.spaces, num)
         self.slots = SubEnvGroup([factory] * num, layout, self.arrays, 0, name, replace=self.faults.replace)
@@ -61,7 +61,7 @@ class SerialVectorEnv(VectorEnv):
             raise
         for survived in self.slots.crashes:
             self._keep(survived, self.factory)
-            self.replaced += 1
+            self.num_env_restarts += 1
         self.slots.crashes.clear()
         return ended
 
@@ -84,7 +84,7 @@ class SerialVectorEnv(VectorEnv):
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
         self._check_state(state, "slots")
         self.inexact = self.slots.load(state["envs"])
-        self.replaced = sum(slot.replaced for slot in self.slots.slots)
+        self.num_env_restarts = sum(slot.replaced for slot in self.slots.slots)
         return shown(self.arrays)
 
     def render(self, index: int = 0) -> np.ndarray[Any, Any]:  # type: ignore[override]

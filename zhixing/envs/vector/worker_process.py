@@ -270,7 +270,7 @@ class WorkerProcess:
         if not self.lost:
             error = {"type": kind, "message": how, "traceback": ""}
             story = {name: tape[name] for name in ("seed", "origin", "actions")}
-            crash.capsule = {"index": index, **story, "error": error}
+            crash.report = {"index": index, **story, "error": error}
         self.lost = True
         return crash
 

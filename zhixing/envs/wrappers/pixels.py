@@ -19,7 +19,7 @@ from zhixing.envs.options import parameters
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.wrappers.resize import resizer, to_grey
 from zhixing.errors import UserError
-from zhixing.utils.importing import imported
+from zhixing.utils.importing import import_object
 
 Info = dict[str, Any]
 Step = tuple[Any, float, bool, bool, Info]
@@ -67,7 +67,7 @@ def wrap_pixels(
     if end_on_life_loss:
         env = LifeEnds(env)
     if shaping is not None or clip_reward:
-        function: Any = imported(shaping) if isinstance(shaping, str) else shaping
+        function: Any = import_object(shaping) if isinstance(shaping, str) else shaping
         env = Rewards(env, function, clip_reward)
     if max_episode_steps is not None:
         env = Limit(env, max_episode_steps)

@@ -17,7 +17,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from zhixing.errors import UserError, note, unknown
 from zhixing.report.plots.interval import Curve, band
 from zhixing.report.plots.runs import Configuration, NoDataError, Run, find_runs, group, read_run
-from zhixing.utils.files import write_aside
+from zhixing.utils.files import write_atomically
 
 FORMATS = ("png", "svg", "pdf")
 ENOUGH_EVALUATIONS = 3  # points of a curve; with fewer, training returns tell more
@@ -93,7 +93,7 @@ def save(figure: Figure, out: Path) -> None:
     kind = kind_of(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(out, lambda file: figure.savefig(file, format=kind, dpi=150))
+        write_atomically(out, lambda file: figure.savefig(file, format=kind, dpi=150))
     except OSError as error:
         raise UserError(f"the picture {out} can't be written: {error.strerror or error}") from None
 

@@ -6,9 +6,9 @@ from zhixing.training.callbacks import (
     Callback,
     Checkpoint,
     Csv,
-    Draw,
     Evaluate,
-    Film,
+    EvalVideo,
+    Plot,
     Progress,
     StopOnNonFinite,
     TensorBoard,
@@ -35,7 +35,7 @@ def build_callbacks(
         callbacks.append(Imagine(folder.path))
     video_at = len(callbacks)
     if cfg.plot is not None:
-        draw = Draw(folder.path, cfg.plot)
+        draw = Plot(folder.path, cfg.plot)
         draw.check(loop)
         callbacks.append(draw)
     if not quiet:
@@ -43,5 +43,5 @@ def build_callbacks(
     callbacks.append(Checkpoint(folder))
     if cfg.eval_video and evaluate.evaluator is not None:
         # made last: it has an environment, which nobody would close if another callback failed
-        callbacks.insert(video_at, Film(folder, learner.policy, cfg, cfg.device))
+        callbacks.insert(video_at, EvalVideo(folder, learner.policy, cfg, cfg.device))
     return callbacks

@@ -10,7 +10,7 @@ from zhixing.core.learner import Learner
 from zhixing.distributed.collector import spread
 from zhixing.envs import VectorEnv
 from zhixing.envs.torch_native import TorchVectorEnv
-from zhixing.training.resolve import is_spread
+from zhixing.training.resolve import is_distributed
 from zhixing.training.run_folder import RunFolder
 
 
@@ -18,8 +18,8 @@ def build_collector(cfg: RunConfig, learner: Learner, env: VectorEnv, folder: Ru
     """Make the collector that fits the configuration and the environments."""
     if isinstance(cfg, SelfPlayConfig):
         return learner.self_play()
-    if is_spread(cfg):
-        return spread(cfg, learner, env.spaces, env.tells, folder.path)
+    if is_distributed(cfg):
+        return spread(cfg, learner, env.spaces, env.logged_info_keys, folder.path)
     if isinstance(env, TorchVectorEnv) and cfg.scheme == "on_policy":  # replay buffers store NumPy arrays
         return TorchActor(learner.policy, env, learner.fields, seed=cfg.seed)
     return Actor(learner.policy, env, learner.fields, seed=cfg.seed, device=cfg.device)

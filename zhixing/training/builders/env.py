@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zhixing import envs
 from zhixing.config import OffPolicyConfig, RunConfig, SelfPlayConfig
-from zhixing.training.resolve import is_spread, resolve_device
+from zhixing.training.resolve import is_distributed, resolve_device
 from zhixing.training.run_folder import RunFolder
 
 FewEnvs = envs.SerialVectorEnv | envs.ProcessVectorEnv
@@ -15,7 +15,7 @@ def build_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
 
     Self-play and distributed workers have their own; they get a single environment that only describes its spaces.
     """
-    if isinstance(cfg, SelfPlayConfig) or is_spread(cfg):
+    if isinstance(cfg, SelfPlayConfig) or is_distributed(cfg):
         return _single(cfg, folder)
     return envs.make_vector(
         cfg.env.name,

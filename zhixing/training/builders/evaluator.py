@@ -11,7 +11,7 @@ from zhixing.offline import Dataset
 from zhixing.search import GAMES
 from zhixing.training.builders.env import build_evaluation_env
 from zhixing.training.data import NO_ENV, check_spaces
-from zhixing.training.matches import Matches, game_of
+from zhixing.training.matches import MatchEvaluator, make_game
 from zhixing.training.run_folder import RunFolder
 
 
@@ -26,7 +26,7 @@ def build_evaluator(
     if cfg.env.name == NO_ENV:
         return None
     if isinstance(cfg, SearchConfig) and cfg.env.name in GAMES:
-        return Matches(game_of(cfg.env.name), policy, cfg.opponent or "random")
+        return MatchEvaluator(make_game(cfg.env.name), policy, cfg.opponent or "random")
     env = env or build_evaluation_env(cfg, folder)
     try:
         if data is not None:

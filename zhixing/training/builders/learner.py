@@ -11,7 +11,7 @@ from zhixing.core.spaces import Spaces
 from zhixing.distributed.learner_group import LearnerGroup, check_learners
 from zhixing.distributed.parameter_servers import check_servers
 from zhixing.training.data import demonstrations, expert_policy
-from zhixing.training.run_folder import RunFolder, fitting
+from zhixing.training.run_folder import RunFolder, weights_must_fit
 
 
 def build_learner(cfg: RunConfig, spaces: Spaces, folder: RunFolder, *, resumed: bool = False) -> Learner:
@@ -27,7 +27,7 @@ def build_learner(cfg: RunConfig, spaces: Spaces, folder: RunFolder, *, resumed:
         learner.ask(expert_policy(cfg, spaces).to(device))
     if cfg.init_from is not None and not resumed:
         start = RunFolder.open(cfg.init_from)
-        with fitting(start):
+        with weights_must_fit(start):
             learner.load_networks(start.load()["loop"]["learner"])
     if cfg.distributed.servers:
         check_servers(cfg, learner)

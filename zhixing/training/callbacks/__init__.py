@@ -3,11 +3,21 @@
 from zhixing.training.callbacks.base import Callback
 from zhixing.training.callbacks.checkpoint import Checkpoint
 from zhixing.training.callbacks.csv import Csv
-from zhixing.training.callbacks.draw import Draw
+from zhixing.training.callbacks.eval_video import EvalVideo
 from zhixing.training.callbacks.evaluate import Evaluate
-from zhixing.training.callbacks.film import Film
 from zhixing.training.callbacks.nonfinite import StopOnNonFinite
+from zhixing.training.callbacks.plot import Plot
 from zhixing.training.callbacks.progress import Progress
 from zhixing.training.callbacks.tensorboard import TensorBoard
 
-__all__ = ["Callback", "Checkpoint", "Csv", "Draw", "Evaluate", "Film", "Progress", "StopOnNonFinite", "TensorBoard"]
+__all__ = [
+    "Callback",
+    "Checkpoint",
+    "Csv",
+    "EvalVideo",
+    "Evaluate",
+    "Plot",
+    "Progress",
+    "StopOnNonFinite",
+    "TensorBoard",
+]

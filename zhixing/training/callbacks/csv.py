@@ -21,7 +21,7 @@ from zhixing.collect.evaluation import metric_name
 from zhixing.core.state import Count, checked
 from zhixing.errors import UserError, note
 from zhixing.training.callbacks.base import Callback, is_due
-from zhixing.utils.files import write_aside
+from zhixing.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,11 +78,11 @@ class Csv(Callback):
         lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()[: self.lines]
         if lines and lines[0].split(",")[len(self.columns) :]:
             cut = "".join(",".join(line.split(",")[: len(self.columns)]) + "\n" for line in lines)
-            write_aside(self.path, lambda file: file.write(cut.encode()))
+            write_atomically(self.path, lambda file: file.write(cut.encode()))
 
     def train_begin(self, loop: TrainingLoop) -> None:
         if self.offset == 0 and not self.waiting:
-            self.columns = [*row_of(loop)]
+            self.columns = [*metrics_row(loop)]
             self._write(self.columns)
         elif self.offset == 0:
             self.columns = self.waiting.split("\n")[0].split(",")
@@ -92,7 +92,7 @@ class Csv(Callback):
                 self.lines = 1 + sum(1 for _ in file)
 
     def metric_logged(self, loop: TrainingLoop, name: str, value: float) -> None:
-        self._builtin = self._builtin or {*row_of(loop)}
+        self._builtin = self._builtin or {*metrics_row(loop)}
         if name in self._builtin:
             raise UserError(f"loop.log({name!r}, ...): metrics.csv has this column already; log it by another name")
         self.logged[name] = value
@@ -100,7 +100,9 @@ class Csv(Callback):
     def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         self.eval_return = evaluation.mean_return
         summary = evaluation.summary()
-        self.eval_told = {f"eval_{name}": summary[name] for name in map(metric_name, loop.tells) if name in summary}
+        self.eval_told = {
+            f"eval_{name}": summary[name] for name in map(metric_name, loop.logged_info_keys) if name in summary
+        }
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         evaluated = not math.isnan(self.eval_return)
@@ -115,7 +117,7 @@ class Csv(Callback):
         new = [name for name in self.logged if name not in self.columns]
         if new:
             self._add_columns(new)
-        row = row_of(loop) | {"eval_return_mean": self.eval_return, **self.eval_told} | self.logged
+        row = metrics_row(loop) | {"eval_return_mean": self.eval_return, **self.eval_told} | self.logged
         values = [row.get(name, math.nan) for name in self.columns]
         self._write(["" if value != value else f"{value:.7g}" for value in values])
         self.eval_return, self.eval_told = math.nan, {}
@@ -128,7 +130,7 @@ class Csv(Callback):
             header, *rows = (self.path.read_bytes()[: self.offset].decode() + self.waiting).splitlines()
             lines = [",".join([header, *names]), *(row + "," * len(names) for row in rows)]
             text = "".join(line + "\n" for line in lines).encode()
-            write_aside(self.path, lambda file: file.write(text))
+            write_atomically(self.path, lambda file: file.write(text))
             widened = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed in __exit__)
         except OSError as error:
             note(f"{self.path} can't get the columns {', '.join(names)}: {error.strerror or error}; training goes on")
@@ -167,7 +169,7 @@ def row_is_due(loop: TrainingLoop) -> bool:
     return is_due(loop.steps, loop.steps_before, loop.cfg.log_every_steps) and not loop.ending
 
 
-def row_of(loop: TrainingLoop) -> dict[str, float]:
+def metrics_row(loop: TrainingLoop) -> dict[str, float]:
     """The present figures of a run by column; NaN where there is none yet."""
     counts = {
         "env_steps": loop.env_steps,
@@ -175,11 +177,11 @@ def row_of(loop: TrainingLoop) -> dict[str, float]:
         "episodes": loop.episodes,
         "seconds": loop.seconds,
         "steps_per_second": loop.steps / max(loop.seconds, 1e-9),
-        "return_mean": loop.recent_mean("ret"),
+        "return_mean": loop.recent_mean("episode_return"),
         "length_mean": loop.recent_mean("length"),
         "eval_return_mean": math.nan,
     }
-    told = {metric_name(name): loop.recent_info_mean(name) for name in loop.tells}
+    told = {metric_name(name): loop.recent_info_mean(name) for name in loop.logged_info_keys}
     told |= dict.fromkeys([f"eval_{name}" for name in told], math.nan)
     metrics = {name: float(loop.metrics[name]) if name in loop.metrics else math.nan for name in loop.learner.metrics}
     return counts | told | metrics

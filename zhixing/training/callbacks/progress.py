@@ -65,13 +65,13 @@ class Progress(Callback):
         self._shown_at, self._shown_steps = time.monotonic(), -1 if state else loop.steps
         losses = [name for name in loop.learner.metrics if "loss" in name and name in loop.metrics]
         loss = f"  {losses[0].replace('_', ' ')} {float(loop.metrics[losses[0]]):.3g}" if losses else ""
-        ended = f"{loop.recent_mean('ret'):.4g}" if loop.recent else "-"
+        ended = f"{loop.recent_mean('episode_return'):.4g}" if loop.recent_episodes else "-"
         played = f"  train return {ended}" if loop.actor is not None else ""
-        crashed = f"  {loop.replaced} environments replaced" if loop.replaced else ""
-        lost = f"  {loop.lost} workers replaced" if loop.lost else ""
-        left = loop.seconds * (1 / loop.fraction - 1) if loop.fraction > 0 else 0.0
+        crashed = f"  {loop.num_env_restarts} environments replaced" if loop.num_env_restarts else ""
+        lost = f"  {loop.num_worker_restarts} workers replaced" if loop.num_worker_restarts else ""
+        left = loop.seconds * (1 / loop.progress - 1) if loop.progress > 0 else 0.0
         line = (
-            f"{loop.steps:>9,} {loop.unit} {100 * loop.fraction:3.0f}%  {loop.steps / max(loop.seconds, 1e-9):,.0f}/s"
+            f"{loop.steps:>9,} {loop.unit} {100 * loop.progress:3.0f}%  {loop.steps / max(loop.seconds, 1e-9):,.0f}/s"
             f"{played}{self._eval}{loss}{crashed}{lost}{state}  {_clock(left)} left"
         )
         write_stream(self.out, f"\r\x1b[2K{line}" if self.live else line, end="" if self.live else "\n")

@@ -12,7 +12,7 @@ from zhixing import config
 from zhixing.core.state import checked
 from zhixing.errors import note
 from zhixing.training.callbacks.base import Callback, is_due
-from zhixing.training.callbacks.csv import row_is_due, row_of
+from zhixing.training.callbacks.csv import metrics_row, row_is_due
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,7 @@ class TensorBoard(Callback):
             self._row(loop)
 
     def _row(self, loop: TrainingLoop) -> None:
-        row = row_of(loop)
+        row = metrics_row(loop)
         row.pop("env_steps")
         self._scalars({tag(name, loop): row[name] for name in row if row[name] == row[name]} | self.logged, loop)
         self.logged = {}

@@ -19,7 +19,7 @@ from zhixing.envs.adapters.mario.rules import Level
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.wrappers.pixels import Info
 from zhixing.errors import UserError
-from zhixing.utils.extras import missing_extra, needing
+from zhixing.utils.extras import missing_extra, require_extra
 
 ROMS = {
     "standard": "super-mario-bros.nes",
@@ -51,7 +51,7 @@ class SuperMario(gym.Env[Any, Any]):
     metadata = {  # noqa: RUF012
         "render_modes": ["rgb_array"],
         "render_fps": 60,
-        "tells": ("x_pos", "flag_get"),
+        "logged_info_keys": ("x_pos", "flag_get"),
         "keys": "arrow keys move and duck, Z or space jumps, X runs",
     }
 
@@ -71,7 +71,7 @@ class SuperMario(gym.Env[Any, Any]):
                 raise UserError(f"{name}: env.{option}={value!r}: allowed are {', '.join(allowed)}")
         self.addresses = _addresses(name, ram or {})
         self.level, self.buttons, self.render_mode = level, ACTIONS[actions], render_mode
-        with needing(name, "mario"):
+        with require_extra(name, "mario"):
             self.console = CORES[core](rom_path(name, rom))
         scenes.to_the_start(self.console, level)
         self.console.begin_here()

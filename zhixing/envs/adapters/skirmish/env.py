@@ -17,7 +17,7 @@ from zhixing.envs.vector.step_buffers import Array
 class SkirmishEnv(gym.Env[Any, Any]):
     """The team wins when all enemies are dead before the time limit; a battle that the limit cuts is truncated."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 6, "tells": ("won",)}  # noqa: RUF012  (as gym.Env has it)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 6, "logged_info_keys": ("won",)}  # noqa: RUF012  (as gym.Env has it)
     reward_kind = "shared"
 
     def __init__(self, map_name: str, episode_limit: int | None = None, render_mode: str | None = None) -> None:

@@ -21,7 +21,7 @@ class NativeSkirmish:
     """One map of it; `NATIVE` has a class for each."""
 
     options: ClassVar[frozenset[str]] = frozenset({"episode_limit", "render_mode"})
-    tells: ClassVar[tuple[str, ...]] = ("won",)
+    logged_info_keys: ClassVar[tuple[str, ...]] = ("won",)
     map_name: ClassVar[str]
 
     def __init__(self, num: int, episode_limit: int | None = None, render_mode: str | None = None) -> None:

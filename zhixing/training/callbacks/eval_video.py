@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zhixing.training.run_folder import RunFolder
 
 
-class Film(Callback):
+class EvalVideo(Callback):
     """At each evaluation writes `videos/STEPS.mp4`: one more episode, played as those of the evaluation are.
 
     It has a copy of the task and random numbers of its own, so that training and evaluations stay as they are without
@@ -62,12 +62,12 @@ class Film(Callback):
         path = self.folder / f"{loop.steps:012d}.mp4"
         with loop.paused(), Video(path, float(self.env.metadata["render_fps"])) as video:
 
-            def look() -> None:
+            def on_step() -> None:
                 loop.evaluation_step()
                 video.add(self.env.render())
 
             most = loop.cfg.eval_max_steps or default_eval_steps(self.env.max_episode_steps, loop.longest_so_far)
-            self.actor.evaluate(1, stream(loop.cfg.seed, "film", loop.steps), look, most)
+            self.actor.evaluate(1, stream(loop.cfg.seed, "film", loop.steps), on_step, most)
         loop.video_recorded(path)
 
     def state_dict(self) -> dict[str, Any]:

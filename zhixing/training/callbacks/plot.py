@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from zhixing.errors import UserError, unknown
 from zhixing.training.callbacks.base import Callback
-from zhixing.training.callbacks.csv import row_of
+from zhixing.training.callbacks.csv import metrics_row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from zhixing.training.loop import TrainingLoop
 
 
-class Draw(Callback):
+class Plot(Callback):
     """Draws `plot.png` anew at each evaluation and at the end, as `zhixing plot RUN --y NAME` does.
 
     Stands behind `Csv`, which has written the row of the evaluation by then.
@@ -28,7 +28,7 @@ class Draw(Callback):
         self.due = False
 
     def check(self, loop: TrainingLoop) -> None:
-        columns = ["return", *row_of(loop)]
+        columns = ["return", *metrics_row(loop)]
         if self.y not in columns:
             raise unknown("column", self.y, columns, "(plot=... draws what metrics.csv logs)")
 
