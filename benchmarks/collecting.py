@@ -100,7 +100,7 @@ def gymnasium(row: Mapping[str, Any], kind: str) -> tuple[Any, dict[str, Any]]:
     from zhixing import envs
 
     make = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind]
-    env = make([envs.Task(row["env"])] * row["num"], autoreset_mode=AutoresetMode.SAME_STEP)
+    env = make([envs.RegisteredEnv(row["env"])] * row["num"], autoreset_mode=AutoresetMode.SAME_STEP)
     env.reset(seed=0)
     return env, versions("gymnasium")
 
@@ -110,7 +110,7 @@ def sb3(row: Mapping[str, Any], kind: str) -> tuple[Any, dict[str, Any]]:
 
     from zhixing import envs
 
-    task = envs.Task(row["env"])
+    task = envs.RegisteredEnv(row["env"])
     env = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}[kind]([lambda: task()] * row["num"])
     env.reset()
     return env, versions("stable-baselines3")

@@ -50,7 +50,7 @@ def rate(env: Any, actions: Any, seconds: float) -> float:
 
 
 def compare(name: str, num: int, backends: tuple[str, ...], pairs: int, seconds: float) -> dict[str, Any]:
-    task = envs.Task(name)
+    task = envs.RegisteredEnv(name)
     sides: dict[str, Any] = {"gymnasium": AsyncVectorEnv([task] * num, autoreset_mode=AutoresetMode.SAME_STEP)}
     for backend in backends:
         sides[backend] = envs.make_vector(name, num, backend)

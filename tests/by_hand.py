@@ -15,13 +15,13 @@ from zhixing.core.learner import Learner
 from zhixing.core.spaces import Spaces
 
 OBS = Box(-9.0, 9.0, (2,), np.float32)
-CHOICES = Spaces(OBS, Discrete(3))
-MOVES = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32))
-HALVES = [math.log(0.5), math.log(0.25), math.log(0.25)]  # logits of a policy with this entropy
+DISCRETE = Spaces(OBS, Discrete(3))
+CONTINUOUS = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32))
+LOGITS = [math.log(0.5), math.log(0.25), math.log(0.25)]  # logits of a policy with this entropy
 ENTROPY = 1.5 * math.log(2)
 
 
-def judging(critics: Any, *worth: list[float]) -> None:
+def set_critic_outputs(critics: Any, *worth: list[float]) -> None:
     """Each critic says the same of every observation: the worth of each choice, or `[slope, constant]` of a move."""
     with torch.no_grad():
         weight, bias = critics.towers.weights[0], critics.towers.biases[0]
@@ -33,7 +33,7 @@ def judging(critics: Any, *worth: list[float]) -> None:
         bias[:, 0, 0] = torch.tensor(worth)[:, 1]
 
 
-def saying(net: Any, *out: float, std: float | None = None) -> None:
+def set_net_output(net: Any, *out: float, std: float | None = None) -> None:
     """A network of one layer says the same of every observation; `std` is an actor's that has one for all."""
     with torch.no_grad():
         net.layers.linears[0].weight.zero_()
@@ -57,7 +57,7 @@ def batch(**fields: Any) -> Batch:
     return Batch(**{**base, **fields})
 
 
-def coming_noise(made: Learner, rows: int = 3) -> Tensor:
+def peek_noise(made: Learner, rows: int = 3) -> Tensor:
     """The noise of the next sample `[rows,1]`, without drawing it."""
     rng = torch.Generator()
     rng.set_state(made.rng.get_state())

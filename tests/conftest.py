@@ -40,22 +40,22 @@ def many_agents(algorithm: str) -> bool:
     return bool(zx.algorithms.get(algorithm).many_agents)
 
 
-def plays_games(algorithm: str) -> bool:
+def is_self_play(algorithm: str) -> bool:
     """Whether it takes nothing but games of two players."""
     return zx.algorithms.get(algorithm).settings.scheme == "self_play"
 
 
-def toy_task(algorithm: str, discrete: bool = True) -> str:
+def toy_env(algorithm: str, discrete: bool = True) -> str:
     """A small task for one agent or many."""
-    if plays_games(algorithm):
+    if is_self_play(algorithm):
         return "pettingzoo/tictactoe"
     names = ("toy/team-match", "toy/team-reach") if many_agents(algorithm) else ("toy/match", "toy/reach")
     return names[not discrete]
 
 
-def takes_discrete(algorithm: str) -> bool:
+def supports_discrete(algorithm: str) -> bool:
     """Whether an algorithm takes discrete actions; the others take continuous ones."""
-    task = toy_task(algorithm)
+    task = toy_env(algorithm)
     env = zx.envs.make_vector(task, 1, backend="serial")
     try:
         zx.algorithms.get(algorithm).make(zx.config.load(algorithm=algorithm, env=task), env.spaces)
@@ -66,7 +66,7 @@ def takes_discrete(algorithm: str) -> bool:
     return True
 
 
-def exit_code(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+def cli_exit_code(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     """Of the command line, where we are."""
     monkeypatch.setattr("sys.argv", ["zhixing", *words])
     try:
@@ -85,12 +85,12 @@ def _configuration_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture
-def zhixing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
     """Run the command line in an empty folder: exit code, output, errors."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> tuple[int, str, str]:
-        code = exit_code(monkeypatch, *words)
+        code = cli_exit_code(monkeypatch, *words)
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -98,7 +98,7 @@ def zhixing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 @pytest.fixture(scope="session")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+def random_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Data of random actions in a task, recorded once."""
     known: dict[str, str] = {}
 
@@ -119,7 +119,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def expert(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+def expert_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """A run whose agent knows little, but can be asked."""
     known: dict[str, str] = {}
 
@@ -136,7 +136,9 @@ def expert(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 
 @pytest.fixture
-def small(request: pytest.FixtureRequest, recorded: Callable, expert: Callable) -> Callable[..., RunConfig]:
+def short_config(
+    request: pytest.FixtureRequest, random_dataset: Callable, expert_run: Callable
+) -> Callable[..., RunConfig]:
     """A short run of an algorithm; half as long in the contracts, where every algorithm runs it."""
     scale = 1 if "contract" in request.path.parts else 2
 
@@ -145,9 +147,9 @@ def small(request: pytest.FixtureRequest, recorded: Callable, expert: Callable) 
         if env is None and searches:
             env = "pettingzoo/tictactoe"
         elif env is None:
-            discrete = takes_discrete(algorithm)
+            discrete = supports_discrete(algorithm)
             if many_agents(algorithm):
-                env = toy_task(algorithm, discrete)
+                env = toy_env(algorithm, discrete)
             else:
                 env = "CartPole-v1" if discrete else "Pendulum-v1"
         model = zx.algorithms.get(algorithm).settings
@@ -181,25 +183,25 @@ def small(request: pytest.FixtureRequest, recorded: Callable, expert: Callable) 
             short["minibatch_size"] = 32
         options = {name.removeprefix("env__"): value for name, value in settings.items() if name.startswith("env__")}
         if model.needs_data:
-            short["dataset"] = recorded(env, **options)
+            short["dataset"] = random_dataset(env, **options)
         if "demonstrations" in model.model_fields:
             short["demonstrations"] = 1
         if "expert" in model.model_fields:
-            short["expert"] = expert(env, **options)
-        merged = {name: value for name, value in (short | settings).items() if fits(model, name)}
+            short["expert"] = expert_run(env, **options)
+        merged = {name: value for name, value in (short | settings).items() if has_setting(model, name)}
         return zx.config.load(algorithm=algorithm, env=env, **merged)
 
     return make
 
 
-def fits(model: type[RunConfig], name: str) -> bool:
+def has_setting(model: type[RunConfig], name: str) -> bool:
     """Whether these settings have such a name; tests may ask for what only some algorithms have."""
     first, _, rest = name.partition("__")
     group = model.model_fields.get(first)
     return group is not None and (not rest or first == "env" or rest in group.annotation.model_fields)  # type: ignore[union-attr]
 
 
-def learned(run: str | Path) -> dict[str, torch.Tensor]:
+def checkpoint_tensors(run: str | Path) -> dict[str, torch.Tensor]:
     """All weights, moments and counters of the last checkpoint of a run."""
     flat: dict[str, torch.Tensor] = {}
 
@@ -217,9 +219,9 @@ def learned(run: str | Path) -> dict[str, torch.Tensor]:
     return flat
 
 
-def differing(run: str | Path, other: str | Path) -> list[str]:
+def differing_tensors(run: str | Path, other: str | Path) -> list[str]:
     """The names of what two runs learned differently, bit by bit."""
-    mine, theirs = learned(run), learned(other)
+    mine, theirs = checkpoint_tensors(run), checkpoint_tensors(other)
     assert mine
     assert mine.keys() == theirs.keys()
     return [name for name in mine if not torch.equal(mine[name], theirs[name])]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from conftest import differing, many_agents, metrics_rows, takes_discrete, toy_task
+from conftest import differing_tensors, many_agents, metrics_rows, supports_discrete, toy_env
 
 import zhixing as zx
 from zhixing.core.tree import tree_map
@@ -22,10 +22,10 @@ class Ability(NamedTuple):
 
 CNN = {"net__cnn": "simple"}  # the pictures are small
 ABILITIES = {
-    "dict, discrete": Ability("tasks:Many", {"env__kind": "discrete", **CNN}, ("Discrete", "Dict", "dict")),
-    "dict, multi": Ability("tasks:Many", {"env__kind": "multi", **CNN}, ("MultiDiscrete", "Dict", "dict")),
-    "dict, continuous": Ability("tasks:Many", {"env__kind": "continuous", **CNN}, ("Box", "Dict", "dict")),
-    "masks": Ability("tasks:Masked", {}, ("mask", "Discrete")),  # a forbidden action raises inside the task
+    "dict, discrete": Ability("dummy_envs:DictObsEnv", {"env__kind": "discrete", **CNN}, ("Discrete", "Dict", "dict")),
+    "dict, multi": Ability("dummy_envs:DictObsEnv", {"env__kind": "multi", **CNN}, ("MultiDiscrete", "Dict", "dict")),
+    "dict, continuous": Ability("dummy_envs:DictObsEnv", {"env__kind": "continuous", **CNN}, ("Box", "Dict", "dict")),
+    "masks": Ability("dummy_envs:MaskedEnv", {}, ("mask", "Discrete")),  # a forbidden action raises inside the task
     "gru": Ability(None, {"net__recurrent": "gru", "net__recurrent_size": 8}, ("recurrent",)),
     "lstm": Ability(None, {"net__recurrent": "lstm", "net__recurrent_size": 8}, ("recurrent",)),
 }
@@ -47,11 +47,11 @@ class StopAt(zx.Callback):
 
 @pytest.mark.parametrize("ability", ABILITIES)
 def test_an_ability_is_had_throughout_or_refused_by_name(
-    algorithm: str, ability: str, small: Callable, tmp_path: Path
+    algorithm: str, ability: str, short_config: Callable, tmp_path: Path
 ) -> None:
     task, settings, words = ABILITIES[ability]
     if task is None:
-        task = toy_task(algorithm, takes_discrete(algorithm))
+        task = toy_env(algorithm, supports_discrete(algorithm))
     elif many_agents(algorithm):
         settings = {**settings, "env__agents": 2}
     model = zx.algorithms.get(algorithm).settings
@@ -68,7 +68,7 @@ def test_an_ability_is_had_throughout_or_refused_by_name(
         short |= {"rollout_steps": 15}  # stopped after 45: in mid-episode everywhere
     short |= {name: 2 for name in ("epochs", "critic_epochs") if name in model.model_fields}
     try:
-        cfg = small(algorithm, task, **(short | settings))
+        cfg = short_config(algorithm, task, **(short | settings))
         session = zx.Session(cfg, tmp_path / "whole", quiet=True)
     except zx.UserError as error:
         refusal = str(error)
@@ -83,7 +83,7 @@ def test_an_ability_is_had_throughout_or_refused_by_name(
 
     agent = zx.load(tmp_path / "whole")
     env = zx.envs.make_vector(task, 3, backend="serial", options=cfg.env.options)
-    agent.policy.watch(env)
+    agent.policy.bind_env(env)
     obs, info = env.reset(seed=0)
     for _ in range(3):
         action = agent.act(obs, info.get("action_mask"))
@@ -99,5 +99,5 @@ def test_an_ability_is_had_throughout_or_refused_by_name(
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, tmp_path / "parts", [StopAt(80)], quiet=True).run()
     zx.Session.resume(tmp_path / "parts", quiet=True).run()
-    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []
     assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import differing, learned
+from conftest import checkpoint_tensors, differing_tensors
 from gymnasium.spaces import Box, Discrete
 
 import zhixing as zx
@@ -60,7 +60,7 @@ def learns_alike(make: Callable[..., RunConfig], folder: Path, number: int) -> N
         session = zx.Session(make(compile=graph, **SETTINGS), folder / str(graph), watching, quiet=True)
         session.run()
         assert bool(session.learner.graphs and session.learner.graphs.graphs) is graph
-    eager, graphed = learned(folder / "False"), learned(folder / "True")
+    eager, graphed = checkpoint_tensors(folder / "False"), checkpoint_tensors(folder / "True")
     assert eager.keys() == graphed.keys()
     for name, value in eager.items():
         torch.testing.assert_close(graphed[name], value, rtol=1e-3, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
@@ -68,8 +68,8 @@ def learns_alike(make: Callable[..., RunConfig], folder: Path, number: int) -> N
 
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("name", ALL)
-def test_recorded_update_is_the_eager_one(name: str, small: Callable, tmp_path: Path) -> None:
-    learns_alike(lambda **more: small(name, **more), tmp_path, 3)
+def test_recorded_update_is_the_eager_one(name: str, short_config: Callable, tmp_path: Path) -> None:
+    learns_alike(lambda **more: short_config(name, **more), tmp_path, 3)
 
 
 # delayed actors, targets that are copied at times, priorities, and learning rates that fall: each changes the graph
@@ -82,33 +82,33 @@ def test_recorded_update_is_the_eager_one(name: str, small: Callable, tmp_path: 
         ("dqn", {"target_update_interval": 3, "replay__prioritized": True, "replay__n_step": 3}),
         ("ppo", {"anneal_lr": True, "normalize_obs": True, "entropy_coef": 0.01, "critic_lr": 1e-3, "epochs": 2}),
         ("ppo", {"env": "toy/match", "shared_network": True, "minibatch_size": 64}),
-        ("sac", {"env": "tasks:Masked"}),
+        ("sac", {"env": "dummy_envs:MaskedEnv"}),
         ("dqn", {"precision": "bf16"}),
     ],
 )
-def test_settings_that_change_the_graph(name: str, settings: dict, small: Callable, tmp_path: Path) -> None:
-    learns_alike(lambda **more: small(name, **settings, **more), tmp_path, 8)
+def test_settings_that_change_the_graph(name: str, settings: dict, short_config: Callable, tmp_path: Path) -> None:
+    learns_alike(lambda **more: short_config(name, **settings, **more), tmp_path, 8)
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ALL if ASKED == ["all"] else ["ppo", *ASKED])
 def test_compiled_once_learns_alike_and_resumes_exactly(
-    name: str, small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, short_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learns_alike(lambda **more: small(name, **more), tmp_path, 3)
-    cfg = small(name, compile=True, **SETTINGS)
+    learns_alike(lambda **more: short_config(name, **more), tmp_path, 3)
+    cfg = short_config(name, compile=True, **SETTINGS)
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     monkeypatch.setattr(compiler, "_compile", None)  # a second start finds all that it needs
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, tmp_path / "parts", [StopAfter(25, "interrupted")], quiet=True).run()
     zx.Session.resume(tmp_path / "parts", quiet=True).run()
-    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []
 
 
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("name", ["a2c", "td3"])  # one of each optimizer
-def test_gradient_that_is_not_finite_changes_no_weight(name: str, small: Callable, tmp_path: Path) -> None:
-    session = zx.Session(small(name, compile=True, **SETTINGS), tmp_path / "run", [Spoil()], quiet=True)
+def test_gradient_that_is_not_finite_changes_no_weight(name: str, short_config: Callable, tmp_path: Path) -> None:
+    session = zx.Session(short_config(name, compile=True, **SETTINGS), tmp_path / "run", [Spoil()], quiet=True)
     with pytest.raises(NonFiniteError, match="were not changed"):
         session.run()
     weights = [p for optimizer in session.learner.optimizers().values() for p in optimizer.parameters]
@@ -126,27 +126,27 @@ class Spoil(zx.Callback):
             loop.learner.update = lambda batch: update(batch.replace(reward=batch.reward + bad))  # type: ignore[method-assign]
 
 
-def test_recurrent_networks_are_refused_by_name(small: Callable, tmp_path: Path) -> None:
+def test_recurrent_networks_are_refused_by_name(short_config: Callable, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"net\.recurrent=none"):
-        zx.Session(small("ppo", compile=True, net__recurrent="gru"), tmp_path / "run", quiet=True)
+        zx.Session(short_config("ppo", compile=True, net__recurrent="gru"), tmp_path / "run", quiet=True)
 
 
-def test_search_without_learning_is_refused(small: Callable, tmp_path: Path) -> None:
+def test_search_without_learning_is_refused(short_config: Callable, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="mcts makes none"):
-        zx.Session(small("mcts", compile=True), tmp_path / "run", quiet=True)
+        zx.Session(short_config("mcts", compile=True), tmp_path / "run", quiet=True)
 
 
-def test_gradients_that_are_taken_apart_are_refused(small: Callable) -> None:
+def test_gradients_that_are_taken_apart_are_refused(short_config: Callable) -> None:
     with pytest.raises(UserError, match="a3c takes no compile=true"):
-        small("a3c", compile=True)
+        short_config("a3c", compile=True)
 
 
 def test_missing_compiler_is_told_with_what_to_install(
-    small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match=r"no no-such-compiler: install one \(apt install g\+\+"):
-        zx.Session(small("ppo", compile=True), tmp_path / "run", quiet=True)
+        zx.Session(short_config("ppo", compile=True), tmp_path / "run", quiet=True)
 
 
 @pytest.mark.usefixtures("uncompiled")

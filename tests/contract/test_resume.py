@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import differing, metrics_rows
+from conftest import differing_tensors, metrics_rows
 
 import zhixing as zx
 from zhixing.config import RunConfig
@@ -25,22 +25,22 @@ class StopAt(zx.Callback):
             loop.stop("interrupted")
 
 
-def test_resumed_run_ends_like_one_never_stopped(algorithm: str, small: Callable, tmp_path: Path) -> None:
-    stop_and_resume(small(algorithm, seed=3, checkpoint_every_steps=150, vector__backend="serial"), tmp_path)
+def test_resumed_run_ends_like_one_never_stopped(algorithm: str, short_config: Callable, tmp_path: Path) -> None:
+    stop_and_resume(short_config(algorithm, seed=3, checkpoint_every_steps=150, vector__backend="serial"), tmp_path)
 
 
 # what a back end restores doesn't depend on the algorithm: one of each scheme will do
 @pytest.mark.parametrize("backend", ["process", "mixed", "native", "torch"])
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_every_back_end_resumes_exactly(name: str, backend: str, small: Callable, tmp_path: Path) -> None:
-    stop_and_resume(small(name, seed=3, checkpoint_every_steps=150, vector__backend=backend), tmp_path)
+def test_every_back_end_resumes_exactly(name: str, backend: str, short_config: Callable, tmp_path: Path) -> None:
+    stop_and_resume(short_config(name, seed=3, checkpoint_every_steps=150, vector__backend=backend), tmp_path)
 
 
-def test_battles_in_torch_resume_exactly(small: Callable, tmp_path: Path) -> None:
+def test_battles_in_torch_resume_exactly(short_config: Callable, tmp_path: Path) -> None:
     """With memory, and with battles of several lengths going on."""
     memory = {"net__recurrent": "gru", "net__recurrent_size": 8, "last_action": True, "epochs": 1}
     settings = {"vector__backend": "torch", "num_envs": 4, "checkpoint_every_steps": 150, **memory}
-    stop_and_resume(small("mappo", "skirmish/3m", seed=3, **settings), tmp_path)
+    stop_and_resume(short_config("mappo", "skirmish/3m", seed=3, **settings), tmp_path)
 
 
 def stop_and_resume(cfg: RunConfig, tmp_path: Path) -> None:
@@ -52,12 +52,14 @@ def stop_and_resume(cfg: RunConfig, tmp_path: Path) -> None:
         zx.Session.resume(tmp_path / "parts", [StopAt(second)], quiet=True).run()
     except KeyboardInterrupt:
         zx.Session.resume(tmp_path / "parts", quiet=True).run()
-    assert differing(tmp_path / "whole", tmp_path / "parts") == [], f"stopped at {first} and {second}"
+    assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == [], f"stopped at {first} and {second}"
     assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts"), f"stopped at {first} and {second}"
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_a_crash_costs_only_the_steps_since_the_last_checkpoint(name: str, small: Callable, tmp_path: Path) -> None:
+def test_a_crash_costs_only_the_steps_since_the_last_checkpoint(
+    name: str, short_config: Callable, tmp_path: Path
+) -> None:
     """Rows and replay written after that checkpoint are done again, not kept twice."""
 
     class CrashAt(zx.Callback):
@@ -65,12 +67,12 @@ def test_a_crash_costs_only_the_steps_since_the_last_checkpoint(name: str, small
             if loop.env_steps >= 500:
                 raise RuntimeError("power cut")
 
-    cfg = small(name, seed=6, checkpoint_every_steps=200)
+    cfg = short_config(name, seed=6, checkpoint_every_steps=200)
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     with pytest.raises(RuntimeError, match="power cut"):
         zx.Session(cfg, tmp_path / "parts", [CrashAt()], quiet=True).run()
     zx.Session.resume(tmp_path / "parts", quiet=True).run()
-    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []
     assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
 
 
@@ -96,12 +98,12 @@ class Counted(zx.Callback):
 
 @pytest.mark.parametrize(("stop_at", "crash_at"), [(100, 300), (250, 320), (320, 500), (440, 640), (600, 640)])
 def test_interrupted_and_then_killed_has_no_evaluation_or_row_more(
-    stop_at: int, crash_at: int, small: Callable, tmp_path: Path
+    stop_at: int, crash_at: int, short_config: Callable, tmp_path: Path
 ) -> None:
     """Iterations have 64 steps; evaluations are at 192, 384, 576 and the end, checkpoints at 256 and 512."""
     normalised = {"normalize_obs": True, "normalize_reward": True, "epochs": 1}
     steps = {"env_steps": 700, "eval_every_steps": 190, "checkpoint_every_steps": 250, "log_every_steps": 128}
-    cfg = small("ppo", "toy/reach", seed=5, **normalised, **steps)
+    cfg = short_config("ppo", "toy/reach", seed=5, **normalised, **steps)
     whole, parts = Counted(), Counted()
     zx.Session(cfg, tmp_path / "whole", [whole], quiet=True).run()
     with pytest.raises(KeyboardInterrupt):
@@ -111,11 +113,11 @@ def test_interrupted_and_then_killed_has_no_evaluation_or_row_more(
     zx.Session.resume(tmp_path / "parts", [parts], quiet=True).run()
     assert whole.evaluated_at == parts.evaluated_at == [192, 384, 576, 704]
     assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
-    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []
 
 
 def test_killed_after_the_checkpoint_of_the_last_iteration_ends_like_one_never_killed(
-    small: Callable, tmp_path: Path
+    short_config: Callable, tmp_path: Path
 ) -> None:
     """A checkpoint is due in the last iteration; the evaluation and the row of the end come after it."""
 
@@ -123,7 +125,7 @@ def test_killed_after_the_checkpoint_of_the_last_iteration_ends_like_one_never_k
         def train_end(self, loop: zx.TrainingLoop) -> None:
             raise RuntimeError("killed")
 
-    cfg = small("ppo", "toy/reach", env_steps=256, eval_every_steps=0, checkpoint_every_steps=256, epochs=1)
+    cfg = short_config("ppo", "toy/reach", env_steps=256, eval_every_steps=0, checkpoint_every_steps=256, epochs=1)
     whole = zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     with pytest.raises(RuntimeError, match="killed"):
         zx.Session(cfg, tmp_path / "parts", [Kill()], quiet=True).run()

@@ -7,45 +7,45 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import differing, learned, metrics_rows
+from conftest import checkpoint_tensors, differing_tensors, metrics_rows
 
 import zhixing as zx
 
 
-def test_same_seed_same_run(algorithm: str, small: Callable, tmp_path: Path) -> None:
+def test_same_seed_same_run(algorithm: str, short_config: Callable, tmp_path: Path) -> None:
     """Neither reads nor moves torch's global random state."""
     for name in ("a", "b"):
         torch.manual_seed(ord(name))
         before = torch.get_rng_state()
-        zx.Session(small(algorithm, seed=1), tmp_path / name, quiet=True).run()
+        zx.Session(short_config(algorithm, seed=1), tmp_path / name, quiet=True).run()
         assert torch.equal(torch.get_rng_state(), before)
-    assert differing(tmp_path / "a", tmp_path / "b") == []
+    assert differing_tensors(tmp_path / "a", tmp_path / "b") == []
     assert metrics_rows(tmp_path / "a") == metrics_rows(tmp_path / "b")
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_any_number_of_processes_gives_the_serial_run(name: str, small: Callable, tmp_path: Path) -> None:
+def test_any_number_of_processes_gives_the_serial_run(name: str, short_config: Callable, tmp_path: Path) -> None:
     ways = {"serial": {"backend": "serial"}, "one": {"backend": "process", "workers": 1}}
     ways["two"] = {"backend": "process", "workers": 2}
     ways["mixed"] = {"backend": "mixed", "workers": 2}
     for way, vector in ways.items():
-        zx.Session(small(name, seed=5, num_envs=3, vector=vector), tmp_path / way, quiet=True).run()
+        zx.Session(short_config(name, seed=5, num_envs=3, vector=vector), tmp_path / way, quiet=True).run()
     for way in ("one", "two", "mixed"):
-        assert differing(tmp_path / "serial", tmp_path / way) == []
+        assert differing_tensors(tmp_path / "serial", tmp_path / way) == []
         assert metrics_rows(tmp_path / "serial") == metrics_rows(tmp_path / way)
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_another_seed_is_another_run(name: str, small: Callable, tmp_path: Path) -> None:
+def test_another_seed_is_another_run(name: str, short_config: Callable, tmp_path: Path) -> None:
     for seed in (1, 2):
-        zx.Session(small(name, seed=seed), tmp_path / str(seed), quiet=True).run()
-    one, two = learned(tmp_path / "1"), learned(tmp_path / "2")
+        zx.Session(short_config(name, seed=seed), tmp_path / str(seed), quiet=True).run()
+    one, two = checkpoint_tensors(tmp_path / "1"), checkpoint_tensors(tmp_path / "2")
     assert any(not torch.equal(one[name], two[name]) for name in one)
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_the_written_configuration_alone_reproduces_the_run(name: str, small: Callable, tmp_path: Path) -> None:
-    zx.Session(small(name, seed=4), tmp_path / "a", quiet=True).run()
+def test_the_written_configuration_alone_reproduces_the_run(name: str, short_config: Callable, tmp_path: Path) -> None:
+    zx.Session(short_config(name, seed=4), tmp_path / "a", quiet=True).run()
     zx.Session(zx.config.load(tmp_path / "a" / "config.yaml"), tmp_path / "b", quiet=True).run()
-    assert differing(tmp_path / "a", tmp_path / "b") == []
+    assert differing_tensors(tmp_path / "a", tmp_path / "b") == []
     assert (tmp_path / "a" / "config.yaml").read_text() == (tmp_path / "b" / "config.yaml").read_text()

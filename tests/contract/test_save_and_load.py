@@ -16,8 +16,8 @@ from zhixing.core.seeding import stream
 from zhixing.training.run_folder import FORMAT, RunFolder, read_checkpoint, write_checkpoint
 
 
-def test_loaded_agent_acts_as_the_trained_policy(algorithm: str, small: Callable, tmp_path: Path) -> None:
-    session = zx.Session(small(algorithm), tmp_path / "run", quiet=True)
+def test_loaded_agent_acts_as_the_trained_policy(algorithm: str, short_config: Callable, tmp_path: Path) -> None:
+    session = zx.Session(short_config(algorithm), tmp_path / "run", quiet=True)
     session.run()
     agent = zx.load(tmp_path / "run")
     policy, spaces = session.learner.policy, session.spaces
@@ -43,15 +43,15 @@ def as_mask(info: dict) -> torch.Tensor | None:
     return torch.as_tensor(info["action_mask"], dtype=torch.bool) if "action_mask" in info else None
 
 
-def test_evaluation_of_a_run_repeats(small: Callable, tmp_path: Path) -> None:
-    zx.Session(small("ppo"), tmp_path / "run", quiet=True).run()
+def test_evaluation_of_a_run_repeats(short_config: Callable, tmp_path: Path) -> None:
+    zx.Session(short_config("ppo"), tmp_path / "run", quiet=True).run()
     first, again = (zx.evaluate(tmp_path / "run", episodes=5, seed=1) for _ in range(2))
     assert first.summary() == again.summary()
     assert first.summary() != zx.evaluate(tmp_path / "run", episodes=5, seed=2).summary()
 
 
-def test_checkpoints_carry_a_format_and_refuse_a_newer_one(small: Callable, tmp_path: Path) -> None:
-    zx.Session(small("ppo"), tmp_path / "run", quiet=True).run()
+def test_checkpoints_carry_a_format_and_refuse_a_newer_one(short_config: Callable, tmp_path: Path) -> None:
+    zx.Session(short_config("ppo"), tmp_path / "run", quiet=True).run()
     file = max((tmp_path / "run" / "checkpoints").glob("0*.safetensors"))
     state = read_checkpoint(file)
     assert state["format"] == FORMAT
@@ -66,10 +66,10 @@ class _Trap:
 
 
 def test_a_checkpoint_that_would_execute_code_is_refused(
-    small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    zx.Session(small("ppo"), tmp_path / "run", quiet=True).run()
+    zx.Session(short_config("ppo"), tmp_path / "run", quiet=True).run()
     file = max((tmp_path / "run" / "checkpoints").glob("0*.safetensors"))
     for write in (torch.save, lambda thing, path: Path(path).write_bytes(pickle.dumps(thing))):
         write({"format": 1, "kind": "run", "policy": _Trap()}, file)
@@ -78,8 +78,8 @@ def test_a_checkpoint_that_would_execute_code_is_refused(
     assert not Path("sprung").exists()
 
 
-def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(small: Callable, tmp_path: Path) -> None:
-    zx.Session(small("ppo", checkpoint_every_steps=250), tmp_path / "run", quiet=True).run()
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(short_config: Callable, tmp_path: Path) -> None:
+    zx.Session(short_config("ppo", checkpoint_every_steps=250), tmp_path / "run", quiet=True).run()
     newest = max((tmp_path / "run" / "checkpoints").glob("0*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:1000])
     folder = RunFolder.open(tmp_path / "run")

@@ -24,7 +24,7 @@ def fields_of(model: type[config.Strict], prefix: str = "") -> set[str]:
 
 
 def test_every_setting_is_read(
-    algorithm: str, small: Callable, recorded: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, short_config: Callable, random_dataset: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = zx.algorithms.get(algorithm).settings
     base = set(config.RunConfig.model_fields)
@@ -45,7 +45,7 @@ def test_every_setting_is_read(
     ways: list[dict[str, Any]] = [{}]
     if model.scheme == "off_policy":
         ways.append({"replay__prioritized": True})
-        ways.append({"dataset": recorded(small(algorithm).env.name), "offline_updates": 20})
+        ways.append({"dataset": random_dataset(short_config(algorithm).env.name), "offline_updates": 20})
     if "noise_kind" in model.model_fields:
         ways.append({"noise_kind": "ou", "target_policy_noise": 0.1})
     if model.scheme == "play":
@@ -54,7 +54,7 @@ def test_every_setting_is_read(
         ways.append({"net__recurrent": "gru"} | ({"replay__n_step": 1} if model.scheme == "off_policy" else {}))
     for i, way in enumerate(ways):
         try:
-            zx.Session(small(algorithm, env_steps=250, **always, **way), tmp_path / str(i), quiet=True).run()
+            zx.Session(short_config(algorithm, env_steps=250, **always, **way), tmp_path / str(i), quiet=True).run()
         except zx.UserError as refused:
             beside = {
                 "recurrent": {"NetConfig.recurrent_size"},

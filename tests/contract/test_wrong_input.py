@@ -73,7 +73,10 @@ WRONG = {
     "missing run to record": (["record", "nowhere", "-o", "a.mp4"], "there is no run folder nowhere"),
     "missing run to plot": (["plot", "nowhere", "-o", "a.png"], "nowhere"),
     "own task that isn't there": (["train", "ppo", "--env", "no_such_module:Env"], "no_such_module"),
-    "own task without that name": (["train", "ppo", "--env", "tasks:Forevr"], "did you mean 'Forever'"),
+    "own task without that name": (
+        ["train", "ppo", "--env", "dummy_envs:TruncatngEnv"],
+        "did you mean 'TruncatingEnv'",
+    ),
     "own learner that isn't there": (["train", "no_such_module:It", "--env", "CartPole-v1"], "no_such_module"),
     "one of several values": (
         ["sweep", "ppo", "--env", "CartPole-v1", "lr=1e-3,-1", "--out", "all"],
@@ -110,9 +113,9 @@ WRONG = {
 
 @pytest.mark.parametrize(("words", "message"), WRONG.values(), ids=WRONG.keys())
 def test_wrong_words_are_told_and_leave_nothing(
-    words: list[str], message: str, zhixing: Command, tmp_path: Path
+    words: list[str], message: str, run_cli: Command, tmp_path: Path
 ) -> None:
-    code, out, err = zhixing(*words)
+    code, out, err = run_cli(*words)
     assert code == 2
     assert message in err
     assert err.startswith("error: ")
@@ -122,76 +125,78 @@ def test_wrong_words_are_told_and_leave_nothing(
 
 
 def test_missing_extra_is_named_with_its_command(
-    zhixing: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "mujoco", None)  # as where it isn't installed
-    code, _, err = zhixing("train", "ppo", "--env", "HalfCheetah-v5")
+    code, _, err = run_cli("train", "ppo", "--env", "HalfCheetah-v5")
     assert code == 2
     assert install_hint("mujoco") in err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_broken_yaml_names_the_line(zhixing: Command, tmp_path: Path) -> None:
+def test_broken_yaml_names_the_line(run_cli: Command, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text("lr: 1e-3\nnet: [1, 2\ngamma: 0.9\n")
-    code, _, err = zhixing("train", "ppo", "--env", "CartPole-v1", "--config", "my.yaml")
+    code, _, err = run_cli("train", "ppo", "--env", "CartPole-v1", "--config", "my.yaml")
     assert code == 2
     assert "my.yaml is not readable YAML at line 3" in err
     (tmp_path / "my.yaml").write_text("just words")
-    assert "must hold settings" in zhixing("train", "ppo", "--env", "CartPole-v1", "--config", "my.yaml")[2]
+    assert "must hold settings" in run_cli("train", "ppo", "--env", "CartPole-v1", "--config", "my.yaml")[2]
 
 
-def test_out_that_holds_a_run_is_refused(zhixing: Command, tmp_path: Path) -> None:
+def test_out_that_holds_a_run_is_refused(run_cli: Command, tmp_path: Path) -> None:
     words = ["train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "mine"]
-    assert zhixing(*words)[0] == 0
+    assert run_cli(*words)[0] == 0
     before = (tmp_path / "mine" / "metrics.csv").read_bytes()
-    code, _, err = zhixing(*words)
+    code, _, err = run_cli(*words)
     assert code == 2
     assert "mine already holds a run; go on with `zhixing resume mine`" in err
     assert (tmp_path / "mine" / "metrics.csv").read_bytes() == before
 
 
-def test_foreign_and_damaged_run_folders_are_told(zhixing: Command, tmp_path: Path) -> None:
+def test_foreign_and_damaged_run_folders_are_told(run_cli: Command, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
-    assert "photos is no run" in zhixing("resume", "photos")[2]
-    zhixing("train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "mine")
+    assert "photos is no run" in run_cli("resume", "photos")[2]
+    run_cli("train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "mine")
     (checkpoint,) = (tmp_path / "mine" / "checkpoints").glob("0*.safetensors")
     whole = checkpoint.read_bytes()
     for cut in (0, 10, len(whole) // 2, len(whole) - 1):
         checkpoint.write_bytes(whole[:cut])
         for command in ("resume", "eval"):
-            code, _, err = zhixing(command, "mine")
+            code, _, err = run_cli(command, "mine")
             assert code == 2
             assert "is damaged or no checkpoint" in err
     checkpoint.unlink()
-    assert "has no checkpoint" in zhixing("resume", "mine")[2]
+    assert "has no checkpoint" in run_cli("resume", "mine")[2]
     (tmp_path / "mine" / "config.yaml").write_text("algorithm: ppo\nenv: CartPole-v1\nlr: [")
-    assert "mine/config.yaml" in zhixing("eval", "mine")[2]
+    assert "mine/config.yaml" in run_cli("eval", "mine")[2]
 
 
-def test_weights_of_another_shape_are_told(zhixing: Command) -> None:
-    zhixing("train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "mine")
-    code, _, err = zhixing("train", "ppo", "--env", "CartPole-v1", "--init-from", "mine", "env_steps=256")
+def test_weights_of_another_shape_are_told(run_cli: Command) -> None:
+    run_cli("train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "mine")
+    code, _, err = run_cli("train", "ppo", "--env", "CartPole-v1", "--init-from", "mine", "env_steps=256")
     assert code == 2
     assert "mine don't fit this network" in err
 
 
-def test_crash_inside_an_environment_shows_its_own_traceback(zhixing: Command) -> None:
+def test_crash_inside_an_environment_shows_its_own_traceback(run_cli: Command) -> None:
     for backend in ("serial", "process"):
-        code, _, err = zhixing("train", "ppo", "--env", "tasks:Raises", f"vector.backend={backend}", "--out", backend)
+        code, _, err = run_cli(
+            "train", "ppo", "--env", "dummy_envs:RaisingEnv", f"vector.backend={backend}", "--out", backend
+        )
         assert code == 1
         assert "ZeroDivisionError: the third step is broken" in err
-        assert "tasks.py" in err
+        assert "dummy_envs.py" in err
 
 
-def test_exploding_rewards_stop_the_run_with_the_name_of_the_loss(zhixing: Command) -> None:
-    code, _, err = zhixing("train", "ppo", "--env", "tasks:Explodes", "--out", "mine")
+def test_exploding_rewards_stop_the_run_with_the_name_of_the_loss(run_cli: Command) -> None:
+    code, _, err = run_cli("train", "ppo", "--env", "dummy_envs:HugeRewardEnv", "--out", "mine")
     assert code == 2
     assert "loss is inf" in err or "loss is nan" in err
     assert "environment step 2048, update" in err
 
 
-def test_agent_tells_a_wrong_observation(small: Callable, tmp_path: Path) -> None:
-    zx.Session(small("ppo"), tmp_path / "run", quiet=True).run()
+def test_agent_tells_a_wrong_observation(short_config: Callable, tmp_path: Path) -> None:
+    zx.Session(short_config("ppo"), tmp_path / "run", quiet=True).run()
     agent = zx.load(tmp_path / "run")
     with pytest.raises(zx.UserError, match="observation"):
         agent.act([1.0, 2.0])

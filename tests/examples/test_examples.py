@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def zhixing(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def run_cli(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """The command line: its output and errors, where it succeeds."""
 
     def run(*words: str) -> tuple[str, str]:
@@ -81,32 +81,32 @@ def test_memory_is_what_solves_recall(folder: Path) -> None:
     assert result["final_return"] < 0.5
 
 
-def test_the_room_takes_its_option_and_is_filmed(zhixing: Command, folder: Path) -> None:
-    zhixing("train", "ppo", "--env", "own_environment:Room", "env.target=23", "env_steps=256", "--out", "room")
+def test_the_room_takes_its_option_and_is_filmed(run_cli: Command, folder: Path) -> None:
+    run_cli("train", "ppo", "--env", "own_environment:Room", "env.target=23", "env_steps=256", "--out", "room")
     assert zx.load("room").cfg.env.options == {"target": 23}
-    assert "1 episodes" in zhixing("record", "room", "-o", "room.mp4")[0]
+    assert "1 episodes" in run_cli("record", "room", "-o", "room.mp4")[0]
     assert (folder / "room.mp4").stat().st_size > 0
 
 
-def test_own_algorithm_is_trained_evaluated_filmed_and_shown_by_its_name(zhixing: Command, folder: Path) -> None:
+def test_own_algorithm_is_trained_evaluated_filmed_and_shown_by_its_name(run_cli: Command, folder: Path) -> None:
     name = "own_algorithm:Reinforce"
-    zhixing("train", name, "--env", "toy/match", "stop_return=9", "eval_every_steps=1000", "--out", "run")
-    summary = json.loads(zhixing("eval", "run", "--episodes", "50", "--json")[0])
+    run_cli("train", name, "--env", "toy/match", "stop_return=9", "eval_every_steps=1000", "--out", "run")
+    summary = json.loads(run_cli("eval", "run", "--episodes", "50", "--json")[0])
     assert summary["mean_return"] >= 9.0
     assert summary["episodes"] == 50
-    zhixing("record", "run", "-o", "run.mp4")
-    zhixing("plot", "run", "-o", "run.png")
+    run_cli("record", "run", "-o", "run.mp4")
+    run_cli("plot", "run", "-o", "run.png")
     assert (folder / "run.mp4").stat().st_size > 0
     assert (folder / "run.png").stat().st_size > 0
-    shown = zhixing("show", name)[0]
+    shown = run_cli("show", name)[0]
     assert re.search(r"value_coef +0\.5 .*weight of the value loss", shown)
 
 
-def test_own_algorithm_resumed_by_the_command_line_ends_like_one_never_stopped(zhixing: Command, folder: Path) -> None:
+def test_own_algorithm_resumed_by_the_command_line_ends_like_one_never_stopped(run_cli: Command, folder: Path) -> None:
     words = ["train", "own_algorithm:Reinforce", "--env", "CartPole-v1", "--seed", "2", "eval_every_steps=0"]
-    zhixing(*words, "env_steps=2048", "--out", "whole")
-    zhixing(*words, "env_steps=1024", "--out", "parts")
-    zhixing("resume", "parts", "env_steps=2048")
+    run_cli(*words, "env_steps=2048", "--out", "whole")
+    run_cli(*words, "env_steps=1024", "--out", "parts")
+    run_cli("resume", "parts", "env_steps=2048")
     whole, parts = (json.loads((folder / run / "result.json").read_text()) for run in ("whole", "parts"))
     assert whole["env_steps"] == parts["env_steps"] == 2048
     assert whole["final_return"] == parts["final_return"]
@@ -115,12 +115,12 @@ def test_own_algorithm_resumed_by_the_command_line_ends_like_one_never_stopped(z
 
 
 def test_own_algorithm_works_where_only_its_file_is(
-    zhixing: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for somebody who wrote one: a file in the current folder, under a name of their own."""
     shutil.copy(EXAMPLES / "own_algorithm.py", tmp_path / "somebodys.py")
-    zhixing("train", "somebodys:Reinforce", "--env", "CartPole-v1", "env_steps=256", "--out", "run")
-    assert json.loads(zhixing("eval", "run", "--episodes", "2", "--json")[0])["episodes"] == 2
+    run_cli("train", "somebodys:Reinforce", "--env", "CartPole-v1", "env_steps=256", "--out", "run")
+    assert json.loads(run_cli("eval", "run", "--episodes", "2", "--json")[0])["episodes"] == 2
 
 
 def test_own_algorithm_meets_the_exact_value_of_a_task_cut_by_a_clock(folder: Path) -> None:
@@ -128,8 +128,8 @@ def test_own_algorithm_meets_the_exact_value_of_a_task_cut_by_a_clock(folder: Pa
     import torch
 
     cfg = zx.config.load(
-        algorithm="own_algorithm:Reinforce", env="tasks:Forever", gamma=0.8, env_steps=8_000, eval_every_steps=0,
-        tensorboard=False, vector__backend="serial",
+        algorithm="own_algorithm:Reinforce", env="dummy_envs:TruncatingEnv", gamma=0.8, env_steps=8_000,
+        eval_every_steps=0, tensorboard=False, vector__backend="serial",
     )  # fmt: skip
     session = zx.Session(cfg, "run", quiet=True)
     session.run()

@@ -13,13 +13,13 @@ from zhixing.collect.actor import Actor
 from zhixing.core.policy import Phase
 from zhixing.training.collect_data import collect_from_actor
 
-# random play of toy tasks:Masked earns 5 of 10, the best 10; of two agents, who earn for five and ten steps, 7.5
+# random play of dummy_envs:MaskedEnv earns 5 of 10, the best 10; of two agents, who earn for five and ten steps, 7.5
 
 
 def test_no_forbidden_action_in_100_000_steps(tmp_path: Path) -> None:
     settings = {"env_steps": 100_000, "num_envs": 32, "vector__backend": "serial", "rollout_steps": 64}
     settings |= {"minibatch_size": 512, "epochs": 2, "lr": 1e-3, "eval_every_steps": 0, "tensorboard": False}
-    cfg = zx.config.load(algorithm="ppo", env="tasks:Masked", num_threads=1, **settings)
+    cfg = zx.config.load(algorithm="ppo", env="dummy_envs:MaskedEnv", num_threads=1, **settings)
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     assert result["env_steps"] >= 100_000
     assert result["final_return"] > 9.5  # and what is allowed is learned
@@ -31,13 +31,13 @@ def test_no_agent_of_a_team_takes_a_forbidden_action(name: str, tmp_path: Path) 
     if name == "qmix":
         settings |= {"updates_per_step": 0.03, "train_every": 10, "lr": 2e-3, "net__recurrent": "none"}
     cfg = zx.config.load(
-        algorithm=name, env="tasks:Masked", env__agents=2, num_threads=1, tensorboard=False, **settings
+        algorithm=name, env="dummy_envs:MaskedEnv", env__agents=2, num_threads=1, tensorboard=False, **settings
     )
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     assert result["final_return"] > 6.5
 
 
-TWELVE = {"name": "tasks:Masked", "actions": 12}  # one to three are allowed: random play earns 6.1 of 10
+TWELVE = {"name": "dummy_envs:MaskedEnv", "actions": 12}  # one to three are allowed: random play earns 6.1 of 10
 
 
 def train(name: str, out: Path, **settings: Any) -> tuple[dict[str, Any], zx.Learner]:
@@ -54,11 +54,11 @@ def train(name: str, out: Path, **settings: Any) -> tuple[dict[str, Any], zx.Lea
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     """3,000 steps of random play."""
-    env = zx.envs.make_vector("tasks:Masked", 2, backend="serial", options={"actions": 12})
+    env = zx.envs.make_vector("dummy_envs:MaskedEnv", 2, backend="serial", options={"actions": 12})
     policy = zx.algorithms.get("ppo").make(zx.config.load(algorithm="ppo", env=TWELVE), env.spaces).policy
     out = str(tmp_path_factory.mktemp("recorded") / "data")
     collect_from_actor(
-        Actor(policy, env), out, 3_000, env="tasks:Masked", options={"actions": 12}, note="", phase=Phase.RANDOM
+        Actor(policy, env), out, 3_000, env="dummy_envs:MaskedEnv", options={"actions": 12}, note="", phase=Phase.RANDOM
     )
     env.close()
     return out

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import plays_games, takes_discrete, toy_task
+from conftest import is_self_play, supports_discrete, toy_env
 
 import zhixing as zx
 from zhixing.training.collect_data import collect_from_agent
@@ -37,14 +37,14 @@ def expert(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, float], P
 
 @pytest.mark.parametrize("actions", ["discrete", "continuous"])
 def test_learns_a_toy_task(algorithm: str, actions: str, expert: Callable, tmp_path: Path) -> None:
-    task = toy_task(algorithm, actions == "discrete")
+    task = toy_env(algorithm, actions == "discrete")
     threshold = DISCRETE if actions == "discrete" else CONTINUOUS
-    if plays_games(algorithm):
+    if is_self_play(algorithm):
         threshold = NO_LOSS
     model = zx.algorithms.get(algorithm).settings
-    if actions == "continuous" and plays_games(algorithm):
+    if actions == "continuous" and is_self_play(algorithm):
         pytest.skip("games only")
-    if actions == "discrete" and not takes_discrete(algorithm):
+    if actions == "discrete" and not supports_discrete(algorithm):
         pytest.skip("continuous actions only")
     settings = {"env_steps": 30_000, "eval_every_steps": 1_000, "stop_return": threshold, "seed": 1}
     if model.scheme == "off_policy":
@@ -61,7 +61,7 @@ def test_learns_a_toy_task(algorithm: str, actions: str, expert: Callable, tmp_p
         settings |= {"lr": 2e-3, "batch_size": 16}
     if "output_penalty" in model.model_fields:
         settings["output_penalty"] = 1e-2  # with the authors' 1e-3, choices settle too early for 1 seed of 7
-    if plays_games(algorithm):
+    if is_self_play(algorithm):
         settings |= {"opponent": "perfect", "simulations": 32, "net__blocks": 1, "net__channels": 24}
         settings |= {"updates_per_step": 0.04, "batch_size": 128, "eval_every_steps": 2_000}
     if model.scheme == "play":

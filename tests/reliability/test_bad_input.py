@@ -546,7 +546,7 @@ def test_a_checkpoint_names_no_file_elsewhere(name: Any, run: Path) -> None:
 
 
 def test_code_that_a_run_names_is_imported_only_on_the_users_word(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zhixing: Callable[..., tuple[int, str, str]]
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: Callable[..., tuple[int, str, str]]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ZHIXING_TRUST", raising=False)
@@ -557,7 +557,7 @@ def test_code_that_a_run_names_is_imported_only_on_the_users_word(
         for reader in (zx.load, zx.evaluate, zx.Session.resume):
             with pytest.raises(zx.UserError, match=r"names code to import .*: stranger:make; .*--trust"):
                 reader(run)
-        code, _, said = zhixing("eval", str(run))
+        code, _, said = run_cli("eval", str(run))
         assert code == 2
         assert "with --trust" in said
         assert not Path("sprung").exists()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import differing, metrics_rows
+from conftest import differing_tensors, metrics_rows
 from soaking import count
 
 import zhixing as zx
@@ -133,7 +133,7 @@ def disks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def same_end(disks: Path, case: str) -> None:
     whole = disks / f"whole-{case.split()[2]}"
-    assert differing(whole, disks / case) == []
+    assert differing_tensors(whole, disks / case) == []
     assert metrics_rows(whole) == metrics_rows(disks / case)  # rows that had to wait are all there
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hostile import Hostile
+from hostile_envs import HostileEnv
 
 import zhixing as zx
 from zhixing.envs import FailurePolicy, ProcessVectorEnv, make_vector
@@ -39,8 +39,8 @@ CALLS = {
 }
 
 
-def hostile(where: str = "", how: str = "", log: Path | None = None) -> partial[Hostile]:
-    factory = partial(Hostile, where, how, None if log is None else str(log))
+def hostile(where: str = "", how: str = "", log: Path | None = None) -> partial[HostileEnv]:
+    factory = partial(HostileEnv, where, how, None if log is None else str(log))
     factory.name = "Hostile"  # type: ignore[attr-defined]
     return factory
 
@@ -96,16 +96,16 @@ def test_the_number_of_workers_is_found_without_the_environment_in_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "log"
-    env = make_vector("hostile:Hostile", 2, "process", options={"how": "made", "log": str(log)})
+    env = make_vector("hostile_envs:HostileEnv", 2, "process", options={"how": "made", "log": str(log)})
     env.reset(seed=0)
     env.close()
     assert len(numbers(log)) == 3  # one to try, two to use
     assert os.getpid() not in numbers(log)
     with pytest.raises(EnvCrashError, match="was killed by SIGSEGV, at the first reset"):
-        make_vector("hostile:Hostile", 2, "process", options={"where": "reset", "how": "segfault"})
+        make_vector("hostile_envs:HostileEnv", 2, "process", options={"where": "reset", "how": "segfault"})
 
 
-class DiesLate(Hostile):
+class DiesLate(HostileEnv):
     """Is killed at its third step, whatever the action."""
 
     def step(self, action: Any) -> Any:
@@ -152,7 +152,7 @@ def test_a_worker_that_forked_and_died_is_replaced(tmp_path: Path) -> None:
     env.close()
 
 
-class DiesInResets(Hostile):
+class DiesInResets(HostileEnv):
     """The first two resets of a new process after the log has its first line end that process."""
 
     def reset(self, **settings: Any) -> Any:
@@ -211,7 +211,7 @@ def test_every_call_has_a_limit(where: str, tmp_path: Path) -> None:
 SWITCHES = ("", "reset", "render", "state")
 
 
-class Switched(Hostile):
+class Switched(HostileEnv):
     """Hangs from now on at the call that the action says."""
 
     def __init__(self) -> None:
@@ -237,7 +237,7 @@ import sys
 import numpy as np
 from zhixing.envs import make_vector
 options = dict(zip(("where", "how", "log"), sys.argv[1:]))
-env = make_vector("hostile:Hostile", 2, "process", options=options)
+env = make_vector("hostile_envs:HostileEnv", 2, "process", options=options)
 env.reset(seed=0)
 env.step(np.zeros(2, int))
 if sys.argv[1] != "close":
@@ -273,7 +273,7 @@ def test_a_worker_that_can_not_be_started_is_named_and_the_others_end(monkeypatc
     monkeypatch.setattr(worker_process.subprocess, "Popen", Limited)
     files = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
     with pytest.raises(UserError, match=r"worker process 3 of 200 can't be started: .*; use fewer \(vector.workers\)"):
-        ProcessVectorEnv(Hostile, 200, 200)
+        ProcessVectorEnv(HostileEnv, 200, 200)
     assert [process.poll() is not None for process in started] == [True, True]
     if files:
         assert len(os.listdir("/proc/self/fd")) == files
@@ -297,13 +297,13 @@ SAC: dict[str, Any] = {"learning_starts": 16, "batch_size": 8, "net__hidden_size
 
 def test_nothing_of_an_environment_runs_in_the_process_that_trains(tmp_path: Path) -> None:
     log, run = tmp_path / "log", tmp_path / "run"
-    env = {"name": "hostile:Hostile", "how": "made", "log": str(log)}
+    env = {"name": "hostile_envs:HostileEnv", "how": "made", "log": str(log)}
     zx.train("ppo", env=env, out=run, eval_video=True, **SHORT, **PPO)
     zx.evaluate(run, 2)
     record(run, tmp_path / "video.mp4")
     collect_from_agent(run, str(tmp_path / "data"), 20)
     plan([{"algorithm": "ppo", "env": env, "vector": {"backend": "process"}}], {"lr": [1e-3]}, [0], tmp_path / "sweep")
-    goals = {**env, "name": "hostile:Goals"}
+    goals = {**env, "name": "hostile_envs:HostileGoalEnv"}
     zx.train("sac", env=goals, out=tmp_path / "goals", replay__her=True, **SHORT, **SAC)
     assert len(set(numbers(log))) > 10
     assert os.getpid() not in numbers(log)
@@ -312,11 +312,11 @@ def test_nothing_of_an_environment_runs_in_the_process_that_trains(tmp_path: Pat
 def test_death_in_an_evaluation_is_an_error_not_the_end_of_the_program(tmp_path: Path) -> None:
     harmful = {"where": "reset", "how": "segfault"}
     with pytest.raises(EnvCrashError, match="was killed by SIGSEGV, at the first reset"):
-        zx.train("ppo", env="hostile:Hostile", out=tmp_path / "run", eval_env=harmful, **SHORT, **PPO)
+        zx.train("ppo", env="hostile_envs:HostileEnv", out=tmp_path / "run", eval_env=harmful, **SHORT, **PPO)
 
 
 def test_death_while_rewards_of_goals_are_computed_is_an_error(tmp_path: Path) -> None:
-    env = {"name": "hostile:Goals", "where": "goals", "how": "abort"}
+    env = {"name": "hostile_envs:HostileGoalEnv", "where": "goals", "how": "abort"}
     with pytest.raises(EnvCrashError, match="was killed by SIGABRT, at the goal functions"):
         zx.train("sac", env=env, out=tmp_path / "run", replay__her=True, **SHORT, **SAC)
 
@@ -324,7 +324,7 @@ def test_death_while_rewards_of_goals_are_computed_is_an_error(tmp_path: Path) -
 def test_hindsight_in_another_process_learns_the_same(tmp_path: Path) -> None:
     def metrics(backend: str) -> list[str]:
         settings = {**SHORT, "vector__backend": backend, "vector__workers": 1}
-        zx.train("sac", env="hostile:Goals", out=tmp_path / backend, replay__her=True, **settings, **SAC)
+        zx.train("sac", env="hostile_envs:HostileGoalEnv", out=tmp_path / backend, replay__her=True, **settings, **SAC)
         rows = (tmp_path / backend / "metrics.csv").read_text().splitlines()
         return [",".join(row.split(",")[5:]) for row in rows]  # without times
 

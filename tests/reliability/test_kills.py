@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import differing, learned, metrics_rows
+from conftest import checkpoint_tensors, differing_tensors, metrics_rows
 from killing import COMBINATIONS
 from soaking import KILLS, SOAKING, count
 
@@ -32,10 +32,10 @@ def test_kills_at_random_moments_change_nothing(combination: str, tmp_path: Path
 def compare(whole: Path, killed: Path, seed: int, combination: str, found: dict[str, int]) -> None:
     assert found["unreadable"] == 0, seed
     assert found["kills"] >= KILLS // 2, (seed, found)
-    changed = differing(whole, killed)
+    changed = differing_tensors(whole, killed)
     rows, others = metrics_rows(whole), metrics_rows(killed)
     lost_rows = [row for row in rows if row not in others] + [row for row in others if row not in rows]
-    lost = sum(learned(whole)[part].nbytes for part in changed) + len(str(lost_rows)) * bool(lost_rows)
+    lost = sum(checkpoint_tensors(whole)[part].nbytes for part in changed) + len(str(lost_rows)) * bool(lost_rows)
     count("kills", combination=combination, **found, bytes_lost=lost)
     assert changed == [], seed
     assert rows == others, seed

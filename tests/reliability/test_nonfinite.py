@@ -64,8 +64,8 @@ def spoil_rollouts(actor: Actor) -> None:
 @pytest.mark.parametrize(
     "name", zx.algorithms.names() if SOAKING else ["ppo", "dqn", "sac", "bc", "a3c"]
 )  # of each scheme
-def test_no_algorithm_learns_from_nan(name: str, small: Callable, tmp_path: Path) -> None:
-    cfg = small(name, checkpoint_every_steps=100, vector__backend="serial", env_steps=600, eval_every_steps=0)
+def test_no_algorithm_learns_from_nan(name: str, short_config: Callable, tmp_path: Path) -> None:
+    cfg = short_config(name, checkpoint_every_steps=100, vector__backend="serial", env_steps=600, eval_every_steps=0)
     if not isinstance(cfg, zx.config.OnPolicyConfig | zx.config.DataConfig):
         pytest.skip("learns from positions of games, which are bits")
     poison = Poison()
@@ -82,8 +82,8 @@ def test_no_algorithm_learns_from_nan(name: str, small: Callable, tmp_path: Path
     count("faults", injected=1, what=f"NaN in a batch of {name}")
 
 
-def test_the_tensor_is_named(small: Callable, tmp_path: Path) -> None:
-    session = zx.Session(small("dqn", checkpoint_every_steps=100), tmp_path / "run", [Poison()], quiet=True)
+def test_the_tensor_is_named(short_config: Callable, tmp_path: Path) -> None:
+    session = zx.Session(short_config("dqn", checkpoint_every_steps=100), tmp_path / "run", [Poison()], quiet=True)
     with pytest.raises(
         NonFiniteError, match=r"the first gradient that wasn't finite was that of net\.[\w.]+\. The batch"
     ):

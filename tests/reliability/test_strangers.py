@@ -67,24 +67,24 @@ HOSTILE: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_strangers_run_imports_nothing(case: str, evil: Path, tmp_path: Path, zhixing: Command) -> None:
+def test_a_strangers_run_imports_nothing(case: str, evil: Path, tmp_path: Path, run_cli: Command) -> None:
     named, settings = HOSTILE[case]
     run = stranger(tmp_path / "run", *named, **settings)
     for words in (("eval",), ("resume",), ("export", "-o", "out"), ("collect", "-o", "data")):
-        code, _, error = zhixing(words[0], str(run), *words[1:])
+        code, _, error = run_cli(words[0], str(run), *words[1:])
         assert code == 2, words
         assert "Traceback" not in error
     if "env" in settings:
-        assert zhixing("play", str(run), "--random")[0] == 2
+        assert run_cli("play", str(run), "--random")[0] == 2
     for open_run in (zx.load, zx.evaluate, zx.Session.resume):
         with pytest.raises(zx.UserError):
             open_run(run)
     assert not evil.exists()
 
 
-def test_trust_imports_what_the_configuration_names(evil: Path, tmp_path: Path, zhixing: Command) -> None:
+def test_trust_imports_what_the_configuration_names(evil: Path, tmp_path: Path, run_cli: Command) -> None:
     run = stranger(tmp_path / "run", *TASK, env={"name": "evil:thing"})
-    code, _, error = zhixing("eval", str(run), "--trust")
+    code, _, error = run_cli("eval", str(run), "--trust")
     assert code == 2
     assert "not a gymnasium.Env" in error  # it was asked for one
     assert evil.exists()
@@ -123,7 +123,7 @@ def test_worker_processes_inherit_the_restriction(evil: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     name = "test_strangers:Importing"
     with importing.restricted_to({name}), pytest.raises(zx.UserError, match="nobody approved it"):
-        zx.envs.ProcessVectorEnv(zx.envs.Task(name), 1, 1)
+        zx.envs.ProcessVectorEnv(zx.envs.RegisteredEnv(name), 1, 1)
     assert not evil.exists()
 
 
@@ -143,20 +143,20 @@ def test_shaping_without_a_colon_is_no_module(evil: Path) -> None:
         {"name": "toy/match", "options": {"import": "evil"}},
     ],
 )
-def test_a_strangers_capsule_imports_nothing(env: dict[str, Any], evil: Path, tmp_path: Path, zhixing: Command) -> None:
+def test_a_strangers_capsule_imports_nothing(env: dict[str, Any], evil: Path, tmp_path: Path, run_cli: Command) -> None:
     origin = {"seed": 1, "rng": None, "options": None}
     error = {"type": "ValueError", "message": "no", "traceback": ""}
     told = {"backend": "serial", "step_timeout": None, "index": 0, "seed": 1, "origin": origin, "actions": [0]}
     crash_report.write(tmp_path, {"env": env, **told, "error": error})
-    code, _, said = zhixing("replay", "crash-001.json")
+    code, _, said = run_cli("replay", "crash-001.json")
     assert code == 2
     assert "say so with --trust" in said
     if env["name"] == "toy/match":  # naming the task approves the task, not what its options name
-        assert zhixing("replay", "crash-001.json", "--env", "toy/match")[0] == 2
+        assert run_cli("replay", "crash-001.json", "--env", "toy/match")[0] == 2
     assert not evil.exists()
 
 
-def test_a_strangers_dataset_imports_nothing(evil: Path, tmp_path: Path, zhixing: Command) -> None:
+def test_a_strangers_dataset_imports_nothing(evil: Path, tmp_path: Path, run_cli: Command) -> None:
     from zhixing.training.collect_data import collect_from_agent
 
     zx.train("dqn", "toy/match", out=tmp_path / "mine", quiet=True, env_steps=20, eval_episodes=1, tensorboard=False)
@@ -164,7 +164,7 @@ def test_a_strangers_dataset_imports_nothing(evil: Path, tmp_path: Path, zhixing
     manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
     for named in ({"env": "evil:thing"}, {"options": {"shaping": "evil:thing"}}):
         (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest | named))
-        code, _, said = zhixing("train", "bc", "--dataset", "data")
+        code, _, said = run_cli("train", "bc", "--dataset", "data")
         assert code == 2
         assert "name the environment with --env" in said
     assert not evil.exists()
@@ -185,15 +185,15 @@ def test_a_strangers_scenario_of_a_game_is_no_path(scenario: str) -> None:
         RetroGame("retro/Airstriker-Genesis", scenario=scenario)
 
 
-def test_a_strangers_card_steers_no_terminal(tmp_path: Path, zhixing: Command) -> None:
+def test_a_strangers_card_steers_no_terminal(tmp_path: Path, run_cli: Command) -> None:
     card = tmp_path / "zoo" / "one" / "agent.json"
     card.parent.mkdir(parents=True)
     card.write_text(json.dumps({"trained_by": "\x1b]0;evil\x07 \x1b[2J train"}))
-    code, out, _ = zhixing("zoo", str(tmp_path / "zoo"))
+    code, out, _ = run_cli("zoo", str(tmp_path / "zoo"))
     assert code == 0
     assert "\x1b" not in out
     card.write_text("[" * 100_000)
-    assert zhixing("zoo", str(tmp_path / "zoo"))[0] == 2
+    assert run_cli("zoo", str(tmp_path / "zoo"))[0] == 2
 
 
 # --- one's own runs ---
@@ -395,12 +395,12 @@ def test_a_folder_that_is_a_link_leads_nowhere(name: str, finished: Path, tmp_pa
     assert list((tmp_path / "precious").iterdir()) == []
 
 
-def test_links_in_a_folder_to_train_or_sweep_in_lead_nowhere(tmp_path: Path, zhixing: Command) -> None:
+def test_links_in_a_folder_to_train_or_sweep_in_lead_nowhere(tmp_path: Path, run_cli: Command) -> None:
     (tmp_path / "precious").write_text(PRECIOUS)
     (tmp_path / "out" / "output").mkdir(parents=True)
     (tmp_path / "out" / "output" / "seed-0.txt").symlink_to(tmp_path / "precious")
     for words in (("train", "ppo", "--env", "toy/match"), ("sweep", "ppo", "--env", "toy/match", "--seeds", "0")):
-        code, _, error = zhixing(*words, "--out", str(tmp_path / "out"))
+        code, _, error = run_cli(*words, "--out", str(tmp_path / "out"))
         assert code == 2
         assert "is a link out of" in error
     assert (tmp_path / "precious").read_text() == PRECIOUS

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from conftest import Command, differing, metrics_rows
+from conftest import Command, differing_tensors, metrics_rows
 
 import zhixing as zx
 from zhixing.errors import note, write_stderr
@@ -48,23 +48,23 @@ class _FullDisk(io.StringIO):
 
 @pytest.mark.parametrize("error", [OSError, BrokenPipeError, ValueError, RuntimeError])
 def test_progress_and_notes_that_cannot_be_written_end_nothing(
-    error: type[Exception], small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[Exception], short_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = _FullDisk(error)
     monkeypatch.setattr(sys, "stderr", stream)
     note("something")
-    result = zx.Session(small("ppo", "toy/match"), tmp_path / "run").run()
+    result = zx.Session(short_config("ppo", "toy/match"), tmp_path / "run").run()
     assert result["env_steps"] == 1216
     assert stream.tried >= 2  # the note and the last line of progress
 
 
 def test_a_program_without_standard_error_trains(
-    small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    short_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     write_stderr("to nobody")
     assert not Progress().live
-    assert zx.Session(small("ppo", "toy/match"), tmp_path / "run").run()["env_steps"] == 1216
+    assert zx.Session(short_config("ppo", "toy/match"), tmp_path / "run").run()["env_steps"] == 1216
     assert capsys.readouterr().out == ""  # print(file=None) would write there
 
 
@@ -101,8 +101,8 @@ def test_an_ascii_terminal_shows_other_letters_as_escapes(tmp_path: Path) -> Non
         ["zoo", "LONG"],
     ],
 )
-def test_a_name_that_is_too_long_is_one_message(words: list[str], zhixing: Command) -> None:
-    code, _, err = zhixing(*[word.replace("LONG", "x" * 300) for word in words])
+def test_a_name_that_is_too_long_is_one_message(words: list[str], run_cli: Command) -> None:
+    code, _, err = run_cli(*[word.replace("LONG", "x" * 300) for word in words])
     assert code == 2
     assert err.startswith("error: ")
     assert len(err.splitlines()) == 1
@@ -137,26 +137,26 @@ def test_too_many_open_files_are_one_message(tmp_path: Path) -> None:
     ],
 )
 def test_errors_of_the_system_are_one_message(
-    error: OSError, code: int, told: str, zhixing: Command, monkeypatch: pytest.MonkeyPatch
+    error: OSError, code: int, told: str, run_cli: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
         raise error
 
     monkeypatch.setattr("zhixing.algorithms.names", fail)
-    answer = zhixing("list")
+    answer = run_cli("list")
     assert answer[:2] == (code, "")
     assert answer[2].startswith("error: ")
     assert told in answer[2]
     assert len(answer[2]) < 200
 
 
-def test_other_errors_of_the_system_keep_their_traceback(zhixing: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_the_system_keep_their_traceback(run_cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise OSError(errno.EBADF, "a mistake of ours")
 
     monkeypatch.setattr("zhixing.algorithms.names", fail)
     with pytest.raises(OSError, match="a mistake of ours"):
-        zhixing("list")
+        run_cli("list")
 
 
 # --- signals ---
@@ -189,9 +189,9 @@ def hang_up_is_an_error() -> Any:
 @pytest.mark.usefixtures("hang_up_is_an_error")
 @pytest.mark.parametrize("backend", ["serial", "process"])
 def test_a_closed_terminal_saves_and_the_resumed_run_ends_like_one_never_stopped(
-    backend: str, small: Callable, tmp_path: Path
+    backend: str, short_config: Callable, tmp_path: Path
 ) -> None:
-    cfg = small("ppo", "toy/match", vector__backend=backend)
+    cfg = short_config("ppo", "toy/match", vector__backend=backend)
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     close_pipes = _HangUp(500)
     session = zx.Session(cfg, tmp_path / "parts", [close_pipes], quiet=True)
@@ -203,14 +203,14 @@ def test_a_closed_terminal_saves_and_the_resumed_run_ends_like_one_never_stopped
         RunFolder.open(tmp_path / "parts").newest_step() == 576
     )  # nine iterations of 64 steps: the one under way is finished
     zx.Session.resume(tmp_path / "parts", quiet=True).run()
-    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []
     assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
 
 
-def test_nohup_is_respected(small: Callable, tmp_path: Path) -> None:
+def test_nohup_is_respected(short_config: Callable, tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        result = zx.Session(small("ppo", "toy/match"), tmp_path / "run", [_HangUp(500)], quiet=True).run()
+        result = zx.Session(short_config("ppo", "toy/match"), tmp_path / "run", [_HangUp(500)], quiet=True).run()
         assert result["env_steps"] == 1216
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
@@ -231,13 +231,13 @@ class Wanderer(Match):
 
 
 def test_an_environment_that_changes_the_current_folder_breaks_no_relative_path(
-    zhixing: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run_cli: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "wanderer.py").write_text(WANDERER)
 
     def done(*words: str) -> str:
         monkeypatch.chdir(tmp_path)
-        code, out, err = zhixing(*words)
+        code, out, err = run_cli(*words)
         assert code == 0, err
         return out
 

@@ -47,8 +47,8 @@ def test_help_imports_neither_torch_nor_gymnasium() -> None:
         assert "Usage: zhixing" in answer.stdout
 
 
-def test_help_names_every_command(zhixing: Command) -> None:
-    code, out, _ = zhixing("--help")
+def test_help_names_every_command(run_cli: Command) -> None:
+    code, out, _ = run_cli("--help")
     assert code == 0
     commands = (
         "train",
@@ -68,24 +68,24 @@ def test_help_names_every_command(zhixing: Command) -> None:
         assert command in out
 
 
-def test_version(zhixing: Command) -> None:
-    assert zhixing("--version") == (0, f"zhixing {zx.__version__}\n", "")
+def test_version(run_cli: Command) -> None:
+    assert run_cli("--version") == (0, f"zhixing {zx.__version__}\n", "")
 
 
 # --- train ---
 
 
-def test_several_files_merge_and_overrides_win(zhixing: Command, tmp_path: Path) -> None:
+def test_several_files_merge_and_overrides_win(run_cli: Command, tmp_path: Path) -> None:
     (tmp_path / "task.yaml").write_text(
-        "env: {name: tasks:Many, kind: multi}\nseed: 1\nnet: {cnn: simple}\ngamma: 0.5\n"
+        "env: {name: dummy_envs:DictObsEnv, kind: multi}\nseed: 1\nnet: {cnn: simple}\ngamma: 0.5\n"
     )
     (tmp_path / "algorithm.yaml").write_text("algorithm: ppo\nlr: 1e-3\nseed: 2\nnet: {hidden_sizes: [8]}\n")
     files = ["--config", "task.yaml", "--config", "algorithm.yaml"]
-    code, out, err = zhixing("train", *files, "--seed", "3", "--out", "mine", "lr=2e-3", *SHORT, "lr=5e-3")
+    code, out, err = run_cli("train", *files, "--seed", "3", "--out", "mine", "lr=2e-3", *SHORT, "lr=5e-3")
     assert code == 0, err
     found = written("mine")
     assert found["algorithm"] == "ppo"
-    assert found["env"] == {"name": "tasks:Many", "kind": "multi"}
+    assert found["env"] == {"name": "dummy_envs:DictObsEnv", "kind": "multi"}
     assert found["net"]["cnn"] == "simple"
     assert found["net"]["hidden_sizes"] == [8]
     assert (found["gamma"], found["seed"], found["lr"]) == (0.5, 3, 5e-3)
@@ -93,30 +93,30 @@ def test_several_files_merge_and_overrides_win(zhixing: Command, tmp_path: Path)
     assert "trained            256 steps" in out
 
 
-def test_the_algorithm_may_stand_in_the_file_and_on_the_line(zhixing: Command, tmp_path: Path) -> None:
+def test_the_algorithm_may_stand_in_the_file_and_on_the_line(run_cli: Command, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("algorithm: ppo\nenv: toy/match\n")
-    assert zhixing("train", "--config", "a.yaml", "--out", "one", *SHORT)[0] == 0
+    assert run_cli("train", "--config", "a.yaml", "--out", "one", *SHORT)[0] == 0
     assert written("one")["algorithm"] == "ppo"
     short = ["env_steps=64", "learning_starts=32", "tensorboard=false", "eval_episodes=1"]
-    assert zhixing("train", "dqn", "--config", "a.yaml", "--out", "two", *short)[0] == 0
+    assert run_cli("train", "dqn", "--config", "a.yaml", "--out", "two", *short)[0] == 0
     assert written("two")["algorithm"] == "dqn"
 
 
-def test_another_task_on_the_line_does_not_inherit_options(zhixing: Command, tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("algorithm: ppo\nenv: {name: tasks:Many, kind: multi}\n")
-    assert zhixing("train", "--config", "a.yaml", "--env", "toy/match", "--out", "mine", *SHORT)[0] == 0
+def test_another_task_on_the_line_does_not_inherit_options(run_cli: Command, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("algorithm: ppo\nenv: {name: dummy_envs:DictObsEnv, kind: multi}\n")
+    assert run_cli("train", "--config", "a.yaml", "--env", "toy/match", "--out", "mine", *SHORT)[0] == 0
     assert written("mine")["env"] == {"name": "toy/match"}
 
 
-def test_a_return_that_was_not_reached_is_told(zhixing: Command) -> None:
-    code, out, err = zhixing("train", "ppo", "--env", "toy/match", "--out", "mine", *SHORT, "stop_return=99")
+def test_a_return_that_was_not_reached_is_told(run_cli: Command) -> None:
+    code, out, err = run_cli("train", "ppo", "--env", "toy/match", "--out", "mine", *SHORT, "stop_return=99")
     assert code == 0
     assert "(asked: 99)" in out
     assert "the asked return was not reached within the budget" in err
 
 
-def test_training_begins_with_what_is_trained_and_ends_with_both_returns(zhixing: Command) -> None:
-    code, out, err = zhixing("train", "PPO", "--env", "toy/match", "--out", "mine", *SHORT, "vector.backend=serial")
+def test_training_begins_with_what_is_trained_and_ends_with_both_returns(run_cli: Command) -> None:
+    code, out, err = run_cli("train", "PPO", "--env", "toy/match", "--out", "mine", *SHORT, "vector.backend=serial")
     assert code == 0
     lines = dict(line.split(maxsplit=1) for line in err.splitlines()[:5])
     assert lines == {
@@ -129,7 +129,7 @@ def test_training_begins_with_what_is_trained_and_ends_with_both_returns(zhixing
     assert "training return" in out  # 10 steps to an episode: 25 have ended
     assert "(last 24 episodes)" in out
     assert "evaluation return" in out
-    _, _, err = zhixing("resume", "mine", "env_steps=512", "duration=90s", "stop_return=99")
+    _, _, err = run_cli("resume", "mine", "env_steps=512", "duration=90s", "stop_return=99")
     assert "run        mine (resumed at 256 steps)" in err
     assert "budget     512 steps, 90 s, until the evaluation return is 99" in err
 
@@ -148,13 +148,13 @@ def test_the_header_names_the_preset_and_what_is_learned_from(tmp_path: Path) ->
     assert "4 environments, auto back end, 2 Ray workers" in header(cfg, tmp_path)
 
 
-def test_without_out_the_run_is_in_runs(zhixing: Command, tmp_path: Path) -> None:
-    assert zhixing("train", "ppo", "--env", "toy/match", "--seed", "7", *SHORT)[0] == 0
+def test_without_out_the_run_is_in_runs(run_cli: Command, tmp_path: Path) -> None:
+    assert run_cli("train", "ppo", "--env", "toy/match", "--seed", "7", *SHORT)[0] == 0
     (run,) = (tmp_path / "runs").iterdir()
     assert run.name.startswith("ppo-toy-match-7-")
 
 
-def test_an_interrupt_is_130(zhixing: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_130(run_cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stop(zx.Callback):
         def __init__(self, folder: Path) -> None: ...
 
@@ -162,7 +162,7 @@ def test_an_interrupt_is_130(zhixing: Command, monkeypatch: pytest.MonkeyPatch) 
             loop.stop("interrupted")
 
     monkeypatch.setattr("zhixing.training.builders.callbacks.Progress", Stop)  # a way to press Ctrl-C in this process
-    code, _, err = zhixing("train", "ppo", "--env", "toy/match", "--out", "mine", *SHORT)
+    code, _, err = run_cli("train", "ppo", "--env", "toy/match", "--out", "mine", *SHORT)
     assert "go on with: zhixing resume mine" in err
     assert code == 130
 
@@ -171,22 +171,22 @@ def test_an_interrupt_is_130(zhixing: Command, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def run(zhixing: Command) -> str:
-    assert zhixing("train", "ppo", "--env", "toy/match", "--out", "mine", *SHORT)[0] == 0
+def run(run_cli: Command) -> str:
+    assert run_cli("train", "ppo", "--env", "toy/match", "--out", "mine", *SHORT)[0] == 0
     return "mine"
 
 
-def test_resume_says_that_a_run_is_finished_and_takes_a_longer_budget(zhixing: Command, run: str) -> None:
-    code, out, _ = zhixing("resume", run)
+def test_resume_says_that_a_run_is_finished_and_takes_a_longer_budget(run_cli: Command, run: str) -> None:
+    code, out, _ = run_cli("resume", run)
     assert code == 0
     assert "mine is finished at 256 steps: env_steps=256 is used up; give it a longer env_steps" in out
-    code, out, _ = zhixing("resume", run, "env_steps=512")
+    code, out, _ = run_cli("resume", run, "env_steps=512")
     assert code == 0
     assert "trained            512 steps" in out
 
 
-def test_eval_json_has_exactly_the_keys_of_the_design(zhixing: Command, run: str) -> None:
-    code, out, err = zhixing("eval", run, "--episodes", "5", "--seed", "3", "--json")
+def test_eval_json_has_exactly_the_keys_of_the_design(run_cli: Command, run: str) -> None:
+    code, out, err = run_cli("eval", run, "--episodes", "5", "--seed", "3", "--json")
     assert (code, err) == (0, "")
     summary = json.loads(out)
     returns = ["mean_return", "std_return", "min_return", "max_return"]
@@ -194,39 +194,39 @@ def test_eval_json_has_exactly_the_keys_of_the_design(zhixing: Command, run: str
     assert (summary["episodes"], summary["cut_episodes"]) == (5, 0)
     assert summary["mean_length"] == 10.0
     assert 0 <= summary["min_return"] <= summary["mean_return"] <= summary["max_return"] <= 10
-    assert zhixing("eval", run, "--episodes", "5", "--seed", "3", "--json")[1] == out
+    assert run_cli("eval", run, "--episodes", "5", "--seed", "3", "--json")[1] == out
 
 
-def test_eval_in_words_and_of_the_best(zhixing: Command, run: str) -> None:
-    code, out, _ = zhixing("eval", run, "--episodes", "3", "--checkpoint", "best")
+def test_eval_in_words_and_of_the_best(run_cli: Command, run: str) -> None:
+    code, out, _ = run_cli("eval", run, "--episodes", "3", "--checkpoint", "best")
     assert code == 0
     assert out.startswith("mean return  ")
     assert len(out.splitlines()) == 7
-    assert zhixing("eval", run, "--checkpoint", "first")[0] == 2
-    assert zhixing("eval", run, "--episodes", "0")[0] == 2
+    assert run_cli("eval", run, "--checkpoint", "first")[0] == 2
+    assert run_cli("eval", run, "--episodes", "0")[0] == 2
 
 
 # --- list, show ---
 
 
-def test_lists(zhixing: Command) -> None:
-    code, out, _ = zhixing("list")
+def test_lists(run_cli: Command) -> None:
+    code, out, _ = run_cli("list")
     assert code == 0
     named = {line.split()[0]: line.split(maxsplit=1)[1] for line in out.splitlines()}
     assert list(named) == zx.algorithms.names()
     assert named["ppo"] == zx.algorithms.get("ppo").summary
-    assert zhixing("list", "algorithms")[1] == out
-    assert {"CartPole-v1", "toy/match", "dmc/walker-walk", "mario/1-1"} <= set(zhixing("list", "envs")[1].split())
-    assert ["ppo", "CartPole-v*"] in [line.split() for line in zhixing("list", "presets")[1].splitlines()]
+    assert run_cli("list", "algorithms")[1] == out
+    assert {"CartPole-v1", "toy/match", "dmc/walker-walk", "mario/1-1"} <= set(run_cli("list", "envs")[1].split())
+    assert ["ppo", "CartPole-v*"] in [line.split() for line in run_cli("list", "presets")[1].splitlines()]
 
 
 def test_environments_are_listed_by_family_with_what_they_need(
-    zhixing: Command, monkeypatch: pytest.MonkeyPatch
+    run_cli: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = {"Box2D": True, "mujoco": False, "ale_py": False}
     monkeypatch.setattr("zhixing.envs.catalog.find_spec", lambda package: there.get(package) or None)
     monkeypatch.setattr("zhixing.envs.adapters.atari.games", list)
-    lines = zhixing("list", "envs")[1].splitlines()
+    lines = run_cli("list", "envs")[1].splitlines()
     assert "Gymnasium, Box2D - installed" in lines
     assert f"Gymnasium, MuJoCo - needs the extra 'mujoco': {install_hint('mujoco')}" in lines
     atari = lines.index(f"Atari - needs the extra 'atari': {install_hint('atari')}")
@@ -240,8 +240,8 @@ def test_every_environment_is_in_one_family() -> None:
     assert sorted(listed) == zx.envs.names()
 
 
-def test_show_lists_every_setting_with_value_and_meaning(zhixing: Command) -> None:
-    code, out, _ = zhixing("show", "ppo")
+def test_show_lists_every_setting_with_value_and_meaning(run_cli: Command) -> None:
+    code, out, _ = run_cli("show", "ppo")
     assert code == 0
     lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     for name in zx.algorithms.get("ppo").settings.model_fields:
@@ -254,17 +254,17 @@ def test_show_lists_every_setting_with_value_and_meaning(zhixing: Command) -> No
     assert "0.99" in lines["gamma"].split()  # of no preset
 
 
-def test_show_has_the_preset_of_the_task(zhixing: Command) -> None:
-    _, out, _ = zhixing("show", "PPO", "--env", "CartPole-v1")
+def test_show_has_the_preset_of_the_task(run_cli: Command) -> None:
+    _, out, _ = run_cli("show", "PPO", "--env", "CartPole-v1")
     lines = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     assert lines["gamma"][1:3] == ["0.99", str(zx.config.preset("ppo", "CartPole-v1")["gamma"])]
     assert lines["seed"][1:3] == ["0", "integer"]  # not in the preset
     assert f"ppo on CartPole-v1: preset {zx.config.preset_name('ppo', 'CartPole-v1')}" in out
-    assert "ppo on toy/match: no preset" in zhixing("show", "ppo", "--env", "toy/match")[1]
+    assert "ppo on toy/match: no preset" in run_cli("show", "ppo", "--env", "toy/match")[1]
 
 
-def test_show_lists_what_is_allowed(zhixing: Command) -> None:
-    lines = {line.split()[0]: line for line in zhixing("show", "dqn")[1].splitlines() if line.strip()}
+def test_show_lists_what_is_allowed(run_cli: Command) -> None:
+    lines = {line.split()[0]: line for line in run_cli("show", "dqn")[1].splitlines() if line.strip()}
     for setting, allowed in {
         "optimizer": "adam | rmsprop ",
         "lr": "number > 0 ",

@@ -39,7 +39,7 @@ class Actor(Collector):
     ) -> None:
         """`fields` are the extra fields that the learner declares: values of the policy's decisions to store."""
         self.policy, self.env, self.spaces, self.device = policy, env, env.spaces, torch.device(device)
-        policy.watch(env)  # rejects environments that it can't act in
+        policy.bind_env(env)  # rejects environments that it can't act in
         self.fields = fields or {}
         self.seed = seed
         self.rng = torch.Generator(self.device).manual_seed(stream(seed, "actor"))
@@ -70,7 +70,7 @@ class Actor(Collector):
         check_collect(steps, episodes)
         if self._obs is None:
             self._start(stream(self.seed, "environments"))
-        self.policy.watch(self.env)  # the policy may have acted in other environments since
+        self.policy.bind_env(self.env)  # the policy may have acted in other environments since
         rollout = self._storage(steps or 256)
         rollout.clear()
         rollout.write(0, obs=self._obs, **self._beside)
@@ -100,7 +100,7 @@ class Actor(Collector):
         if rollout is not None:
             rollout.write(t, action=action, reward=reward, terminated=terminated, truncated=truncated)
             for name in self.fields:
-                rollout.write(t, **{name: tree_map(lambda leaf: leaf.cpu().numpy(), decision.kept(name, hidden))})
+                rollout.write(t, **{name: tree_map(lambda leaf: leaf.cpu().numpy(), decision.field(name, hidden))})
             rollout.write(t + 1, obs=obs, **self._beside)
         self._returns += reward
         self._lengths += 1
@@ -146,7 +146,7 @@ class Actor(Collector):
         """
         num = self.env.num_envs
         most = max_steps or default_eval_steps(self.env.max_episode_steps)
-        self.policy.watch(self.env)
+        self.policy.bind_env(self.env)
         self.rng.manual_seed(stream(seed, "evaluation"))
         owed = [episodes // num + (i < episodes % num) for i in range(num)]
         played: list[list[Episode]] = [[] for _ in owed]

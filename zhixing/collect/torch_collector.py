@@ -27,7 +27,7 @@ class TorchActor(Collector):
         self, policy: Policy, env: TorchVectorEnv, fields: Mapping[str, Tree] | None = None, *, seed: int = 0
     ) -> None:
         self.policy, self.env, self.device = policy, env, env.device
-        policy.watch(env)
+        policy.bind_env(env)
         self.fields = dict(fields or {})
         self.seed = seed
         self.rng = torch.Generator(self.device).manual_seed(stream(seed, "actor"))
@@ -75,7 +75,7 @@ class TorchActor(Collector):
         self.env_steps += self.env.num_envs
         self._shown, self._hidden = step.shown, decision.hidden
         for name in self.fields:
-            rollout.write(t, **{name: decision.kept(name, hidden)})
+            rollout.write(t, **{name: decision.field(name, hidden)})
         self._returns = self._returns + step.reward
         self._lengths = self._lengths + 1
         rollout.write(

@@ -34,7 +34,7 @@ class Decision(NamedTuple):
     hidden: Tree = None
     extras: Mapping[str, Tensor] = {}
 
-    def kept(self, name: str, before: Tree) -> Tree:
+    def field(self, name: str, before: Tree) -> Tree:
         """What a learner's field of this name holds of it; `before` is the memory that it was decided with."""
         if name == "hidden":
             return before
@@ -56,7 +56,7 @@ class Policy(nn.Module, ABC):
         """The memory at the start of N episodes; None for a policy without."""
         return None
 
-    def watch(self, env: VectorEnv) -> None:
+    def bind_env(self, env: VectorEnv) -> None:
         """Told by an actor which environments it acts in. Only those that look ahead need it."""
 
     def random_action(self, num: int, mask: Tensor | None, rng: torch.Generator) -> Tensor:

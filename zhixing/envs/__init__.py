@@ -2,7 +2,7 @@
 
 from zhixing.envs.checker.env_checker import Finding, check
 from zhixing.envs.crash.failure_policy import FailurePolicy
-from zhixing.envs.registry import Task, make, names
+from zhixing.envs.registry import RegisteredEnv, make, names
 from zhixing.envs.vector.base import VectorEnv
 from zhixing.envs.vector.make import make_few, make_vector
 from zhixing.envs.vector.native import NativeVectorEnv
@@ -14,8 +14,8 @@ __all__ = [
     "Finding",
     "NativeVectorEnv",
     "ProcessVectorEnv",
+    "RegisteredEnv",
     "SerialVectorEnv",
-    "Task",
     "VectorEnv",
     "check",
     "make",

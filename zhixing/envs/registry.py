@@ -81,7 +81,7 @@ def make(name: str, **options: Any) -> gym.Env[Any, Any]:
 
 
 @dataclass(frozen=True)
-class Task:
+class RegisteredEnv:
     """What makes one copy of an environment; can be sent to another process, with what that doesn't know of it."""
 
     name: str

@@ -14,7 +14,7 @@ import numpy as np
 from zhixing import envs
 from zhixing.collect.evaluation import default_eval_steps
 from zhixing.core.seeding import stream
-from zhixing.envs.wrappers.final_frames import FilmedTask
+from zhixing.envs.wrappers.final_frames import FinalFrameEnv
 from zhixing.errors import UserError, note, write_stderr
 from zhixing.training.agent import load
 
@@ -81,7 +81,7 @@ class Show:
         self.agent, self.seed = load(run, checkpoint, env=env, net=net), seed
         task = self.agent.cfg.env
         self.env = filmed(task.name, task.options, self.agent.cfg.vector)
-        self.agent.policy.watch(self.env)
+        self.agent.policy.bind_env(self.env)
         self.returns: list[float] = []
         usual = default_eval_steps(self.env.max_episode_steps, self.agent.longest_episode)
         self.max_steps, self.cut_episodes = max_steps or self.agent.cfg.eval_max_steps or usual, 0
@@ -126,7 +126,7 @@ def filmed(
     """One copy of a task that draws itself. After an episode ended, the first picture is that of its end, which the
     vector environment leaves at once."""
     try:
-        return envs.make_few(FilmedTask(name, {**options, "render_mode": "rgb_array"}), 1, vector, crashes)
+        return envs.make_few(FinalFrameEnv(name, {**options, "render_mode": "rgb_array"}), 1, vector, crashes)
     except UserError as error:
         raise UserError(f"{name} can't be filmed: {error}") from error
 

@@ -15,7 +15,7 @@ from gymnasium.spaces import Discrete
 
 from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.envs.env_spec import MASK, follow
-from zhixing.envs.registry import Task
+from zhixing.envs.registry import RegisteredEnv
 from zhixing.envs.vector.base import VectorEnv
 from zhixing.envs.vector.serial import SerialVectorEnv
 from zhixing.envs.vector.step_buffers import Array
@@ -41,7 +41,7 @@ class Copies:
 
     def __init__(self, name: str, gamma: float = 0.99, limit: int = 50, **options: Any) -> None:
         self.name, self.gamma, self.limit = name, gamma, limit
-        self.vector = SerialVectorEnv(Task(name, options), 1)
+        self.vector = SerialVectorEnv(RegisteredEnv(name, options), 1)
         spaces = self.vector.spaces
         if spaces.agents or not isinstance(spaces.action, Discrete):
             raise UserError(

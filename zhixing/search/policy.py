@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class SearchPolicy(Policy):
     """Takes the most visited action of a search; exploring, it draws one by the visits.
 
-    What is seen of a game tells where it stands. Other tasks are copied as they stand: the policy must `watch` the
+    What is seen of a game tells where it stands. Other tasks are copied as they stand: the policy must `bind_env` the
     environments that it acts in.
     """
 
@@ -43,7 +43,7 @@ class SearchPolicy(Policy):
         self.player = SearchPlayer(model, evaluate, simulations, **settings)
         self.envs: VectorEnv | None = None
 
-    def watch(self, env: VectorEnv) -> None:
+    def bind_env(self, env: VectorEnv) -> None:
         if isinstance(self.model, Copies):
             if env.backend in ("native", "torch"):
                 raise UserError(
@@ -75,6 +75,6 @@ class SearchPolicy(Policy):
             watched = 0 if self.envs is None else self.envs.num_envs
             raise UserError(
                 f"a search of {model.name} copies the environments as they stand, and needs more than what they show: "
-                f"it acts in {num} and watches {watched}; call watch(env) of the policy with theirs"
+                f"it acts in {num} and is bound to {watched}; call policy.bind_env(env) first"
             )
         return model.from_env(self.envs)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import CHOICES, HALVES, MOVES, OBS, batch, coming_noise, judging, saying
+from by_hand import CONTINUOUS, DISCRETE, LOGITS, OBS, batch, peek_noise, set_critic_outputs, set_net_output
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
@@ -20,7 +20,7 @@ from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 
 
-def learner(spaces: Spaces = CHOICES, **settings: Any) -> AWAC:
+def learner(spaces: Spaces = DISCRETE, **settings: Any) -> AWAC:
     base = {"net__hidden_sizes": []}  # one linear layer each
     cfg = zx.config.load(algorithm="awac", env="Acrobot-v1", **(base | settings))
     made = zx.algorithms.get("awac").make(cfg, spaces)
@@ -53,9 +53,9 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 def test_discrete_targets_are_what_the_policy_is_worth_on_average_without_entropy() -> None:
     made = learner()
-    judging(made.target, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
-    judging(made.critics, [99.0] * 3, [99.0] * 3)  # not asked
-    saying(made.actor, *HALVES)
+    set_critic_outputs(made.target, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
+    set_critic_outputs(made.critics, [99.0] * 3, [99.0] * 3)  # not asked
+    set_net_output(made.actor, *LOGITS)
     # the least are 4, 2, 6: 2 + 0.5 + 1.5 = 4 on average. Death: 1; truncation bootstraps
     assert made.target_value(batch()).tolist() == pytest.approx([4.6, 1.0, 4.6])
     # 3 + 0.9³ * 4
@@ -65,19 +65,19 @@ def test_discrete_targets_are_what_the_policy_is_worth_on_average_without_entrop
 
 def test_targets_never_come_from_a_forbidden_action() -> None:
     made = learner()
-    judging(made.target, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
-    saying(made.actor, *HALVES)
+    set_critic_outputs(made.target, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
+    set_net_output(made.actor, *LOGITS)
     mask = torch.tensor([[True, False, True], [False, False, False], [True, False, False]])
     # chances 2/3 and 1/3: 2 + 2 = 4; death, where nothing is allowed: 1; one choice: 3 alone
     assert made.target_value(batch(next_mask=mask)).tolist() == pytest.approx([4.6, 1.0, 3.7])
 
 
 def test_continuous_targets_are_the_least_at_a_drawn_action_within_bounds() -> None:
-    made = learner(MOVES)
-    judging(made.target, [2.0, 1.0], [-4.0, 1.0])  # 1 + 2 a and 1 - 4 a
-    saying(made.actor, math.atanh(0.6), std=0.9)
+    made = learner(CONTINUOUS)
+    set_critic_outputs(made.target, [2.0, 1.0], [-4.0, 1.0])  # 1 + 2 a and 1 - 4 a
+    set_net_output(made.actor, math.atanh(0.6), std=0.9)
     made.rng.manual_seed(0)
-    action = (0.6 + 0.9 * coming_noise(made)[:, 0]).clamp(-1.0, 1.0)
+    action = (0.6 + 0.9 * peek_noise(made)[:, 0]).clamp(-1.0, 1.0)
     assert (action == 1.0).any()  # one is drawn beyond
     least = torch.where(action < 0, 1 + 2 * action, 1 - 4 * action)
     expected = 1 + 0.9 * least * torch.tensor([1.0, 0.0, 1.0])
@@ -89,8 +89,8 @@ def test_continuous_targets_are_the_least_at_a_drawn_action_within_bounds() -> N
 
 def test_critic_loss_by_hand() -> None:
     made = learner()
-    judging(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
-    judging(made.target, [0.0] * 3, [0.0] * 3)
+    set_critic_outputs(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
+    set_critic_outputs(made.target, [0.0] * 3, [0.0] * 3)
     loss, error, q = made.critic_loss(batch())
     # targets are 1. Errors 0, 0.5, 3 and 2, 0, -1: half squares 2, 0.125, 4.5 + 0.5 = 5
     assert loss.item() == pytest.approx(7.125 / 3)
@@ -103,8 +103,8 @@ def test_critic_loss_by_hand() -> None:
 
 def test_discrete_actor_loss_by_hand() -> None:
     made = learner(advantage_lambda=2.0)
-    judging(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])  # the least are 4, 2, 6, on average 4
-    saying(made.actor, *HALVES)
+    set_critic_outputs(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])  # the least are 4, 2, 6, on average 4
+    set_net_output(made.actor, *LOGITS)
     loss, weight = actor_loss(made, batch())
     # advantages 0, -2, 2 over 2
     expected = [1.0, math.exp(-1), math.e]
@@ -118,8 +118,8 @@ def test_discrete_actor_loss_by_hand() -> None:
 
 def test_weights_have_a_limit() -> None:
     made = learner(advantage_lambda=1e-3, max_weight=5.0)
-    judging(made.critics, [4.0, 2.0, 6.0], [4.0, 2.0, 6.0])
-    saying(made.actor, *HALVES)
+    set_critic_outputs(made.critics, [4.0, 2.0, 6.0], [4.0, 2.0, 6.0])
+    set_net_output(made.actor, *LOGITS)
     loss, weight = actor_loss(made, batch())
     assert weight.tolist() == pytest.approx([1.0, 0.0, 5.0])  # exp(2000) is infinite
     assert loss.isfinite()
@@ -127,8 +127,8 @@ def test_weights_have_a_limit() -> None:
 
 def test_a_forbidden_action_has_no_part_in_what_the_policy_is_worth() -> None:
     made = learner()
-    judging(made.critics, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
-    saying(made.actor, *HALVES)
+    set_critic_outputs(made.critics, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
+    set_net_output(made.actor, *LOGITS)
     mask = torch.tensor([[True, False, True]]).expand(3, 3)
     loss, weight = actor_loss(made, batch(action=torch.tensor([0, 2, 2]), mask=mask))
     # chances 2/3 and 1/3, worth 4 on average: advantages -1, 2, 2
@@ -140,10 +140,10 @@ def test_a_forbidden_action_has_no_part_in_what_the_policy_is_worth() -> None:
 
 
 def test_continuous_actor_loss_by_hand_also_on_the_bounds() -> None:
-    made = learner(MOVES)
-    judging(made.critics, [2.0, 1.0], [2.0, 1.0])
-    saying(made.actor, 0.0, std=0.5)
-    own = (0.5 * coming_noise(made)[:, 0]).clamp(-1.0, 1.0)
+    made = learner(CONTINUOUS)
+    set_critic_outputs(made.critics, [2.0, 1.0], [2.0, 1.0])
+    set_net_output(made.actor, 0.0, std=0.5)
+    own = (0.5 * peek_noise(made)[:, 0]).clamp(-1.0, 1.0)
     loss, weight = actor_loss(made, moves())
     # 2 a - 2 a'
     expected = torch.exp(2 * torch.tensor([1.0, 0.0, -1.0]) - 2 * own)
@@ -155,9 +155,9 @@ def test_continuous_actor_loss_by_hand_also_on_the_bounds() -> None:
 
 def test_importance_weights_weigh_both_losses_and_not_the_priority() -> None:
     made = learner()
-    judging(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
-    judging(made.target, [0.0] * 3, [0.0] * 3)
-    saying(made.actor, *HALVES)
+    set_critic_outputs(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
+    set_critic_outputs(made.target, [0.0] * 3, [0.0] * 3)
+    set_net_output(made.actor, *LOGITS)
     found = made.gradients(batch(weight=torch.tensor([1.0, 0.5, 0.1])))
     # 2 + 0.5 * 0.125 + 0.1 * 5
     assert found.metrics["critic_loss"].item() == pytest.approx(2.5625 / 3)
@@ -171,10 +171,10 @@ def test_importance_weights_weigh_both_losses_and_not_the_priority() -> None:
 # --- updates ---
 
 
-@pytest.mark.parametrize("spaces", [CHOICES, MOVES])
+@pytest.mark.parametrize("spaces", [DISCRETE, CONTINUOUS])
 def test_gradients_change_nothing_and_are_each_networks_own(spaces: Spaces) -> None:
     made = learner(spaces, net__hidden_sizes=[8])
-    shown = batch() if spaces is CHOICES else moves()
+    shown = batch() if spaces is DISCRETE else moves()
     parts = (made.actor, made.critics, made.target)
     before = [p for part in parts for p in weights(part)]
     made.gradients(shown)
@@ -201,12 +201,12 @@ def test_targets_follow_slowly_and_the_actor_has_its_own_learning_rate() -> None
         assert longest == pytest.approx(lr, rel=0.05)
 
 
-@pytest.mark.parametrize("spaces", [CHOICES, MOVES])
+@pytest.mark.parametrize("spaces", [DISCRETE, CONTINUOUS])
 def test_it_prefers_the_better_of_what_was_recorded(spaces: Spaces) -> None:
     """One step in one state. Cloning would take the choice most often recorded, or the mean of the moves, zero."""
     rng = torch.Generator().manual_seed(0)
     made = learner(spaces, net__hidden_sizes=[32], lr=1e-2, advantage_lambda=0.2)
-    if spaces is CHOICES:
+    if spaces is DISCRETE:
         action = torch.tensor([0] * 60 + [1] * 20 + [2] * 20)
         reward = torch.tensor([0.0] * 60 + [1.0] * 20 + [0.5] * 20)
     else:
@@ -218,7 +218,7 @@ def test_it_prefers_the_better_of_what_was_recorded(spaces: Spaces) -> None:
     for _ in range(400):
         made.update(shown)
     best = made.policy.act(torch.zeros(1, 2), None, None, Phase.EVAL, rng, 0).action.item()
-    assert best == (1 if spaces is CHOICES else pytest.approx(0.5, abs=0.1))
+    assert best == (1 if spaces is DISCRETE else pytest.approx(0.5, abs=0.1))
 
 
 # --- values, what is refused, saved and told ---
@@ -226,18 +226,18 @@ def test_it_prefers_the_better_of_what_was_recorded(spaces: Spaces) -> None:
 
 def test_value_is_that_of_acting_as_the_policy() -> None:
     made = learner()
-    judging(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
-    saying(made.actor, *HALVES)
+    set_critic_outputs(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
+    set_net_output(made.actor, *LOGITS)
     assert made.value(torch.zeros(2, 2)).tolist() == pytest.approx([4.0] * 2)
-    moving = learner(MOVES)
-    judging(moving.critics, [2.0, 1.0], [-4.0, 1.0])
-    saying(moving.actor, math.atanh(0.5))
+    moving = learner(CONTINUOUS)
+    set_critic_outputs(moving.critics, [2.0, 1.0], [-4.0, 1.0])
+    set_net_output(moving.actor, math.atanh(0.5))
     assert moving.value(torch.zeros(2, 2)).tolist() == pytest.approx([-1.0] * 2)  # the least of 2 and -1
 
 
 def test_what_it_collects_stays_within_bounds() -> None:
-    made = learner(MOVES)
-    saying(made.actor, math.atanh(0.9), std=0.5)
+    made = learner(CONTINUOUS)
+    set_net_output(made.actor, math.atanh(0.9), std=0.5)
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(1000, 2)
     taken = made.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action
     assert taken.max().item() == 1.0
@@ -255,9 +255,9 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
         learner(Spaces(OBS, Discrete(3), num_agents=2))
 
 
-@pytest.mark.parametrize("spaces", [CHOICES, MOVES])
+@pytest.mark.parametrize("spaces", [DISCRETE, CONTINUOUS])
 def test_state_round_trip_gives_the_same_next_update(spaces: Spaces) -> None:
-    shown = batch() if spaces is CHOICES else moves()
+    shown = batch() if spaces is DISCRETE else moves()
     made, other = learner(spaces, net__hidden_sizes=[8]), learner(spaces, net__hidden_sizes=[8], seed=9)
     made.update(shown)
     other.load_state_dict(made.state_dict())

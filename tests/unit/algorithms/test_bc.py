@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import CHOICES, HALVES, MOVES, OBS, batch, saying
+from by_hand import CONTINUOUS, DISCRETE, LOGITS, OBS, batch, set_net_output
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from zhixing.errors import UserError
 from zhixing.nets.critics import BoundedGaussian
 
 
-def learner(spaces: Spaces = CHOICES, **settings: Any) -> BC:
+def learner(spaces: Spaces = DISCRETE, **settings: Any) -> BC:
     base = {"net__hidden_sizes": []}  # one linear layer
     cfg = zx.config.load(algorithm="bc", env="Acrobot-v1", **(base | settings))
     made = zx.algorithms.get("bc").make(cfg, spaces)
@@ -38,7 +38,7 @@ def gradient_of(loss: Tensor, parameter: Tensor) -> list[float]:
 
 def test_choices_are_cloned_by_cross_entropy() -> None:
     made = learner()
-    saying(made.actor, *HALVES)
+    set_net_output(made.actor, *LOGITS)
     loss = made.loss(batch())
     # -(ln 1/2 + ln 1/4 + ln 1/4) / 3 = 5/3 ln 2; by the logits: chances minus how often each was taken
     assert loss.item() == pytest.approx(5 / 3 * math.log(2))
@@ -47,7 +47,7 @@ def test_choices_are_cloned_by_cross_entropy() -> None:
 
 def test_forbidden_choices_have_no_share() -> None:
     made = learner()
-    saying(made.actor, *HALVES)
+    set_net_output(made.actor, *LOGITS)
     mask = torch.tensor([[True, False, True]]).expand(3, 3)
     loss = made.loss(batch(action=torch.tensor([0, 2, 2]), mask=mask))
     # chances 2/3 and 1/3: -(ln 2/3 + 2 ln 1/3) / 3
@@ -57,39 +57,39 @@ def test_forbidden_choices_have_no_share() -> None:
 
 def test_several_choices_are_cloned_together() -> None:
     made = learner(Spaces(OBS, MultiDiscrete([2, 3])))
-    saying(made.actor, math.log(0.8), math.log(0.2), *HALVES)
+    set_net_output(made.actor, math.log(0.8), math.log(0.2), *LOGITS)
     loss = made.loss(batch(action=torch.tensor([[0, 0], [1, 1], [0, 2]])))
     # -ln of 0.8 * 0.5, 0.2 * 0.25 and 0.8 * 0.25
     assert loss.item() == pytest.approx(-(math.log(0.4) + math.log(0.05) + math.log(0.2)) / 3)
 
 
 def test_moves_are_cloned_by_squared_error() -> None:
-    made = learner(MOVES)
-    saying(made.actor, math.atanh(0.5))
+    made = learner(CONTINUOUS)
+    set_net_output(made.actor, math.atanh(0.5))
     loss = made.loss(batch(action=torch.tensor([[0.5], [0.0], [-0.5]])))
     # squares 0, 0.25 and 1; by what is squashed: (2 * 0.5 + 2 * 1) / 3 times 1 - 0.5²
     assert loss.item() == pytest.approx(1.25 / 3)
     assert gradient_of(loss, made.actor.layers.linears[0].bias) == pytest.approx([0.75])
     both = learner(Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32)))
-    saying(both.actor, math.atanh(0.5), 0.0)
+    set_net_output(both.actor, math.atanh(0.5), 0.0)
     # the mean over an action's numbers: (0.25 + 1 + 0 + 0 + 0.25 + 1) / 6
     shown = batch(action=torch.tensor([[0.0, 1.0], [0.5, 0.0], [1.0, -1.0]]))
     assert both.loss(shown).item() == pytest.approx(2.5 / 6)
 
 
 def test_moves_on_the_bounds_have_a_finite_likelihood() -> None:
-    made = learner(MOVES, likelihood=True)
-    saying(made.actor, 0.0, std=0.5)
+    made = learner(CONTINUOUS, likelihood=True)
+    set_net_output(made.actor, 0.0, std=0.5)
     loss = made.loss(batch(action=torch.tensor([[1.0], [0.0], [-1.0]])))
     # -ln N(a; 0, 0.5) = a² / (2 * 0.25) + ln 0.5 + 0.5 ln 2π: 2 for two of three
     assert loss.item() == pytest.approx(4 / 3 - math.log(2) + 0.5 * math.log(2 * math.pi))
-    saying(made.actor, 3.0, std=0.01)  # nearly at the bound, and nearly sure
+    set_net_output(made.actor, 3.0, std=0.01)  # nearly at the bound, and nearly sure
     assert made.loss(batch(action=torch.ones(3, 1))).isfinite()
     assert all(math.isfinite(g) for g in gradient_of(made.loss(batch(action=-torch.ones(3, 1))), made.actor.spread))
 
 
 def test_likelihoods_learn_mean_and_spread() -> None:
-    made = learner(MOVES, likelihood=True, lr=3e-2)
+    made = learner(CONTINUOUS, likelihood=True, lr=3e-2)
     actions = torch.tensor([[0.1], [0.3], [0.5]])  # mean 0.3, standard deviation sqrt(0.08 / 3) = 0.1633
     for _ in range(800):
         made.update(batch(action=actions))
@@ -124,7 +124,7 @@ def test_it_clones_choices() -> None:
 
 
 def test_it_clones_moves() -> None:
-    made = learner(MOVES, net__hidden_sizes=[32], lr=1e-2)
+    made = learner(CONTINUOUS, net__hidden_sizes=[32], lr=1e-2)
     obs = torch.randn(512, 2, generator=torch.Generator().manual_seed(0))
     right = (0.5 * obs[:, :1] - 0.3 * obs[:, 1:].abs()).clamp(-1.0, 1.0)  # variance 0.26
     for _ in range(400):
@@ -136,8 +136,8 @@ def test_it_clones_moves() -> None:
 
 
 def test_a_policy_of_moves_is_the_same_in_all_phases_but_at_random() -> None:
-    made = learner(MOVES)
-    saying(made.actor, math.atanh(0.5))
+    made = learner(CONTINUOUS)
+    set_net_output(made.actor, math.atanh(0.5))
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(1000, 2)
     for phase in (Phase.COLLECT, Phase.EVAL):
         assert torch.allclose(made.policy.act(obs, None, None, phase, rng, 0).action, torch.tensor(0.5))
@@ -146,7 +146,7 @@ def test_a_policy_of_moves_is_the_same_in_all_phases_but_at_random() -> None:
 
 def test_a_policy_of_choices_is_drawn_while_collecting_and_the_likeliest_in_evaluations() -> None:
     made = learner()
-    saying(made.actor, *HALVES)
+    set_net_output(made.actor, *LOGITS)
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(20_000, 2)
     taken = made.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action
     # three standard errors are 0.011
@@ -168,7 +168,7 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
 def test_state_round_trip_gives_the_same_next_update(likelihood: bool) -> None:
     shown = batch(action=torch.tensor([[1.0], [0.0], [-0.5]]))
     settings = {"net__hidden_sizes": [8], "likelihood": likelihood}
-    made, other = learner(MOVES, **settings), learner(MOVES, **settings, seed=9)
+    made, other = learner(CONTINUOUS, **settings), learner(CONTINUOUS, **settings, seed=9)
     made.update(shown)
     other.load_state_dict(made.state_dict())
     for _ in range(3):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import CHOICES, ENTROPY, HALVES, MOVES, OBS, batch, judging, saying
+from by_hand import CONTINUOUS, DISCRETE, ENTROPY, LOGITS, OBS, batch, set_critic_outputs, set_net_output
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
@@ -19,7 +19,7 @@ from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 
 
-def learner(spaces: Spaces = CHOICES, **settings: Any) -> SAC:
+def learner(spaces: Spaces = DISCRETE, **settings: Any) -> SAC:
     base = {"net__hidden_sizes": [], "alpha": 0.5}  # one linear layer each
     cfg = zx.config.load(algorithm="cql", env="Acrobot-v1", **(base | settings))
     made = zx.algorithms.get("cql").make(cfg, spaces)
@@ -50,7 +50,7 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 def test_penalty_on_choices_by_hand() -> None:
     made = learner()
-    judging(made.critics, [math.log(1), math.log(2), math.log(5)], [0.0, 0.0, 0.0])
+    set_critic_outputs(made.critics, [math.log(1), math.log(2), math.log(5)], [0.0, 0.0, 0.0])
     # ln 8 - (ln 1 + ln 2 + ln 5) / 3 and ln 3
     found = penalty(made, batch())
     assert found.tolist() == pytest.approx([math.log(8) - math.log(10) / 3, math.log(3)])
@@ -63,7 +63,7 @@ def test_penalty_on_choices_by_hand() -> None:
 
 def test_forbidden_choices_are_not_held_down() -> None:
     made = learner()
-    judging(made.critics, [math.log(1), 50.0, math.log(5)], [0.0, 0.0, 0.0])
+    set_critic_outputs(made.critics, [math.log(1), 50.0, math.log(5)], [0.0, 0.0, 0.0])
     mask = torch.tensor([[True, False, True]]).expand(3, 3)
     found = penalty(made, batch(action=torch.tensor([0, 2, 2]), mask=mask))
     # ln 6 - 2/3 ln 5 and ln 2
@@ -74,7 +74,7 @@ def test_forbidden_choices_are_not_held_down() -> None:
 
 def test_importance_weights_weigh_the_penalty() -> None:
     made = learner()
-    judging(made.critics, [math.log(1), math.log(2), math.log(5)], [0.0, 0.0, 0.0])
+    set_critic_outputs(made.critics, [math.log(1), math.log(2), math.log(5)], [0.0, 0.0, 0.0])
     found = penalty(made, batch(weight=torch.tensor([1.0, 0.5, 0.1])))
     # ln 8 + 0.5 (ln 8 - ln 2) + 0.1 (ln 8 - ln 5)
     first = math.log(8) + 0.5 * math.log(4) + 0.1 * math.log(8 / 5)
@@ -83,18 +83,18 @@ def test_importance_weights_weigh_the_penalty() -> None:
 
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.8, 0.5)])
 def test_penalty_on_moves_is_the_integral_over_all_of_them(mean: float, std: float) -> None:
-    made = learner(MOVES, penalty_samples=20_000)
-    judging(made.critics, [3.0, 1.0], [0.0, -2.0])  # 1 + 3 a, and -2 everywhere
-    saying(made.actor, mean, math.log(std))
+    made = learner(CONTINUOUS, penalty_samples=20_000)
+    set_critic_outputs(made.critics, [3.0, 1.0], [0.0, -2.0])  # 1 + 3 a, and -2 everywhere
+    set_net_output(made.actor, mean, math.log(std))
     # ∫ exp(1 + 3 a) da = e (e³ - e⁻³) / 3 and 2 e⁻²; the recorded moves are worth 1 and -2 on average
     exact = [math.log((math.exp(3) - math.exp(-3)) / 3), math.log(2)]
     assert penalty(made, moves()).tolist() == pytest.approx(exact, abs=0.03)
 
 
 def test_penalty_on_moves_by_the_very_moves_drawn() -> None:
-    made = learner(MOVES, penalty_samples=2)
-    judging(made.critics, [2.0, 1.0], [-1.0, 0.0])
-    saying(made.actor, 0.3, math.log(0.5))
+    made = learner(CONTINUOUS, penalty_samples=2)
+    set_critic_outputs(made.critics, [2.0, 1.0], [-1.0, 0.0])
+    set_net_output(made.actor, 0.3, math.log(0.5))
     state = made.rng.get_state()
     assert made.penalty is not None
     actions, logp = made.penalty.draw(made.actor, moves(), made.rng)
@@ -114,7 +114,7 @@ def test_penalty_on_moves_by_the_very_moves_drawn() -> None:
 
 
 def test_moves_are_drawn_by_the_policy_of_the_next_state_too() -> None:
-    made = learner(MOVES, penalty_samples=200)
+    made = learner(CONTINUOUS, penalty_samples=200)
     with torch.no_grad():
         made.actor.layers.linears[0].weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))  # the mean is obs[0]
         made.actor.layers.linears[0].bias.copy_(torch.tensor([0.0, -3.0]))
@@ -128,7 +128,7 @@ def test_moves_are_drawn_by_the_policy_of_the_next_state_too() -> None:
 
 
 def test_no_gradient_of_the_penalty_reaches_the_actor() -> None:
-    made = learner(MOVES, net__hidden_sizes=[8])
+    made = learner(CONTINUOUS, net__hidden_sizes=[8])
     found = torch.autograd.grad(penalty(made, moves()).sum(), [*made.actor.parameters()], allow_unused=True)
     assert all(gradient is None for gradient in found)
 
@@ -136,10 +136,10 @@ def test_no_gradient_of_the_penalty_reaches_the_actor() -> None:
 # --- its place in the update ---
 
 
-@pytest.mark.parametrize("spaces", [CHOICES, MOVES])
+@pytest.mark.parametrize("spaces", [DISCRETE, CONTINUOUS])
 def test_the_critics_descend_both_terms_and_the_actor_its_own(spaces: Spaces) -> None:
     made = learner(spaces, penalty=2.0, net__hidden_sizes=[8])
-    shown = batch() if spaces is CHOICES else moves()
+    shown = batch() if spaces is DISCRETE else moves()
     state = made.rng.get_state()
     found = made.gradients(shown)
     critic = found.by_optimizer["critic_optimizer"][0].clone()
@@ -156,7 +156,7 @@ def test_a_vanishing_weight_leaves_sac() -> None:
     shown = batch()
     made = learner(penalty=1e-12, entropy_in_targets=True, net__hidden_sizes=[8])
     cfg = zx.config.load(algorithm="sac", env="Acrobot-v1", net__hidden_sizes=[8], alpha=0.5)
-    sac = SAC(cfg, CHOICES)
+    sac = SAC(cfg, DISCRETE)
     for _ in range(3):
         made.update(shown)
         sac.update(shown)
@@ -171,7 +171,7 @@ def test_a_fixed_weight_stays_and_a_learned_one_keeps_the_penalty_near_its_targe
     assert made.update(batch()).metrics["penalty_weight"].item() == pytest.approx(3.0)
     for target, sign in ((0.5, 1), (2.0, -1)):  # ln 3 = 1.0986 lies between
         made = learner(penalty=3.0, penalty_target=target, lr=1e-2)
-        judging(made.critics, [0.0] * 3, [0.0] * 3)
+        set_critic_outputs(made.critics, [0.0] * 3, [0.0] * 3)
         assert made.penalty is not None
         loss = made.penalty.weight_loss(torch.full((2,), math.log(3)))
         assert loss is not None
@@ -185,15 +185,15 @@ def test_a_fixed_weight_stays_and_a_learned_one_keeps_the_penalty_near_its_targe
 def test_targets_count_entropy_only_where_asked() -> None:
     for entropy, worth in ((False, 4.0), (True, 4.0 + 0.5 * ENTROPY)):
         made = learner(entropy_in_targets=entropy)
-        judging(made.target, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])  # the least are 4, 2, 6: 4 on average
-        judging(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
-        saying(made.actor, *HALVES)
+        set_critic_outputs(made.target, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])  # the least are 4, 2, 6: 4 on average
+        set_critic_outputs(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
+        set_net_output(made.actor, *LOGITS)
         alive = 1 + 0.9 * worth
         assert made.target_value(batch()).tolist() == pytest.approx([alive, 1.0, alive])
         assert made.value(torch.zeros(1, 2)).tolist() == pytest.approx([worth])
         assert made.actor_loss(batch())[0].item() == pytest.approx(-4.0 - 0.5 * ENTROPY)  # the actor always does
-    moving = learner(MOVES)
-    judging(moving.target, [0.0, 7.0], [0.0, 8.0])
+    moving = learner(CONTINUOUS)
+    set_critic_outputs(moving.target, [0.0, 7.0], [0.0, 8.0])
     assert moving.target_value(moves()).tolist() == pytest.approx([1 + 0.9 * 7, 1.0, 1 + 0.9 * 7])
 
 
@@ -205,7 +205,7 @@ def test_it_is_held_near_what_was_recorded_where_sac_is_not() -> None:
     shown = batch(**rows, truncated=~ended, discount=torch.ones(64), index=torch.arange(64))
     ends = []
     for weight in (1e-9, 1.0):
-        made = learner(MOVES, net__hidden_sizes=[32], lr=1e-2, alpha=0.01, penalty=weight, penalty_samples=4)
+        made = learner(CONTINUOUS, net__hidden_sizes=[32], lr=1e-2, alpha=0.01, penalty=weight, penalty_samples=4)
         for _ in range(200):
             made.update(shown)
         ends.append(made.actor(torch.zeros(1, 2)).mode().item())
@@ -228,9 +228,9 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
         zx.config.load(algorithm="sac", env="Acrobot-v1", penalty=1.0)
 
 
-@pytest.mark.parametrize("spaces", [CHOICES, MOVES])
+@pytest.mark.parametrize("spaces", [DISCRETE, CONTINUOUS])
 def test_state_round_trip_gives_the_same_next_update(spaces: Spaces) -> None:
-    shown = batch() if spaces is CHOICES else moves()
+    shown = batch() if spaces is DISCRETE else moves()
     settings = {"net__hidden_sizes": [8], "alpha": None, "penalty_target": 1.0}
     made, other = learner(spaces, **settings), learner(spaces, **settings, seed=9)
     made.update(shown)

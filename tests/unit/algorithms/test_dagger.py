@@ -93,10 +93,10 @@ def test_labels_are_clipped_to_the_bounds_of_actions() -> None:
 
 
 @pytest.mark.parametrize("name", ["sac", "ppo"])
-def test_any_run_can_be_the_expert(name: str, small: Callable, tmp_path: Path) -> None:
-    zx.Session(small(name, "toy/reach", env_steps=200), tmp_path / "expert", quiet=True).run()
+def test_any_run_can_be_the_expert(name: str, short_config: Callable, tmp_path: Path) -> None:
+    zx.Session(short_config(name, "toy/reach", env_steps=200), tmp_path / "expert", quiet=True).run()
     expert = zx.load(tmp_path / "expert")
-    cfg = small("dagger", "toy/reach", expert=str(tmp_path / "expert"), env_steps=400)
+    cfg = short_config("dagger", "toy/reach", expert=str(tmp_path / "expert"), env_steps=400)
     session = zx.Session(cfg, tmp_path / "run", quiet=True)
     session.run()
     batch = session.loop.buffer.sample(20, np.random.default_rng(0))
@@ -106,10 +106,10 @@ def test_any_run_can_be_the_expert(name: str, small: Callable, tmp_path: Path) -
     assert not any("teacher" in name for name in zx.load(tmp_path / "run").policy.state_dict())
 
 
-def test_what_is_missing_or_does_not_fit_is_told(small: Callable, tmp_path: Path) -> None:
+def test_what_is_missing_or_does_not_fit_is_told(short_config: Callable, tmp_path: Path) -> None:
     with pytest.raises(zx.UserError, match="name its run with expert=RUN"):
         zx.train("dagger", env="CartPole-v1", out=tmp_path / "run", quiet=True)
-    zx.Session(small("ppo", "toy/match", env_steps=64), tmp_path / "other", quiet=True).run()
+    zx.Session(short_config("ppo", "toy/match", env_steps=64), tmp_path / "other", quiet=True).run()
     with pytest.raises(zx.UserError, match="is for toy/match, whose observations or actions aren't those of CartPole"):
         zx.train("dagger", env="CartPole-v1", expert=str(tmp_path / "other"), out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import learned
+from conftest import checkpoint_tensors
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 import zhixing as zx
@@ -80,24 +80,24 @@ def test_it_learns_to_tell_them_apart_whatever_the_actions(action: Any) -> None:
     assert made.imitation_reward(steps(1.0)).mean() > 3 * made.imitation_reward(own).mean()
 
 
-def test_the_tasks_own_rewards_change_nothing(small: Callable, tmp_path: Path) -> None:
+def test_the_tasks_own_rewards_change_nothing(short_config: Callable, tmp_path: Path) -> None:
     """Two runs in tasks that pay differently for the same."""
     for name, paid in (("one", False), ("other", True)):
-        cfg = small("gail", "CartPole-v1", env__sutton_barto_reward=paid, seed=2, env_steps=256)
+        cfg = short_config("gail", "CartPole-v1", env__sutton_barto_reward=paid, seed=2, env_steps=256)
         zx.Session(cfg, tmp_path / name, quiet=True).run()
-    one, other = (learned(tmp_path / name) for name in ("one", "other"))
+    one, other = (checkpoint_tensors(tmp_path / name) for name in ("one", "other"))
     assert all(torch.equal(one[key], other[key]) for key in one if "discriminator" in key or "learner" in key)
 
 
-def test_it_may_start_from_a_run_of_ppo(small: Callable, tmp_path: Path) -> None:
-    zx.Session(small("ppo", "CartPole-v1", env_steps=128), tmp_path / "ppo", quiet=True).run()
-    cfg = small("gail", "CartPole-v1", init_from=str(tmp_path / "ppo"))
+def test_it_may_start_from_a_run_of_ppo(short_config: Callable, tmp_path: Path) -> None:
+    zx.Session(short_config("ppo", "CartPole-v1", env_steps=128), tmp_path / "ppo", quiet=True).run()
+    cfg = short_config("gail", "CartPole-v1", init_from=str(tmp_path / "ppo"))
     session = zx.Session(cfg, tmp_path / "gail", quiet=True)
     session.close()
     weights = zx.load(tmp_path / "ppo").policy.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in session.learner.policy.state_dict().items())
 
 
-def test_more_demonstrations_than_there_are_is_told(recorded: Callable, tmp_path: Path) -> None:
+def test_more_demonstrations_than_there_are_is_told(random_dataset: Callable, tmp_path: Path) -> None:
     with pytest.raises(zx.UserError, match="demonstrations=1000 are more than the"):
-        zx.train("gail", dataset=recorded("CartPole-v1"), out=tmp_path / "run", demonstrations=1000, quiet=True)
+        zx.train("gail", dataset=random_dataset("CartPole-v1"), out=tmp_path / "run", demonstrations=1000, quiet=True)

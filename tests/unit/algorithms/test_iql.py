@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import CHOICES, HALVES, MOVES, OBS, batch, judging, saying
+from by_hand import CONTINUOUS, DISCRETE, LOGITS, OBS, batch, set_critic_outputs, set_net_output
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
@@ -21,7 +21,7 @@ from zhixing.errors import UserError
 from zhixing.ops.losses import advantage_weight, expectile
 
 
-def learner(spaces: Spaces = CHOICES, **settings: Any) -> IQL:
+def learner(spaces: Spaces = DISCRETE, **settings: Any) -> IQL:
     base = {"net__hidden_sizes": []}  # one linear layer each
     cfg = zx.config.load(algorithm="iql", env="Acrobot-v1", **(base | settings))
     made = zx.algorithms.get("iql").make(cfg, spaces)
@@ -73,9 +73,9 @@ def test_weights_of_advantages_have_a_limit_and_no_gradient() -> None:
 
 def test_value_loss_by_hand() -> None:
     made = learner()
-    judging(made.target, [10.0, 2.0, 6.0], [4.0, 8.0, 7.0])  # the least are 4, 2, 6
-    judging(made.critics, [99.0] * 3, [99.0] * 3)  # not asked
-    saying(made.state_value, 4.0)
+    set_critic_outputs(made.target, [10.0, 2.0, 6.0], [4.0, 8.0, 7.0])  # the least are 4, 2, 6
+    set_critic_outputs(made.critics, [99.0] * 3, [99.0] * 3)  # not asked
+    set_net_output(made.state_value, 4.0)
     loss, advantage, value_mean = made.value_loss(batch())
     # 0.3 * 2² below and 0.7 * 2² above
     assert loss.item() == pytest.approx((1.2 + 2.8) / 3)
@@ -87,7 +87,7 @@ def test_value_loss_by_hand() -> None:
 
 def test_targets_are_by_the_value_of_the_next_state() -> None:
     made = learner()
-    saying(made.state_value, 10.0)
+    set_net_output(made.state_value, 10.0)
     # 1 + 0.9 * 10 = 10; death: 1; truncation bootstraps: 10
     assert made.target_value(batch()).tolist() == pytest.approx([10.0, 1.0, 10.0])
     # 3 + 0.9³ * 10
@@ -97,23 +97,23 @@ def test_targets_are_by_the_value_of_the_next_state() -> None:
 
 def test_critic_loss_by_hand() -> None:
     made = learner()
-    judging(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
-    saying(made.state_value, 0.0)
+    set_critic_outputs(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
+    set_net_output(made.state_value, 0.0)
     loss, error, q_mean = made.critic_loss(batch())
     # targets are 1. Errors 0, 0.5, 3 and 2, 0, -1: squares 4, 0.25, 9 + 1 = 10
     assert loss.item() == pytest.approx(14.25 / 3)
     assert error.tolist() == pytest.approx([1.0, 0.25, 2.0])  # the mean over critics, for priorities
     assert q_mean.item() == pytest.approx((1 + 1.5 + 4 + 3 + 1 + 0) / 6)
-    moving = learner(MOVES)
-    judging(moving.critics, [2.0, 1.0], [0.0, 1.0])
-    saying(moving.state_value, 0.0)
+    moving = learner(CONTINUOUS)
+    set_critic_outputs(moving.critics, [2.0, 1.0], [0.0, 1.0])
+    set_net_output(moving.state_value, 0.0)
     # 1 + 2 a = 3, 1, -1 against 1; the second critic is right
     assert moving.critic_loss(moves())[0].item() == pytest.approx(8 / 3)
 
 
 def test_discrete_actor_loss_by_hand() -> None:
     made = learner(beta=0.5)
-    saying(made.actor, *HALVES)
+    set_net_output(made.actor, *LOGITS)
     loss, weight = made.actor_loss(batch(), torch.tensor([0.0, -2.0, 2.0]))
     expected = [1.0, math.exp(-1), math.e]
     assert weight.tolist() == pytest.approx(expected)
@@ -126,7 +126,7 @@ def test_discrete_actor_loss_by_hand() -> None:
 
 def test_forbidden_choices_have_no_share() -> None:
     made = learner(beta=0.0)  # behaviour cloning
-    saying(made.actor, *HALVES)
+    set_net_output(made.actor, *LOGITS)
     mask = torch.tensor([[True, False, True]]).expand(3, 3)
     loss, weight = made.actor_loss(batch(action=torch.tensor([0, 2, 2]), mask=mask), torch.tensor([5.0, -5.0, 0.0]))
     assert weight.tolist() == [1.0, 1.0, 1.0]
@@ -136,24 +136,24 @@ def test_forbidden_choices_have_no_share() -> None:
 
 
 def test_continuous_actor_loss_by_hand_also_on_the_bounds() -> None:
-    made = learner(MOVES, beta=1.0)
-    saying(made.actor, 0.0, std=0.5)
+    made = learner(CONTINUOUS, beta=1.0)
+    set_net_output(made.actor, 0.0, std=0.5)
     loss, _ = made.actor_loss(moves(), torch.tensor([1.0, 0.0, -1.0]))
     # ln N(a; 0, 0.5) = -2 a² + ln 2 - 0.5 ln 2π
     constant = math.log(2) - 0.5 * math.log(2 * math.pi)
     expected = math.e * (constant - 2) + constant + math.exp(-1) * (constant - 2)
     assert loss.item() == pytest.approx(-expected / 3, rel=1e-5)
-    saying(made.actor, 5.0, std=0.01)  # at the bound and nearly sure
+    set_net_output(made.actor, 5.0, std=0.01)  # at the bound and nearly sure
     loss, _ = made.actor_loss(moves(), torch.ones(3))
     assert all(torch.isfinite(g).all() for g in torch.autograd.grad(loss, [*made.actor.parameters()]))
 
 
 def test_importance_weights_weigh_every_loss_and_not_the_priority() -> None:
     made = learner(beta=1.0)
-    judging(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
-    judging(made.target, [0.0, -2.0, 2.0], [0.0, -2.0, 2.0])
-    saying(made.state_value, 0.0)
-    saying(made.actor, *HALVES)
+    set_critic_outputs(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
+    set_critic_outputs(made.target, [0.0, -2.0, 2.0], [0.0, -2.0, 2.0])
+    set_net_output(made.state_value, 0.0)
+    set_net_output(made.actor, *LOGITS)
     found = made.gradients(batch(weight=torch.tensor([1.0, 0.5, 0.1])))
     # 4 + 0.5 * 0.25 + 0.1 * 10
     assert found.metrics["critic_loss"].item() == pytest.approx(5.125 / 3)
@@ -169,10 +169,10 @@ def test_importance_weights_weigh_every_loss_and_not_the_priority() -> None:
 # --- updates ---
 
 
-@pytest.mark.parametrize("spaces", [CHOICES, MOVES])
+@pytest.mark.parametrize("spaces", [DISCRETE, CONTINUOUS])
 def test_gradients_change_nothing_and_are_each_networks_own(spaces: Spaces) -> None:
     made = learner(spaces, net__hidden_sizes=[8])
-    shown = batch() if spaces is CHOICES else moves()
+    shown = batch() if spaces is DISCRETE else moves()
     parts = [made.actor, made.critics, made.state_value, made.target]
     before = [p for part in parts for p in weights(part)]
     made.gradients(shown)
@@ -214,12 +214,12 @@ def test_the_actors_learning_rate_falls_along_a_cosine() -> None:
     assert still.actor_optimizer.lr == still.cfg.lr
 
 
-@pytest.mark.parametrize("spaces", [CHOICES, MOVES])
+@pytest.mark.parametrize("spaces", [DISCRETE, CONTINUOUS])
 def test_it_prefers_the_better_of_what_was_recorded(spaces: Spaces) -> None:
     """One step in one state. Cloning would take the choice most often recorded, or the mean of the moves, zero."""
     rng = torch.Generator().manual_seed(0)
     made = learner(spaces, net__hidden_sizes=[32], lr=1e-2, beta=5.0, tau=0.05)
-    if spaces is CHOICES:
+    if spaces is DISCRETE:
         action = torch.tensor([0] * 60 + [1] * 20 + [2] * 20)
         reward = torch.tensor([0.0] * 60 + [1.0] * 20 + [0.5] * 20)
     else:
@@ -231,7 +231,7 @@ def test_it_prefers_the_better_of_what_was_recorded(spaces: Spaces) -> None:
     for _ in range(400):
         made.update(shown)
     best = made.policy.act(torch.zeros(1, 2), None, None, Phase.EVAL, rng, 0).action.item()
-    assert best == (1 if spaces is CHOICES else pytest.approx(0.5, abs=0.1))
+    assert best == (1 if spaces is DISCRETE else pytest.approx(0.5, abs=0.1))
 
 
 # --- values, what is refused, saved and told ---
@@ -239,13 +239,13 @@ def test_it_prefers_the_better_of_what_was_recorded(spaces: Spaces) -> None:
 
 def test_value_is_that_of_the_state() -> None:
     made = learner()
-    saying(made.state_value, 3.5)
+    set_net_output(made.state_value, 3.5)
     assert made.value(torch.zeros(2, 2)).tolist() == pytest.approx([3.5] * 2)
 
 
 def test_what_it_collects_stays_within_bounds() -> None:
-    made = learner(MOVES)
-    saying(made.actor, math.atanh(0.9), std=0.5)
+    made = learner(CONTINUOUS)
+    set_net_output(made.actor, math.atanh(0.9), std=0.5)
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(1000, 2)
     assert made.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action.max().item() == 1.0
     assert made.policy.act(obs[:1], None, None, Phase.EVAL, rng, 0).action.item() == pytest.approx(0.9)
@@ -269,9 +269,9 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
         learner(Spaces(OBS, Discrete(3), num_agents=2))
 
 
-@pytest.mark.parametrize("spaces", [CHOICES, MOVES])
+@pytest.mark.parametrize("spaces", [DISCRETE, CONTINUOUS])
 def test_state_round_trip_gives_the_same_next_update(spaces: Spaces) -> None:
-    shown = batch() if spaces is CHOICES else moves()
+    shown = batch() if spaces is DISCRETE else moves()
     made, other = learner(spaces, net__hidden_sizes=[8]), learner(spaces, net__hidden_sizes=[8], seed=9)
     made.update(shown)
     other.load_state_dict(made.state_dict())

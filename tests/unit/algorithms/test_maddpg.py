@@ -149,7 +149,7 @@ def test_rewards_that_come_after_an_agents_end_are_not_added_over_several_steps(
     assert targets[0].tolist() == pytest.approx([5.42, second])
 
 
-@pytest.mark.parametrize(("env", "alone"), [("tasks:Masked", True), ("skirmish/3m", False)])
+@pytest.mark.parametrize(("env", "alone"), [("dummy_envs:MaskedEnv", True), ("skirmish/3m", False)])
 def test_the_replay_knows_whether_rewards_end_with_an_agent(env: str, alone: bool, tmp_path: Path) -> None:
     options = {"env__agents": 2} if alone else {}
     cfg = zx.config.load(algorithm="maddpg", env=env, replay__n_step=3, tensorboard=False, **options)

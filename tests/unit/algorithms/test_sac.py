@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import CHOICES, ENTROPY, HALVES, MOVES, OBS, batch, coming_noise, judging, saying
+from by_hand import CONTINUOUS, DISCRETE, ENTROPY, LOGITS, OBS, batch, peek_noise, set_critic_outputs, set_net_output
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
@@ -20,7 +20,7 @@ from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 
 
-def learner(spaces: Spaces = CHOICES, name: str = "sac", **settings: Any) -> SAC:
+def learner(spaces: Spaces = DISCRETE, name: str = "sac", **settings: Any) -> SAC:
     base = {"net__hidden_sizes": [], "alpha": 0.5}  # one linear layer each
     cfg = zx.config.load(algorithm=name, env="Acrobot-v1", **(base | settings))
     made = zx.algorithms.get(name).make(cfg, spaces)
@@ -49,9 +49,9 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 def test_discrete_targets_are_exact_expectations_of_the_least_with_entropy() -> None:
     made = learner()
-    judging(made.target, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
-    judging(made.critics, [99.0] * 3, [99.0] * 3)  # not asked
-    saying(made.actor, *HALVES)
+    set_critic_outputs(made.target, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
+    set_critic_outputs(made.critics, [99.0] * 3, [99.0] * 3)  # not asked
+    set_net_output(made.actor, *LOGITS)
     # the least are 4, 2, 6: 2 + 0.5 + 1.5 = 4 on average; 1 + 0.9 (4 + 0.5 H). Death: 1; truncation bootstraps
     alive = 1 + 0.9 * (4 + 0.5 * ENTROPY)
     assert made.target_value(batch()).tolist() == pytest.approx([alive, 1.0, alive])
@@ -59,8 +59,8 @@ def test_discrete_targets_are_exact_expectations_of_the_least_with_entropy() -> 
 
 def test_n_step_targets_use_their_own_discount() -> None:
     made = learner()
-    judging(made.target, [10.0 - 0.5 * ENTROPY] * 3, [50.0] * 3)
-    saying(made.actor, *HALVES)
+    set_critic_outputs(made.target, [10.0 - 0.5 * ENTROPY] * 3, [50.0] * 3)
+    set_net_output(made.actor, *LOGITS)
     # worth 10 with its entropy: 1 + 0.9 * 10; 2 (died); 3 + 0.9³ * 10 = 3 + 7.29
     shown = batch(reward=torch.tensor([1.0, 2.0, 3.0]), discount=torch.tensor([0.9, 0.81, 0.729]))
     assert made.target_value(shown).tolist() == pytest.approx([10.0, 2.0, 10.29])
@@ -68,8 +68,8 @@ def test_n_step_targets_use_their_own_discount() -> None:
 
 def test_targets_never_come_from_a_forbidden_action() -> None:
     made = learner()
-    judging(made.target, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
-    saying(made.actor, *HALVES)
+    set_critic_outputs(made.target, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
+    set_net_output(made.actor, *LOGITS)
     mask = torch.tensor([[True, False, True], [False, False, False], [True, False, False]])
     # chances 2/3 and 1/3: 2 + 2 = 4, entropy ln 3 - 2/3 ln 2; death, where nothing is allowed: 1; one choice: 3 alone
     first = 1 + 0.9 * (4 + 0.5 * (math.log(3) - 2 / 3 * math.log(2)))
@@ -77,11 +77,11 @@ def test_targets_never_come_from_a_forbidden_action() -> None:
 
 
 def test_continuous_targets_are_the_least_at_a_drawn_action_with_its_entropy() -> None:
-    made = learner(MOVES)
-    judging(made.target, [2.0, 1.0], [-4.0, 1.0])  # 1 + 2 a and 1 - 4 a
-    judging(made.critics, [0.0, 99.0], [0.0, 99.0])  # not asked
-    saying(made.actor, 0.3, math.log(0.5))
-    z = coming_noise(made)[:, 0]
+    made = learner(CONTINUOUS)
+    set_critic_outputs(made.target, [2.0, 1.0], [-4.0, 1.0])  # 1 + 2 a and 1 - 4 a
+    set_critic_outputs(made.critics, [0.0, 99.0], [0.0, 99.0])  # not asked
+    set_net_output(made.actor, 0.3, math.log(0.5))
+    z = peek_noise(made)[:, 0]
     action = torch.tanh(0.3 + 0.5 * z)
     # log N(z) - ln 0.5 - ln(1 - a²)
     logp = -0.5 * z**2 - 0.5 * math.log(2 * math.pi) + math.log(2) - torch.log(1 - action**2)
@@ -92,13 +92,13 @@ def test_continuous_targets_are_the_least_at_a_drawn_action_with_its_entropy() -
 
 
 def test_continuous_targets_draw_anew_each_time() -> None:
-    made = learner(MOVES)
+    made = learner(CONTINUOUS)
     assert not torch.equal(made.target_value(moves()), made.target_value(moves()))
 
 
 def test_redq_targets_take_the_least_of_a_random_few() -> None:
     made = learner(name="redq", critics=4, target_critics=2, alpha=1e-9)
-    judging(made.target, [1.0] * 3, [2.0] * 3, [3.0] * 3, [4.0] * 3)
+    set_critic_outputs(made.target, [1.0] * 3, [2.0] * 3, [3.0] * 3, [4.0] * 3)
     found = [round((made.target_value(batch())[0].item() - 1) / 0.9) for _ in range(1200)]
     # of 6 pairs 3 have the first, 2 of the others the second, 1 the third, and none only the fourth;
     # three standard errors are 0.043
@@ -109,7 +109,7 @@ def test_redq_targets_take_the_least_of_a_random_few() -> None:
 
 def test_targets_of_as_many_as_there_are_take_the_least_of_all() -> None:
     made = learner(critics=4, target_critics=4, alpha=1e-9)
-    judging(made.target, [3.0] * 3, [2.0] * 3, [1.0] * 3, [4.0] * 3)
+    set_critic_outputs(made.target, [3.0] * 3, [2.0] * 3, [1.0] * 3, [4.0] * 3)
     assert all(made.target_value(batch())[0].item() == pytest.approx(1.9) for _ in range(20))
 
 
@@ -124,8 +124,8 @@ def test_redq_has_ten_critics_of_which_targets_take_two_and_delays_its_actor() -
 
 def test_critic_loss_by_hand() -> None:
     made = learner(alpha=1e-9)
-    judging(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
-    judging(made.target, [0.0] * 3, [0.0] * 3)
+    set_critic_outputs(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
+    set_critic_outputs(made.target, [0.0] * 3, [0.0] * 3)
     loss, error, q = made.critic_loss(batch())
     # targets are 1. Errors 0, 0.5, 3 and 2, 0, -1: half squares 2, 0.125, 4.5 + 0.5 = 5
     assert loss.item() == pytest.approx(7.125 / 3)
@@ -135,8 +135,8 @@ def test_critic_loss_by_hand() -> None:
 
 def test_importance_weights_weigh_each_error_and_not_its_priority() -> None:
     made = learner(alpha=1e-9)
-    judging(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
-    judging(made.target, [0.0] * 3, [0.0] * 3)
+    set_critic_outputs(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
+    set_critic_outputs(made.target, [0.0] * 3, [0.0] * 3)
     found = made.gradients(batch(weight=torch.tensor([1.0, 0.5, 0.1])))
     # 2 + 0.5 * 0.125 + 0.1 * 5
     assert found.metrics["critic_loss"].item() == pytest.approx(2.5625 / 3)
@@ -145,9 +145,9 @@ def test_importance_weights_weigh_each_error_and_not_its_priority() -> None:
 
 
 def test_critic_loss_judges_the_moves_taken() -> None:
-    made = learner(MOVES, alpha=1e-9)
-    judging(made.critics, [2.0, 1.0], [0.0, 1.0])
-    judging(made.target, [0.0, 0.0], [0.0, 0.0])
+    made = learner(CONTINUOUS, alpha=1e-9)
+    set_critic_outputs(made.critics, [2.0, 1.0], [0.0, 1.0])
+    set_critic_outputs(made.target, [0.0, 0.0], [0.0, 0.0])
     loss, error, _ = made.critic_loss(moves())
     # 1 + 2 a = 2, 1, 0 against 1: half squares 0.5, 0, 0.5; the second critic is right
     assert loss.item() == pytest.approx(1 / 3)
@@ -156,8 +156,8 @@ def test_critic_loss_judges_the_moves_taken() -> None:
 
 def test_the_critics_gradient_doesnt_pass_through_the_target() -> None:
     made = learner(alpha=1e-9)
-    judging(made.critics, [3.0] * 3, [3.0] * 3)
-    judging(made.target, [0.0] * 3, [0.0] * 3)
+    set_critic_outputs(made.critics, [3.0] * 3, [3.0] * 3)
+    set_critic_outputs(made.target, [0.0] * 3, [0.0] * 3)
     loss, _, _ = made.critic_loss(batch())
     # each action was taken once in three steps, two too high
     assert gradient_of(loss, made.critics.towers.biases[0]) == pytest.approx([2 / 3] * 6)
@@ -169,8 +169,8 @@ def test_the_critics_gradient_doesnt_pass_through_the_target() -> None:
 
 def test_discrete_actor_loss_by_hand() -> None:
     made = learner()
-    judging(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])  # the least are 4, 2, 6
-    saying(made.actor, *HALVES)
+    set_critic_outputs(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])  # the least are 4, 2, 6
+    set_net_output(made.actor, *LOGITS)
     loss, entropy = made.actor_loss(batch())
     assert loss.item() == pytest.approx(-0.5 * ENTROPY - 4.0)
     assert entropy.item() == pytest.approx(ENTROPY)
@@ -183,8 +183,8 @@ def test_discrete_actor_loss_by_hand() -> None:
 
 def test_a_forbidden_action_has_no_part_in_the_actors_loss() -> None:
     made = learner()
-    judging(made.critics, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
-    saying(made.actor, *HALVES)
+    set_critic_outputs(made.critics, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
+    set_net_output(made.actor, *LOGITS)
     mask = torch.tensor([[True, False, True]]).expand(3, 3)
     loss, entropy = made.actor_loss(batch(mask=mask))
     # chances 2/3 and 1/3
@@ -197,11 +197,11 @@ def test_a_forbidden_action_has_no_part_in_the_actors_loss() -> None:
 @pytest.mark.parametrize(("name", "slope"), [("sac", -4.0), ("redq", 1.0)])
 def test_continuous_actor_loss_by_hand(name: str, slope: float) -> None:
     settings = {"critics": 2, "target_critics": 2} if name == "sac" else {"critics": 2, "target_critics": 1}
-    made = learner(MOVES, name=name, **settings)
+    made = learner(CONTINUOUS, name=name, **settings)
     # for actions above zero the least is -4 a; the mean of an ensemble is (6 a - 4 a) / 2 = a
-    judging(made.critics, [6.0, 0.0], [-4.0, 0.0])
-    saying(made.actor, 0.3, math.log(0.01))
-    z = coming_noise(made)[:, 0]
+    set_critic_outputs(made.critics, [6.0, 0.0], [-4.0, 0.0])
+    set_net_output(made.actor, 0.3, math.log(0.01))
+    z = peek_noise(made)[:, 0]
     a = torch.tanh(0.3 + 0.01 * z)
     logp = -0.5 * z**2 - 0.5 * math.log(2 * math.pi) - math.log(0.01) - torch.log(1 - a**2)
     loss, entropy = made.actor_loss(moves())
@@ -220,7 +220,7 @@ def test_continuous_actor_loss_by_hand(name: str, slope: float) -> None:
 def test_temperature_falls_where_entropy_is_above_its_target_and_rises_below() -> None:
     for target, sign in ((0.5, -1), (2.0, 1)):
         made = learner(alpha=None, target_entropy=target, lr=1e-2)
-        saying(made.actor, *HALVES)  # entropy 1.04
+        set_net_output(made.actor, *LOGITS)  # entropy 1.04
         loss = made.alpha_loss(torch.tensor(ENTROPY), batch())
         assert gradient_of(loss, made.log_alpha[0]) == pytest.approx([ENTROPY - target])
         assert made.temperature.item() == 1.0
@@ -258,7 +258,7 @@ def test_a_mask_lowers_the_target_of_entropy_state_by_state(name: str) -> None:
     made = learner(name=name, alpha=None, lr=1e-2)
     target = 0.5 * (math.log(1) + math.log(2) + math.log(3)) / 3
     assert float(made.target_entropy(masked)) == pytest.approx(target)
-    saying(made.actor, 0.0, 0.0, 0.0)
+    set_net_output(made.actor, 0.0, 0.0, 0.0)
     entropy = made.actor_loss(masked)[1]
     assert float(entropy) == pytest.approx(2 * target)
     assert gradient_of(made.alpha_loss(entropy, masked), made.log_alpha[0]) == pytest.approx([target])
@@ -293,10 +293,10 @@ def test_targets_follow_slowly() -> None:
         assert torch.allclose(target, 0.9 * before + 0.1 * net, atol=1e-7)
 
 
-@pytest.mark.parametrize("spaces", [CHOICES, MOVES])
+@pytest.mark.parametrize("spaces", [DISCRETE, CONTINUOUS])
 def test_gradients_change_nothing_and_are_each_networks_own(spaces: Spaces) -> None:
     made = learner(spaces, net__hidden_sizes=[8], alpha=None)
-    shown = batch() if spaces is CHOICES else moves()
+    shown = batch() if spaces is DISCRETE else moves()
     parts = (made.actor, made.critics, made.target, made.log_alpha)
     before = [p for part in parts for p in weights(part)]
     made.gradients(shown)
@@ -338,7 +338,7 @@ def test_normalised_observations_reach_actor_critics_and_targets() -> None:
 
 def test_actions_are_drawn_while_collecting_and_the_likeliest_in_evaluations() -> None:
     made = learner()
-    saying(made.actor, *HALVES)
+    set_net_output(made.actor, *LOGITS)
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(20_000, 2)
     taken = made.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action
     # three standard errors are 0.011
@@ -347,8 +347,8 @@ def test_actions_are_drawn_while_collecting_and_the_likeliest_in_evaluations() -
     mask = torch.tensor([False, True, True]).expand(20_000, 3)
     for phase in Phase:
         assert 0 not in made.policy.act(obs, None, mask, phase, rng, 0).action
-    moving = learner(MOVES)
-    saying(moving.actor, 0.3, math.log(0.5))
+    moving = learner(CONTINUOUS)
+    set_net_output(moving.actor, 0.3, math.log(0.5))
     drawn = moving.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action.atanh()
     assert drawn.mean().item() == pytest.approx(0.3, abs=0.011)
     assert drawn.std().item() == pytest.approx(0.5, rel=0.03)
@@ -356,21 +356,21 @@ def test_actions_are_drawn_while_collecting_and_the_likeliest_in_evaluations() -
 
 
 def test_spreads_stay_within_bounds() -> None:
-    made = learner(MOVES)
-    saying(made.actor, 0.0, 50.0)
+    made = learner(CONTINUOUS)
+    set_net_output(made.actor, 0.0, 50.0)
     assert made.actor(torch.zeros(1, 2)).normal.log_std.item() == 2.0
-    saying(made.actor, 0.0, -50.0)
+    set_net_output(made.actor, 0.0, -50.0)
     assert made.actor(torch.zeros(1, 2)).normal.log_std.item() == -20.0
 
 
 def test_value_is_that_of_acting_as_usual() -> None:
     made = learner()
-    judging(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
-    saying(made.actor, *HALVES)
+    set_critic_outputs(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
+    set_net_output(made.actor, *LOGITS)
     assert made.value(torch.zeros(2, 2)).tolist() == pytest.approx([4 + 0.5 * ENTROPY] * 2)
-    moving = learner(MOVES)
-    judging(moving.critics, [2.0, 1.0], [-4.0, 1.0])
-    saying(moving.actor, float(np.arctanh(0.5)), 0.0)
+    moving = learner(CONTINUOUS)
+    set_critic_outputs(moving.critics, [2.0, 1.0], [-4.0, 1.0])
+    set_net_output(moving.actor, float(np.arctanh(0.5)), 0.0)
     assert moving.value(torch.zeros(2, 2)).tolist() == pytest.approx([-1.0] * 2)  # the least of 2 and -1
 
 
@@ -399,11 +399,11 @@ def test_values_approach_the_targets() -> None:
     assert last < 0.01 * first
 
 
-@pytest.mark.parametrize("spaces", [CHOICES, MOVES])
+@pytest.mark.parametrize("spaces", [DISCRETE, CONTINUOUS])
 def test_state_round_trip_gives_the_same_next_update(spaces: Spaces) -> None:
     settings = {"net__hidden_sizes": [8], "alpha": None, "policy_delay": 2}
     made, other = learner(spaces, **settings), learner(spaces, **settings, seed=9)
-    shown = batch() if spaces is CHOICES else moves()
+    shown = batch() if spaces is DISCRETE else moves()
     made.update(shown)
     other.load_state_dict(made.state_dict())
     for _ in range(3):

@@ -29,9 +29,9 @@ def test_losses_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("share", "target"), [(0.0, 0.8), (0.5, 0.6), (1.0, 0.4)])
-def test_values_learn_outcome_and_search(share: float, target: float, small: Callable, tmp_path: Path) -> None:
+def test_values_learn_outcome_and_search(share: float, target: float, short_config: Callable, tmp_path: Path) -> None:
     session = zx.Session(
-        small("alphazero", search_value=share, weight_decay=0.0, lr=0.02), tmp_path / "run", quiet=True
+        short_config("alphazero", search_value=share, weight_decay=0.0, lr=0.02), tmp_path / "run", quiet=True
     )
     game = make_game(TICTACTOE)
     state = game.start(8)
@@ -55,18 +55,18 @@ def test_values_learn_outcome_and_search(share: float, target: float, small: Cal
     session.close()
 
 
-def test_weight_decay_pulls_the_weights_down(small: Callable, tmp_path: Path) -> None:
+def test_weight_decay_pulls_the_weights_down(short_config: Callable, tmp_path: Path) -> None:
     sizes = []
     for decay in (0.0, 1.0):
-        cfg = small("alphazero", weight_decay=decay, env_steps=200, anneal_lr=False)
+        cfg = short_config("alphazero", weight_decay=decay, env_steps=200, anneal_lr=False)
         session = zx.Session(cfg, tmp_path / str(decay), quiet=True)
         session.run()
         sizes.append(sum(float(p.detach().square().sum()) for p in session.learner.net.parameters()))
     assert sizes[1] < 0.9 * sizes[0]
 
 
-def test_a_discount_prefers_sooner_wins(small: Callable, tmp_path: Path) -> None:
-    cfg = small("alphazero", gamma=0.5)
+def test_a_discount_prefers_sooner_wins(short_config: Callable, tmp_path: Path) -> None:
+    cfg = short_config("alphazero", gamma=0.5)
     session = zx.Session(cfg, tmp_path / "run", quiet=True)
     values = {abs(float(v)) for _ in range(3) for v in session.learner.self_play().collect(9).batch.reward.reshape(-1)}
     assert values <= {0.0} | {0.5**n for n in range(9)}
@@ -75,12 +75,12 @@ def test_a_discount_prefers_sooner_wins(small: Callable, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def agent_run(small: Callable, tmp_path: Path) -> Path:
-    zx.Session(small("alphazero", env_steps=160), tmp_path / "az", quiet=True).run()
+def agent_run(short_config: Callable, tmp_path: Path) -> Path:
+    zx.Session(short_config("alphazero", env_steps=160), tmp_path / "az", quiet=True).run()
     return tmp_path / "az"
 
 
-def test_opponents_by_name(agent_run: Path, small: Callable, tmp_path: Path) -> None:
+def test_opponents_by_name(agent_run: Path, short_config: Callable, tmp_path: Path) -> None:
     game = make_game(TICTACTOE)
     assert isinstance(make_opponent(game, "random"), RandomPlayer)
     assert isinstance(make_opponent(game, "perfect"), PerfectPlayer)
@@ -149,8 +149,8 @@ def test_eval_against_on_the_command_line(
     assert '"lost"' in capsys.readouterr().out
 
 
-def test_against_needs_a_game(small: Callable, tmp_path: Path) -> None:
-    zx.Session(small("ppo"), tmp_path / "run", quiet=True).run()
+def test_against_needs_a_game(short_config: Callable, tmp_path: Path) -> None:
+    zx.Session(short_config("ppo"), tmp_path / "run", quiet=True).run()
     with pytest.raises(zx.UserError, match="CartPole-v1 is no game to play a match in"):
         zx.evaluate(tmp_path / "run", 2, against="random")
 
@@ -205,13 +205,13 @@ def test_mcts_has_no_weights_to_start_from(agent_run: Path, tmp_path: Path) -> N
         zx.train("mcts", env=TICTACTOE, init_from=str(agent_run), out=tmp_path / "run", quiet=True)
 
 
-def test_an_agent_that_searches_a_task_must_watch_it(small: Callable, tmp_path: Path) -> None:
+def test_an_agent_that_searches_a_task_must_watch_it(short_config: Callable, tmp_path: Path) -> None:
     zx.train("mcts", env="toy/match", out=tmp_path / "run", quiet=True, env_steps=10, simulations=4, eval_episodes=1)
     agent = zx.load(tmp_path / "run")
     env = zx.envs.make_vector("toy/match", 2, backend="serial")
     obs, _ = env.reset(seed=0)
-    with pytest.raises(zx.UserError, match=r"it acts in 2 and watches 0; call watch\(env\)"):
+    with pytest.raises(zx.UserError, match=r"it acts in 2 and is bound to 0; call policy.bind_env\(env\)"):
         agent.act(obs)
-    agent.policy.watch(env)
+    agent.policy.bind_env(env)
     assert agent.act(obs).shape == (2,)
     env.close()

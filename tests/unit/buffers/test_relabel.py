@@ -269,7 +269,7 @@ def test_a_task_without_goals_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_run_with_hindsight_resumes_exactly(tmp_path: Path) -> None:
-    from conftest import differing
+    from conftest import differing_tensors
 
     class Stop(zx.Callback):
         def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
@@ -281,4 +281,4 @@ def test_a_run_with_hindsight_resumes_exactly(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, tmp_path / "parts", [Stop()], quiet=True).run()
     zx.Session.resume(tmp_path / "parts", quiet=True).run()
-    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []

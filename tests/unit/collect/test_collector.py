@@ -22,25 +22,25 @@ COLLECTORS = {
 }
 
 
-def collector_of(kind: str, small: Callable[..., RunConfig], folder: Path) -> tuple[zx.Session, zx.Collector]:
+def collector_of(kind: str, short_config: Callable[..., RunConfig], folder: Path) -> tuple[zx.Session, zx.Collector]:
     algorithm, settings = COLLECTORS[kind]
     env = {} if kind == "SelfPlay" else {"env": "CartPole-v1"}
-    session = zx.Session(small(algorithm, **env, **settings), folder, quiet=True)
+    session = zx.Session(short_config(algorithm, **env, **settings), folder, quiet=True)
     assert session.actor is not None
     assert type(session.actor).__name__ == kind
     return session, session.actor
 
 
 @pytest.mark.parametrize("kind", COLLECTORS)
-def test_steps_or_episodes_are_collected(kind: str, small: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_steps_or_episodes_are_collected(kind: str, short_config: Callable[..., RunConfig], tmp_path: Path) -> None:
     """The same steps, whether their number or that of the episodes that end in them is given."""
-    session, collector = collector_of(kind, small, tmp_path / "episodes")
+    session, collector = collector_of(kind, short_config, tmp_path / "episodes")
     by_episodes = collector.collect(episodes=3)
     steps, rest = divmod(collector.env_steps, session.cfg.num_envs)
     session.close()
     assert len(by_episodes.episodes) >= 3
     assert rest == 0
-    session, collector = collector_of(kind, small, tmp_path / "steps")
+    session, collector = collector_of(kind, short_config, tmp_path / "steps")
     by_steps = collector.collect(steps=steps)
     session.close()
     assert by_steps.episodes == by_episodes.episodes
@@ -52,9 +52,9 @@ def test_steps_or_episodes_are_collected(kind: str, small: Callable[..., RunConf
 @pytest.mark.parametrize("kind", COLLECTORS)
 @pytest.mark.parametrize("given", [{}, {"steps": 1, "episodes": 1}])
 def test_steps_and_episodes_exclude_each_other(
-    kind: str, given: dict[str, int], small: Callable[..., RunConfig], tmp_path: Path
+    kind: str, given: dict[str, int], short_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    session, collector = collector_of(kind, small, tmp_path / "run")
+    session, collector = collector_of(kind, short_config, tmp_path / "run")
     with pytest.raises(ValueError, match=r"either steps=\.\.\. or episodes=\.\.\."):
         collector.collect(**given)
     session.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Command, differing, metrics_rows
+from conftest import Command, differing_tensors, metrics_rows
 
 import zhixing as zx
 from zhixing.collect.actor import Actor
@@ -40,15 +40,15 @@ def evaluated(task: str, num: int, episodes: int, max_steps: int | None) -> zx.E
 
 @pytest.mark.parametrize("num", [1, 2, 3])
 def test_evaluation_cuts_episodes_and_counts_them(num: int) -> None:
-    evaluation = evaluated("tasks:Endless", num, 5, 7)
+    evaluation = evaluated("dummy_envs:EndlessEnv", num, 5, 7)
     assert evaluation.returns.tolist() == [7.0] * 5  # 1 per step
     assert [episode.length for episode in evaluation.episodes] == [7] * 5
     assert evaluation.cut_episodes == evaluation.summary()["cut_episodes"] == 5
 
 
 def test_episodes_that_end_in_time_are_not_cut() -> None:
-    assert evaluated("tasks:Known", 2, 5, 5).cut_episodes == 0  # they end at the fifth step
-    evaluation = evaluated("tasks:Known", 2, 5, 4)
+    assert evaluated("dummy_envs:FixedLengthEnv", 2, 5, 5).cut_episodes == 0  # they end at the fifth step
+    evaluation = evaluated("dummy_envs:FixedLengthEnv", 2, 5, 4)
     assert (evaluation.cut_episodes, evaluation.mean_return) == (5, 4.0)
 
 
@@ -60,22 +60,24 @@ def test_bound_follows_the_longest_training_episode_unless_there_is_a_time_limit
 
 def test_without_a_bound_the_default_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zhixing.collect.evaluation.MIN_EVAL_STEPS", 11)
-    assert evaluated("tasks:Endless", 2, 2, None).returns.tolist() == [11.0, 11.0]
+    assert evaluated("dummy_envs:EndlessEnv", 2, 2, None).returns.tolist() == [11.0, 11.0]
 
 
 # --- training ---
 
 
-def endless(small: Callable, name: str = "ppo", **settings: Any) -> Any:
-    return small(name, "tasks:Endless", eval_max_steps=LIMIT, eval_episodes=3, **settings)
+def endless(short_config: Callable, name: str = "ppo", **settings: Any) -> Any:
+    return short_config(name, "dummy_envs:EndlessEnv", eval_max_steps=LIMIT, eval_episodes=3, **settings)
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 @pytest.mark.parametrize("eval_every_steps", [0, 300])
 def test_training_ends_with_a_checkpoint(
-    name: str, eval_every_steps: int, small: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, eval_every_steps: int, short_config: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = zx.Session(endless(small, name, eval_every_steps=eval_every_steps), tmp_path / "run", quiet=True).run()
+    result = zx.Session(
+        endless(short_config, name, eval_every_steps=eval_every_steps), tmp_path / "run", quiet=True
+    ).run()
     assert result["final_return"] == LIMIT
     assert RunFolder.open(tmp_path / "run").newest_step() == result["env_steps"]
     notes = [line for line in capsys.readouterr().err.splitlines() if "evaluation episodes were cut" in line]
@@ -85,11 +87,11 @@ def test_training_ends_with_a_checkpoint(
 
 
 def test_default_bound_is_twice_the_longest_training_episode(
-    small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that haven't ended count, too; here none has."""
     monkeypatch.setattr("zhixing.collect.evaluation.MIN_EVAL_STEPS", 10)
-    cfg = small("ppo", "tasks:Endless", num_envs=2, env_steps=200, eval_every_steps=0, eval_episodes=1)
+    cfg = short_config("ppo", "dummy_envs:EndlessEnv", num_envs=2, env_steps=200, eval_every_steps=0, eval_episodes=1)
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     longest = result["env_steps"] // 2
     assert result["final_return"] == 2 * longest
@@ -114,9 +116,9 @@ class InterruptEvaluation(zx.Callback):
 @pytest.mark.parametrize("at_steps", [300, 700, 1200])  # the last is the evaluation at the end
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_first_ctrl_c_ends_an_evaluation_and_resume_repeats_it(
-    name: str, at_steps: int, small: Callable, tmp_path: Path
+    name: str, at_steps: int, short_config: Callable, tmp_path: Path
 ) -> None:
-    cfg = endless(small, name, eval_every_steps=300, log_every_steps=100, env_steps=1200)
+    cfg = endless(short_config, name, eval_every_steps=300, log_every_steps=100, env_steps=1200)
     whole = zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, tmp_path / "parts", [InterruptEvaluation(at_steps)], quiet=True).run()
@@ -125,7 +127,7 @@ def test_first_ctrl_c_ends_an_evaluation_and_resume_repeats_it(
     with pytest.raises(KeyboardInterrupt):  # again, in the evaluation that is repeated
         zx.Session.resume(tmp_path / "parts", [InterruptEvaluation(at_steps, after=12)], quiet=True).run()
     parts = zx.Session.resume(tmp_path / "parts", quiet=True).run()
-    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []
     assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
     for key in ("final_return", "best_return", "env_steps"):
         assert whole[key] == parts[key]
@@ -139,26 +141,26 @@ class Kill(zx.Callback):
             raise RuntimeError("killed")
 
 
-def test_last_checkpoint_is_written_before_the_last_evaluation(small: Callable, tmp_path: Path) -> None:
-    cfg = endless(small, eval_every_steps=300, checkpoint_every_steps=0, env_steps=600)
+def test_last_checkpoint_is_written_before_the_last_evaluation(short_config: Callable, tmp_path: Path) -> None:
+    cfg = endless(short_config, eval_every_steps=300, checkpoint_every_steps=0, env_steps=600)
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     with pytest.raises(RuntimeError, match="killed"):
         zx.Session(cfg, tmp_path / "parts", [Kill()], quiet=True).run()
     assert RunFolder.open(tmp_path / "parts").newest_step() == 640
     assert not (tmp_path / "parts" / "result.json").exists()
     zx.Session.resume(tmp_path / "parts", quiet=True).run()  # only the evaluation is left
-    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []
     assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
 
 
-def test_ctrl_c_after_the_return_was_reached_costs_no_row(small: Callable, tmp_path: Path) -> None:
+def test_ctrl_c_after_the_return_was_reached_costs_no_row(short_config: Callable, tmp_path: Path) -> None:
     """The row of the last iteration waits for the end; it comes once, whenever the end comes."""
 
     class CtrlC(zx.Callback):
         def evaluation_end(self, loop: zx.TrainingLoop, evaluation: Any) -> None:
             loop.stop("interrupted")
 
-    cfg = small("ppo", "toy/match", stop_return=0.0, env_steps=5000)
+    cfg = short_config("ppo", "toy/match", stop_return=0.0, env_steps=5000)
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, tmp_path / "parts", [CtrlC()], quiet=True).run()
@@ -171,22 +173,22 @@ def test_ctrl_c_after_the_return_was_reached_costs_no_row(small: Callable, tmp_p
 
 
 @pytest.fixture
-def run(small: Callable, tmp_path: Path) -> str:
-    zx.Session(endless(small, env_steps=100, eval_every_steps=0), tmp_path / "run", quiet=True).run()
+def run(short_config: Callable, tmp_path: Path) -> str:
+    zx.Session(endless(short_config, env_steps=100, eval_every_steps=0), tmp_path / "run", quiet=True).run()
     return str(tmp_path / "run")
 
 
-def test_eval_names_cut_episodes(zhixing: Command, run: str) -> None:
-    code, out, _ = zhixing("eval", run, "--episodes", "4", "--json", "--trust")
+def test_eval_names_cut_episodes(run_cli: Command, run: str) -> None:
+    code, out, _ = run_cli("eval", run, "--episodes", "4", "--json", "--trust")
     summary = json.loads(out)
     assert (code, summary["mean_return"], summary["cut_episodes"]) == (0, LIMIT, 4)
-    code, out, _ = zhixing("eval", run, "--episodes", "4", "--max-steps", "9", "--trust")
+    code, out, _ = run_cli("eval", run, "--episodes", "4", "--max-steps", "9", "--trust")
     assert "mean length  9" in out
     assert "cut episodes 4" in out
 
 
-def test_collect_truncates_episodes_and_reports_only_complete_ones(zhixing: Command, run: str, tmp_path: Path) -> None:
-    code, out, _ = zhixing("collect", run, "-o", str(tmp_path / "data"), "--steps", "500", "--trust")
+def test_collect_truncates_episodes_and_reports_only_complete_ones(run_cli: Command, run: str, tmp_path: Path) -> None:
+    code, out, _ = run_cli("collect", run, "-o", str(tmp_path / "data"), "--steps", "500", "--trust")
     assert code == 0
     data = zx.offline.open(str(tmp_path / "data"))
     assert data.options["max_episode_steps"] == LIMIT

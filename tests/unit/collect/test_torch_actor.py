@@ -103,17 +103,17 @@ def test_restored_actor_goes_on_as_the_first(env: str, settings: dict[str, Any],
 
 
 @pytest.mark.parametrize("name", ON_POLICY)
-def test_every_on_policy_algorithm_learns_from_it(name: str, small: Any, tmp_path: Path) -> None:
+def test_every_on_policy_algorithm_learns_from_it(name: str, short_config: Any, tmp_path: Path) -> None:
     env = "skirmish/3m" if zx.algorithms.get(name).many_agents else "CartPole-v1"
-    cfg = small(name, env=env, env_steps=200, vector__backend="torch")
+    cfg = short_config(name, env=env, env_steps=200, vector__backend="torch")
     session = zx.Session(cfg, tmp_path / "run", quiet=True)
     assert isinstance(session.actor, TorchActor)
     assert session.run()["updates"] > 0
 
 
 @pytest.mark.parametrize(("name", "env"), [("dqn", "CartPole-v1"), ("qmix", "skirmish/3m")])
-def test_others_take_its_steps_as_arrays(name: str, env: str, small: Any, tmp_path: Path) -> None:
-    cfg = small(name, env=env, vector__backend="torch", env_steps=300)
+def test_others_take_its_steps_as_arrays(name: str, env: str, short_config: Any, tmp_path: Path) -> None:
+    cfg = short_config(name, env=env, vector__backend="torch", env_steps=300)
     session = zx.Session(cfg, tmp_path / "run", quiet=True)
     assert isinstance(session.env, TorchVectorEnv)
     assert isinstance(session.actor, Actor)
@@ -139,16 +139,18 @@ def test_many_cartpoles_learn_in_seconds(tmp_path: Path) -> None:
     assert result["reached"]
 
 
-def test_share_of_battles_won_is_in_the_log(small: Any, tmp_path: Path) -> None:
+def test_share_of_battles_won_is_in_the_log(short_config: Any, tmp_path: Path) -> None:
     """Of episodes of one or two steps, which nobody wins."""
     task = {"name": "skirmish/3m", "episode_limit": 2}
-    zx.Session(small("mappo", env=task, vector__backend="torch", env_steps=200), tmp_path / "run", quiet=True).run()
+    zx.Session(
+        short_config("mappo", env=task, vector__backend="torch", env_steps=200), tmp_path / "run", quiet=True
+    ).run()
     rows = [line.split(",") for line in (tmp_path / "run" / "metrics.csv").read_text().splitlines()]
     assert {row[rows[0].index("win_rate")] for row in rows[1:]} <= {"0.0", "0"}
     assert len(rows) > 1
 
 
-def test_profile_tells_environment_and_policy_apart(small: Any) -> None:
-    found = profile(small("ppo", env="CartPole-v1", vector__backend="torch"), 0.1)
+def test_profile_tells_environment_and_policy_apart(short_config: Any) -> None:
+    found = profile(short_config("ppo", env="CartPole-v1", vector__backend="torch"), 0.1)
     assert found.parts["environment"] > 0
     assert found.parts["policy"] > 0

@@ -58,21 +58,21 @@ def test_names_with_another_meaning_are_not_translated() -> None:
     assert settings_of(["--target-update-interval=9"], "dqn") == ["target_update_interval=9"]
 
 
-def test_options_train_as_settings_do(zhixing: Command) -> None:
+def test_options_train_as_settings_do(run_cli: Command) -> None:
     command = ["train", "--learning-rate", "1e-3", "PPO", "--env-id", "toy/match", "--num-envs", "2", *SHORT]
-    code, _, err = zhixing(*command, "--net.hidden_sizes", "[8,", "8]", "--out", "run")
+    code, _, err = run_cli(*command, "--net.hidden_sizes", "[8,", "8]", "--out", "run")
     assert code == 0, err
     cfg = yaml.safe_load(Path("run/config.yaml").read_text())
     assert (cfg["algorithm"], cfg["lr"], cfg["env"]["name"], cfg["num_envs"]) == ("ppo", 1e-3, "toy/match", 2)
     assert (cfg["env_steps"], cfg["tensorboard"], cfg["net"]["hidden_sizes"]) == (64, False, [8, 8])
     assert "`--learning-rate` (Stable-Baselines3, CleanRL) is `lr` here" in err
-    code, out, err = zhixing("resume", "run", "--total-timesteps", "128")
+    code, out, err = run_cli("resume", "run", "--total-timesteps", "128")
     assert code == 0, err
     assert "trained            128 steps" in out
 
 
-def test_without_a_command_there_is_help_and_no_error(zhixing: Command) -> None:
-    code, out, err = zhixing()
+def test_without_a_command_there_is_help_and_no_error(run_cli: Command) -> None:
+    code, out, err = run_cli()
     assert (code, err) == (0, "")
     assert "Usage:" in out
     assert "train" in out

@@ -72,8 +72,8 @@ def test_the_last_word_among_overrides_wins() -> None:
 
 
 def test_options_belong_to_the_task() -> None:
-    cfg = load(algorithm="ppo", env="tasks:Many", env__kind="multi")
-    assert cfg.env.name == "tasks:Many"
+    cfg = load(algorithm="ppo", env="dummy_envs:DictObsEnv", env__kind="multi")
+    assert cfg.env.name == "dummy_envs:DictObsEnv"
     assert cfg.env.options == {"kind": "multi"}
 
 
@@ -87,8 +87,12 @@ def test_another_task_does_not_inherit_options() -> None:
 
 def test_options_given_before_the_task_is_named_are_kept(tmp_path: Path) -> None:
     (tmp_path / "options.yaml").write_text("env: {kind: multi}\n")
-    assert load(tmp_path / "options.yaml", algorithm="ppo", env="tasks:Many").env.options == {"kind": "multi"}
-    assert parse_overrides(["env.kind=multi", "env=tasks:Many"]) == {"env": {"name": "tasks:Many", "kind": "multi"}}
+    assert load(tmp_path / "options.yaml", algorithm="ppo", env="dummy_envs:DictObsEnv").env.options == {
+        "kind": "multi"
+    }
+    assert parse_overrides(["env.kind=multi", "env=dummy_envs:DictObsEnv"]) == {
+        "env": {"name": "dummy_envs:DictObsEnv", "kind": "multi"}
+    }
 
 
 # --- numbers ---
@@ -318,7 +322,13 @@ def test_meanings_are_the_comments() -> None:
     "overrides",
     [
         {"algorithm": "ppo", "env": "CartPole-v1"},
-        {"algorithm": "ppo", "env": "tasks:Many", "env__kind": "multi", "duration": "1h30m", "stop_return": -3.5},
+        {
+            "algorithm": "ppo",
+            "env": "dummy_envs:DictObsEnv",
+            "env__kind": "multi",
+            "duration": "1h30m",
+            "stop_return": -3.5,
+        },
         {"algorithm": "dqn", "env": "Acrobot-v1", "replay__capacity": 1e5, "lr": 1e-7, "init_from": "行/1"},
     ],
 )

@@ -23,7 +23,7 @@ def epsilons(learner: zx.Learner) -> dict[str, float]:
     return found | {name: optimizer.epsilon for name, optimizer in learner.optimizers().items()}
 
 
-def test_every_optimizer_takes_it(algorithm: str, small: Callable, tmp_path: Path) -> None:
+def test_every_optimizer_takes_it(algorithm: str, short_config: Callable, tmp_path: Path) -> None:
     model = zx.algorithms.get(algorithm).settings
     if "optimizer_eps" not in model.model_fields:
         assert model.scheme == "play"  # searches without learning
@@ -31,14 +31,14 @@ def test_every_optimizer_takes_it(algorithm: str, small: Callable, tmp_path: Pat
     expected = 1e-5 if algorithm in LARGER else 1e-8
     assert model.model_fields["optimizer_eps"].default == expected
     for settings, value in (({}, expected), ({"optimizer_eps": 1e-3}, 1e-3)):
-        session = zx.Session(small(algorithm, **settings), tmp_path / str(value), quiet=True)
+        session = zx.Session(short_config(algorithm, **settings), tmp_path / str(value), quiet=True)
         found = epsilons(session.learner)
         session.close()
         assert found == dict.fromkeys(found, value) | ELSEWHERE.get(algorithm, {})
 
 
-def test_dreamers_actor_and_critic_have_a_setting_of_their_own(small: Callable, tmp_path: Path) -> None:
-    session = zx.Session(small("dreamer", behavior_optimizer_eps=1e-3), tmp_path / "run", quiet=True)
+def test_dreamers_actor_and_critic_have_a_setting_of_their_own(short_config: Callable, tmp_path: Path) -> None:
+    session = zx.Session(short_config("dreamer", behavior_optimizer_eps=1e-3), tmp_path / "run", quiet=True)
     assert epsilons(session.learner) == {
         "world_optimizer": 1e-8,
         "actor_optimizer": 1e-3,

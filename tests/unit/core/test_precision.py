@@ -15,12 +15,12 @@ Small = Callable[..., RunConfig]
 
 
 @pytest.mark.parametrize(("name", "task"), [("ppo", "toy/match"), ("dqn", "toy/match"), ("sac", "toy/reach")])
-def test_half_precision_is_near_and_is_used(small: Small, tmp_path: Path, name: str, task: str) -> None:
+def test_half_precision_is_near_and_is_used(short_config: Small, tmp_path: Path, name: str, task: str) -> None:
     """A run of a few updates from the same steps: what is told differs, by no more than three digits allow."""
     told = {}
     for precision in ("fp32", "bf16", "fp16"):
         short = {"rollout_steps": 32, "train_every": 32, "env_steps": 64, "learning_starts": 32}
-        cfg = small(name, task, precision=precision, **short)
+        cfg = short_config(name, task, precision=precision, **short)
         session = zx.Session(cfg, tmp_path / precision, quiet=True)
         session.run()
         told[precision] = {key: float(value) for key, value in session.loop.metrics.items() if "loss" in key}
@@ -42,6 +42,8 @@ def test_half_precision_is_near_and_is_used(small: Small, tmp_path: Path, name: 
         ("ppo", {"precision": "fp16", "distributed__learners": 2}, "precision=fp16 scales losses in one place"),
     ],
 )
-def test_what_refuses_it(small: Small, tmp_path: Path, name: str, settings: dict[str, object], told: str) -> None:
+def test_what_refuses_it(
+    short_config: Small, tmp_path: Path, name: str, settings: dict[str, object], told: str
+) -> None:
     with pytest.raises(zx.UserError, match=told):
-        zx.Session(small(name, **settings), tmp_path / "run", quiet=True)
+        zx.Session(short_config(name, **settings), tmp_path / "run", quiet=True)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import differing, metrics_rows
+from conftest import differing_tensors, metrics_rows
 
 import zhixing as zx
 from zhixing.buffers.rollout import Rollout
@@ -38,8 +38,8 @@ def serial(cfg: RunConfig) -> RunConfig:
     return cfg.model_copy(update={"vector": cfg.vector.model_copy(update={"backend": "serial"})})
 
 
-def test_shares_are_as_equal_as_can_be_and_seeds_differ(small: Small, tmp_path: Path) -> None:
-    actor, _ = make(serial(small("impala", num_envs=7, actors=3, seed=11)), tmp_path)
+def test_shares_are_as_equal_as_can_be_and_seeds_differ(short_config: Small, tmp_path: Path) -> None:
+    actor, _ = make(serial(short_config("impala", num_envs=7, actors=3, seed=11)), tmp_path)
     setups = actor.crew.setups
     assert [(setup.first, setup.last) for setup in setups] == [(0, 2), (2, 4), (4, 7)]
     assert setups[0].seed == 11  # alone it would be the run without workers
@@ -48,10 +48,10 @@ def test_shares_are_as_equal_as_can_be_and_seeds_differ(small: Small, tmp_path: 
     actor.close()
 
 
-def test_a_turn_is_taken_with_the_weights_of_its_start(small: Small, tmp_path: Path) -> None:
+def test_a_turn_is_taken_with_the_weights_of_its_start(short_config: Small, tmp_path: Path) -> None:
     """Two actors, started again when their rollout is taken, before it is learned from: from the third on, rollouts
     are by weights of two updates ago. The first weight of the network tells which update it is from."""
-    cfg = serial(small("impala", num_envs=2, actors=2, rollout_steps=4))
+    cfg = serial(short_config("impala", num_envs=2, actors=2, rollout_steps=4))
     actor, learner = make(cfg, tmp_path)
     assert isinstance(actor.crew, LocalCrew)
     workers = actor.crew.workers
@@ -69,18 +69,18 @@ def test_a_turn_is_taken_with_the_weights_of_its_start(small: Small, tmp_path: P
     actor.close()
 
 
-def test_a3c_with_one_actor_is_a2c(small: Small, tmp_path: Path) -> None:
+def test_a3c_with_one_actor_is_a2c(short_config: Small, tmp_path: Path) -> None:
     """Nothing is old then: the same gradients at the same weights, bit for bit."""
     same = {"vector__backend": "serial", "seed": 2, "rollout_steps": 5, "lr": 7e-4, "gae_lambda": 0.95}
     for name, further in (("a2c", {}), ("a3c", {"actors": 1})):
-        zx.Session(small(name, **same, **further), tmp_path / name, quiet=True).run()
-    assert differing(tmp_path / "a2c", tmp_path / "a3c") == []
+        zx.Session(short_config(name, **same, **further), tmp_path / name, quiet=True).run()
+    assert differing_tensors(tmp_path / "a2c", tmp_path / "a3c") == []
     assert metrics_rows(tmp_path / "a2c") == metrics_rows(tmp_path / "a3c")
 
 
-def test_parts_side_by_side_are_one_rollout(small: Small, tmp_path: Path) -> None:
+def test_parts_side_by_side_are_one_rollout(short_config: Small, tmp_path: Path) -> None:
     """With the true last observations of each, at their columns."""
-    actor, _ = make(serial(small("impala", "CartPole-v1", num_envs=5, actors=2)), tmp_path)
+    actor, _ = make(serial(short_config("impala", "CartPole-v1", num_envs=5, actors=2)), tmp_path)
     assert isinstance(actor.crew, LocalCrew)
     alone = [worker.collect(40, "random", 0) for worker in actor.crew.workers]
     parts = [turn.part for turn in alone]
@@ -101,9 +101,9 @@ def test_parts_side_by_side_are_one_rollout(small: Small, tmp_path: Path) -> Non
     actor.close()
 
 
-def test_later_workers_explore_less(small: Small, tmp_path: Path) -> None:
+def test_later_workers_explore_less(short_config: Small, tmp_path: Path) -> None:
     """Of three: epsilon to the powers 1, 1 + 7/2 and 1 + 7."""
-    cfg = serial(small("dqn", num_envs=3, epsilon_start=0.5, epsilon_end=0.5))
+    cfg = serial(short_config("dqn", num_envs=3, epsilon_start=0.5, epsilon_end=0.5))
     env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
     learner = zx.algorithms.get("dqn").make(cfg, env.spaces)
     setups = spread(cfg.model_copy(update={"num_threads": 1}), learner, env.spaces, (), tmp_path).crew.setups
@@ -116,8 +116,8 @@ def test_later_workers_explore_less(small: Small, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["dqn", "sac", "qrdqn"])
-def test_a_worker_rates_its_steps_as_the_learner_would(name: str, small: Small, tmp_path: Path) -> None:
-    cfg = serial(small(name, num_envs=2, replay__prioritized=True, gamma=0.9))
+def test_a_worker_rates_its_steps_as_the_learner_would(name: str, short_config: Small, tmp_path: Path) -> None:
+    cfg = serial(short_config(name, num_envs=2, replay__prioritized=True, gamma=0.9))
     actor, learner = make(cfg, tmp_path)
     assert isinstance(actor.crew, LocalCrew)
     (worker,) = actor.crew.workers
@@ -147,29 +147,31 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_makes_no_sense_is_refused(settings: dict, message: str, small: Small, tmp_path: Path) -> None:
+def test_what_makes_no_sense_is_refused(settings: dict, message: str, short_config: Small, tmp_path: Path) -> None:
     with pytest.raises(zx.UserError, match=message):
-        zx.Session(small("ppo", **settings), tmp_path / "run", quiet=True)
+        zx.Session(short_config("ppo", **settings), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_those_that_act_by_themselves_take_no_workers(small: Small, recorded: Callable, tmp_path: Path) -> None:
+def test_those_that_act_by_themselves_take_no_workers(
+    short_config: Small, random_dataset: Callable, tmp_path: Path
+) -> None:
     with pytest.raises(zx.UserError, match="alphazero acts in one process"):
-        zx.Session(small("alphazero", distributed__workers=2), tmp_path / "run", quiet=True)
-    cfg = small("dqn", distributed__workers=1).model_copy(update={"dataset": recorded("CartPole-v1")})
+        zx.Session(short_config("alphazero", distributed__workers=2), tmp_path / "run", quiet=True)
+    cfg = short_config("dqn", distributed__workers=1).model_copy(update={"dataset": random_dataset("CartPole-v1")})
     with pytest.raises(zx.UserError, match="nobody acts"):
         zx.Session(cfg, tmp_path / "run", quiet=True)
     with pytest.raises(zx.UserError, match="normalize_obs"):
-        small("a3c", normalize_obs=True)
+        short_config("a3c", normalize_obs=True)
 
 
 @pytest.mark.parametrize("settings", [{"distributed__workers": 1}, {"vector__backend": "ray"}])
 def test_a_missing_ray_is_named_with_its_command(
-    settings: dict, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict, short_config: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # as where it isn't installed
     with pytest.raises(zx.UserError, match=re.escape(install_hint("ray"))):
-        zx.Session(small("ppo", **settings), tmp_path / "run", quiet=True)
+        zx.Session(short_config("ppo", **settings), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -181,13 +183,13 @@ def test_an_address_where_no_ray_is_is_told_at_once(address: str, monkeypatch: p
         Cluster(address)
 
 
-def test_another_number_of_workers_goes_on_with_new_episodes(small: Small, tmp_path: Path) -> None:
-    cfg = serial(small("impala", num_envs=4, actors=2))
+def test_another_number_of_workers_goes_on_with_new_episodes(short_config: Small, tmp_path: Path) -> None:
+    cfg = serial(short_config("impala", num_envs=4, actors=2))
     actor, _ = make(cfg, tmp_path)
     actor.collect_from_worker(8)
     state = actor.state_dict()
     actor.close()
-    more, _ = make(serial(small("impala", num_envs=4, actors=4)), tmp_path)
+    more, _ = make(serial(short_config("impala", num_envs=4, actors=4)), tmp_path)
     assert more.load_state_dict(state) == [0, 1, 2, 3]
     assert more.env_steps == 16  # 8 steps of 2 environments
     assert more.crew.incarnations == [1] * 4

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import differing, learned
+from conftest import checkpoint_tensors, differing_tensors
 
 import zhixing as zx
 from zhixing.config import RunConfig
@@ -23,12 +23,12 @@ Small = Callable[..., RunConfig]
 
 
 @pytest.fixture
-def pair(small: Small, tmp_path: Path) -> Iterator[Callable[..., tuple[zx.Learner, zx.Learner]]]:
+def pair(short_config: Small, tmp_path: Path) -> Iterator[Callable[..., tuple[zx.Learner, zx.Learner]]]:
     """One that learns alone and one with a partner, alike otherwise."""
     opened: list[LearnerGroup] = []
 
     def make(algorithm: str, env: str, **settings: object) -> tuple[zx.Learner, zx.Learner]:
-        cfg = small(algorithm, env, distributed__learners=2, num_threads=1, **settings)
+        cfg = short_config(algorithm, env, distributed__learners=2, num_threads=1, **settings)
         env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
         alone, first = (zx.algorithms.get(algorithm).make(cfg, env.spaces) for _ in range(2))
         opened.append(LearnerGroup(first, cfg, env.spaces, tmp_path))
@@ -75,13 +75,13 @@ def test_two_learners_find_what_one_finds(pair: Callable[..., tuple[zx.Learner, 
         first.update(batch[:7])
 
 
-def test_rollouts_are_shared_by_environments(small: Small, tmp_path: Path) -> None:
+def test_rollouts_are_shared_by_environments(short_config: Small, tmp_path: Path) -> None:
     """V-trace looks along time, which must stay whole: two learners learn what one does, up to rounding."""
     settings = {"num_envs": 4, "actors": 2, "env_steps": 320, "rollout_steps": 20, "vector__backend": "serial"}
     for learners in (1, 2):
-        cfg = small("impala", "CartPole-v1", distributed__learners=learners, **settings)
+        cfg = short_config("impala", "CartPole-v1", distributed__learners=learners, **settings)
         zx.Session(cfg, tmp_path / str(learners), quiet=True).run()
-    one, two = learned(tmp_path / "1"), learned(tmp_path / "2")
+    one, two = checkpoint_tensors(tmp_path / "1"), checkpoint_tensors(tmp_path / "2")
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5)
 
@@ -159,22 +159,22 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     assert done.stdout.count("begun") == 1
 
 
-def test_short_rollouts_are_shared_by_environments(small: Small, tmp_path: Path) -> None:
+def test_short_rollouts_are_shared_by_environments(short_config: Small, tmp_path: Path) -> None:
     for learners in (1, 2):
         settings = {"distributed__learners": learners, "num_envs": 4, "vector__backend": "serial", "env_steps": 100}
-        zx.Session(small("ac", "CartPole-v1", **settings), tmp_path / str(learners), quiet=True).run()
-    one, two = learned(tmp_path / "1"), learned(tmp_path / "2")
+        zx.Session(short_config("ac", "CartPole-v1", **settings), tmp_path / str(learners), quiet=True).run()
+    one, two = checkpoint_tensors(tmp_path / "1"), checkpoint_tensors(tmp_path / "2")
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5)
 
 
-def test_runs_with_two_learners_resume_exactly(small: Small, tmp_path: Path) -> None:
+def test_runs_with_two_learners_resume_exactly(short_config: Small, tmp_path: Path) -> None:
     """SAC draws noise in its updates, a stream for each learner; statistics of observations come from the first."""
     settings = {"distributed__learners": 2, "normalize_obs": True, "vector__backend": "serial", "learning_starts": 32}
-    zx.Session(small("sac", "toy/reach", env_steps=96, **settings), tmp_path / "whole", quiet=True).run()
-    zx.Session(small("sac", "toy/reach", env_steps=64, **settings), tmp_path / "half", quiet=True).run()
+    zx.Session(short_config("sac", "toy/reach", env_steps=96, **settings), tmp_path / "whole", quiet=True).run()
+    zx.Session(short_config("sac", "toy/reach", env_steps=64, **settings), tmp_path / "half", quiet=True).run()
     zx.Session.resume(tmp_path / "half", quiet=True, env_steps=96).run()
-    assert differing(tmp_path / "whole", tmp_path / "half") == []
+    assert differing_tensors(tmp_path / "whole", tmp_path / "half") == []
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_runs_with_two_learners_resume_exactly(small: Small, tmp_path: Path) -> 
     ],
 )
 def test_what_several_learners_refuse(
-    small: Small, tmp_path: Path, name: str, settings: dict[str, object], told: str
+    short_config: Small, tmp_path: Path, name: str, settings: dict[str, object], told: str
 ) -> None:
     with pytest.raises(zx.UserError, match=told):
-        zx.Session(small(name, distributed__learners=2, **settings), tmp_path / "run", quiet=True)
+        zx.Session(short_config(name, distributed__learners=2, **settings), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import differing, metrics_rows
+from conftest import differing_tensors, metrics_rows
 
 import zhixing as zx
 from zhixing.config import RunConfig
@@ -60,21 +60,21 @@ def power_cut(loop: zx.TrainingLoop) -> None:
 
 
 def test_one_worker_does_what_none_does_and_goes_on_after_a_lost_driver(
-    cluster: Cluster, small: Small, tmp_path: Path
+    cluster: Cluster, short_config: Small, tmp_path: Path
 ) -> None:
     """Bit for bit: PPO in this process, and with a worker, whose driver is lost at 500 steps and comes back."""
     settings: dict[str, Any] = {"seed": 3, "checkpoint_every_steps": 200, "vector__backend": "serial"}
-    zx.Session(small("ppo", **settings), tmp_path / "serial", quiet=True).run()
-    cfg = small("ppo", distributed__workers=1, **settings)
+    zx.Session(short_config("ppo", **settings), tmp_path / "serial", quiet=True).run()
+    cfg = short_config("ppo", distributed__workers=1, **settings)
     with pytest.raises(RuntimeError, match="power cut"):
         zx.Session(cfg, tmp_path / "worker", [At(500, power_cut)], quiet=True).run()
     zx.Session.resume(tmp_path / "worker", quiet=True).run()
-    assert differing(tmp_path / "serial", tmp_path / "worker") == []
+    assert differing_tensors(tmp_path / "serial", tmp_path / "worker") == []
     assert metrics_rows(tmp_path / "serial") == metrics_rows(tmp_path / "worker")
 
 
 def test_half_of_the_workers_killed_cost_only_the_steps_they_held(
-    cluster: Cluster, small: Small, tmp_path: Path
+    cluster: Cluster, short_config: Small, tmp_path: Path
 ) -> None:
     """4 workers with 2 environments each, 16 steps each: 128 steps per iteration, 8 iterations, whoever dies."""
     killed: list[int] = []
@@ -90,7 +90,7 @@ def test_half_of_the_workers_killed_cost_only_the_steps_they_held(
             killed.append(process)
 
     told = io.StringIO()
-    cfg = small("ppo", env_steps=1024, num_envs=8, rollout_steps=16, distributed__workers=4)
+    cfg = short_config("ppo", env_steps=1024, num_envs=8, rollout_steps=16, distributed__workers=4)
     seen: list[tuple[int, int]] = []
     lengths: list[int] = []
 
@@ -111,10 +111,10 @@ def test_half_of_the_workers_killed_cost_only_the_steps_they_held(
     assert "2 workers replaced" in told.getvalue()
 
 
-def test_rollouts_and_gradients_of_whoever_is_ready(cluster: Cluster, small: Small, tmp_path: Path) -> None:
+def test_rollouts_and_gradients_of_whoever_is_ready(cluster: Cluster, short_config: Small, tmp_path: Path) -> None:
     """A resumed run goes on counting where the checkpoint was; what workers held then is done again."""
     short = {"checkpoint_every_steps": 200, "eval_every_steps": 0}
-    cfg = small("impala", distributed__workers=2, **short)
+    cfg = short_config("impala", distributed__workers=2, **short)
     with pytest.raises(RuntimeError, match="power cut"):
         zx.Session(cfg, tmp_path / "impala", [At(500, power_cut)], quiet=True).run()
     session = zx.Session.resume(tmp_path / "impala", quiet=True)
@@ -123,29 +123,29 @@ def test_rollouts_and_gradients_of_whoever_is_ready(cluster: Cluster, small: Sma
     assert (result["env_steps"], result["updates"]) == (1216, 38)  # 1200 steps by 32 from one environment: 37.5
 
     for name, workers in (("here", 0), ("there", 1)):  # alone, a worker on Ray does what an actor here does
-        alone = small("a3c", distributed__workers=workers, actors=1, num_envs=1, **short)
+        alone = short_config("a3c", distributed__workers=workers, actors=1, num_envs=1, **short)
         zx.Session(alone, tmp_path / name, quiet=True).run()
-    assert differing(tmp_path / "here", tmp_path / "there") == []
+    assert differing_tensors(tmp_path / "here", tmp_path / "there") == []
 
 
-def test_weights_on_servers_move_as_in_one_place(cluster: Cluster, small: Small, tmp_path: Path) -> None:
+def test_weights_on_servers_move_as_in_one_place(cluster: Cluster, short_config: Small, tmp_path: Path) -> None:
     """Bit for bit: three servers and one worker, whose driver is lost in between, and a run without any of them."""
     short: dict[str, Any] = {"checkpoint_every_steps": 200, "eval_every_steps": 300, "num_envs": 1, "anneal_lr": True}
     short["rollout_steps"] = 40
-    zx.Session(small("a3c", actors=1, **short), tmp_path / "here", quiet=True).run()
-    cfg = small("a3c", actors=1, distributed__workers=1, distributed__servers=3, **short)
+    zx.Session(short_config("a3c", actors=1, **short), tmp_path / "here", quiet=True).run()
+    cfg = short_config("a3c", actors=1, distributed__workers=1, distributed__servers=3, **short)
     with pytest.raises(RuntimeError, match="power cut"):
         zx.Session(cfg, tmp_path / "there", [At(500, power_cut)], quiet=True).run()
     session = zx.Session.resume(tmp_path / "there", quiet=True)
     assert isinstance(session.actor, DistributedCollector)
     session.run()
-    assert differing(tmp_path / "here", tmp_path / "there") == []
+    assert differing_tensors(tmp_path / "here", tmp_path / "there") == []
     assert metrics_rows(tmp_path / "here") == metrics_rows(tmp_path / "there")
 
 
-def test_a_turn_moves_a_servers_weights_once(cluster: Cluster, small: Small, tmp_path: Path) -> None:
+def test_a_turn_moves_a_servers_weights_once(cluster: Cluster, short_config: Small, tmp_path: Path) -> None:
     """Also when the worker died before it could tell, and another did the turn again; a dead server is told."""
-    cfg = small("a3c", actors=1, num_envs=1)
+    cfg = short_config("a3c", actors=1, num_envs=1)
     env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
     learner, other = (zx.algorithms.get("a3c").make(cfg, env.spaces) for _ in range(2))
     env.close()
@@ -172,8 +172,10 @@ def test_a_turn_moves_a_servers_weights_once(cluster: Cluster, small: Small, tmp
         servers.pull(other)
 
 
-def test_two_workers_learn_through_servers(cluster: Cluster, small: Small, tmp_path: Path) -> None:
-    cfg = small("a3c", num_envs=2, distributed__workers=2, distributed__servers=2, eval_every_steps=0, rollout_steps=40)
+def test_two_workers_learn_through_servers(cluster: Cluster, short_config: Small, tmp_path: Path) -> None:
+    cfg = short_config(
+        "a3c", num_envs=2, distributed__workers=2, distributed__servers=2, eval_every_steps=0, rollout_steps=40
+    )
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     assert (result["env_steps"], result["updates"]) == (1200, 30)  # 40 steps a turn
     state = zx.training.run_folder.RunFolder.open(tmp_path / "run").load()["loop"]["learner"]
@@ -186,9 +188,11 @@ def test_two_workers_learn_through_servers(cluster: Cluster, small: Small, tmp_p
     assert bool((state["parts"]["optimizer"]["second_moment"][0] > 0).any())
 
 
-def test_replay_is_filled_by_workers_that_rate_what_they_did(cluster: Cluster, small: Small, tmp_path: Path) -> None:
+def test_replay_is_filled_by_workers_that_rate_what_they_did(
+    cluster: Cluster, short_config: Small, tmp_path: Path
+) -> None:
     settings = {"distributed__workers": 2, "train_every": 10, "replay__prioritized": True}
-    session = zx.Session(small("dqn", **settings, num_envs=4, eval_every_steps=0), tmp_path / "dqn", quiet=True)
+    session = zx.Session(short_config("dqn", **settings, num_envs=4, eval_every_steps=0), tmp_path / "dqn", quiet=True)
     rated: list[bool] = []
 
     def look(loop: zx.TrainingLoop) -> None:
@@ -229,12 +233,12 @@ def test_environments_on_ray_show_the_same_numbers(cluster: Cluster) -> None:
     serial.close()
 
 
-def test_a_sweep_on_ray_whose_runs_have_workers(cluster: Cluster, small: Small, tmp_path: Path) -> None:
+def test_a_sweep_on_ray_whose_runs_have_workers(cluster: Cluster, short_config: Small, tmp_path: Path) -> None:
     def job(name: str, **settings: Any) -> Job:
-        cfg = small("a2c", env_steps=320, rollout_steps=5, num_threads=1, **settings)
+        cfg = short_config("a2c", env_steps=320, rollout_steps=5, num_threads=1, **settings)
         return Job(name, tmp_path / name, cfg.model_dump(mode="json"), asks=True)
 
-    todo = iter([job("good", distributed__workers=1), job("bad", env="tasks:Raises")])
+    todo = iter([job("good", distributed__workers=1), job("bad", env="dummy_envs:RaisingEnv")])
     executor = RayJobs(2)
     last: dict[str, JobEvent] = {}
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import exit_code
+from conftest import cli_exit_code
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zhixing.envs import FailurePolicy, Task, VectorEnv, make_vector
+from zhixing.envs import FailurePolicy, RegisteredEnv, VectorEnv, make_vector
 from zhixing.envs.crash.crash_report import FORMAT, MAX_BYTES, MAX_FILES, read, replay
 from zhixing.errors import EnvCrashError, UserError
 
@@ -101,18 +101,18 @@ def test_the_command_says_what_came_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = str(crashed(tmp_path))
-    assert exit_code(monkeypatch, "replay", file, "--env", FAILS) == 0
+    assert cli_exit_code(monkeypatch, "replay", file, "--env", FAILS) == 0
     out = capsys.readouterr().out
     assert "Traceback" in out
     assert "the same error came out at step" in out
     monkeypatch.setattr("zhixing.utils.importing.approved", set())  # as in a process that hasn't imported it yet
-    assert exit_code(monkeypatch, "replay", file) == 2  # whose code that is must be said by whoever asks
+    assert cli_exit_code(monkeypatch, "replay", file) == 2  # whose code that is must be said by whoever asks
     assert f"if you trust it, say so with --trust, or with --env {FAILS}" in capsys.readouterr().err
-    assert exit_code(monkeypatch, "replay", file, "--env", "CartPole-v1") == 2
+    assert cli_exit_code(monkeypatch, "replay", file, "--env", "CartPole-v1") == 2
     whole = json.loads(Path(file).read_text())
     Path(file).write_text(json.dumps(whole | {"actions": [0, 0]}))
-    assert exit_code(monkeypatch, "replay", file, "--env", FAILS) == 1
-    assert exit_code(monkeypatch, "replay", "nowhere.json") == 2
+    assert cli_exit_code(monkeypatch, "replay", file, "--env", FAILS) == 1
+    assert cli_exit_code(monkeypatch, "replay", "nowhere.json") == 2
     assert "there is no capsule nowhere.json" in capsys.readouterr().err
 
 
@@ -254,4 +254,4 @@ def test_any_change_is_read_or_refused_in_our_own_words(tmp_path: Path, data: st
         assert "a.json" in str(error)
         return
     assert told.format <= FORMAT
-    assert isinstance(Task(told.env.name, told.env.options), Task)
+    assert isinstance(RegisteredEnv(told.env.name, told.env.options), RegisteredEnv)

@@ -12,7 +12,7 @@ import broken_tasks as broken
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import exit_code
+from conftest import cli_exit_code
 
 import zhixing as zx
 from zhixing.envs.checker.env_checker import CHECKS, Finding
@@ -154,16 +154,16 @@ def test_the_command_reports_line_by_line_and_exits_with_2_if_anything_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    assert exit_code(monkeypatch, "check", "broken_tasks:GoesOn") == 0
+    assert cli_exit_code(monkeypatch, "check", "broken_tasks:GoesOn") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:-1]].count("note") == 1
     assert lines[-1] == "broken_tasks:GoesOn: nothing wrong"
-    assert exit_code(monkeypatch, "check", "broken_tasks:Fails", "env.how=nan", "env.chance=1.0") == 2
+    assert cli_exit_code(monkeypatch, "check", "broken_tasks:Fails", "env.how=nan", "env.chance=1.0") == 2
     out = capsys.readouterr().out
     assert "wrong  rewards       its reward is nan" in out
     assert "Fails: 1 wrong" in out
-    assert exit_code(monkeypatch, "check", "CartPoel-v1") == 2
+    assert cli_exit_code(monkeypatch, "check", "CartPoel-v1") == 2
     assert "did you mean 'CartPole-v1'" in capsys.readouterr().err
-    assert exit_code(monkeypatch, "check", "CartPole-v1", "lr=3") == 2
+    assert cli_exit_code(monkeypatch, "check", "CartPole-v1", "lr=3") == 2
     assert "CartPole-v1 has no option 'lr'" in capsys.readouterr().err
     assert "broken_tasks" in sys.modules

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import differing
+from conftest import differing_tensors
 
 import zhixing as zx
 from zhixing.envs import make_vector
@@ -66,7 +66,7 @@ def test_runs_resume_exactly(algorithm_name: str, task: str, tmp_path: Path) -> 
     zx.train(algorithm_name, out=tmp_path / "whole", quiet=True, env_steps=300, **settings)
     zx.train(algorithm_name, out=tmp_path / "half", quiet=True, env_steps=150, **settings)
     zx.Session.resume(tmp_path / "half", quiet=True, env_steps=300).run()
-    assert differing(tmp_path / "whole", tmp_path / "half") == []
+    assert differing_tensors(tmp_path / "whole", tmp_path / "half") == []
 
 
 @pytest.mark.parametrize(

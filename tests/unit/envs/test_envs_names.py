@@ -176,7 +176,7 @@ def test_auto_takes_one_process_for_cheap_tasks_and_many_for_slow_ones(monkeypat
 
 def test_auto_weighs_time_saved_against_waking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose_backend, "cpu_count", lambda: 2)
-    layout = layout_of(envs.Task("toy/match"))
+    layout = layout_of(envs.RegisteredEnv("toy/match"))
 
     def chosen(num: int, step_seconds: float, workers: int = 2, waits: bool = False, idle: bool = True) -> str:
         return choose_backend.choose(num, choose_backend.Probe(layout, step_seconds, waits), workers, idle)

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import exit_code
+from conftest import cli_exit_code
 from sample_tasks import Counter
 from torch import nn
 
@@ -135,7 +135,7 @@ def test_a_run_records_what_to_import(
     package: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], recorded: str
 ) -> None:
     """Another process finds it again: that of `eval`, `record` and `resume`."""
-    assert exit_code(monkeypatch, "train", "ppo", *words, *WORDS, "vector.backend=process", "--out", "run") == 0
+    assert cli_exit_code(monkeypatch, "train", "ppo", *words, *WORDS, "vector.backend=process", "--out", "run") == 0
     text = (package / "run" / "config.yaml").read_text()
     assert f"imports: {recorded}" in text or "imports:\n- my_rooms\n" in text
     script = (
@@ -171,15 +171,15 @@ def test_a_module_that_registered_the_id_is_recorded(package: Path) -> None:
 def test_import_lists_and_checks_what_a_package_registers(
     package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_code(monkeypatch, "list", "envs", "--import", "my_rooms") == 0
+    assert cli_exit_code(monkeypatch, "list", "envs", "--import", "my_rooms") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[lines.index("registered by my_rooms - installed") + 1].split() == [
         "Plain",
         "Room-v0",
         "rooms/Large-v1",
     ]
-    assert exit_code(monkeypatch, "check", "Room-v0", "--import", "my_rooms") == 0
-    assert exit_code(monkeypatch, "check", "Room-v0", "--import", "no_rooms") == 2
+    assert cli_exit_code(monkeypatch, "check", "Room-v0", "--import", "my_rooms") == 0
+    assert cli_exit_code(monkeypatch, "check", "Room-v0", "--import", "no_rooms") == 2
     assert "there is no module 'no_rooms'" in capsys.readouterr().err
 
 
@@ -192,7 +192,7 @@ def test_an_id_that_only_a_script_registered_is_asked_for(
     monkeypatch.setattr("zhixing.training.resolve.registering_module", lambda name: None)  # as of __main__
     zx.train("ppo", env="Script-v0", out="run", quiet=True, vector__backend="process", **FAST)
     del gym.registry["Script-v0"]
-    assert exit_code(monkeypatch, "eval", "run") == 2
+    assert cli_exit_code(monkeypatch, "eval", "run") == 2
     assert "register it in a module and name that with --import, or give the class" in capsys.readouterr().err
     assert zx.evaluate("run", 2, env=Room).summary()["mean_return"] == 3
 
@@ -248,7 +248,7 @@ def test_a_file_and_a_class_name_an_environment(
     )
     monkeypatch.chdir(folder)
     words = ["--env", "rooms_file.py:Four", "env.size=2", *WORDS, f"vector.backend={backend}", "--out", "../run"]
-    assert exit_code(monkeypatch, "train", "ppo", *words) == 0
+    assert cli_exit_code(monkeypatch, "train", "ppo", *words) == 0
     cfg = zx.config.load(algorithm="ppo", env="rooms_file.py:Four")
     assert default_out(cfg).name.startswith("ppo-rooms_file.py-Four-0-")
     monkeypatch.chdir(tmp_path)
@@ -415,5 +415,5 @@ def test_a_script_trains_in_what_it_defines_itself(package: Path, monkeypatch: p
     env = importing.child_environment()
     subprocess.run([sys.executable, "script.py"], check=True, cwd=package, env=env, timeout=240)
     assert zx.config.read_yaml(package / "run0" / "config.yaml")["env"]["name"] == "__main__:Mine"
-    assert exit_code(monkeypatch, "eval", "run0") == 2
+    assert cli_exit_code(monkeypatch, "eval", "run0") == 2
     assert "define it in a module that can be imported, or give it again" in capsys.readouterr().err

@@ -16,8 +16,8 @@ ENVS: dict[str, dict[str, Any]] = {
     "toy/team-match": {},
     "skirmish/3m": {},
     "CartPole-v1": {},
-    "tasks:Endless": {},
-    "tasks:Known": {"agents": 2},
+    "dummy_envs:EndlessEnv": {},
+    "dummy_envs:FixedLengthEnv": {"agents": 2},
 }
 
 
@@ -48,7 +48,7 @@ def test_every_environment_takes_a_time_limit(name: str) -> None:
 
 
 def test_worker_processes_and_native_environments_have_it_too() -> None:
-    for backend, name in (("process", "tasks:Endless"), ("native", "CartPole-v1")):
+    for backend, name in (("process", "dummy_envs:EndlessEnv"), ("native", "CartPole-v1")):
         vector = envs.make_vector(name, 2, backend=backend, options={"max_episode_steps": 3})
         assert lengths(vector, 6) == [3, 3]
         assert vector.max_episode_steps == 3
@@ -60,19 +60,19 @@ def test_the_usual_limit_of_an_environment_is_known() -> None:
         vector = envs.make_vector("CartPole-v1", 2, backend=backend)
         assert vector.max_episode_steps == limit
         vector.close()
-    vector = envs.make_vector("tasks:Endless", 1, backend="serial")
+    vector = envs.make_vector("dummy_envs:EndlessEnv", 1, backend="serial")
     assert vector.max_episode_steps is None
     vector.close()
 
 
 @pytest.mark.parametrize("value", [0, -2, 2.5, True, "ten"])
-@pytest.mark.parametrize("name", ["toy/reach", "CartPole-v1", "tasks:Endless"])
+@pytest.mark.parametrize("name", ["toy/reach", "CartPole-v1", "dummy_envs:EndlessEnv"])
 def test_what_is_no_number_of_steps_is_rejected(name: str, value: Any) -> None:
     with pytest.raises(zx.UserError, match=r"max_episode_steps=.* whole numbers from 1"):
         envs.make(name, max_episode_steps=value)
 
 
-@pytest.mark.parametrize("name", ["toy/reach", "tasks:Endless"])
+@pytest.mark.parametrize("name", ["toy/reach", "dummy_envs:EndlessEnv"])
 def test_its_count_is_restored_in_the_middle_of_an_episode(name: str) -> None:
     options = {"max_episode_steps": 10}
     one, other = (envs.make_vector(name, 1, backend="serial", options=options) for _ in range(2))
@@ -92,16 +92,16 @@ def words(task: str, **options: Any) -> tuple[str, str]:
 
 
 def test_check_warns_of_environments_without_a_time_limit() -> None:
-    mark, said = words("tasks:Endless")
+    mark, said = words("dummy_envs:EndlessEnv")
     assert mark == "note"
     assert "no episode ended within 1000 steps" in said
     assert "env.max_episode_steps" in said
-    assert words("tasks:Endless", max_episode_steps=5)[0] == "ok"
-    assert words("tasks:Endless", max_episode_steps=5_000)[0] == "ok"  # none ends in the trial, but it is there
+    assert words("dummy_envs:EndlessEnv", max_episode_steps=5)[0] == "ok"
+    assert words("dummy_envs:EndlessEnv", max_episode_steps=5_000)[0] == "ok"  # none ends in the trial, but it is there
 
 
 def test_check_warns_where_only_termination_ends_episodes() -> None:
-    mark, said = words("tasks:Dies")
+    mark, said = words("dummy_envs:TerminatingEnv")
     assert mark == "note"
     assert "no time limit was found" in said
-    assert words("tasks:Known")[0] == "ok"  # its own truncation is seen
+    assert words("dummy_envs:FixedLengthEnv")[0] == "ok"  # its own truncation is seen

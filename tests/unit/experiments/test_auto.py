@@ -64,10 +64,10 @@ def test_a_file_that_is_only_read_measures_nothing() -> None:
         zx.config.load(algorithm="ppo", env="CartPole-v1", num_envs="auto")
 
 
-def test_the_run_holds_what_was_decided(speeds: dict[int, float], zhixing: Command) -> None:
+def test_the_run_holds_what_was_decided(speeds: dict[int, float], run_cli: Command) -> None:
     speeds |= {8: 2.0, 16: 1.0}
     words = ["num_envs=auto", "env_steps=64", "rollout_steps=8", "minibatch_size=64", "eval_episodes=1"]
-    code, _, error = zhixing("train", "ppo", "--env", "CartPole-v1", "--out", "run", *words)
+    code, _, error = run_cli("train", "ppo", "--env", "CartPole-v1", "--out", "run", *words)
     assert code == 0, error
     assert "num_envs: 8" in Path("run", "config.yaml").read_text()
 

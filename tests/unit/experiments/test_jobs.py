@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import differing
+from conftest import differing_tensors
 
 import zhixing as zx
 from zhixing.config import RunConfig
@@ -43,8 +43,8 @@ class Ear:
         return self.end_at is None or told["steps"] < self.end_at
 
 
-def test_a_job_whose_listener_is_gone_saves_and_goes_on_exactly(small: Small, tmp_path: Path) -> None:
-    cfg = small("ppo", env_steps=640, eval_every_steps=128, checkpoint_every_steps=0)
+def test_a_job_whose_listener_is_gone_saves_and_goes_on_exactly(short_config: Small, tmp_path: Path) -> None:
+    cfg = short_config("ppo", env_steps=640, eval_every_steps=128, checkpoint_every_steps=0)
     whole = run_job(job(cfg, tmp_path, "whole"), Ear())
     with pytest.raises(KeyboardInterrupt):
         run_job(job(cfg, tmp_path, "cut"), Ear(gone_at=256))
@@ -55,11 +55,11 @@ def test_a_job_whose_listener_is_gone_saves_and_goes_on_exactly(small: Small, tm
     ear = Ear()
     assert run_job(job(cfg, tmp_path, "cut"), ear)["final_return"] == whole["final_return"]
     assert ear.heard[0][1]["steps"] > 256  # not from the beginning
-    assert differing(tmp_path / "whole", tmp_path / "cut") == []
+    assert differing_tensors(tmp_path / "whole", tmp_path / "cut") == []
 
 
-def test_a_job_ends_for_good_when_it_is_not_to_go_on(small: Small, tmp_path: Path) -> None:
-    cfg = small("ppo", env_steps=640, eval_every_steps=128)
+def test_a_job_ends_for_good_when_it_is_not_to_go_on(short_config: Small, tmp_path: Path) -> None:
+    cfg = short_config("ppo", env_steps=640, eval_every_steps=128)
     ear = Ear(end_at=256)
     result = run_job(job(cfg, tmp_path), ear)
     assert result["env_steps"] == 256
@@ -69,8 +69,8 @@ def test_a_job_ends_for_good_when_it_is_not_to_go_on(small: Small, tmp_path: Pat
     assert (tmp_path / "run" / "result.json").exists()
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_anew(small: Small, tmp_path: Path) -> None:
-    cfg = small("ppo", env_steps=128)
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(short_config: Small, tmp_path: Path) -> None:
+    cfg = short_config("ppo", env_steps=128)
     session = zx.Session(cfg, tmp_path / "run", quiet=True)
     session.folder.create(session.cfg)
     session.close()
@@ -97,15 +97,15 @@ def through_a_socket(mine: Job, answers: list[bool]) -> list[tuple[str, Any]]:
     return heard
 
 
-def test_main_tells_evaluations_and_the_result_and_hears_answers(small: Small, tmp_path: Path) -> None:
-    cfg = small("ppo", env_steps=640, eval_every_steps=128)
+def test_main_tells_evaluations_and_the_result_and_hears_answers(short_config: Small, tmp_path: Path) -> None:
+    cfg = short_config("ppo", env_steps=640, eval_every_steps=128)
     heard = through_a_socket(job(cfg, tmp_path, asks=True), [True, False])
     assert [kind for kind, _ in heard if kind != "progress"] == ["evaluation", "evaluation", "done"]
     assert heard[-1][1]["env_steps"] == 256
 
 
-def test_main_tells_what_went_wrong(small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kind, told = through_a_socket(job(small("ppo", env="tasks:Raises"), tmp_path), [])[-1]
+def test_main_tells_what_went_wrong(short_config: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kind, told = through_a_socket(job(short_config("ppo", env="dummy_envs:RaisingEnv"), tmp_path), [])[-1]
     assert kind == "failed"
     assert "the third step is broken" in told["error"]
     assert "ZeroDivisionError" in capsys.readouterr().err
@@ -118,10 +118,12 @@ def test_main_tells_what_went_wrong(small: Small, tmp_path: Path, capsys: pytest
 
 
 def test_an_interrupt_stops_all_with_checkpoints(
-    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    short_config: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # evaluations are told, too, and put off the next word of progress: there must be time between them
-    cfg = small("ppo", env_steps=10_000_000, eval_every_steps=64_000, log_every_steps=640, vector__backend="serial")
+    cfg = short_config(
+        "ppo", env_steps=10_000_000, eval_every_steps=64_000, log_every_steps=640, vector__backend="serial"
+    )
     heard: list[str] = []
     with locked(tmp_path) as lock:
         executor = LocalProcesses(1, lock)
@@ -145,12 +147,12 @@ def test_an_interrupt_stops_all_with_checkpoints(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_runs_share_the_cpus(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_share_the_cpus(short_config: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that environments of one don't take those of the others."""
     monkeypatch.setenv("PYTHON_CPU_COUNT", "8")
     with locked(tmp_path) as lock:
         executor = LocalProcesses(3, lock)
-        executor.start(job(small("ppo", env_steps=10_000_000), tmp_path))
+        executor.start(job(short_config("ppo", env_steps=10_000_000), tmp_path))
         (process, _) = executor._processes["run"]
         environ = Path(f"/proc/{process.pid}/environ")
         while not environ.read_text():  # as long as the program is being loaded
@@ -163,11 +165,11 @@ def test_runs_share_the_cpus(small: Small, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_killed_process_is_told_and_jobs_hold_the_claim(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_config: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with locked(tmp_path) as lock:
         executor = LocalProcesses(1, lock)
-        executor.start(job(small("ppo", env_steps=10_000_000), tmp_path))
+        executor.start(job(short_config("ppo", env_steps=10_000_000), tmp_path))
     with pytest.raises(zx.UserError, match="is in use by process"), locked(tmp_path, 0.1):
         pass
     (process, _) = executor._processes["run"]

@@ -49,8 +49,8 @@ def test_what_is_inside_is_not_counted_twice() -> None:
     assert sum(clock.seconds.values()) == pytest.approx(clock.inside[0])
 
 
-def test_a_slow_task_is_to_blame(small: Small) -> None:
-    found = profile(small("ppo", env="tasks:Slow", vector__backend="serial"), 0.5)
+def test_a_slow_task_is_to_blame(short_config: Small) -> None:
+    found = profile(short_config("ppo", env="dummy_envs:SlowEnv", vector__backend="serial"), 0.5)
     # two environments in turn take 4 ms at least for two steps
     assert found.parts["environment"] >= 0.002 * found.steps
     assert found.seconds >= 0.5
@@ -60,9 +60,9 @@ def test_a_slow_task_is_to_blame(small: Small) -> None:
     assert sum(found.shares.values()) == pytest.approx(1.0)
 
 
-def test_a_large_network_is_to_blame(small: Small) -> None:
+def test_a_large_network_is_to_blame(short_config: Small) -> None:
     large = {"net__hidden_sizes": [512, 512], "batch_size": 256, "updates_per_step": 1.0}
-    found = profile(small("dqn", env="toy/match", **large), 0.3)
+    found = profile(short_config("dqn", env="toy/match", **large), 0.3)
     assert found.bound_by == "learning"
     for part in ("environment", "policy", "actor", "replay", "loss", "gradient", "optimizer"):
         assert found.parts[part] > 0.0
@@ -71,11 +71,11 @@ def test_a_large_network_is_to_blame(small: Small) -> None:
 
 @pytest.mark.parametrize("name", ["gail", "bc", "mcts", "alphazero", "qmix", "impala"])
 def test_every_way_of_training_is_taken_apart(
-    name: str, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, short_config: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = {"dataset": small("bc", env="CartPole-v1").model_dump()["dataset"]} if name == "gail" else {}
-    found = profile(small(name, **settings), 0.05)
+    settings = {"dataset": short_config("bc", env="CartPole-v1").model_dump()["dataset"]} if name == "gail" else {}
+    found = profile(short_config(name, **settings), 0.05)
     assert found.steps > 0
     assert 0.0 <= found.shares["the rest"] < 0.35
     assert (found.parts["gradient"] > 0) == (name != "mcts")
@@ -83,11 +83,11 @@ def test_every_way_of_training_is_taken_apart(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_profile_leaves_threads_as_they_were(small: Small) -> None:
+def test_the_profile_leaves_threads_as_they_were(short_config: Small) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        profile(small("ppo", num_threads=1), 0.01)
+        profile(short_config("ppo", num_threads=1), 0.01)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -124,9 +124,9 @@ NUMS = {f"num_envs={n}": {"num_envs": n} for n in (1, 4)}
 REJECTED = {"shared_network=true": {"shared_network": True}}
 
 
-def test_tries_are_measured_and_refusals_told(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tries_are_measured_and_refusals_told(short_config: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler, "alternatives", lambda found: {"num_envs=1": NUMS["num_envs=1"], **REJECTED})
-    cfg = small("ppo", env="toy/match", num_envs=3, critic_lr=1e-3, vector__backend="serial", num_threads=1)
+    cfg = short_config("ppo", env="toy/match", num_envs=3, critic_lr=1e-3, vector__backend="serial", num_threads=1)
     told: list[str] = []
     tries = try_alternatives(cfg, made_up(cfg), 0.05, told.append)
     assert [one.setting for one in tries] == ["as it is", "num_envs=1", "shared_network=true"]
@@ -170,9 +170,11 @@ def test_iterations_are_halved_down_to_a_minibatch() -> None:
     assert profiler.shorter(dqn, 1) is dqn
 
 
-def test_a_slow_task_is_measured_in_short_iterations(small: Small) -> None:
+def test_a_slow_task_is_measured_in_short_iterations(short_config: Small) -> None:
     """Two environments of 2 ms in turn: an iteration of 256 steps would take a second, so that three take more."""
-    cfg = small("ppo", env="tasks:Slow", vector__backend="serial", rollout_steps=256, minibatch_size=32, epochs=1)
+    cfg = short_config(
+        "ppo", env="dummy_envs:SlowEnv", vector__backend="serial", rollout_steps=256, minibatch_size=32, epochs=1
+    )
     begin = time.monotonic()
     found = profile(cfg, 0.3)
     assert time.monotonic() - begin < 3 * 256 * 0.004
@@ -181,10 +183,10 @@ def test_a_slow_task_is_measured_in_short_iterations(small: Small) -> None:
     assert found.speed < 500
 
 
-def test_tries_end_when_their_time_is_over(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tries_end_when_their_time_is_over(short_config: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler, "alternatives", lambda found: NUMS)
     monkeypatch.setattr(profiler, "TRIES_SECONDS", 0.0)
-    cfg = small("ppo", env="toy/match", vector__backend="serial", num_threads=1)
+    cfg = short_config("ppo", env="toy/match", vector__backend="serial", num_threads=1)
     tries = try_alternatives(cfg, made_up(cfg), 0.0)
     assert [one.untold for one in tries] == ["", *["not tried: no time was left"] * 2]
     assert tries[0].speed > 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import differing
+from conftest import differing_tensors
 
 import zhixing as zx
 from zhixing.compile import updates
@@ -72,10 +72,10 @@ class Sizes(zx.Callback):
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppg", "trpo", "gail", "mappo", "coma"])
-def test_a_leftover_sample_is_no_update(name: str, small: Small, tmp_path: Path) -> None:
+def test_a_leftover_sample_is_no_update(name: str, short_config: Small, tmp_path: Path) -> None:
     """2 environments x 32 steps in minibatches of 63: two of 32, not one of 63 and one of 1."""
     sizes = Sizes()
-    cfg = small(name, minibatch_size=63, env_steps=64, eval_every_steps=0, vector__backend="serial")
+    cfg = short_config(name, minibatch_size=63, env_steps=64, eval_every_steps=0, vector__backend="serial")
     session = zx.Session(cfg, tmp_path / "run", [sizes], quiet=True)
     if name == "gail":  # whose policy is a learner inside
         sizes.train_begin(Inside(session.learner.learner))  # type: ignore[attr-defined,arg-type]
@@ -100,16 +100,16 @@ class StopAfter(zx.Callback):
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_size_that_does_not_divide_resumes_exactly(
-    graph: bool, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    graph: bool, short_config: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """64 steps in minibatches of 30 are 22, 21 and 21: two shapes, each a graph of its own."""
     monkeypatch.setattr(updates, "compiled", lambda module, examples: lambda inputs: list(module(*inputs)))
     settings = {"minibatch_size": 30, "env_steps": 256, "eval_every_steps": 0, "compile": graph, "epochs": 2}
-    cfg = small("ppo", vector__backend="serial", **settings)
+    cfg = short_config("ppo", vector__backend="serial", **settings)
     whole = zx.Session(cfg, tmp_path / "whole", quiet=True)
     assert whole.run()["updates"] == 4 * 2 * 3
     assert whole.learner.graphs is None or len(whole.learner.graphs.graphs) == 2
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, tmp_path / "parts", [StopAfter(2)], quiet=True).run()
     zx.Session.resume(tmp_path / "parts", quiet=True).run()
-    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import imageio_ffmpeg
 import pytest
-from conftest import differing, metrics_rows
+from conftest import differing_tensors, metrics_rows
 from matplotlib.image import imread
 from PIL import Image
 from test_video import greys
@@ -51,7 +51,7 @@ def test_a_run_that_films_is_bit_for_bit_the_one_that_does_not(
 ) -> None:
     for film in (False, True):
         zx.train(name, out=tmp_path / str(film), quiet=True, **{**SHORT, **settings}, eval_video=film)
-    assert differing(tmp_path / "True", tmp_path / "False") == []
+    assert differing_tensors(tmp_path / "True", tmp_path / "False") == []
     assert metrics_rows(tmp_path / "True") == metrics_rows(tmp_path / "False")
     results = [json.loads((tmp_path / run / "result.json").read_text()) for run in ("True", "False")]
     assert results[0]["final_return"] == results[1]["final_return"]
@@ -118,7 +118,7 @@ def test_a_film_that_was_interrupted_is_made_when_the_run_is_resumed(steps: int,
     zx.Session.resume(tmp_path / "parts", quiet=True).run()
     assert videos(tmp_path / "whole") == videos(tmp_path / "parts")
     assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
-    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []
 
 
 @pytest.mark.parametrize(

@@ -129,8 +129,8 @@ def test_what_has_no_keys_is_an_error() -> None:
         play("Pendulum-v1", episodes=1)
 
 
-def test_watch_shows_whole_episodes(small: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    zx.Session(small("ppo", env__max_episode_steps=20), tmp_path / "run", quiet=True).run()
+def test_watch_shows_whole_episodes(short_config: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    zx.Session(short_config("ppo", env__max_episode_steps=20), tmp_path / "run", quiet=True).run()
     returns = watch(tmp_path / "run", episodes=2)
     assert len(returns) == 2
     assert capsys.readouterr().out.count("return") == 2

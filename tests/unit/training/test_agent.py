@@ -14,19 +14,19 @@ from zhixing.errors import UserError
 
 
 @pytest.fixture
-def trained(small: Callable, tmp_path: Path) -> Callable[..., zx.Agent]:
+def trained(short_config: Callable, tmp_path: Path) -> Callable[..., zx.Agent]:
     """The agent of a very short run."""
 
     def train(algorithm: str, env: str, **settings: Any) -> zx.Agent:
         short = {"env_steps": 128, "learning_starts": 64} if algorithm == "dqn" else {"env_steps": 64}
-        zx.Session(small(algorithm, env, **(short | settings)), tmp_path / "run", quiet=True).run()
+        zx.Session(short_config(algorithm, env, **(short | settings)), tmp_path / "run", quiet=True).run()
         return zx.load(tmp_path / "run")
 
     return train
 
 
 def many(rows: int | None = None) -> dict[str, Any]:
-    """An observation of tasks:Many, or several."""
+    """An observation of dummy_envs:DictObsEnv, or several."""
     lead = () if rows is None else (rows,)
     more = {"picture": np.zeros((*lead, 12, 12, 1), np.uint8), "bits": np.zeros((*lead, 2), np.int64)}
     return {"cue": np.ones(lead, np.int64), "noise": np.zeros((*lead, 2)), "more": more}
@@ -43,7 +43,9 @@ def test_one_observation_or_many(trained: Callable) -> None:
 
 
 def test_actions_are_in_the_tasks_own_terms(trained: Callable) -> None:
-    agent = trained("ppo", "tasks:Many", env__kind="continuous", net__cnn="simple", num_threads=1, log_std_init=1.0)
+    agent = trained(
+        "ppo", "dummy_envs:DictObsEnv", env__kind="continuous", net__cnn="simple", num_threads=1, log_std_init=1.0
+    )
     drawn = np.stack([agent.act(many(), explore=True) for _ in range(60)])
     assert drawn.shape == (60, 1)
     assert drawn.min() >= -2.0
@@ -53,7 +55,7 @@ def test_actions_are_in_the_tasks_own_terms(trained: Callable) -> None:
 
 
 def test_choices_start_where_the_tasks_do(trained: Callable) -> None:
-    agent = trained("ppo", "tasks:Many", net__cnn="simple", num_threads=1)
+    agent = trained("ppo", "dummy_envs:DictObsEnv", net__cnn="simple", num_threads=1)
     drawn = {int(agent.act(many(), explore=True)) for _ in range(60)}
     assert drawn == {1, 2, 3}
     assert agent.act(many(4)).shape == (4,)
@@ -70,7 +72,7 @@ def test_the_best_action_repeats_and_exploring_does_not(trained: Callable) -> No
 
 
 def test_masks_forbid(trained: Callable) -> None:
-    agent = trained("ppo", "tasks:Masked")
+    agent = trained("ppo", "dummy_envs:MaskedEnv")
     obs = np.ones(4, np.float32)
     for allowed in range(4):
         mask = np.arange(4) == allowed
@@ -80,7 +82,7 @@ def test_masks_forbid(trained: Callable) -> None:
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_memory_lasts_until_reset(kind: str, trained: Callable) -> None:
-    agent = trained("ppo", "tasks:Dies", net__recurrent=kind, env__continuous=True, lr=0.05)
+    agent = trained("ppo", "dummy_envs:TerminatingEnv", net__recurrent=kind, env__continuous=True, lr=0.05)
     obs = np.ones(5, np.float32)
     first, second = agent.act(obs).item(), agent.act(obs).item()
     assert first != second
@@ -109,12 +111,12 @@ def test_another_number_of_observations_without_reset_is_told(trained: Callable)
     ids=["part missing", "shape", "text", "no dict inside", "not a byte", "number", "nothing"],
 )
 def test_observations_that_do_not_fit_are_told(wrong: Any, trained: Callable) -> None:
-    agent = trained("ppo", "tasks:Many", net__cnn="simple", num_threads=1)
+    agent = trained("ppo", "dummy_envs:DictObsEnv", net__cnn="simple", num_threads=1)
     with pytest.raises(UserError, match="observation"):
         agent.act(wrong)
 
 
 def test_normalisers_are_part_of_the_agent(trained: Callable) -> None:
-    agent = trained("ppo", "tasks:Dies", normalize_obs=True)
+    agent = trained("ppo", "dummy_envs:TerminatingEnv", normalize_obs=True)
     assert agent.policy.net.encoder.norm.count == 64
     assert not agent.policy.training

@@ -35,10 +35,10 @@ def build_slow(cfg: RunConfig, learner: zx.Learner, env: zx.envs.VectorEnv, fold
     return Slow(learner.policy, env, learner.fields, seed=cfg.seed)
 
 
-def test_an_own_collector_trains_and_resumes(small: Small, tmp_path: Path) -> None:
+def test_an_own_collector_trains_and_resumes(short_config: Small, tmp_path: Path) -> None:
     """The small run has 1,200 steps; each `collect` brings some of them."""
     session = zx.Session(
-        small("ppo", vector__backend="serial"), tmp_path / "run", quiet=True, build_collector=build_slow
+        short_config("ppo", vector__backend="serial"), tmp_path / "run", quiet=True, build_collector=build_slow
     )
     steps = session.run()["env_steps"]
     assert isinstance(session.actor, Slow)
@@ -50,7 +50,7 @@ def test_an_own_collector_trains_and_resumes(small: Small, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_every_builder_is_replaceable(name: str, small: Small, tmp_path: Path) -> None:
+def test_every_builder_is_replaceable(name: str, short_config: Small, tmp_path: Path) -> None:
     default = getattr(builders, name)
     calls = []
 
@@ -59,11 +59,11 @@ def test_every_builder_is_replaceable(name: str, small: Small, tmp_path: Path) -
         return default(*args, **given)
 
     given: dict[str, Any] = {name: counted}
-    zx.Session(small("dqn", vector__backend="serial"), tmp_path / "run", quiet=True, **given).close()
+    zx.Session(short_config("dqn", vector__backend="serial"), tmp_path / "run", quiet=True, **given).close()
     assert calls == [name]
 
 
-def test_a_failing_builder_closes_what_was_built(small: Small, tmp_path: Path) -> None:
+def test_a_failing_builder_closes_what_was_built(short_config: Small, tmp_path: Path) -> None:
     built: list[Slow] = []
 
     def build_collector(*args: Any) -> zx.Collector:
@@ -77,7 +77,7 @@ def test_a_failing_builder_closes_what_was_built(small: Small, tmp_path: Path) -
 
     with pytest.raises(zx.UserError, match="no buffers today"):
         zx.Session(
-            small("dqn", vector__backend="serial"),
+            short_config("dqn", vector__backend="serial"),
             tmp_path / "run",
             quiet=True,
             build_collector=build_collector,

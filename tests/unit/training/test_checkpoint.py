@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import differing, metrics_rows
+from conftest import differing_tensors, metrics_rows
 
 import zhixing as zx
 from zhixing.core.policy import Phase
@@ -164,8 +164,8 @@ def test_a_newer_format_is_told(version: object, tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "a.safetensors")
 
 
-def test_only_the_newest_checkpoints_are_kept_besides_the_best(small: Callable, tmp_path: Path) -> None:
-    cfg = small("ppo", "toy/match", checkpoint_every_steps=200, keep_checkpoints=3)
+def test_only_the_newest_checkpoints_are_kept_besides_the_best(short_config: Callable, tmp_path: Path) -> None:
+    cfg = short_config("ppo", "toy/match", checkpoint_every_steps=200, keep_checkpoints=3)
     zx.Session(cfg, tmp_path / "run", quiet=True).run()
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     # 64 steps per iteration: due at 832 (800), 1024 (1000) and the end, 1216 (1200)
@@ -177,8 +177,8 @@ def test_only_the_newest_checkpoints_are_kept_besides_the_best(small: Callable, 
     ]
 
 
-def test_best_is_the_highest_evaluation_and_can_be_loaded(small: Callable, tmp_path: Path) -> None:
-    cfg = small("ppo", "toy/match", eval_every_steps=200)
+def test_best_is_the_highest_evaluation_and_can_be_loaded(short_config: Callable, tmp_path: Path) -> None:
+    cfg = short_config("ppo", "toy/match", eval_every_steps=200)
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     best = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.safetensors")
     assert best["kind"] == "agent"
@@ -202,11 +202,11 @@ class _StopAt(zx.Callback):
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_damaged_newer_file_never_costs_the_checkpoint_just_written(
-    keep: int, small: Callable, tmp_path: Path
+    keep: int, short_config: Callable, tmp_path: Path
 ) -> None:
     """Resumed from before a damaged file, stopped again before it: what was just saved must be there."""
     run = tmp_path / "run"
-    zx.Session(small("ppo", "toy/match", checkpoint_every_steps=400), run, quiet=True).run()
+    zx.Session(short_config("ppo", "toy/match", checkpoint_every_steps=400), run, quiet=True).run()
     newest = max((run / "checkpoints").glob("0*.safetensors"))
     newest.write_bytes(b"")
     with pytest.raises(KeyboardInterrupt):
@@ -214,9 +214,9 @@ def test_a_damaged_newer_file_never_costs_the_checkpoint_just_written(
     assert RunFolder.open(run).load()["steps"] == 960  # 15 iterations of 64 steps, the first beyond 900
 
 
-def test_a_run_with_replay_goes_past_a_damaged_checkpoint(small: Callable, tmp_path: Path) -> None:
+def test_a_run_with_replay_goes_past_a_damaged_checkpoint(short_config: Callable, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    cfg = small("dqn", "toy/match", checkpoint_every_steps=400)
+    cfg = short_config("dqn", "toy/match", checkpoint_every_steps=400)
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, run, [_StopAt(1000)], quiet=True).run()
     (run / "checkpoints" / "000000001000.safetensors").write_bytes(b"")
@@ -227,10 +227,10 @@ def test_a_run_with_replay_goes_past_a_damaged_checkpoint(small: Callable, tmp_p
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
 def test_a_damaged_replay_segment_costs_only_the_newest_checkpoint(
-    damage: str, small: Callable, tmp_path: Path
+    damage: str, short_config: Callable, tmp_path: Path
 ) -> None:
     """As a damaged checkpoint does: training continues from the one before and ends as if nothing had happened."""
-    cfg = small("dqn", "toy/match", checkpoint_every_steps=400)
+    cfg = short_config("dqn", "toy/match", checkpoint_every_steps=400)
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
@@ -247,13 +247,13 @@ def test_a_damaged_replay_segment_costs_only_the_newest_checkpoint(
     assert str(segment) in notice
     assert notice.endswith("going on from the checkpoint of step 800")
     assert session.run()["env_steps"] == 1200
-    assert differing(tmp_path / "whole", run) == []
+    assert differing_tensors(tmp_path / "whole", run) == []
     assert metrics_rows(tmp_path / "whole") == metrics_rows(run)
 
 
-def test_damaged_replay_segments_of_all_checkpoints_are_told(small: Callable, tmp_path: Path) -> None:
+def test_damaged_replay_segments_of_all_checkpoints_are_told(short_config: Callable, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    zx.Session(small("dqn", "toy/match", checkpoint_every_steps=400), run, quiet=True).run()
+    zx.Session(short_config("dqn", "toy/match", checkpoint_every_steps=400), run, quiet=True).run()
     for segment in (run / "replay" / "replay").iterdir():
         segment.write_bytes(b"")
     with pytest.raises(UserError, match=r"replay segment .* is damaged"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import differing, metrics_rows
+from conftest import differing_tensors, metrics_rows
 
 import zhixing as zx
 from zhixing import offline
@@ -73,8 +73,8 @@ def test_a_replay_is_recorded_whole(run: Path, tmp_path: Path) -> None:
     assert (~cut).sum() <= 3
 
 
-def test_a_run_without_a_replay_can_not_give_one(small: Callable, tmp_path: Path) -> None:
-    zx.Session(small("ppo", env_steps=128), tmp_path / "run", quiet=True).run()
+def test_a_run_without_a_replay_can_not_give_one(short_config: Callable, tmp_path: Path) -> None:
+    zx.Session(short_config("ppo", env_steps=128), tmp_path / "run", quiet=True).run()
     with pytest.raises(zx.UserError, match="has no replay"):
         export_replay(tmp_path / "run", str(tmp_path / "data"))
     assert not (tmp_path / "data").exists()
@@ -83,9 +83,9 @@ def test_a_run_without_a_replay_can_not_give_one(small: Callable, tmp_path: Path
 # --- learning from it ---
 
 
-def test_offline_counts_updates_and_steps_no_environment(recorded: Callable, tmp_path: Path) -> None:
+def test_offline_counts_updates_and_steps_no_environment(random_dataset: Callable, tmp_path: Path) -> None:
     settings = {"offline_updates": 90, "log_every_steps": 30, "eval_every_steps": 45, "checkpoint_every_steps": 60}
-    result = zx.train("dqn", dataset=recorded("CartPole-v1"), out=tmp_path / "run", **settings, **SHORT)
+    result = zx.train("dqn", dataset=random_dataset("CartPole-v1"), out=tmp_path / "run", **settings, **SHORT)
     assert result["env"] == "CartPole-v1"
     assert result["env_steps"] == 0
     assert result["updates"] == 90
@@ -108,8 +108,8 @@ class StopAt(zx.Callback):
             loop.stop("interrupted")
 
 
-def test_offline_resumes_exactly(recorded: Callable, tmp_path: Path) -> None:
-    settings = {"dataset": recorded("CartPole-v1"), "offline_updates": 80, "replay__prioritized": True}
+def test_offline_resumes_exactly(random_dataset: Callable, tmp_path: Path) -> None:
+    settings = {"dataset": random_dataset("CartPole-v1"), "offline_updates": 80, "replay__prioritized": True}
     cfg = zx.config.load(algorithm="dqn", **settings, **{k: v for k, v in SHORT.items() if k != "quiet"})
     session = zx.Session(cfg, tmp_path / "whole", quiet=True)
     assert session.loop.buffer.sampler == Prioritized(0.6, 0.4, 1.0)
@@ -117,20 +117,20 @@ def test_offline_resumes_exactly(recorded: Callable, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, tmp_path / "parts", [StopAt()], quiet=True).run()
     zx.Session.resume(tmp_path / "parts", quiet=True).run()
-    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []
     assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
 
 
-def test_without_an_environment_nothing_is_evaluated(recorded: Callable, tmp_path: Path) -> None:
-    data = recorded("CartPole-v1")
+def test_without_an_environment_nothing_is_evaluated(random_dataset: Callable, tmp_path: Path) -> None:
+    data = random_dataset("CartPole-v1")
     result = zx.train("dqn", env="none", dataset=data, out=tmp_path / "run", offline_updates=20, **SHORT)
     assert result["final_return"] is None
     with pytest.raises(zx.UserError, match="trained without an environment"):
         zx.evaluate(tmp_path / "run")
 
 
-def test_normalisers_know_the_whole_data_before_the_first_update(recorded: Callable, tmp_path: Path) -> None:
-    data = recorded("CartPole-v1")
+def test_normalisers_know_the_whole_data_before_the_first_update(random_dataset: Callable, tmp_path: Path) -> None:
+    data = random_dataset("CartPole-v1")
     cfg = zx.config.load(algorithm="dqn", dataset=data, normalize_obs=True, tensorboard=False)
     session = zx.Session(cfg, tmp_path / "run", quiet=True)
     norm = session.learner.net.body.encoder.norm
@@ -138,8 +138,8 @@ def test_normalisers_know_the_whole_data_before_the_first_update(recorded: Calla
     session.close()
 
 
-def test_a_replay_starts_with_data_and_goes_on_online(recorded: Callable, tmp_path: Path) -> None:
-    data = offline.open(recorded("CartPole-v1"))
+def test_a_replay_starts_with_data_and_goes_on_online(random_dataset: Callable, tmp_path: Path) -> None:
+    data = offline.open(random_dataset("CartPole-v1"))
     settings = {"env_steps": 30, "learning_starts": 0, "num_envs": 3, "vector__backend": "serial", "batch_size": 8}
     settings |= {"algorithm": "double_dqn", "env": "CartPole-v1", "replay__start": data.name, "tensorboard": False}
     cfg = zx.config.load(**settings)
@@ -150,8 +150,8 @@ def test_a_replay_starts_with_data_and_goes_on_online(recorded: Callable, tmp_pa
 
 
 @pytest.mark.parametrize("columns", [1, 3])
-def test_filling_keeps_what_followed_each_step(recorded: Callable, columns: int) -> None:
-    data = offline.open(recorded("CartPole-v1"))
+def test_filling_keeps_what_followed_each_step(random_dataset: Callable, columns: int) -> None:
+    data = offline.open(random_dataset("CartPole-v1"))
     buffer = Buffer(data.spaces.fields(), 120, columns, view=NStep(1, 0.9))
     fill(buffer, data, rows=17)
     assert len(buffer) == 120
@@ -194,8 +194,16 @@ def test_scores_are_told_where_the_data_has_references(run: Path, tmp_path: Path
         ({"dataset": "nowhere"}, "nowhere"),
     ],
 )
-def test_what_does_not_fit_the_data_is_refused(recorded: Callable, tmp_path: Path, settings: dict, words: str) -> None:
-    given = {"dataset": recorded("CartPole-v1"), "env": "CartPole-v1", "out": tmp_path / "run", **SHORT, **settings}
+def test_what_does_not_fit_the_data_is_refused(
+    random_dataset: Callable, tmp_path: Path, settings: dict, words: str
+) -> None:
+    given = {
+        "dataset": random_dataset("CartPole-v1"),
+        "env": "CartPole-v1",
+        "out": tmp_path / "run",
+        **SHORT,
+        **settings,
+    }
     with pytest.raises(zx.UserError, match=words.replace(".", r"\.")):
         zx.train("dqn", **given)
     assert not (tmp_path / "run").exists()
@@ -219,21 +227,21 @@ def test_collect_then_train_then_eval(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def zhixing(*words: str) -> str:
+    def run_cli(*words: str) -> str:
         monkeypatch.setattr("sys.argv", ["zhixing", *words])
         main()
         return capsys.readouterr().out
 
-    assert "data: 300 steps in" in zhixing("collect", str(run), "-o", "data", "--steps", "300", "--noise", "0.2")
-    assert "replay: 600 steps in" in zhixing("collect", str(run), "-o", "replay", "--replay")
-    out = zhixing("train", "bc", "--dataset", "data", "--out", "run", "offline_updates=30", "tensorboard=false")
+    assert "data: 300 steps in" in run_cli("collect", str(run), "-o", "data", "--steps", "300", "--noise", "0.2")
+    assert "replay: 600 steps in" in run_cli("collect", str(run), "-o", "replay", "--replay")
+    out = run_cli("train", "bc", "--dataset", "data", "--out", "run", "offline_updates=30", "tensorboard=false")
     assert "trained            30 updates" in out
-    summary = json.loads(zhixing("eval", "run", "--episodes", "3", "--json"))
+    summary = json.loads(run_cli("eval", "run", "--episodes", "3", "--json"))
     assert summary["episodes"] == 3
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     name = "minari:test/cart-v0"
-    assert f"{name}: 100 steps" in zhixing("collect", str(run), "-o", name, "--steps", "100")
-    zhixing("train", "dqn", "--dataset", name, "--out", "third", "offline_updates=5", "tensorboard=false")
+    assert f"{name}: 100 steps" in run_cli("collect", str(run), "-o", name, "--steps", "100")
+    run_cli("train", "dqn", "--dataset", name, "--out", "third", "offline_updates=5", "tensorboard=false")
 
 
 def test_recording_leaves_global_randomness_alone(run: Path, tmp_path: Path) -> None:

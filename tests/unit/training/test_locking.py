@@ -108,11 +108,11 @@ class _ResumeMeanwhile(zx.Callback):
                 self.errors.add("none")
 
 
-def test_a_run_that_is_running_is_not_resumed(small: Callable, tmp_path: Path) -> None:
+def test_a_run_that_is_running_is_not_resumed(short_config: Callable, tmp_path: Path) -> None:
     """Neither while it is trained for the first time, nor while it is resumed, nor by a sweep."""
     run = tmp_path / "run"
     first = _ResumeMeanwhile(run)
-    zx.Session(small("ppo", "toy/match"), run, [first], quiet=True).run()
+    zx.Session(short_config("ppo", "toy/match"), run, [first], quiet=True).run()
     again = _ResumeMeanwhile(run)
     zx.Session.resume(run, [again], quiet=True, env_steps=1400).run()
     for callback in (first, again):
@@ -122,13 +122,13 @@ def test_a_run_that_is_running_is_not_resumed(small: Callable, tmp_path: Path) -
     assert zx.Session.resume(run, quiet=True).finished
 
 
-def test_of_two_trainings_in_one_folder_one_begins(small: Callable, tmp_path: Path) -> None:
+def test_of_two_trainings_in_one_folder_one_begins(short_config: Callable, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    late = zx.Session(small("ppo", "toy/match"), run, quiet=True)  # nothing is there yet
+    late = zx.Session(short_config("ppo", "toy/match"), run, quiet=True)  # nothing is there yet
 
     class Begin(zx.Callback):
         def train_begin(self, loop: zx.TrainingLoop) -> None:
             with pytest.raises(zx.UserError, match="already holds a run"):
                 late.run()
 
-    zx.Session(small("ppo", "toy/match"), run, [Begin()], quiet=True).run()
+    zx.Session(short_config("ppo", "toy/match"), run, [Begin()], quiet=True).run()

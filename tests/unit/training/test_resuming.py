@@ -27,16 +27,16 @@ class StopAt(zx.Callback):
 
 
 @pytest.fixture
-def stopped(small: Callable, tmp_path: Path) -> Path:
+def stopped(short_config: Callable, tmp_path: Path) -> Path:
     """A run of 256 steps, interrupted at 128."""
     with pytest.raises(KeyboardInterrupt):
-        zx.Session(small("ppo", "toy/match", **SMALL), tmp_path / "run", [StopAt(128)], quiet=True).run()
+        zx.Session(short_config("ppo", "toy/match", **SMALL), tmp_path / "run", [StopAt(128)], quiet=True).run()
     return tmp_path / "run"
 
 
 @pytest.fixture
-def finished(small: Callable, tmp_path: Path) -> Path:
-    zx.Session(small("ppo", "toy/match", **SMALL), tmp_path / "run", quiet=True).run()
+def finished(short_config: Callable, tmp_path: Path) -> Path:
+    zx.Session(short_config("ppo", "toy/match", **SMALL), tmp_path / "run", quiet=True).run()
     return tmp_path / "run"
 
 
@@ -66,8 +66,8 @@ def test_what_was_learned_with_cannot_be_changed(setting: str, value: Any, stopp
     zx.Session.resume(stopped, quiet=True).run()  # nothing was touched
 
 
-def test_the_rejection_names_the_command_that_does_it(zhixing: Command, stopped: Path) -> None:
-    code, _, err = zhixing("resume", str(stopped), "lr=1e-5", "env_steps=512")
+def test_the_rejection_names_the_command_that_does_it(run_cli: Command, stopped: Path) -> None:
+    code, _, err = run_cli("resume", str(stopped), "lr=1e-5", "env_steps=512")
     assert code == 2
     assert f"zhixing train ppo --env toy/match --init-from {stopped} lr=1e-05" in err
 
@@ -113,29 +113,29 @@ def test_every_setting_that_can_be_changed_exists() -> None:
     assert {name.partition(".")[0] for names in CHANGEABLE.values() for name in names} <= known
 
 
-def test_a_finished_run_rejects_what_would_change_nothing(zhixing: Command, finished: Path) -> None:
+def test_a_finished_run_rejects_what_would_change_nothing(run_cli: Command, finished: Path) -> None:
     before = (finished / "config.yaml").read_text()
     for words in (["eval_episodes=7"], ["env_steps=100"], ["log_every_steps=5", "keep_checkpoints=1"]):
-        code, _, err = zhixing("resume", str(finished), *words)
+        code, _, err = run_cli("resume", str(finished), *words)
         assert code == 2
         assert "is finished at 256 steps: env_steps=" in err
         assert "give it a longer env_steps" in err
         assert f"{words[-1].split('=')[0]} can't change that" in err
     assert (finished / "config.yaml").read_text() == before
-    assert zhixing("resume", str(finished))[0] == 0  # nothing to do is no error
-    assert zhixing("resume", str(finished), "env_steps=256")[0] == 0  # and this is what it has
+    assert run_cli("resume", str(finished))[0] == 0  # nothing to do is no error
+    assert run_cli("resume", str(finished), "env_steps=256")[0] == 0  # and this is what it has
 
 
-def test_a_run_that_reached_its_return_says_so(small: Callable, zhixing: Command, tmp_path: Path) -> None:
+def test_a_run_that_reached_its_return_says_so(short_config: Callable, run_cli: Command, tmp_path: Path) -> None:
     settings = {**SMALL, "env_steps": 2000, "eval_every_steps": 64, "stop_return": 0.0}
-    zx.Session(small("ppo", "toy/match", **settings), tmp_path / "run", quiet=True).run()
-    code, out, _ = zhixing("resume", "run")
+    zx.Session(short_config("ppo", "toy/match", **settings), tmp_path / "run", quiet=True).run()
+    code, out, _ = run_cli("resume", "run")
     assert code == 0
     assert "is finished at 64 steps: stop_return=0 is reached; set a higher stop_return, or stop_return=none" in out
-    code, _, err = zhixing("resume", "run", "env_steps=4000")
+    code, _, err = run_cli("resume", "run", "env_steps=4000")
     assert code == 2
     assert "stop_return=0 is reached" in err
     assert "env_steps can't change that" in err
-    code, out, _ = zhixing("resume", "run", "env_steps=128", "stop_return=none")
+    code, out, _ = run_cli("resume", "run", "env_steps=128", "stop_return=none")
     assert code == 0
     assert "128 steps" in out

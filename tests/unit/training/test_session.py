@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import differing, exit_code, metrics_rows
+from conftest import cli_exit_code, differing_tensors, metrics_rows
 
 import zhixing as zx
 from zhixing.errors import UserError
@@ -36,8 +36,8 @@ def run_of(cfg: Any, out: Path) -> dict[str, Any]:
 # --- what is written ---
 
 
-def test_result_has_exactly_the_keys_of_the_design(small: Callable, tmp_path: Path) -> None:
-    result = run_of(small("ppo", "toy/match", seed=4), tmp_path / "run")
+def test_result_has_exactly_the_keys_of_the_design(short_config: Callable, tmp_path: Path) -> None:
+    result = run_of(short_config("ppo", "toy/match", seed=4), tmp_path / "run")
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     assert list(written) == RESULT
     assert written == result
@@ -49,21 +49,21 @@ def test_result_has_exactly_the_keys_of_the_design(small: Callable, tmp_path: Pa
     assert (written["stop_return"], written["reached"], written["seconds_to_stop"]) == (None, False, None)
 
 
-def test_reaching_the_return_is_written_with_its_steps(small: Callable, tmp_path: Path) -> None:
-    result = run_of(small("ppo", "toy/match", stop_return=0.0, env_steps=5000), tmp_path / "run")
+def test_reaching_the_return_is_written_with_its_steps(short_config: Callable, tmp_path: Path) -> None:
+    result = run_of(short_config("ppo", "toy/match", stop_return=0.0, env_steps=5000), tmp_path / "run")
     assert result["reached"]
     assert result["env_steps"] == result["env_steps_to_stop"] == 512  # the first evaluation is due at 500
     assert result["seconds_to_stop"] == result["seconds"]
 
 
-def test_a_run_that_was_never_evaluated_has_the_evaluation_at_its_end(small: Callable, tmp_path: Path) -> None:
-    result = run_of(small("ppo", "toy/match", eval_every_steps=0), tmp_path / "run")
+def test_a_run_that_was_never_evaluated_has_the_evaluation_at_its_end(short_config: Callable, tmp_path: Path) -> None:
+    result = run_of(short_config("ppo", "toy/match", eval_every_steps=0), tmp_path / "run")
     assert 0 <= result["final_return"] == result["best_return"] <= 10
 
 
-def test_environments_of_workers_have_processes_where_asked_for(small: Callable, tmp_path: Path) -> None:
+def test_environments_of_workers_have_processes_where_asked_for(short_config: Callable, tmp_path: Path) -> None:
     """Two actors that take turns, each with two environments in two processes: the same as in one."""
-    cfg = small("a3c", num_envs=4, actors=2)
+    cfg = short_config("a3c", num_envs=4, actors=2)
     run_of(cfg, tmp_path / "serial")
     run_of(cfg.model_copy(update={"vector": cfg.vector.model_copy(update={"workers": 2})}), tmp_path / "process")
     backends = [
@@ -71,7 +71,7 @@ def test_environments_of_workers_have_processes_where_asked_for(small: Callable,
         for way in ("serial", "process")
     ]
     assert backends == ["serial", "process"]
-    assert differing(tmp_path / "serial", tmp_path / "process") == []
+    assert differing_tensors(tmp_path / "serial", tmp_path / "process") == []
 
 
 def test_what_is_auto_is_resolved_and_written(tmp_path: Path) -> None:
@@ -86,15 +86,15 @@ def test_what_is_auto_is_resolved_and_written(tmp_path: Path) -> None:
     assert zx.config.load(tmp_path / "run" / "config.yaml").num_envs == 8  # with the preset in it
 
 
-def test_nothing_is_written_before_the_run(small: Callable, tmp_path: Path) -> None:
-    session = zx.Session(small("dqn", "toy/match"), tmp_path / "run", quiet=True)
+def test_nothing_is_written_before_the_run(short_config: Callable, tmp_path: Path) -> None:
+    session = zx.Session(short_config("dqn", "toy/match"), tmp_path / "run", quiet=True)
     session.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_default_folder_names_algorithm_task_and_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    cfg = zx.config.load(algorithm="ppo", env="tasks:Many", seed=3)
+    cfg = zx.config.load(algorithm="ppo", env="dummy_envs:DictObsEnv", seed=3)
     assert str(zx.training.resolve.default_out(cfg)).startswith("runs/ppo-tasks-Many-3-2")
 
 
@@ -125,13 +125,13 @@ def test_one_line_trains_and_evaluates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_init_starts_from_another_runs_networks(name: str, small: Callable, tmp_path: Path) -> None:
+def test_init_starts_from_another_runs_networks(name: str, short_config: Callable, tmp_path: Path) -> None:
     # with 500 updates and a copy every 300 dqn's target network lags behind
     lag = {"target_update_interval": 300} if name == "dqn" else {}
-    run_of(small(name, "toy/match", seed=1, **lag), tmp_path / "first")
+    run_of(short_config(name, "toy/match", seed=1, **lag), tmp_path / "first")
     parts = RunFolder.open(tmp_path / "first").load()["loop"]["learner"]["parts"]
     session = zx.Session(
-        small(name, "toy/match", seed=2, init_from=str(tmp_path / "first")), tmp_path / "second", quiet=True
+        short_config(name, "toy/match", seed=2, init_from=str(tmp_path / "first")), tmp_path / "second", quiet=True
     )
     for part in ("net", "target") if name == "dqn" else ("net",):
         mine = getattr(session.learner, part).state_dict()
@@ -144,45 +144,45 @@ def test_init_starts_from_another_runs_networks(name: str, small: Callable, tmp_
     assert result["env_steps"] >= 1200
 
 
-def test_init_does_not_depend_on_the_number_of_copies(small: Callable, tmp_path: Path) -> None:
+def test_init_does_not_depend_on_the_number_of_copies(short_config: Callable, tmp_path: Path) -> None:
     """The statistics of rewards follow each copy; another number of copies is no reason to refuse the networks."""
-    run_of(small("ppo", "toy/match", normalize_reward=True, num_envs=2), tmp_path / "first")
-    cfg = small("ppo", "toy/match", normalize_reward=True, num_envs=4, init_from=str(tmp_path / "first"))
+    run_of(short_config("ppo", "toy/match", normalize_reward=True, num_envs=2), tmp_path / "first")
+    cfg = short_config("ppo", "toy/match", normalize_reward=True, num_envs=4, init_from=str(tmp_path / "first"))
     zx.Session(cfg, tmp_path / "second", quiet=True).close()
 
 
 # --- resuming ---
 
 
-def test_a_finished_run_goes_on_with_a_longer_budget(small: Callable, tmp_path: Path) -> None:
-    run_of(small("ppo", "toy/match", env_steps=2400, epochs=2), tmp_path / "whole")
-    run_of(small("ppo", "toy/match", env_steps=1200, epochs=2), tmp_path / "parts")
+def test_a_finished_run_goes_on_with_a_longer_budget(short_config: Callable, tmp_path: Path) -> None:
+    run_of(short_config("ppo", "toy/match", env_steps=2400, epochs=2), tmp_path / "whole")
+    run_of(short_config("ppo", "toy/match", env_steps=1200, epochs=2), tmp_path / "parts")
     session = zx.Session.resume(tmp_path / "parts", quiet=True, env_steps=2400)
     assert not session.finished
     result = session.run()
     assert result["env_steps"] == 2432
-    assert differing(tmp_path / "whole", tmp_path / "parts") == []
+    assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []
     assert json.loads((tmp_path / "parts" / "result.json").read_text())["env_steps"] == 2432
     assert zx.config.load(tmp_path / "parts" / "config.yaml").env_steps == 2400
 
 
-def test_resuming_a_finished_run_trains_nothing(small: Callable, tmp_path: Path) -> None:
-    result = run_of(small("dqn", "toy/match"), tmp_path / "run")
+def test_resuming_a_finished_run_trains_nothing(short_config: Callable, tmp_path: Path) -> None:
+    result = run_of(short_config("dqn", "toy/match"), tmp_path / "run")
     session = zx.Session.resume(tmp_path / "run", quiet=True)
     assert session.finished
     assert session.run() == result
 
 
-def test_a_run_that_reached_its_return_goes_on_to_a_higher_one(small: Callable, tmp_path: Path) -> None:
-    run_of(small("ppo", "toy/match", stop_return=0.0, env_steps=2000), tmp_path / "run")
+def test_a_run_that_reached_its_return_goes_on_to_a_higher_one(short_config: Callable, tmp_path: Path) -> None:
+    run_of(short_config("ppo", "toy/match", stop_return=0.0, env_steps=2000), tmp_path / "run")
     session = zx.Session.resume(tmp_path / "run", quiet=True, stop_return=11.0)  # more than there is
     result = session.run()
     assert result["env_steps"] >= 2000
     assert not result["reached"]
 
 
-def test_a_checkpoint_that_does_not_fit_is_told(small: Callable, tmp_path: Path) -> None:
-    run_of(small("ppo", "toy/match"), tmp_path / "run")
+def test_a_checkpoint_that_does_not_fit_is_told(short_config: Callable, tmp_path: Path) -> None:
+    run_of(short_config("ppo", "toy/match"), tmp_path / "run")
     file = tmp_path / "run" / "config.yaml"
     settings = yaml.safe_load(file.read_text())
     settings["net"]["hidden_sizes"] = [7]
@@ -191,36 +191,36 @@ def test_a_checkpoint_that_does_not_fit_is_told(small: Callable, tmp_path: Path)
         zx.Session.resume(tmp_path / "run", quiet=True)
 
 
-def test_users_callbacks_are_called_and_may_stop(small: Callable, tmp_path: Path) -> None:
+def test_users_callbacks_are_called_and_may_stop(short_config: Callable, tmp_path: Path) -> None:
     class Stop(zx.Callback):
         def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
             if loop.env_steps >= 300:
                 loop.stop("seen enough")
 
-    result = zx.Session(small("ppo", "toy/match"), tmp_path / "run", [Stop()], quiet=True).run()
+    result = zx.Session(short_config("ppo", "toy/match"), tmp_path / "run", [Stop()], quiet=True).run()
     assert result["env_steps"] == 320  # five iterations of 64
     assert (tmp_path / "run" / "checkpoints" / "000000000320.safetensors").is_file()
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppg", "trpo", "mappo", "coma"])
-def test_one_step_of_one_environment_is_a_rollout(name: str, small: Callable, tmp_path: Path) -> None:
+def test_one_step_of_one_environment_is_a_rollout(name: str, short_config: Callable, tmp_path: Path) -> None:
     """Whose returns have no variance that could be explained."""
-    cfg = small(name, env_steps=20, rollout_steps=1, minibatch_size=1, num_envs=1, eval_every_steps=0)
+    cfg = short_config(name, env_steps=20, rollout_steps=1, minibatch_size=1, num_envs=1, eval_every_steps=0)
     assert run_of(cfg, tmp_path / "run")["env_steps"] == 20
 
 
 # --- signals ---
 
 
-def test_signal_handlers_are_put_back(small: Callable, tmp_path: Path) -> None:
+def test_signal_handlers_are_put_back(short_config: Callable, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    run_of(small("ppo", "toy/match"), tmp_path / "run")
+    run_of(short_config("ppo", "toy/match"), tmp_path / "run")
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_a_run_in_a_thread_needs_no_signals(small: Callable, tmp_path: Path) -> None:
+def test_a_run_in_a_thread_needs_no_signals(short_config: Callable, tmp_path: Path) -> None:
     results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(run_of(small("ppo", "toy/match"), tmp_path / "run")))
+    thread = threading.Thread(target=lambda: results.append(run_of(short_config("ppo", "toy/match"), tmp_path / "run")))
     thread.start()
     thread.join()
     assert results[0]["env_steps"] == 1216
@@ -268,9 +268,9 @@ def test_a_signal_saves_and_the_resumed_run_ends_like_one_never_stopped(
     assert 0 < int(checkpoint.stem) < (4000 if name == "ppo" else 2000)
 
     monkeypatch.chdir(tmp_path)
-    assert exit_code(monkeypatch, "train", *words, "--out", "whole") == 0
-    assert exit_code(monkeypatch, "resume", "parts") == 0
-    assert differing("whole", "parts") == []
+    assert cli_exit_code(monkeypatch, "train", *words, "--out", "whole") == 0
+    assert cli_exit_code(monkeypatch, "resume", "parts") == 0
+    assert differing_tensors("whole", "parts") == []
     assert metrics_rows("whole") == metrics_rows("parts")
     assert process.returncode == 130, err
 
@@ -303,14 +303,14 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     assert process.returncode == 130
 
 
-def test_evaluations_do_not_count_as_training_time(small: Callable, tmp_path: Path) -> None:
+def test_evaluations_do_not_count_as_training_time(short_config: Callable, tmp_path: Path) -> None:
     class Naps(zx.Callback):
         def evaluation_end(self, loop: zx.TrainingLoop, evaluation: object) -> None:
             with loop.paused():
                 time.sleep(0.3)
 
     started_at = time.perf_counter()
-    result = zx.Session(small("ppo", "toy/match"), tmp_path / "run", [Naps()], quiet=True).run()
+    result = zx.Session(short_config("ppo", "toy/match"), tmp_path / "run", [Naps()], quiet=True).run()
     assert 0 < result["seconds"] < time.perf_counter() - started_at - 0.9  # at 500, 1000 and the end
     rows = np.genfromtxt(tmp_path / "run" / "metrics.csv", delimiter=",", names=True)
     assert (np.diff(rows["seconds"]) >= 0).all()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import differing, metrics_rows
+from conftest import differing_tensors, metrics_rows
 from gymnasium.spaces import Box, Discrete
 
 import zhixing as zx
@@ -70,8 +70,8 @@ class Counts(Learner):
 
 
 def loop(scheme: type, callbacks: Any = (), num: int = 2, **settings: Any) -> TrainingLoop:
-    cfg = scheme(algorithm="none", env={"name": "tasks:Dies"}, num_envs=num, **settings)
-    env = zx.envs.make_vector("tasks:Dies", num, backend="serial")  # five steps, a reward of 1 each
+    cfg = scheme(algorithm="none", env={"name": "dummy_envs:TerminatingEnv"}, num_envs=num, **settings)
+    env = zx.envs.make_vector("dummy_envs:TerminatingEnv", num, backend="serial")  # five steps, a reward of 1 each
     learner = Counts(cfg, env.spaces)
     actor = Actor(learner.policy, env, seed=cfg.seed)
     buffer = Buffer(env.spaces.fields(), 1000, num, view=NStep(1, 0.9)) if scheme is OffPolicyConfig else None
@@ -375,12 +375,14 @@ def test_parts_from_the_spaces_alone() -> None:
     assert (drawn.bincount(minlength=3) / 3000).tolist() == pytest.approx([1 / 3] * 3, abs=0.03)
 
 
-def test_it_learns_while_the_next_steps_are_made(small: Callable[..., Any], tmp_path: Path) -> None:
+def test_it_learns_while_the_next_steps_are_made(short_config: Callable[..., Any], tmp_path: Path) -> None:
     """Each rollout after the warm-up waits for an update that is made meanwhile; one after the other, none would come.
 
     1200 steps of 2 environments, 2 each at a time: when the last 4 are begun, those before ask for (1196 - 200) / 2.
     """
-    session = zx.Session(small("dqn", async_collect=True, vector__backend="serial"), tmp_path / "run", quiet=True)
+    session = zx.Session(
+        short_config("dqn", async_collect=True, vector__backend="serial"), tmp_path / "run", quiet=True
+    )
     actor, learner = session.actor, session.learner
     assert isinstance(actor, Actor)
     collect, update = actor.collect, learner.update
@@ -405,7 +407,7 @@ def test_it_learns_while_the_next_steps_are_made(small: Callable[..., Any], tmp_
     assert result["updates"] == 498
 
 
-def test_to_overlap_is_repeatable_and_resumes_exactly(small: Callable[..., Any], tmp_path: Path) -> None:
+def test_to_overlap_is_repeatable_and_resumes_exactly(short_config: Callable[..., Any], tmp_path: Path) -> None:
     class Stop(zx.Callback):
         def iteration_end(self, loop: TrainingLoop, metrics: object) -> None:
             if loop.steps == 600:
@@ -418,12 +420,12 @@ def test_to_overlap_is_repeatable_and_resumes_exactly(small: Callable[..., Any],
             time.sleep(0.001 * (loop.steps % 3))
 
     settings = {"async_collect": True, "checkpoint_every_steps": 200, "vector__backend": "serial"}
-    cfg = small("sac", "Pendulum-v1", **settings)
+    cfg = short_config("sac", "Pendulum-v1", **settings)
     zx.Session(cfg, tmp_path / "one", quiet=True).run()
     with pytest.raises(RuntimeError, match="power cut"):
         zx.Session(cfg, tmp_path / "two", [Stop()], quiet=True).run()
     zx.Session.resume(tmp_path / "two", [Slow()], quiet=True).run()
-    assert differing(tmp_path / "one", tmp_path / "two") == []
+    assert differing_tensors(tmp_path / "one", tmp_path / "two") == []
     assert metrics_rows(tmp_path / "one") == metrics_rows(tmp_path / "two")
     with pytest.raises(zx.UserError, match="async_collect=true goes without"):
-        zx.Session(small("sac", "Pendulum-v1", async_collect=True, distributed__workers=1), tmp_path / "three")
+        zx.Session(short_config("sac", "Pendulum-v1", async_collect=True, distributed__workers=1), tmp_path / "three")

@@ -48,11 +48,11 @@ def test_the_command_of_an_agent_gives_its_configuration(name: str) -> None:
 
 
 def test_an_exported_agent_acts_as_its_run_and_commands_take_it(
-    zhixing: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["env_steps=512", "eval_episodes=2", "tensorboard=false", "lr=0.002", "net.hidden_sizes=[8,16]"]
-    zhixing("train", "ppo", "--env", "CartPole-v1", "--seed", "3", "--out", "run", *words)
-    code, out, err = zhixing("export", "run", "-o", "zoo/one", "--episodes", "5")
+    run_cli("train", "ppo", "--env", "CartPole-v1", "--seed", "3", "--out", "run", *words)
+    code, out, err = run_cli("export", "run", "-o", "zoo/one", "--episodes", "5")
     assert (code, err) == (0, "")
     assert "of 5 episodes" in out
     assert sorted(file.name for file in (tmp_path / "zoo/one").iterdir()) == [
@@ -62,14 +62,14 @@ def test_an_exported_agent_acts_as_its_run_and_commands_take_it(
     ]
     mine, theirs = zx.load("run").policy.state_dict(), zx.load("zoo/one").policy.state_dict()
     assert all(mine[key].equal(theirs[key]) for key in mine)
-    assert zhixing("eval", "zoo/one", "--episodes", "5", "--json") == zhixing(
+    assert run_cli("eval", "zoo/one", "--episodes", "5", "--json") == run_cli(
         "eval", "run", "--episodes", "5", "--json"
     )
     assert zx.load("zoo/one", "best").act([0.0, 0.0, 0.0, 0.0]) in (0, 1)  # it has but one set of weights
-    assert zhixing("record", "zoo/one", "-o", "one.mp4")[0] == 0
+    assert run_cli("record", "zoo/one", "-o", "one.mp4")[0] == 0
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    assert zhixing("play", "zoo/one", "--random", "--episodes", "1")[1].startswith("return ")
-    code, out, _ = zhixing("zoo", "zoo")
+    assert run_cli("play", "zoo/one", "--random", "--episodes", "1")[1].startswith("return ")
+    code, out, _ = run_cli("zoo", "zoo")
     assert code == 0
     assert (
         "one: zhixing train ppo --env CartPole-v1 --seed 3 env_steps=512 eval_episodes=2 'net.hidden_sizes=[8, 16]' "
@@ -80,7 +80,7 @@ def test_an_exported_agent_acts_as_its_run_and_commands_take_it(
         (("resume", "zoo/one"), "exported agent"),
         (("zoo", "nowhere"), "there are no agents in nowhere"),
     ):
-        code, _, err = zhixing(*wrong)
+        code, _, err = run_cli(*wrong)
         assert code == 2
         assert told in err
 
@@ -95,13 +95,13 @@ def test_export_takes_the_best_weights_where_asked(tmp_path: Path) -> None:
     assert all(best["policy"][key].equal(kept["policy"][key]) for key in best["policy"])
 
 
-def test_bundled_agents_are_found_from_any_folder(zhixing: Command, tmp_path: Path) -> None:
-    code, out, _ = zhixing("zoo")  # in an empty folder
+def test_bundled_agents_are_found_from_any_folder(run_cli: Command, tmp_path: Path) -> None:
+    code, out, _ = run_cli("zoo")  # in an empty folder
     assert code == 0
     assert "cartpole" in out
-    code, out, err = zhixing("eval", "cartpole", "--episodes", "2")
+    code, out, err = run_cli("eval", "cartpole", "--episodes", "2")
     assert (code, err) == (0, "")
     assert "mean return" in out
-    code, _, err = zhixing("eval", "cartpool")
+    code, _, err = run_cli("eval", "cartpool")
     assert code == 2
     assert "no run folder cartpool" in err

@@ -20,7 +20,7 @@ from zhixing.envs.checker import trial
 from zhixing.envs.checker.step_rules import Look
 from zhixing.envs.checker.trial import Shown, again, difference, episodes, stepped
 from zhixing.envs.env_spec import EnvSpec, describe, is_text
-from zhixing.envs.registry import Task
+from zhixing.envs.registry import RegisteredEnv
 from zhixing.envs.vector.choose_backend import choose, default_workers, probe, random_action
 from zhixing.envs.vector.native import suits_auto
 from zhixing.envs.vector.serial import Factory, name_of
@@ -61,7 +61,7 @@ def check(task: str | Factory, /, **options: Any) -> list[Finding]:
 
     A name that doesn't exist is an error, not a finding. Pictures are looked at if `render_mode` is among the options.
     """
-    factory: Any = Task(task, options) if isinstance(task, str) else partial(task, **options)
+    factory: Any = RegisteredEnv(task, options) if isinstance(task, str) else partial(task, **options)
     if not isinstance(task, str):
         factory.name = name_of(task)
     checker = _Checker(factory, options)
@@ -185,7 +185,7 @@ class _Checker:
         names = {name for shown in ends for name in numbers_of(shown.info)}
         lacking = sorted(set(self.layout.logged_info_keys) - names)
         if ends and lacking:
-            self.say("info", "note", f"metadata tells of {', '.join(lacking)}, which no last info holds")
+            self.say("info", "note", f"metadata names {', '.join(lacking)}, which no last info holds")
         return trace
 
     def _actions(self) -> Callable[[Any], Any]:
@@ -291,7 +291,7 @@ class _Checker:
     def _speed(self, trace: list[Shown]) -> None:
         found = probe(self.factory)
         workers = default_workers(COPIES, found.waits)
-        if isinstance(self.factory, Task) and suits_auto(self.name, self.options):
+        if isinstance(self.factory, RegisteredEnv) and suits_auto(self.name, self.options):
             backend = "native"
         else:
             backend = choose(COPIES, found, workers, idle=True)

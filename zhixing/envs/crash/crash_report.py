@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zhixing import __version__
 from zhixing.envs.crash.failure_policy import FailurePolicy
-from zhixing.envs.registry import Task
+from zhixing.envs.registry import RegisteredEnv
 from zhixing.envs.vector.action_log import plain
 from zhixing.envs.vector.process import ProcessVectorEnv
 from zhixing.envs.vector.step_buffers import Array
@@ -156,7 +156,7 @@ def replay(path: str | Path, env: str | None = None, *, trust: bool = False) -> 
     faults = FailurePolicy(step_timeout=capsule.step_timeout, call_timeout=capsule.call_timeout)
     with (
         restricted_to(names),
-        closing(ProcessVectorEnv(Task(name, capsule.env.options), 1, 1, faults=faults)) as vector,
+        closing(ProcessVectorEnv(RegisteredEnv(name, capsule.env.options), 1, 1, faults=faults)) as vector,
     ):
         return _repeat(capsule, _actions(path, capsule.actions, vector), vector)
 

@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from zhixing.envs.torch_native.task import Moved, TorchTask, uniform
+from zhixing.envs.torch_native.env import Moved, TorchEnv, uniform
 
 GRAVITY, SECONDS = 9.8, 0.2
 MAX_SPEEDS = 4 * math.pi, 9 * math.pi  # masses, lengths and moments of inertia are 1, centres of mass in the middle
 
 
-class Acrobot(TorchTask):
+class Acrobot(TorchEnv):
     limit = 500
 
     def first(self, num: int, rng: torch.Generator) -> Tensor:

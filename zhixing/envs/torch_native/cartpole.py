@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from zhixing.envs.torch_native.task import Moved, TorchTask, uniform
+from zhixing.envs.torch_native.env import Moved, TorchEnv, uniform
 
 GRAVITY, FORCE, SECONDS = 9.8, 10.0, 0.02
 POLE_MASS, MASS, HALF_LENGTH = 0.1, 1.1, 0.5  # the second is that of cart and pole
 MAX_X, MAX_ANGLE = 2.4, math.radians(12)
 
 
-class CartPole(TorchTask):
+class CartPole(TorchEnv):
     limit = 500
     options: ClassVar[frozenset[str]] = frozenset({"sutton_barto_reward"})
 

@@ -7,12 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from zhixing.envs.torch_native.task import Moved, TorchTask, uniform
+from zhixing.envs.torch_native.env import Moved, TorchEnv, uniform
 
 LEFT, RIGHT, MAX_SPEED, GRAVITY = -1.2, 0.6, 0.07, 0.0025
 
 
-class _Valley(TorchTask):
+class _Valley(TorchEnv):
     options: ClassVar[frozenset[str]] = frozenset({"goal_velocity"})
 
     def __init__(self, goal_velocity: float = 0.0) -> None:

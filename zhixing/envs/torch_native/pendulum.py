@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from zhixing.envs.torch_native.task import Moved, TorchTask, uniform
+from zhixing.envs.torch_native.env import Moved, TorchEnv, uniform
 
 SECONDS, MAX_SPEED, MAX_TORQUE = 0.05, 8.0, 2.0  # mass and length are 1
 
 
-class Pendulum(TorchTask):
+class Pendulum(TorchEnv):
     limit = 200
     options: ClassVar[frozenset[str]] = frozenset({"g"})
 

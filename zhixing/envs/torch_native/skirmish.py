@@ -10,7 +10,7 @@ from torch import Tensor
 from zhixing.envs.adapters.skirmish.battles import ATTACK, JITTER, KILL, NORTH, WIN, Battles
 from zhixing.envs.adapters.skirmish.units import MAPS, SIGHT, SIZE
 from zhixing.envs.adapters.skirmish.views import COOLDOWN, DISTANCE, FLAG, HEALTH, MOVES, SHIELD, TYPES, Views, X, Y
-from zhixing.envs.torch_native.task import Moved, TorchTask, uniform
+from zhixing.envs.torch_native.env import Moved, TorchEnv, uniform
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,7 +26,7 @@ class Look(NamedTuple):
     available: Tensor  # [A,n,N]
 
 
-class Skirmish(TorchTask):
+class Skirmish(TorchEnv):
     """One map of it; `SKIRMISHES` has a class for each.
 
     Rows of a state `[k,N]` are x, y, health, shield and cooldown of all units, allies first, then the allies' last
@@ -164,6 +164,6 @@ def _copies_first(rows: Tensor) -> Tensor:
     return rows.T.contiguous()
 
 
-SKIRMISHES: dict[str, type[TorchTask]] = {
+SKIRMISHES: dict[str, type[TorchEnv]] = {
     f"skirmish/{name}": type(f"Skirmish_{name}", (Skirmish,), {"map_name": name}) for name in MAPS
 }

@@ -16,16 +16,16 @@ from zhixing.core.tree import Tree
 from zhixing.envs.env_spec import BESIDE
 from zhixing.envs.torch_native.acrobot import Acrobot
 from zhixing.envs.torch_native.cartpole import CartPole
+from zhixing.envs.torch_native.env import TorchEnv
 from zhixing.envs.torch_native.mountain_car import MountainCar, MountainCarContinuous
 from zhixing.envs.torch_native.pendulum import Pendulum
 from zhixing.envs.torch_native.skirmish import SKIRMISHES
-from zhixing.envs.torch_native.task import TorchTask
 from zhixing.envs.vector.base import Info, Result, TogetherVectorEnv
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env_group import State
 from zhixing.errors import EnvCrashError, UserError
 
-TORCH: dict[str, type[TorchTask]] = {
+TORCH: dict[str, type[TorchEnv]] = {
     "Acrobot-v1": Acrobot,
     "CartPole-v1": CartPole,
     "MountainCar-v0": MountainCar,
@@ -60,7 +60,7 @@ class TorchVectorEnv(TogetherVectorEnv):
         refused = sorted(set(given) - TORCH[name].options)
         if refused:
             raise UserError(f"{name} in torch has no option {', '.join(refused)}; use another vector.backend")
-        make: Callable[..., TorchTask] = TORCH[name]
+        make: Callable[..., TorchEnv] = TORCH[name]
         self.device = torch.device(device)
         self.task = make(**given).to(self.device)
         self.logged_info_keys = self.task.logged_info_keys

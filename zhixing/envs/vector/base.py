@@ -31,7 +31,7 @@ class VectorEnv(gym.vector.VectorEnv[Any, Any, Any], ABC):
     and beside `final_obs` as `final_mask`, `final_state`, `final_alive`.
 
     Of many agents, observations are [N, A, ...], actions [N, A] or [N, A, k], rewards [N, A], masks [N, A, n].
-    `tells` names the numbers in `final_info` that are worth a log. `max_episode_steps` is the time limit, if known.
+    `logged_info_keys` names the numbers in `final_info` to log. `max_episode_steps` is the time limit, if known.
 
     `faults` says what is done when an environment fails. One that is replaced shows its episode as truncated, with the
     last observation that was right, no reward, and `INTERRUPTED` in its `final_info`; `num_env_restarts` counts them.

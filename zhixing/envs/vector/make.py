@@ -9,7 +9,7 @@ from typing import Any
 
 from zhixing.envs.crash.failure_policy import ON_CRASH, FailurePolicy, keep_capsule
 from zhixing.envs.portable import reference
-from zhixing.envs.registry import Task
+from zhixing.envs.registry import RegisteredEnv
 from zhixing.envs.vector.base import VectorEnv
 from zhixing.envs.vector.choose_backend import Probe, choose, default_workers, probe
 from zhixing.envs.vector.native import NativeVectorEnv, suits_auto
@@ -26,7 +26,7 @@ STEP_TOGETHER = ("native", "envpool", "torch")  # one call steps all environment
 class Request:
     """Arguments of `make_vector`, after validation."""
 
-    task: Task
+    task: RegisteredEnv
     num: int
     workers: int | None
     faults: FailurePolicy
@@ -64,10 +64,12 @@ def make_vector(
     env_name, given = named.pop("name"), {**named, **(options or {})}
     if render_mode is not None:
         given["render_mode"] = render_mode
-    return BACKENDS[backend](Request(Task(env_name, given), num, workers, faults, address, device, idle))
+    return BACKENDS[backend](Request(RegisteredEnv(env_name, given), num, workers, faults, address, device, idle))
 
 
-def make_few(task: Task, num: int, vector: Any, folder: Path | None = None) -> SerialVectorEnv | ProcessVectorEnv:
+def make_few(
+    task: RegisteredEnv, num: int, vector: Any, folder: Path | None = None
+) -> SerialVectorEnv | ProcessVectorEnv:
     """Make a few environments for a side job of a run with the settings `vector`, such as a video.
 
     They live in this process, or in one worker process if the settings keep environments out of this one. Crash

@@ -24,7 +24,7 @@ class NativeTask(Protocol):
     """What a native task gives: `step` as `VectorEnv.step` describes it, with same-step autoreset.
 
     It is made with the number of environments and its options; `options` names those that it takes. It may have
-    `tells`, the names of numbers in `final_info` that are worth a log, `inexact`, the environments that
+    `logged_info_keys`, the names of numbers in `final_info` that are worth a log, `inexact`, the environments that
     `load_state_dict` could not put back into the middle of their episodes, and `exact = False` where it never can.
     """
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import gymnasium as gym
 
-from zhixing.envs.registry import Task
+from zhixing.envs.registry import RegisteredEnv
 
 
 @dataclass(frozen=True)
-class FilmedTask(Task):
+class FinalFrameEnv(RegisteredEnv):
     def __call__(self) -> gym.Env[Any, Any]:
-        return EndPictures(super().__call__())
+        return KeepFinalFrame(super().__call__())
 
 
-class EndPictures(gym.Wrapper[Any, Any, Any, Any]):
+class KeepFinalFrame(gym.Wrapper[Any, Any, Any, Any]):
     """Keeps a picture of the end of an episode until it is asked for, or a later step is taken."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:

@@ -46,4 +46,4 @@ def build_goal_env(cfg: RunConfig, folder: RunFolder) -> FewEnvs | None:
 
 
 def _single(cfg: RunConfig, folder: RunFolder) -> FewEnvs:
-    return envs.make_few(envs.Task(cfg.env.name, cfg.env.options), 1, cfg.vector, folder.crashes)
+    return envs.make_few(envs.RegisteredEnv(cfg.env.name, cfg.env.options), 1, cfg.vector, folder.crashes)

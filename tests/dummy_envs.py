@@ -1,4 +1,4 @@
-"""Tasks for tests, each with a known answer. Named on the command line as `tasks:Forever` and so on."""
+"""Tasks for tests, each with a known answer. Named on the command line as `dummy_envs:TruncatingEnv` and so on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from zhixing.core.tree import tree_map
 
 
-class Known(gym.Env):
+class FixedLengthEnv(gym.Env):
     """A row of states, one reward of 1 per step, whatever is done. It ends after `length` steps.
 
     With several `agents` all see and earn the same.
@@ -45,11 +45,11 @@ class Known(gym.Env):
         return np.ones(self.length, np.float32)
 
 
-class Forever(Known):
+class TruncatingEnv(FixedLengthEnv):
     """One state; only a clock that the agent can't see ends it. Its value is 1 / (1 - gamma)."""
 
 
-class Endless(Known):
+class EndlessEnv(FixedLengthEnv):
     """No episode ends: neither the task nor a wrapper has a time limit."""
 
     length = 2
@@ -59,7 +59,7 @@ class Endless(Known):
         return obs, reward, False, False, info
 
 
-class Dies(Known):
+class TerminatingEnv(FixedLengthEnv):
     """Its states are told apart and the last step terminates. Value of state i: the sum of gamma^k, k < length - i."""
 
     terminates = True
@@ -68,7 +68,7 @@ class Dies(Known):
         return np.eye(self.length, dtype=np.float32)[min(self.t, self.length - 1)]
 
 
-class Leaves(Dies):
+class LeavingAgentEnv(TerminatingEnv):
     """Of two agents the second leaves by the second step; an `individual` reward isn't for it any more then, and what
     the environment still says of it must not count. A `shared` one is, also after it has left."""
 
@@ -87,7 +87,7 @@ class Leaves(Dies):
         return {"alive": np.array([True, self.t < 2])}
 
 
-class Many(gym.Env):
+class DictObsEnv(gym.Env):
     """A dict of everything that can be observed; the right answer is in it. `kind` is the kind of action.
 
     Several `agents` have cues of their own, which the state holds, and share their reward.
@@ -146,7 +146,7 @@ class Many(gym.Env):
         return obs, reward if self.num_agents == 1 else [reward] * self.num_agents, False, self.t == 8, told
 
 
-class Masked(gym.Env):
+class MaskedEnv(gym.Env):
     """Most of the actions are forbidden at each step; a forbidden one raises. The highest of the others pays.
 
     Of four actions two are allowed, of more one to three, chosen anew at each step.
@@ -189,7 +189,7 @@ class Masked(gym.Env):
         return obs, rewards[0] if self.num_agents == 1 else rewards, False, self.t == 10, info
 
 
-class Raises(Known):
+class RaisingEnv(FixedLengthEnv):
     """Breaks at its third step."""
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
@@ -198,7 +198,7 @@ class Raises(Known):
         return super().step(action)
 
 
-class Slow(Dies):
+class SlowEnv(TerminatingEnv):
     """A step takes two milliseconds, whatever the machine."""
 
     def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
@@ -206,7 +206,7 @@ class Slow(Dies):
         return super().step(action)
 
 
-class Explodes(Known):
+class HugeRewardEnv(FixedLengthEnv):
     """Pays so much that squares overflow."""
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:

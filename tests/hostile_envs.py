@@ -1,4 +1,4 @@
-"""Environments that do harm at a given call. Named on the command line as `hostile:Hostile`, with options."""
+"""Environments that do harm at a given call. Named on the command line as `hostile_envs:HostileEnv`, with options."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dummy_envs import FixedLengthEnv
 from gymnasium.spaces import Box, Dict
-from tasks import Known
 
 LONG = 600.0  # seconds, longer than any test waits
 
@@ -53,7 +53,7 @@ def _note(log: Path | None, number: int) -> None:
             print(number, file=file)
 
 
-class Hostile(Known):
+class HostileEnv(FixedLengthEnv):
     """Does harm `how` at the call `where`, a step only if its action is 1. `log` is a file for numbers of processes:
     of those in which it was made ("made"), or of those that it leaves behind."""
 
@@ -94,7 +94,7 @@ class Hostile(Known):
         self.t = state["t"]
 
 
-class Goals(Hostile):
+class HostileGoalEnv(HostileEnv):
     """Like Hostile, with goals; `where="goals"` does harm when rewards of other goals are asked for."""
 
     def __init__(self, where: str = "", how: str = "", log: str | None = None) -> None:

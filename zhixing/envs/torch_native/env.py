@@ -18,7 +18,7 @@ class Moved(NamedTuple):
     terminated: Tensor  # [N]
 
 
-class TorchTask(ABC):
+class TorchEnv(ABC):
     """It holds no copy itself: a state is `[k,N]`, one number of all copies side by side.
 
     In single precision, as observations are: Gymnasium's own versions mostly compute in double. Nothing here may look
