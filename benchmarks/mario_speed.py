@@ -25,8 +25,8 @@ import gymnasium as gym
 import numpy as np
 
 from zhixing import envs
-from zhixing.envs.adapters.mario.nes_core import _count_in_ints
-from zhixing.envs.adapters.mario.task import ACTIONS
+from zhixing.envs.adapters.mario.env import ACTIONS
+from zhixing.envs.adapters.mario.nes_core import patch_rom_header
 from zhixing.envs.wrappers.pixels import wrap_pixels
 
 RESULTS = Path(__file__).resolve().parent / "results" / "mario_speed.json"
@@ -49,7 +49,7 @@ class Peer(gym.Env):
         from gym_super_mario_bros import SuperMarioBrosEnv
         from nes_py import nes_env
 
-        _count_in_ints(nes_env)
+        patch_rom_header(nes_env)
 
         class Ints(SuperMarioBrosEnv):
             def _ram_buffer(self) -> Any:

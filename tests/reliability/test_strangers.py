@@ -181,7 +181,7 @@ def test_a_strangers_study_chooses_only_what_was_asked_for() -> None:
 @pytest.mark.parametrize("scenario", ["../evil", "/tmp/evil", "evil.json", ""])
 def test_a_strangers_scenario_of_a_game_is_no_path(scenario: str) -> None:
     """A scenario of stable-retro may run a script."""
-    with pytest.raises(zx.UserError, match="names of the game's own scenarios"):
+    with pytest.raises(zx.UserError, match="names of the game's scenarios"):
         RetroGame("retro/Airstriker-Genesis", scenario=scenario)
 
 

@@ -192,20 +192,20 @@ def test_nothing_held_is_the_middle_of_three_actions(capsys: pytest.CaptureFixtu
 
 
 def test_mario_has_keys_for_every_set_of_actions() -> None:
-    from zhixing.envs.adapters.mario import task
+    from zhixing.envs.adapters.mario import env
 
-    for name, buttons in task.ACTIONS.items():
-        mario = task.SuperMario.__new__(task.SuperMario)  # its keys need no emulator
+    for name, buttons in env.ACTIONS.items():
+        mario = env.SuperMarioEnv.__new__(env.SuperMarioEnv)  # its keys need no emulator
         mario.buttons = buttons
         keymap = mario.get_keys_to_action()
-        assert buttons[action_of(("right",), keymap)] == task.RIGHT, name
-        assert buttons[action_of(("right", "space", "x"), keymap)] == task.RIGHT | task.A | task.B, name
+        assert buttons[action_of(("right",), keymap)] == env.RIGHT, name
+        assert buttons[action_of(("right", "space", "x"), keymap)] == env.RIGHT | env.A | env.B, name
         if name != "right":
-            assert buttons[action_of(("left",), keymap)] == task.LEFT, name
-            assert buttons[action_of(("z",), keymap)] == task.A, name
+            assert buttons[action_of(("left",), keymap)] == env.LEFT, name
+            assert buttons[action_of(("z",), keymap)] == env.A, name
         if name in ("complex", "all"):
-            assert buttons[action_of(("down",), keymap)] == task.DOWN, name
-            assert buttons[action_of(("left", "z"), keymap)] == task.LEFT | task.A, name
+            assert buttons[action_of(("down",), keymap)] == env.DOWN, name
+            assert buttons[action_of(("left", "z"), keymap)] == env.LEFT | env.A, name
 
 
 def test_atari_has_keys() -> None:

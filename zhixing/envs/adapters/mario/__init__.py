@@ -1,7 +1,7 @@
 """Super Mario Bros. (NES): `mario/1-1` to `mario/8-4` are its levels, `mario` is the whole game.
 
-Rewards, info and endings are those of gym-super-mario-bros, whose package brings the game, too. All options of
-`wrap_pixels` are options here, with its defaults.
+Rewards, info and termination are those of gym-super-mario-bros, whose package also contains the game. All options of
+`wrap_pixels` are available, with its defaults.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 import gymnasium as gym
 
-from zhixing.envs.adapters.mario.rules import usual_shaping
-from zhixing.envs.adapters.mario.task import SuperMario
+from zhixing.envs.adapters.mario.env import SuperMarioEnv
+from zhixing.envs.adapters.mario.rules import score_shaping
 from zhixing.envs.options import check_options
 from zhixing.envs.wrappers.agents import built
 from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, split_options, wrap_pixels
 from zhixing.errors import UserError
 
-__all__ = ["SuperMario", "knows", "make", "names", "usual_shaping"]
+__all__ = ["SuperMarioEnv", "knows", "make", "names", "score_shaping"]
 
 NAME = re.compile(r"mario(?:/([1-8])-([1-4]))?")
-SHAPINGS = {"none": None, "usual": usual_shaping}
+SHAPINGS = {"none": None, "score": score_shaping}
 
 
 def names() -> list[str]:
@@ -34,24 +34,24 @@ def knows(name: str) -> bool:
 
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
-    parts = NAME.fullmatch(name)
-    assert parts is not None
-    level = (int(parts[1]), int(parts[2])) if parts[1] else None
-    constructor = partial(SuperMario, name, level)
+    match = NAME.fullmatch(name)
+    assert match is not None
+    level = (int(match[1]), int(match[2])) if match[1] else None
+    constructor = partial(SuperMarioEnv, name, level)
     check_options(name, constructor, options, extra=PIXEL_OPTIONS)
-    own, pixels = split_options(options)
-    pixels["shaping"] = _shaping(name, options.get("shaping"))
-    env = built(name, constructor, own, named=constructor)
+    game_options, pixel_options = split_options(options)
+    pixel_options["shaping"] = _resolve_shaping(name, options.get("shaping"))
+    env = built(name, constructor, game_options, named=constructor)
     try:
-        return wrap_pixels(env, **pixels)
+        return wrap_pixels(env, **pixel_options)
     except Exception:
-        env.close()  # or it would keep the emulator
+        env.close()  # frees the emulator
         raise
 
 
-def _shaping(name: str, given: Any) -> Any:
-    if given is None or callable(given) or (isinstance(given, str) and ":" in given):
-        return given
-    if given not in SHAPINGS:
-        raise UserError(f"{name}: env.shaping={given!r}: allowed are none, usual and my.module:function")
-    return SHAPINGS[given]
+def _resolve_shaping(name: str, shaping: Any) -> Any:
+    if shaping is None or callable(shaping) or (isinstance(shaping, str) and ":" in shaping):
+        return shaping
+    if shaping not in SHAPINGS:
+        raise UserError(f"{name}: env.shaping={shaping!r}: allowed are none, score and my.module:function")
+    return SHAPINGS[shaping]

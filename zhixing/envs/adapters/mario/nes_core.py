@@ -1,4 +1,4 @@
-"""The reference console: nes-py's emulator, as gym-super-mario-bros runs it. Slow; its state can't be saved."""
+"""The reference emulator nes-py, as gym-super-mario-bros runs it. It is slow and its state can't be saved."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class NesConsole:
     def __init__(self, rom: Path) -> None:
         from nes_py import nes_env
 
-        _count_in_ints(nes_env)
+        patch_rom_header(nes_env)
         self.env = nes_env.NESEnv(str(rom))
         self.env.reset()
         self.shape = self.env.screen.shape
@@ -28,27 +28,26 @@ class NesConsole:
     def poke(self, address: int, value: int) -> None:
         self.env.ram[address] = value
 
-    def picture(self) -> Array:
+    def screen(self) -> Array:
         return np.ascontiguousarray(self.env.screen)
 
-    def begin_here(self) -> None:
+    def save_start(self) -> None:
         self.env._backup()
 
-    def rewind(self) -> None:
+    def restore_start(self) -> None:
         self.env._restore()
 
     def close(self) -> None:
         self.env.close()
 
 
-def _count_in_ints(nes_env: Any) -> None:
-    """nes-py multiplies bytes of a file's header: from NumPy 2 on they overflow."""
-    if issubclass(nes_env.ROM, _Sizes):
-        return
-    nes_env.ROM = type("ROM", (_Sizes, nes_env.ROM), {})
+def patch_rom_header(nes_env: Any) -> None:
+    """Make nes-py read ROM headers as integers: since NumPy 2 its arithmetic on header bytes overflows."""
+    if not issubclass(nes_env.ROM, _IntHeader):
+        nes_env.ROM = type("ROM", (_IntHeader, nes_env.ROM), {})
 
 
-class _Sizes:
+class _IntHeader:
     raw_data: Array
 
     @property

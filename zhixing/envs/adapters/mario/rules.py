@@ -1,6 +1,6 @@
-"""What the game's memory tells: reward, info and endings, as gym-super-mario-bros 7.4.0 defines them.
+"""Reward, info and termination of Super Mario Bros., as gym-super-mario-bros 7.4.0 defines them.
 
-All are functions of RAM, the console's 2048 bytes (`bytes`, or an array of them), so that any emulator can be asked.
+All functions read `ram`, the console's 2,048 bytes (`bytes` or an array), so they work with any emulator.
 """
 
 from __future__ import annotations
@@ -14,118 +14,124 @@ from zhixing.envs.wrappers.pixels import Info
 Ram = Sequence[int] | Array
 Level = tuple[int, int]  # world and stage, both from 1
 
-# where things are
+# RAM addresses
 STATE, FLOAT_STATE = 0x000E, 0x001D
 ENEMIES = slice(0x0016, 0x001B)
 PAGE, X, Y_SCREEN, Y = 0x006D, 0x0086, 0x00B5, 0x03B8
 AREA_TIMER, STATUS, LIVES, STAGE, WORLD, AREA = 0x06DE, 0x0756, 0x075A, 0x075C, 0x075F, 0x0760
 MODE, LEVEL_TIMER = 0x0770, 0x07A0
-SCORE, COINS, TIME = slice(0x07DE, 0x07E4), slice(0x07ED, 0x07EF), slice(0x07F8, 0x07FB)  # a byte per digit
+SCORE, COINS, TIME = slice(0x07DE, 0x07E4), slice(0x07ED, 0x07EF), slice(0x07F8, 0x07FB)  # one byte per digit
 
-DEAD, DYING = 0x06, 0x0B  # of STATE
-BUSY = frozenset({0, 1, 2, 3, 4, 5, 7})  # of STATE: climbing, in a pipe, walking by itself, entering
-WORLD_OVER = 2  # of MODE
-SLIDES = 3  # of FLOAT_STATE: down the pole, or a vine
-GOALS = frozenset({0x2D, 0x31})  # of ENEMIES, Bowser and the flag: with one of them it isn't a vine
-NO_LIFE = 0xFF  # of LIVES: they go 2, 1, 0 and then here
+# values at these addresses
+DEAD, DYING = 0x06, 0x0B  # STATE
+BUSY_STATES = frozenset({0, 1, 2, 3, 4, 5, 7})  # STATE: climbing, in a pipe, walking automatically, entering
+WORLD_OVER = 2  # MODE
+SLIDING = 3  # FLOAT_STATE: down the flagpole, or on a vine
+GOAL_SPRITES = frozenset({0x2D, 0x31})  # ENEMIES: Bowser and the flag; without them SLIDING means a vine
+NO_LIVES = 0xFF  # LIVES counts 2, 1, 0, 255
 
-FASTEST = 5  # pixels per frame: a longer way is a change of place, not a walk
-DEATH = -25.0
-MOST_REWARD = 15.0
-NAMES = ("coins", "flag_get", "life", "score", "stage", "status", "time", "world", "x_pos", "y_pos")  # in info
+MAX_SPEED = 5  # pixels per frame; a larger difference is a teleport, such as a pipe
+DEATH_PENALTY = -25.0
+MAX_REWARD = 15.0
+INFO_KEYS = ("coins", "flag_get", "life", "score", "stage", "status", "time", "world", "x_pos", "y_pos")
 
 
-class Mark(NamedTuple):
-    """What the next frame is compared with."""
+class Progress(NamedTuple):
+    """Position and clock of one frame. The reward of the next frame is computed relative to it."""
 
     x: int
     time: int
 
 
-def number(ram: Ram, digits: slice) -> int:
-    total = 0
+def read_number(ram: Ram, digits: slice) -> int:
+    number = 0
     for digit in bytes(ram[digits]):
-        total = 10 * total + digit
-    return total
+        number = 10 * number + digit
+    return number
 
 
-def mark(ram: Ram) -> Mark:
-    return Mark(int(ram[PAGE]) * 256 + int(ram[X]), number(ram, TIME))
+def read_progress(ram: Ram) -> Progress:
+    return Progress(int(ram[PAGE]) * 256 + int(ram[X]), read_number(ram, TIME))
 
 
-def reward_of(ram: Ram, before: Mark) -> tuple[float, Mark]:
-    """The way to the right, less the seconds that went by; death costs 25. Within -15 to 15. And what comes next is
-    compared with."""
-    now = mark(ram)
-    way = now.x - before.x
-    if abs(way) > FASTEST:
-        way = 0
-    ticks = min(now.time - before.time, 0)  # the clock is only ever set forward for a new life or level
-    total = way + ticks + (DEATH if dying(ram) or dead(ram) else 0.0)
-    return float(min(max(total, -MOST_REWARD), MOST_REWARD)), now
+def compute_reward(ram: Ram, previous: Progress) -> tuple[float, Progress]:
+    """Return the reward of this frame, clipped to [-15, 15], and its progress.
+
+    The reward is the distance moved to the right, minus the seconds elapsed, minus 25 for a death.
+    """
+    progress = read_progress(ram)
+    distance = progress.x - previous.x
+    if abs(distance) > MAX_SPEED:
+        distance = 0
+    ticks = min(progress.time - previous.time, 0)  # the clock only increases at a new life or level
+    reward = distance + ticks + (DEATH_PENALTY if is_dying(ram) or is_dead(ram) else 0.0)
+    return float(min(max(reward, -MAX_REWARD), MAX_REWARD)), progress
 
 
-def info_of(ram: Ram) -> Info:
+def read_info(ram: Ram) -> Info:
     height = 255 - int(ram[Y])
     return {
-        "coins": number(ram, COINS),
-        "flag_get": flag(ram),
+        "coins": read_number(ram, COINS),
+        "flag_get": has_reached_flag(ram),
         "life": int(ram[LIVES]),
-        "score": number(ram, SCORE),
+        "score": read_number(ram, SCORE),
         "stage": int(ram[STAGE]) + 1,
         "status": {0: "small", 1: "tall"}.get(int(ram[STATUS]), "fireball"),
-        "time": number(ram, TIME),
+        "time": read_number(ram, TIME),
         "world": int(ram[WORLD]) + 1,
-        "x_pos": mark(ram).x,
-        "y_pos": height + (255 if int(ram[Y_SCREEN]) < 1 else 0),  # above the screen they count on
+        "x_pos": read_progress(ram).x,
+        "y_pos": height + (255 if int(ram[Y_SCREEN]) < 1 else 0),  # above the screen
     }
 
 
-def dying(ram: Ram) -> bool:
-    return bool(ram[STATE] == DYING or ram[Y_SCREEN] > 1)  # or falling into a hole
+def is_dying(ram: Ram) -> bool:
+    return bool(ram[STATE] == DYING or ram[Y_SCREEN] > 1)  # below the screen: falling into a hole
 
 
-def dead(ram: Ram) -> bool:
+def is_dead(ram: Ram) -> bool:
     return bool(ram[STATE] == DEAD)
 
 
-def busy(ram: Ram) -> bool:
-    return int(ram[STATE]) in BUSY
+def is_busy(ram: Ram) -> bool:
+    return int(ram[STATE]) in BUSY_STATES
 
 
-def world_over(ram: Ram) -> bool:
+def is_world_over(ram: Ram) -> bool:
     return bool(ram[MODE] == WORLD_OVER)
 
 
-def flag(ram: Ram) -> bool:
-    """At the flag, or the axe behind Bowser."""
-    return world_over(ram) or bool(ram[FLOAT_STATE] == SLIDES and not GOALS.isdisjoint(ram[ENEMIES]))
+def has_reached_flag(ram: Ram) -> bool:
+    """Return whether Mario is at the flag, or at the axe behind Bowser."""
+    return is_world_over(ram) or bool(ram[FLOAT_STATE] == SLIDING and not GOAL_SPRITES.isdisjoint(ram[ENEMIES]))
 
 
-def over(ram: Ram, level: Level | None) -> bool:
-    """A level ends with Mario's death or at its flag, the whole game with the last life; and, unlike in
-    gym-super-mario-bros, which would wait forever, with the princess."""
+def is_terminated(ram: Ram, level: Level | None) -> bool:
+    """Return whether the episode is over.
+
+    A level ends at Mario's death or at the flag, the whole game at the loss of the last life or at the princess.
+    gym-super-mario-bros never ends at the princess.
+    """
     if level is not None:
-        return dying(ram) or dead(ram) or flag(ram)
-    return bool(ram[LIVES] == NO_LIFE or (world_over(ram) and ram[WORLD] == 7))
+        return is_dying(ram) or is_dead(ram) or has_reached_flag(ram)
+    return bool(ram[LIVES] == NO_LIVES or (is_world_over(ram) and ram[WORLD] == 7))
 
 
-def area(level: Level) -> int:
-    """Where the level lies in its world: in some worlds a walk into a pipe is a place of its own before stage 2."""
+def area_number(level: Level) -> int:
+    """Return the number of the level's area in its world. In some worlds a walk into a pipe is an extra area 2."""
     world, stage = level
     return stage + (1 if world in (1, 2, 4, 7) and stage >= 2 else 0)
 
 
-def usual_shaping(reward: float, info: Info, before: Info, terminated: bool) -> float:
-    """Points count as well: (reward + points / 40, 50 more at the flag, 50 less at any other end) / 10."""
-    reward += (info["score"] - before["score"]) / 40.0
-    if info["flag_get"] and not before["flag_get"]:
+def score_shaping(reward: float, info: Info, previous_info: Info, terminated: bool) -> float:
+    """Return (reward + score gained / 40, plus 50 at the flag or minus 50 at any other termination) / 10."""
+    reward += (info["score"] - previous_info["score"]) / 40.0
+    if info["flag_get"] and not previous_info["flag_get"]:
         reward += 50.0
     elif terminated and not info["flag_get"]:
         reward -= 50.0
     return reward / 10.0
 
 
-def read(ram: Ram, addresses: dict[str, int]) -> dict[str, Any]:
-    """Further bytes, by name."""
+def read_bytes(ram: Ram, addresses: dict[str, int]) -> dict[str, Any]:
+    """Return the bytes at these addresses, by name."""
     return {name: int(ram[address]) for name, address in addresses.items()}

@@ -1,4 +1,4 @@
-"""Super Mario Bros. as a task, frame by frame."""
+"""Super Mario Bros. as a Gymnasium environment: one frame per step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from zhixing.envs.adapters.mario import rules, scenes
+from zhixing.envs.adapters.mario import cutscenes, rules
 from zhixing.envs.adapters.mario.nes_core import NesConsole
 from zhixing.envs.adapters.mario.retro_core import RetroConsole
 from zhixing.envs.adapters.mario.rules import Level
@@ -37,15 +37,15 @@ ACTIONS: dict[str, tuple[int, ...]] = {
     "all": tuple(range(256)),
 }
 CORES: dict[str, Any] = {"retro": RetroConsole, "nes": NesConsole}
-# keys of the keyboard that press a button when a person plays
+# keyboard keys for each button in `zhixing play`
 KEYS = {RIGHT: ("right",), LEFT: ("left",), DOWN: ("down",), UP: ("up",), B: ("x",), A: ("z", "space")}
 
 
-class SuperMario(gym.Env[Any, Any]):
-    """One level, or the whole game where `level` is None. A step is a frame; pictures are [H, W, 3].
+class SuperMarioEnv(gym.Env[Any, Any]):
+    """One level, or the whole game if `level` is None. Each step is one frame; observations are screens [H, W, 3].
 
-    `ram` names further bytes of the memory that `info` shall hold. With `core="nes"` it does to the number what
-    gym-super-mario-bros does; with `core="retro"` the same rules run on a faster emulator, whose state can be saved.
+    `ram` maps names to addresses of bytes to add to `info`. With `core="nes"`, rewards, info and screens equal those of
+    gym-super-mario-bros exactly; `core="retro"` runs the same rules on a faster emulator whose state can be saved.
     """
 
     metadata = {  # noqa: RUF012
@@ -69,23 +69,23 @@ class SuperMario(gym.Env[Any, Any]):
         for option, value, allowed in (("rom", rom, ROMS), ("actions", actions, ACTIONS), ("core", core, CORES)):
             if value not in allowed:
                 raise UserError(f"{name}: env.{option}={value!r}: allowed are {', '.join(allowed)}")
-        self.addresses = _addresses(name, ram or {})
+        self.addresses = _parse_addresses(name, ram or {})
         self.level, self.buttons, self.render_mode = level, ACTIONS[actions], render_mode
         with require_extra(name, "mario"):
             self.console = CORES[core](rom_path(name, rom))
-        scenes.to_the_start(self.console, level)
-        self.console.begin_here()
-        self.mark = rules.mark(self.console.ram())
+        cutscenes.start_level(self.console, level)
+        self.console.save_start()
+        self.progress = rules.read_progress(self.console.ram())
         self.observation_space = Box(0, 255, self.console.shape, np.uint8)
         self.action_space = Discrete(len(self.buttons))
-        if isinstance(self.console, RetroConsole):  # else a task without a state to save must have none of these
+        if isinstance(self.console, RetroConsole):  # set here: with nes-py the env must not have these methods
             self.state_dict, self.load_state_dict = self._state, self._load
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
         super().reset(seed=seed)
-        self.console.rewind()
+        self.console.restore_start()
         ram = self.console.ram()
-        self.mark = rules.mark(ram)
+        self.progress = rules.read_progress(ram)
         return self.picture(), self._info(ram)
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, Info]:
@@ -93,19 +93,19 @@ class SuperMario(gym.Env[Any, Any]):
         return self.picture(), reward, terminated, truncated, info
 
     def advance(self, action: Any) -> tuple[float, bool, bool, Info]:
-        """A step without its picture."""
+        """Step without rendering the screen."""
         console = self.console
         console.advance(self.buttons[action])
         ram = console.ram()
-        reward, self.mark = rules.reward_of(ram, self.mark)
-        terminated = rules.over(ram, self.level)
+        reward, self.progress = rules.compute_reward(ram, self.progress)
+        terminated = rules.is_terminated(ram, self.level)
         info = self._info(ram)
-        if not terminated:  # what follows an end is left out anyway
-            scenes.skip(console, ram, self.level is None)
+        if not terminated:
+            cutscenes.skip_cutscenes(console, ram, self.level is None)
         return reward, terminated, False, info
 
     def picture(self) -> Array:
-        return self.console.picture()
+        return self.console.screen()
 
     def render(self) -> Array | None:
         return self.picture() if self.render_mode == "rgb_array" else None
@@ -125,39 +125,39 @@ class SuperMario(gym.Env[Any, Any]):
             self.console = None
 
     def _info(self, ram: bytes) -> Info:
-        info = rules.info_of(ram)
-        return {**info, **rules.read(ram, self.addresses)} if self.addresses else info
+        info = rules.read_info(ram)
+        return {**info, **rules.read_bytes(ram, self.addresses)} if self.addresses else info
 
     def _state(self) -> Info:
         rng = dict(self.np_random.bit_generator.state)
-        return {"console": self.console.state_dict(), "mark": list(self.mark), "rng": rng}
+        return {"console": self.console.state_dict(), "progress": list(self.progress), "rng": rng}
 
     def _load(self, state: Info) -> None:
         self.console.load_state_dict(state["console"])
-        self.mark = rules.Mark(*state["mark"])
+        self.progress = rules.Progress(*state["progress"])
         self.np_random.bit_generator.state = state["rng"]
 
 
 def rom_path(name: str, rom: str) -> Path:
-    """The file inside gym-super-mario-bros, found without importing that and the old Gym with it."""
+    """Return the ROM file in gym-super-mario-bros without importing that package, which would import the old Gym."""
     package = find_spec("gym_super_mario_bros")
     if package is None or not package.submodule_search_locations:
         raise missing_extra(name, "mario")
     return Path(package.submodule_search_locations[0]) / "_roms" / ROMS[rom]
 
 
-def _addresses(name: str, ram: Any) -> dict[str, int]:
+def _parse_addresses(name: str, ram: Any) -> dict[str, int]:
     if not isinstance(ram, Mapping):
-        raise UserError(f"{name}: env.ram={ram!r}: must name addresses, such as {{power: 0x756}}")
-    found: dict[str, int] = {}
-    for key, given in ram.items():
+        raise UserError(f"{name}: env.ram={ram!r}: must map names to addresses, such as {{power: 0x756}}")
+    addresses: dict[str, int] = {}
+    for key, value in ram.items():
         try:
-            address = int(given, 0) if isinstance(given, str) else int(given)
+            address = int(value, 0) if isinstance(value, str) else int(value)
         except (TypeError, ValueError):
             address = -1
         if not 0 <= address < 2048:
-            raise UserError(f"{name}: env.ram.{key}={given!r}: must be an address from 0 to 0x7ff")
-        if key in rules.NAMES:
-            raise UserError(f"{name}: env.ram.{key}: info has a {key} already; give it another name")
-        found[str(key)] = address
-    return found
+            raise UserError(f"{name}: env.ram.{key}={value!r}: must be an address from 0 to 0x7ff")
+        if key in rules.INFO_KEYS:
+            raise UserError(f"{name}: env.ram.{key}: info already has the key {key}; choose another name")
+        addresses[str(key)] = address
+    return addresses

@@ -1,4 +1,4 @@
-"""Runs on Super Mario that are stopped and go on: with worker processes, and with a replay that keeps pictures once."""
+"""Interrupted and resumed runs on Super Mario, with worker processes and with a replay buffer of unstacked frames."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ pytest.importorskip("stable_retro")
 
 import zhixing as zx
 
-TASK = {
+SETTINGS = {
     "env__size": 42,
     "env__max_episode_steps": 30,
     "env__noops": 8,
     "env__sticky": 0.25,
-    "env__shaping": "usual",
+    "env__shaping": "score",
     "env_steps": 240,
     "eval_every_steps": 120,
     "eval_episodes": 1,
@@ -44,14 +44,14 @@ class StopAt(zx.Callback):
         ("dqn", {"vector__backend": "serial", "num_envs": 1, "learning_starts": 50, "replay__frame_stack": 4}),
     ],
 )
-def test_resumed_run_ends_like_one_never_stopped(
+def test_resumed_run_equals_uninterrupted_run(
     name: str, settings: dict[str, Any], short_config: Callable, tmp_path: Path
 ) -> None:
-    cfg = short_config(name, "mario/1-1", seed=3, **TASK, **settings)
-    zx.Session(cfg, tmp_path / "whole", quiet=True).run()
+    cfg = short_config(name, "mario/1-1", seed=3, **SETTINGS, **settings)
+    zx.Session(cfg, tmp_path / "uninterrupted", quiet=True).run()
     with pytest.raises(KeyboardInterrupt):
-        zx.Session(cfg, tmp_path / "parts", [StopAt(100)], quiet=True).run()
-    zx.Session.resume(tmp_path / "parts", quiet=True).run()
-    assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []
-    assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
-    assert "x_pos" in (tmp_path / "whole" / "metrics.csv").read_text().splitlines()[0]
+        zx.Session(cfg, tmp_path / "resumed", [StopAt(100)], quiet=True).run()
+    zx.Session.resume(tmp_path / "resumed", quiet=True).run()
+    assert differing_tensors(tmp_path / "uninterrupted", tmp_path / "resumed") == []
+    assert metrics_rows(tmp_path / "uninterrupted") == metrics_rows(tmp_path / "resumed")
+    assert "x_pos" in (tmp_path / "uninterrupted" / "metrics.csv").read_text().splitlines()[0]
