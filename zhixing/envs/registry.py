@@ -1,6 +1,7 @@
 """Which adapter makes an environment: the one place where a name is turned into a family of tasks.
 
-An adapter is a module with `names()`, `knows(name)` and `make(name, options)`. A new family is a file and a line here.
+An adapter is a module with `names()`, `supports(name)` and `make(name, options)`. A new family needs a file and a line
+here.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def make(name: str, **options: Any) -> gym.Env[Any, Any]:
     """One environment, by its name. Every environment takes `max_episode_steps`: episodes are truncated there."""
     name = gymnasium_ids.id_in(name) or name
     module = adapter(name)
-    if not module.knows(name):
+    if not module.supports(name):
         raise unknown("environment", name, names(), HINT)
     check_time_limit(name, options)
     limit = options.pop(OPTION, None) if module not in OWN_LIMIT else None

@@ -136,8 +136,8 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "ale_py.vector_env", None)
     monkeypatch.setattr(atari, "games", dict)
     assert adapter(PONG) is atari
-    assert atari.knows(PONG)
-    assert not atari.knows("ALE/Pong-v4")
+    assert atari.supports(PONG)
+    assert not atari.supports("ALE/Pong-v4")
     native = type("NativePong", (atari.NativeAtari,), {"name": PONG})
     for create in (lambda: atari.make(PONG, {}), lambda: native(2)):
         with pytest.raises(UserError) as caught:
@@ -157,7 +157,7 @@ def test_names_are_those_of_the_package() -> None:
     ale_py = pytest.importorskip("ale_py")
     gym.register_envs(ale_py)
     assert set(atari.names()) == {id for id in gym.registry if id.startswith("ALE/")}
-    assert not atari.knows("ALE/Pingpong-v5")
+    assert not atari.supports("ALE/Pingpong-v5")
 
 
 def test_pictures_and_rewards_are_those_of_the_usual_preparation() -> None:

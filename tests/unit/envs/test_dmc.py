@@ -108,7 +108,7 @@ def test_wrong_options_are_told() -> None:
 
 def test_names_need_no_package() -> None:
     assert {WALKER, "dmc/cartpole-balance", "dmc/ball_in_cup-catch"} <= set(dm_control_suite.names())
-    assert not dm_control_suite.knows("dmc/walker-fly")
+    assert not dm_control_suite.supports("dmc/walker-fly")
 
 
 # ------------------------------------------------------------------------------------ the suite itself

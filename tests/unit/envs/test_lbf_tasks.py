@@ -132,10 +132,10 @@ def test_picture_shows_food_and_players() -> None:
 
 
 def test_names_and_wrong_ones() -> None:
-    assert all(foraging.knows(name) for name in foraging.names())
-    assert foraging.knows("lbf/12x12-5p-4f-coop")
+    assert all(foraging.supports(name) for name in foraging.names())
+    assert foraging.supports("lbf/12x12-5p-4f-coop")
     for wrong in ("lbf/8x8", "lbf/8x8-2p", "lbf/0x8-2p-3f", "lbf/8x8-2p-3f-coup", "lbf/8x8-0p-3f", "lbf/8x8-2p-3f-v3"):
-        assert not foraging.knows(wrong)
+        assert not foraging.supports(wrong)
     with pytest.raises(UserError, match="lbf/4x4-2p-1f: the field must be at least 5x5"):
         make("lbf/4x4-2p-1f")
     with pytest.raises(UserError, match="4 places for each"):

@@ -295,9 +295,9 @@ def test_picture_without_a_screen() -> None:
 def test_names_and_wrong_ones() -> None:
     names = pettingzoo_envs.names()
     assert {"mpe/simple_spread", "mpe/simple_tag", "pettingzoo/tictactoe", "pettingzoo/connect_four"} <= set(names)
-    assert pettingzoo_envs.knows("mpe/simple_push")
+    assert pettingzoo_envs.supports("mpe/simple_push")
     for wrong in ("mpe/simple_spread_v3", "mpe/tictactoe", "pettingzoo/simple_tag", "mpe/", "mpe"):
-        assert not pettingzoo_envs.knows(wrong)
+        assert not pettingzoo_envs.supports(wrong)
 
 
 def test_wrong_options_are_told() -> None:

@@ -227,8 +227,8 @@ def test_wrong_options_are_told() -> None:
 
 def test_missing_package_and_missing_library_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert adapter(BIGFISH) is procgen_envs
-    assert procgen_envs.knows("procgen/starpilot")
-    assert not procgen_envs.knows("procgen/starfish")
+    assert procgen_envs.supports("procgen/starpilot")
+    assert not procgen_envs.supports("procgen/starfish")
     monkeypatch.setitem(sys.modules, "envpool", None)
     for create in (lambda: procgen_envs.make(BIGFISH, {}), lambda: NATIVE[BIGFISH](2)):
         with pytest.raises(UserError) as caught:

@@ -18,8 +18,8 @@ GAME = "retro/Airstriker-Genesis-v0"
 
 
 def test_any_game_name_is_accepted() -> None:
-    assert retro_games.knows("retro/Anything")
-    assert not retro_games.knows("retro/")
+    assert retro_games.supports("retro/Anything")
+    assert not retro_games.supports("retro/")
     with pytest.raises(UserError, match="unknown environment 'retro'"):
         make("retro")
 

@@ -14,10 +14,10 @@ from zhixing.envs.adapters.skirmish import (
     SkirmishEnv,
     attack_nearest,
     focus_fire,
-    knows,
     make,
     names,
     random_play,
+    supports,
 )
 from zhixing.envs.adapters.skirmish.battles import EAST, NOOP, NORTH, SOUTH, STOP, WEST
 from zhixing.envs.adapters.skirmish.views import Views
@@ -234,8 +234,8 @@ def test_state_by_hand() -> None:
 
 def test_names_and_options() -> None:
     assert names() == [f"skirmish/{name}" for name in MAPS]
-    assert knows("skirmish/3m")
-    assert not knows("skirmish/4m")
+    assert supports("skirmish/3m")
+    assert not supports("skirmish/4m")
     assert make("skirmish/3m", {"episode_limit": 5}).battles.episode_limit == 5
     with pytest.raises(UserError, match="skirmish/3m has no option 'limit', allowed: episode_limit, render_mode"):
         make("skirmish/3m", {"limit": 5})

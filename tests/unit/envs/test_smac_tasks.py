@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zhixing.envs.adapters.skirmish import NATIVE, SkirmishSMAC, random_play
-from zhixing.envs.adapters.smac import SmacEnv, knows, make, names
+from zhixing.envs.adapters.smac import SmacEnv, make, names, supports
 from zhixing.envs.env_spec import describe
 from zhixing.errors import UserError
 
@@ -120,5 +120,5 @@ def test_installed_package_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_names() -> None:
     assert "smac/3m" in names()
-    assert knows("smac/corridor")
-    assert not knows("smac/4m")
+    assert supports("smac/corridor")
+    assert not supports("smac/4m")

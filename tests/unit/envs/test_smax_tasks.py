@@ -186,8 +186,8 @@ def test_wrong_options_and_names_are_told() -> None:
 
 def test_names_need_no_jax() -> None:
     assert {"smax/3m", "smax/2s3z", "smax/5m_vs_6m"} <= set(smax.names())
-    assert smax.knows("smax/8m")
-    assert not smax.knows("smax/4m")
+    assert smax.supports("smax/8m")
+    assert not smax.supports("smax/4m")
     assert smax.NATIVE["smax/8m"].name == "smax/8m"
     assert "max_steps" in smax.NATIVE["smax/8m"].options
     assert "render_mode" not in smax.NATIVE["smax/8m"].options

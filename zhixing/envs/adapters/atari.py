@@ -44,7 +44,7 @@ def names() -> list[str]:
     return list(games())
 
 
-def knows(name: str) -> bool:
+def supports(name: str) -> bool:
     """Without the package any name may be right: `make` then says what is missing."""
     return name in games() or (not games() and NAME.fullmatch(name) is not None)
 

@@ -55,7 +55,7 @@ def names() -> list[str]:
     return [f"dmc/{domain}-{task}" for domain, tasks in DOMAINS.items() for task in tasks.split()]
 
 
-def knows(name: str) -> bool:
+def supports(name: str) -> bool:
     return name in names()
 
 

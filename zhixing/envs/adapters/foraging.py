@@ -31,7 +31,7 @@ def names() -> list[str]:
     return [f"lbf/{task}" for task in known.split()]
 
 
-def knows(name: str) -> bool:
+def supports(name: str) -> bool:
     return NAME.fullmatch(name) is not None
 
 

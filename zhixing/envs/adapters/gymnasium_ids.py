@@ -53,7 +53,7 @@ def names() -> list[str]:
     return sorted(spec.id for spec in newest.values())
 
 
-def knows(name: str) -> bool:
+def supports(name: str) -> bool:
     """Also other versions of what there is: `make` then names the right one."""
     if name not in registry:
         _plug_in(name)

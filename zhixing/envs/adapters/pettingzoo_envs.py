@@ -39,7 +39,7 @@ def names() -> list[str]:
     return [*(f"mpe/{task}" for task in MPE), *(f"pettingzoo/{game}" for game in GAMES)]
 
 
-def knows(name: str) -> bool:
+def supports(name: str) -> bool:
     return name in names()
 
 

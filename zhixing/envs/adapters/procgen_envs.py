@@ -44,7 +44,7 @@ def names() -> list[str]:
     return [f"procgen/{game}" for game in GAMES]
 
 
-def knows(name: str) -> bool:
+def supports(name: str) -> bool:
     return name in names()
 
 

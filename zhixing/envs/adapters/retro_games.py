@@ -32,7 +32,7 @@ def names() -> list[str]:
     return sorted(f"{PREFIX}{game}" for game in _games_with_rom())
 
 
-def knows(name: str) -> bool:
+def supports(name: str) -> bool:
     """Accept any game. `make` explains what is missing."""
     return name.startswith(PREFIX) and name != PREFIX
 
@@ -52,9 +52,9 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
 class RetroGame(gym.Env[Any, Any]):
     """One game of stable-retro, one frame per step.
 
-    `state` names the saved state to start from, and `scenario` defines rewards and termination; both are stable-retro's.
-    With `actions="discrete"` an action is an allowed combination of buttons, with "multi_discrete" one choice per group
-    of buttons.
+    `state` names the saved state to start from, and `scenario` defines rewards and termination, both as in
+    stable-retro. With `actions="discrete"` an action is an allowed combination of buttons, with "multi_discrete" one
+    choice per group of buttons.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 60}  # noqa: RUF012  (as in gym.Env)

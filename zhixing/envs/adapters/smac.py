@@ -27,7 +27,7 @@ def names() -> list[str]:
     return [f"smac/{name}" for name in MAPS]
 
 
-def knows(name: str) -> bool:
+def supports(name: str) -> bool:
     return name.removeprefix("smac/") in MAPS
 
 

@@ -38,7 +38,7 @@ def names() -> list[str]:
     return [f"smax/{task}" for task in MAPS]
 
 
-def knows(name: str) -> bool:
+def supports(name: str) -> bool:
     return name in names()
 
 

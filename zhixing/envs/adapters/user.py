@@ -19,7 +19,7 @@ def names() -> list[str]:
     return []  # they are found by importing, not listed
 
 
-def knows(name: str) -> bool:
+def supports(name: str) -> bool:
     return ":" in name or named_objects.is_registered(name)
 
 

@@ -26,9 +26,9 @@ __all__ = [
     "TeamReach",
     "ToyEnv",
     "TwoStep",
-    "knows",
     "make",
     "names",
+    "supports",
 ]
 
 BIT_FLIP = re.compile(r"toy/bit-flip-([1-9]\d*)")  # with any number of bits
@@ -49,7 +49,7 @@ def names() -> list[str]:
     return list(TASKS)
 
 
-def knows(name: str) -> bool:
+def supports(name: str) -> bool:
     return name in TASKS or BIT_FLIP.fullmatch(name) is not None
 
 

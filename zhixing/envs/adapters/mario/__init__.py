@@ -19,7 +19,7 @@ from zhixing.envs.wrappers.agents import built
 from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, split_options, wrap_pixels
 from zhixing.errors import UserError
 
-__all__ = ["SuperMarioEnv", "knows", "make", "names", "score_shaping"]
+__all__ = ["SuperMarioEnv", "make", "names", "score_shaping", "supports"]
 
 NAME = re.compile(r"mario(?:/([1-8])-([1-4]))?")
 SHAPINGS = {"none": None, "score": score_shaping}
@@ -29,7 +29,7 @@ def names() -> list[str]:
     return ["mario", *(f"mario/{world}-{stage}" for world in range(1, 9) for stage in range(1, 5))]
 
 
-def knows(name: str) -> bool:
+def supports(name: str) -> bool:
     return NAME.fullmatch(name) is not None
 
 

@@ -1,7 +1,7 @@
 """The fast emulator: stable-retro's NES core (FCEUmm). Its screen omits 8 pixels at each edge, as televisions do.
 
-A process can run only one emulator, so consoles with the same ROM share it. Switching consoles saves and loads 13 KB and
-keeps one screen, which is cheap compared to a frame.
+A process can run only one emulator, so consoles with the same ROM share it. Switching consoles saves and loads 13 KB
+and keeps one screen, which is cheap compared to a frame.
 """
 
 from __future__ import annotations

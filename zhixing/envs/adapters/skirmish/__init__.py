@@ -22,10 +22,10 @@ __all__ = [
     "SkirmishSMAC",
     "attack_nearest",
     "focus_fire",
-    "knows",
     "make",
     "names",
     "random_play",
+    "supports",
 ]
 
 
@@ -33,7 +33,7 @@ def names() -> list[str]:
     return list(NATIVE)
 
 
-def knows(name: str) -> bool:
+def supports(name: str) -> bool:
     return name in NATIVE
 
 
