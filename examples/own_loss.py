@@ -21,7 +21,7 @@ from zhixing.config import QLearningConfig
 from zhixing.core.optimizer import Average
 from zhixing.nets.policies import GreedyPolicy
 from zhixing.ops.returns import td_target
-from zhixing.ops.schedules import linear
+from zhixing.ops.schedules import linear_schedule
 
 GOAL = 9.0  # of 10 right answers per episode; guessing finds 2.5
 
@@ -71,7 +71,7 @@ class QLearning(zx.Learner):
 
     def epsilon(self, env_steps: int) -> float:
         share = env_steps / (self.cfg.epsilon_fraction * self.cfg.env_steps)
-        return linear(self.cfg.epsilon_start, self.cfg.epsilon_end, share)
+        return linear_schedule(self.cfg.epsilon_start, self.cfg.epsilon_end, share)
 
     def gradients(self, batch: zx.Batch) -> zx.Gradients:
         with torch.no_grad():

@@ -25,7 +25,7 @@ import zhixing as zx
 from zhixing.cli import main
 from zhixing.config import SearchConfig
 from zhixing.core.tree import tree_map
-from zhixing.nets.torso import example
+from zhixing.nets.torso import example_obs
 
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -73,9 +73,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("page", pages_with("python"), ids=name)
 def test_python_of_a_page_runs_from_top_to_bottom(page: Path, folder: Path) -> None:
     if page.name in EXPLAINED:
-        example = (EXAMPLES / EXPLAINED[page.name]).read_text(encoding="utf-8")
+        example_obs = (EXAMPLES / EXPLAINED[page.name]).read_text(encoding="utf-8")
         for block in blocks(page, "python"):
-            assert block in example, f"not as in examples/{EXPLAINED[page.name]}:\n{block}"
+            assert block in example_obs, f"not as in examples/{EXPLAINED[page.name]}:\n{block}"
         return
     space: dict[str, object] = {"__name__": page.stem}
     for block in blocks(page, "python"):
@@ -239,7 +239,7 @@ def act(learner: zx.Learner, mask: torch.Tensor | None = None) -> torch.Tensor:
     """64 actions, as in training."""
     policy, rng, agents = learner.policy, torch.Generator().manual_seed(0), learner.spaces.agents
     rows = 64 * learner.spaces.num_agents
-    obs = tree_map(lambda leaf: leaf.reshape(64, *agents, *leaf.shape[1:]), example(learner.spaces.obs, rows))
+    obs = tree_map(lambda leaf: leaf.reshape(64, *agents, *leaf.shape[1:]), example_obs(learner.spaces.obs, rows))
     if mask is not None:
         mask = mask.expand(64, *agents, -1)
     return policy.act(obs, policy.initial_hidden(64), mask, zx.Phase.COLLECT, rng, 0).action.flatten()

@@ -31,11 +31,11 @@ from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.optimizer import OptimizerKind
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
-from zhixing.nets.actor_critic import ActorCritic, evaluate, rollout_fields
+from zhixing.nets.actor_critic import ActorCritic, evaluate_actions, rollout_fields
 from zhixing.nets.policies import ActorCriticPolicy
-from zhixing.nets.rollouts import prepare
+from zhixing.nets.rollouts import add_advantages
 from zhixing.nets.torso import NetFactory
-from zhixing.ops.normalize import RewardScale, normalised
+from zhixing.ops.normalize import RewardScaler, normalize
 
 
 class A2CConfig(OnPolicyConfig):
@@ -100,14 +100,14 @@ class A2C(Learner):
                 cfg.net,
                 net,
                 shared=cfg.shared_network,
-                normalise=cfg.normalize_obs,
+                normalize=cfg.normalize_obs,
                 log_std=cfg.log_std_init,
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
         self.optimizer = self.make_optimizer(
             self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
         )
-        self.reward_scale = RewardScale(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
+        self.reward_scale = RewardScaler(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
 
     @property
     def fields(self) -> dict[str, Tree]:
@@ -123,10 +123,10 @@ class A2C(Learner):
     def gradients(self, batch: Batch) -> Gradients:
         """`batch` is a rollout `[T,N]` from `prepare`."""
         rows = batch if self.net.recurrent else batch.flatten()
-        logp, value, entropies = evaluate(self.net, rows)
-        advantage = normalised(rows.advantage) if self.cfg.normalize_advantage else rows.advantage
+        logp, value, entropies = evaluate_actions(self.net, rows)
+        advantage = normalize(rows.advantage) if self.cfg.normalize_advantage else rows.advantage
         policy_loss = -(logp * advantage).mean()
-        value_loss = F.mse_loss(value, rows.ret)
+        value_loss = F.mse_loss(value, rows.returns)
         entropy = entropies.mean()
         loss = policy_loss + self.cfg.value_coef * value_loss - self.cfg.entropy_coef * entropy
         metrics = {
@@ -141,7 +141,7 @@ class A2C(Learner):
         reward = batch.reward
         if self.reward_scale is not None:
             reward = self.reward_scale(reward, batch.terminated | batch.truncated)
-        return prepare(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
+        return add_advantages(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
 
     def rollout_gradients(self, batch: Batch) -> Gradients:
         return self.gradients(self.prepare(batch))

@@ -23,10 +23,10 @@ from zhixing.core.optimizer import Average
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.critics import Critics, MaxLikelihoodActor, check_box
-from zhixing.nets.policies import SampledPolicy
+from zhixing.nets.policies import StochasticPolicy
 from zhixing.nets.torso import NetFactory
 from zhixing.ops.distributions import Categorical, Distribution
-from zhixing.ops.losses import advantage_weight, batch_mean
+from zhixing.ops.losses import advantage_weight, weighted_mean
 from zhixing.ops.returns import td_target
 
 
@@ -55,7 +55,7 @@ class AWAC(Learner):
         self.critic_optimizer = self.make_optimizer(self.critics.parameters(), cfg.lr)
         self.target = copy.deepcopy(self.critics)
         self.follow = Average(self.target, self.critics)
-        self.policy = SampledPolicy(spaces, self.actor)
+        self.policy = StochasticPolicy(spaces, self.actor)
 
     @torch.no_grad()
     def worth(self, critics: Critics, obs: Tree, policy: Distribution) -> Tensor:
@@ -71,16 +71,16 @@ class AWAC(Learner):
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Also returns the errors, for priorities, and the estimates."""
-        q = self.critics.taken(batch.obs, batch.action)  # [K,B]
+        q = self.critics.q_of_actions(batch.obs, batch.action)  # [K,B]
         error = q - self.target_value(batch)
-        return batch_mean(0.5 * error.square().sum(0), batch), error.detach().abs().mean(0), q.detach()
+        return weighted_mean(0.5 * error.square().sum(0), batch), error.detach().abs().mean(0), q.detach()
 
     def actor_loss(self, batch: Batch, q: Tensor) -> tuple[Tensor, Tensor]:
         """`q [K,B]` is what the critics say of the actions taken. Also returns the weights of these."""
         policy = self.actor(batch.obs, batch.mask if "mask" in batch else None)
         advantage = q.amin(0) - self.worth(self.critics, batch.obs, policy)
         weight = advantage_weight(advantage, 1.0 / self.cfg.advantage_lambda, self.cfg.max_weight)
-        return -batch_mean(weight * policy.log_prob(batch.action), batch), weight
+        return -weighted_mean(weight * policy.log_prob(batch.action), batch), weight
 
     def gradients(self, batch: Batch) -> Gradients:
         critic_loss, error, q = self.critic_loss(batch)

@@ -24,7 +24,7 @@ from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.heads import AtomsHead, DuelingHead
 from zhixing.nets.noisy import NoisyLinear
-from zhixing.nets.qnet import best_next, of_action
+from zhixing.nets.qnet import gather_action, greedy_next_action
 from zhixing.nets.torso import NetFactory
 from zhixing.ops.projections import categorical_projection
 from zhixing.ops.returns import td_target
@@ -85,7 +85,7 @@ class C51(QLearner):
         head: Callable[..., nn.Module] = AtomsHead,
         double: bool = False,
     ) -> None:
-        linear = partial(NoisyLinear, spread=cfg.noise) if cfg.noise > 0 else nn.Linear
+        linear = partial(NoisyLinear, sigma_init=cfg.noise) if cfg.noise > 0 else nn.Linear
         self.mean = Mean(cfg).to(device)
         self.double = double
         super().__init__(cfg, spaces, device, net, partial(head, atoms=cfg.atoms, linear=linear), self.mean)
@@ -96,12 +96,12 @@ class C51(QLearner):
         support = self.mean.support
         logits = self.next_q_values(self.target, batch)  # [B,n,atoms]
         chooser = self.next_q_values(self.net, batch) if self.double else logits
-        probability = of_action(logits, best_next(self.mean(chooser), steps)).softmax(-1)
+        probability = gather_action(logits, greedy_next_action(self.mean(chooser), steps)).softmax(-1)
         worth = td_target(steps, support.expand_as(probability))
         return categorical_projection(worth, probability, support)
 
     def losses(self, batch: Batch, steps: Batch) -> Losses:
-        logits = of_action(self.q_values(self.net, batch), steps.action)  # [B,atoms]
+        logits = gather_action(self.q_values(self.net, batch), steps.action)  # [B,atoms]
         target = self.target_distribution(batch, steps)
         losses = -(target * logits.log_softmax(-1)).sum(-1)  # [B]
         # less the target's own entropy, which no learning removes

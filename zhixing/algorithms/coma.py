@@ -29,13 +29,13 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.errors import UserError
 from zhixing.nets.actor_critic import episode_starts
-from zhixing.nets.mlp import orthogonal
-from zhixing.nets.multi_agent import MultiAgentNet, global_state, state_size
+from zhixing.nets.mlp import init_orthogonal
+from zhixing.nets.multi_agent import MultiAgentNet, global_state, global_state_size
 from zhixing.nets.torso import NetFactory, hidden_fields
 from zhixing.ops.distributions import Categorical
 from zhixing.ops.policy_gradient import explained_variance, masked_mean, minibatches
 from zhixing.ops.returns import gae, next_values
-from zhixing.ops.team_reward import TeamReward
+from zhixing.ops.team_reward import TeamRewardChecker
 
 
 class COMAConfig(OnPolicyConfig):
@@ -68,11 +68,11 @@ class COMA(Learner):
         if not isinstance(spaces.action, Discrete):
             raise UserError(f"{cfg.algorithm} needs Discrete actions, this task has {spaces.action} (there is mappo)")
         super().__init__(cfg, spaces, device)
-        self.cfg, self.team_reward = cfg, TeamReward(cfg.algorithm, spaces)
+        self.cfg, self.team_reward = cfg, TeamRewardChecker(cfg.algorithm, spaces)
         joint = Box(0.0, 1.0, (spaces.num_agents * spaces.num_actions,), np.float32)
-        state = Box(-np.inf, np.inf, (state_size(spaces, cfg.algorithm),), np.float32)
+        state = Box(-np.inf, np.inf, (global_state_size(spaces, cfg.algorithm),), np.float32)
         judged = dataclasses.replace(spaces, obs=Dict({"obs": spaces.obs, "others": joint, "state": state}))
-        settings = {"shared": cfg.share_weights, "normalise": cfg.normalize_obs, "orthogonal_init": True}
+        settings = {"shared": cfg.share_weights, "normalize": cfg.normalize_obs, "orthogonal_init": True}
         with self.building():
             self.actor = MultiAgentNet(spaces, cfg.net, net, self._policy_head, last_action=cfg.last_action, **settings)
             critic_net = cfg.net.model_copy(update={"recurrent": "none", "kind": "auto"})
@@ -89,7 +89,7 @@ class COMA(Learner):
 
     def _policy_head(self, features: int) -> nn.Linear:
         linear = nn.Linear(features, self.spaces.num_actions)
-        orthogonal(linear, 0.01)  # nearly equal chances at the start
+        init_orthogonal(linear, 0.01)  # nearly equal chances at the start
         return linear
 
     def _value_head(self, features: int) -> nn.Linear:
@@ -106,7 +106,7 @@ class COMA(Learner):
         """The actors' chances under the present weights, over a rollout `[T,N,A]`."""
         memory, last_action = self.actor.split_hidden(batch.hidden if "hidden" in batch else None)
         start = None if memory is None else tree_map(lambda leaf: leaf[0], memory)
-        out = self.actor.over_time(self.actor.inputs(batch.obs, last_action), start, episode_starts(batch))
+        out = self.actor.unroll(self.actor.build_inputs(batch.obs, last_action), start, episode_starts(batch))
         return Categorical(out, batch.mask if "mask" in batch else None)
 
     def seen(self, batch: Batch, action: Tensor, following: bool = False) -> dict[str, Tree]:
@@ -114,7 +114,9 @@ class COMA(Learner):
         done = self.actor.encode_action(action)
         if "alive" in batch:  # those who have left do nothing
             done = done * (batch.next_alive if following else batch.alive).unsqueeze(-1)
-        others = (done.unsqueeze(-3) * (1.0 - self.actor.numbers).unsqueeze(-1)).flatten(-2)  # all but the agent itself
+        others = (done.unsqueeze(-3) * (1.0 - self.actor.agent_ids).unsqueeze(-1)).flatten(
+            -2
+        )  # all but the agent itself
         state = global_state(batch, self.spaces, following).unsqueeze(-2)
         obs = batch.next_obs if following else batch.obs
         return {"obs": obs, "others": others, "state": state.expand(*others.shape[:-1], -1)}
@@ -122,8 +124,8 @@ class COMA(Learner):
     def values_after(self, batch: Batch) -> Tensor:
         """The team's values `[B]` of what the steps `[B]` led to."""
         memory, last_action = self.actor.split_hidden(batch.hidden if "hidden" in batch else None)
-        _, memory = self.actor(self.actor.inputs(batch.obs, last_action), memory)
-        out, _ = self.actor(self.actor.inputs(batch.next_obs, self.actor.encode_action(batch.action)), memory)
+        _, memory = self.actor(self.actor.build_inputs(batch.obs, last_action), memory)
+        out, _ = self.actor(self.actor.build_inputs(batch.next_obs, self.actor.encode_action(batch.action)), memory)
         policy = Categorical(out, batch.next_mask if "mask" in batch else None)
         q = _judge(self.target, self.seen(batch, policy.sample(self.rng), following=True))
         return team_value(q, policy, batch.next_alive if "alive" in batch else None)
@@ -138,16 +140,16 @@ class COMA(Learner):
         boundary[-1] = True
         next_value = next_values(value, boundary, self.values_after(batch[boundary]))
         ends = batch.terminated, batch.truncated
-        ret = value + gae(batch.reward.mean(-1), value, next_value, *ends, self.cfg.gamma, self.cfg.td_lambda)
+        returns = value + gae(batch.reward.mean(-1), value, next_value, *ends, self.cfg.gamma, self.cfg.td_lambda)
         kept = {name: getattr(batch, name) for name in ("action", "alive") if name in batch}
-        return Batch(**kept, seen=seen, value=value, ret=ret)
+        return Batch(**kept, seen=seen, value=value, returns=returns)
 
     # --- losses ---
 
     def critic_gradients(self, batch: Batch) -> Gradients:
         """Of a minibatch `[B]` of `prepare`'s data."""
         q = _judge(self.critic, batch.seen).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)  # [B,A]
-        loss = masked_mean((q - batch.ret.unsqueeze(-1)).square(), _counted(batch))
+        loss = masked_mean((q - batch.returns.unsqueeze(-1)).square(), _counted(batch))
         return Gradients({"critic_optimizer": self.critic_optimizer.gradient(loss)}, {"critic_loss": loss.detach()})
 
     def gradients(self, batch: Batch) -> Gradients:
@@ -176,7 +178,10 @@ class COMA(Learner):
         self.actor.update_norm(batch.obs)
         for net in (self.critic, self.target):
             net.update_norm(data.seen)
-        more = {"critic_loss": torch.stack(told).mean(), "explained_variance": explained_variance(data.value, data.ret)}
+        more = {
+            "critic_loss": torch.stack(told).mean(),
+            "explained_variance": explained_variance(data.value, data.returns),
+        }
         return Update({**metrics, **more})
 
     def after_step(self) -> None:
@@ -187,7 +192,7 @@ class COMA(Learner):
         if self.spaces.state is not None:
             return None  # of the state, which observations don't tell
         memory, last_action = self.actor.split_hidden(self.actor.initial_hidden(len(tree_leaves(obs)[0])))
-        policy = Categorical(self.actor(self.actor.inputs(obs, last_action), memory)[0])
+        policy = Categorical(self.actor(self.actor.build_inputs(obs, last_action), memory)[0])
         return team_value(_judge(self.critic, self.seen(Batch(obs=obs), policy.mode())), policy)
 
 
@@ -209,7 +214,7 @@ def team_value(q: Tensor, policy: Categorical, alive: Tensor | None = None) -> T
 
 def _judge(critic: MultiAgentNet, seen: Tree) -> Tensor:
     """The values of all actions of each agent, `[B,A,n]`."""
-    return critic(critic.inputs(seen, None))[0]
+    return critic(critic.build_inputs(seen, None))[0]
 
 
 def _counted(batch: Batch) -> Tensor | None:

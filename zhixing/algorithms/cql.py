@@ -20,8 +20,8 @@ from zhixing.algorithms.sac import SAC, Penalty, SACConfig
 from zhixing.config import Finite, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.nets.critics import Critics, StochasticActor
-from zhixing.ops.distributions import MASKED, SquashedGaussian
-from zhixing.ops.losses import batch_mean
+from zhixing.ops.distributions import MASKED_LOGIT, SquashedGaussian
+from zhixing.ops.losses import weighted_mean
 
 
 class CQLConfig(SACConfig):
@@ -47,12 +47,12 @@ class Conservative(Penalty):
     ) -> Tensor:
         if critics.discrete:
             every = critics(batch.obs)  # [K,B,n]
-            allowed = every.masked_fill(~batch.mask, MASKED) if "mask" in batch else every
-            return batch_mean(allowed.logsumexp(-1) - q, batch)
+            allowed = every.masked_fill(~batch.mask, MASKED_LOGIT) if "mask" in batch else every
+            return weighted_mean(allowed.logsumexp(-1) - q, batch)
         actions, logp = self.draw(actor, batch, rng)
-        drawn = critics.several(batch.obs, actions)  # [K,S,B]
+        drawn = critics.q_of_many(batch.obs, actions)  # [K,S,B]
         everywhere = (drawn - logp).logsumexp(1) - math.log(len(actions))  # [K,B]
-        return batch_mean(everywhere - q, batch)
+        return weighted_mean(everywhere - q, batch)
 
     @torch.no_grad()
     def draw(self, actor: StochasticActor, batch: Batch, rng: torch.Generator) -> tuple[Tensor, Tensor]:

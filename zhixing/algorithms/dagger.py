@@ -22,7 +22,7 @@ from zhixing.core.tree import Tree
 from zhixing.errors import UserError
 from zhixing.nets.policies import ExpertMixturePolicy
 from zhixing.nets.torso import NetFactory
-from zhixing.ops.schedules import linear
+from zhixing.ops.schedules import linear_schedule
 
 
 class DAggerConfig(OffPolicyConfig):
@@ -56,10 +56,10 @@ class DAgger(Learner):
         self.policy = ExpertMixturePolicy(student, self.expert_share)
 
     def expert_share(self, env_steps: int) -> float:
-        return linear(1.0, 0.0, env_steps / max(1.0, self.cfg.expert_fraction * self.cfg.env_steps))
+        return linear_schedule(1.0, 0.0, env_steps / max(1.0, self.cfg.expert_fraction * self.cfg.env_steps))
 
     def ask(self, expert: Policy) -> None:
-        self.policy.teacher = [expert]
+        self.policy.expert = [expert]
 
     @property
     def fields(self) -> dict[str, Tree]:

@@ -18,7 +18,7 @@ from zhixing.config import QLearningConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.heads import DuelingHead
-from zhixing.nets.qnet import HeadFactory, best_next
+from zhixing.nets.qnet import QHeadFactory, greedy_next_action
 from zhixing.nets.torso import NetFactory
 from zhixing.ops.returns import td_target
 
@@ -40,7 +40,7 @@ class DQN(QLearner):
         device: torch.device | str = "cpu",
         net: NetFactory | None = None,
         *,
-        head: HeadFactory = nn.Linear,
+        head: QHeadFactory = nn.Linear,
         double: bool = False,
     ) -> None:
         super().__init__(cfg, spaces, device, net, head)
@@ -53,7 +53,7 @@ class DQN(QLearner):
         if not self.double and "next_mask" not in steps:
             best = next_q.amax(-1)  # the same as below, in half the time
         else:
-            chosen = best_next(self.next_q_values(self.net, batch) if self.double else next_q, steps)
+            chosen = greedy_next_action(self.next_q_values(self.net, batch) if self.double else next_q, steps)
             best = next_q.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
         return td_target(steps, best)
 

@@ -29,10 +29,18 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves
 from zhixing.errors import UserError
 from zhixing.nets.critics import check_box
-from zhixing.nets.rssm import State
+from zhixing.nets.rssm import RSSMState
 from zhixing.nets.torso import NetFactory
-from zhixing.nets.world_model import Imagined, TwoHotHead, WorldModel, WorldModelActor, by_time, encode_action, flat
-from zhixing.ops.imagination import balanced_kl, lambda_returns, percentile_range, reached
+from zhixing.nets.world_model import (
+    ImaginedRollout,
+    TwoHotHead,
+    WorldModel,
+    WorldModelActor,
+    encode_action,
+    flatten_time,
+    time_major,
+)
+from zhixing.ops.imagination import balanced_kl, discount_weights, lambda_returns, percentile_range
 from zhixing.ops.symlog import two_hot, two_hot_loss
 
 RANGE_RATE = 0.01  # how far the scale of returns moves towards that of the newest
@@ -118,27 +126,27 @@ class Dreamer(Learner):
 
     # --- the world ---
 
-    def world_loss(self, batch: Batch) -> tuple[Tensor, State, dict[str, Tensor]]:
+    def world_loss(self, batch: Batch) -> tuple[Tensor, RSSMState, dict[str, Tensor]]:
         """Of sequences `[B,T]`; also returns the states `[N]` that they passed, and what there is to tell."""
         cfg, world = self.cfg, self.world
-        obs, action, is_first = by_time((batch.obs, batch.action, batch.is_first))
-        sight = world.eyes(flat(obs))
+        obs, action, is_first = time_major((batch.obs, batch.action, batch.is_first))
+        sight = world.preprocessor(flatten_time(obs))
         uniform_noise = world.rssm.uniform_noise(is_first.shape, self.rng)
         embedded = world.encoder(sight).unflatten(0, is_first.shape)
         seen = world.rssm.observe(embedded, encode_action(action, self.spaces), is_first, uniform_noise)
         warm = cfg.replay.burn_in  # steps that only warm up the memory
-        state = State(*flat(tuple(part[warm:] for part in seen.state)))
-        after, posterior, prior = flat(tuple(part[warm:] for part in seen[1:]))
-        reward, terminated = flat(by_time((batch.reward[:, warm:], batch.terminated[:, warm:])))
-        shown = world.decoder.loss(state.features, sight.after(warm * len(batch.reward))).mean()
-        if world.allowed is not None:
-            mask = flat(by_time(batch.mask[:, warm:])).float()
-            shown += F.binary_cross_entropy_with_logits(world.allowed(state.features), mask) * mask.shape[-1]
+        state = RSSMState(*flatten_time(tuple(part[warm:] for part in seen.state)))
+        after, posterior, prior = flatten_time(tuple(part[warm:] for part in seen[1:]))
+        reward, terminated = flatten_time(time_major((batch.reward[:, warm:], batch.terminated[:, warm:])))
+        shown = world.decoder.loss(state.features, sight.drop_first(warm * len(batch.reward))).mean()
+        if world.mask_head is not None:
+            mask = flatten_time(time_major(batch.mask[:, warm:])).float()
+            shown += F.binary_cross_entropy_with_logits(world.mask_head(state.features), mask) * mask.shape[-1]
         dynamics, representation = balanced_kl(posterior, prior, cfg.free_nats)
         losses = {
             "reconstruction_loss": shown,
-            "reward_loss": two_hot_loss(world.reward(after), two_hot(reward, world.reward.bins)).mean(),
-            "continue_loss": F.binary_cross_entropy_with_logits(world.goes_on(after), (~terminated).float()),
+            "reward_loss": two_hot_loss(world.reward_head(after), two_hot(reward, world.reward_head.bins)).mean(),
+            "continue_loss": F.binary_cross_entropy_with_logits(world.continue_logits(after), (~terminated).float()),
         }
         kl = cfg.dynamics_coef * dynamics.mean() + cfg.representation_coef * representation.mean()
         told = {name: loss.detach() for name, loss in losses.items()} | {"kl": dynamics.detach().mean()}
@@ -146,23 +154,23 @@ class Dreamer(Learner):
 
     # --- behaviour ---
 
-    def critic_loss(self, imagined: Imagined) -> tuple[Tensor, Tensor, Tensor]:
+    def critic_loss(self, imagined: ImaginedRollout) -> tuple[Tensor, Tensor, Tensor]:
         """Also returns the imagined returns and values `[H,N]`."""
         logits = self.critic(imagined.features)
         value = self.critic.mean(logits.detach())
-        discount = self.cfg.gamma * imagined.goes_on
+        discount = self.cfg.gamma * imagined.continue_prob
         returns = lambda_returns(imagined.reward, discount, value, self.cfg.td_lambda)
         with torch.no_grad():  # held near where the slow critic is: both targets weigh the same
             slow = self.slow_critic.mean(self.slow_critic(imagined.features[:-1]))
             targets = two_hot(returns, self.critic.bins) + two_hot(slow, self.critic.bins)
-        return (two_hot_loss(logits[:-1], targets) * reached(discount)).mean(), returns, value[:-1]
+        return (two_hot_loss(logits[:-1], targets) * discount_weights(discount)).mean(), returns, value[:-1]
 
-    def actor_loss(self, imagined: Imagined, advantage: Tensor) -> tuple[Tensor, Tensor]:
+    def actor_loss(self, imagined: ImaginedRollout, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """Also returns the entropy of the policy."""
         policy = self.actor(imagined.features[:-1], imagined.mask)
         entropy = policy.entropy()
         gain = policy.log_prob(imagined.action) * advantage + self.cfg.entropy_coef * entropy
-        return -(gain * reached(self.cfg.gamma * imagined.goes_on)).mean(), entropy.detach().mean()
+        return -(gain * discount_weights(self.cfg.gamma * imagined.continue_prob)).mean(), entropy.detach().mean()
 
     def gradients(self, batch: Batch) -> Gradients:
         world_loss, state, told = self.world_loss(batch)
@@ -186,16 +194,16 @@ class Dreamer(Learner):
     def value(self, obs: Tree) -> Tensor:
         """Of first observations: memory is that of an episode's start."""
         hidden = self.policy.initial_hidden(len(tree_leaves(obs)[0]))
-        return self.critic.mean(self.critic(self.world.look(obs, hidden, None).features))
+        return self.critic.mean(self.critic(self.world.infer_state(obs, hidden, None).features))
 
     def dream_frames(self, batch: Batch) -> Tensor | None:
         """Of sequences `[B,T]`: what was seen, what the model made of it, and their difference, as bytes
         `[B,3,T,H,W,C]`; it saw only the first steps of each episode. None for tasks without pictures."""
-        if not self.world.eyes.shapes:
+        if not self.world.preprocessor.shapes:
             return None
         rng = torch.Generator(self.device).manual_seed(0)  # a look changes nothing
-        obs, action, is_first = by_time((batch.obs, batch.action, batch.is_first))
-        seen, dreamt = self.world.dream(obs, action, is_first, SHOWN, rng)
+        obs, action, is_first = time_major((batch.obs, batch.action, batch.is_first))
+        seen, dreamt = self.world.predict_video(obs, action, is_first, SHOWN, rng)
         dreamt = dreamt.clamp(0.0, 1.0)
         frames = torch.stack([seen, dreamt, 0.5 + 0.5 * (dreamt - seen)])  # [3,T,B,C,H,W]
         return (frames * 255.0).round().byte().permute(2, 0, 1, 4, 5, 3)

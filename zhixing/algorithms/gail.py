@@ -54,7 +54,7 @@ class Discriminator(nn.Module):
     def __init__(self, spaces: Spaces, cfg: GAILConfig) -> None:
         super().__init__()
         self.space = spaces.action
-        self.encoder = Encoder(spaces.obs, cfg.net.cnn, normalise=True)
+        self.encoder = Encoder(spaces.obs, cfg.net.cnn, normalize=True)
         sizes = self.space.nvec.reshape(-1).tolist() if isinstance(self.space, MultiDiscrete) else []
         self.sizes = [int(self.space.n)] if isinstance(self.space, Discrete) else sizes
         actions = sum(self.sizes) if self.sizes else spaces.num_actions

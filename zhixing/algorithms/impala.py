@@ -19,10 +19,10 @@ from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.optimizer import OptimizerKind
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
-from zhixing.nets.actor_critic import ActorCritic, episode_starts, evaluate, rollout_fields, value_after
+from zhixing.nets.actor_critic import ActorCritic, bootstrap_values, episode_starts, evaluate_actions, rollout_fields
 from zhixing.nets.policies import ActorCriticPolicy
 from zhixing.nets.torso import NetFactory
-from zhixing.ops.normalize import normalised
+from zhixing.ops.normalize import normalize
 from zhixing.ops.returns import vtrace
 
 
@@ -62,7 +62,7 @@ class Impala(Learner):
                 cfg.net,
                 net,
                 shared=cfg.shared_network,
-                normalise=cfg.normalize_obs,
+                normalize=cfg.normalize_obs,
                 log_std=cfg.log_std_init,
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
@@ -94,7 +94,7 @@ class Impala(Learner):
     def prepare(self, batch: Batch) -> Batch:
         """With the value `after` these: how many there are differs, which a graph can't bear."""
         boundary = self.boundary(batch)
-        after = torch.zeros_like(batch.reward).masked_scatter(boundary, value_after(self.net, batch, boundary))
+        after = torch.zeros_like(batch.reward).masked_scatter(boundary, bootstrap_values(self.net, batch, boundary))
         return Batch(**{name: getattr(batch, name) for name in batch.fields}, after=after)
 
     def targets(self, batch: Batch, log_ratio: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,11 +113,11 @@ class Impala(Learner):
         if self.net.recurrent:
             kept |= {"hidden": batch.hidden, "is_first": episode_starts(batch)}
         rows = Batch(**kept) if self.net.recurrent else Batch(**kept).flatten()
-        logp, value, entropies = (found.view(steps, envs) for found in evaluate(self.net, rows))
+        logp, value, entropies = (found.view(steps, envs) for found in evaluate_actions(self.net, rows))
         log_ratio = (logp - batch.logp).detach()
         target, advantage = self.targets(batch, log_ratio, value.detach())
         if self.cfg.normalize_advantage:
-            advantage = normalised(advantage)
+            advantage = normalize(advantage)
         policy_loss = -(logp * advantage).mean()
         value_loss = F.mse_loss(value, target)
         entropy = entropies.mean()

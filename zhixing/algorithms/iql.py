@@ -24,9 +24,9 @@ from zhixing.core.optimizer import Average
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.critics import Critics, MaxLikelihoodActor, StateValue, check_box
-from zhixing.nets.policies import SampledPolicy
+from zhixing.nets.policies import StochasticPolicy
 from zhixing.nets.torso import NetFactory
-from zhixing.ops.losses import advantage_weight, batch_mean, expectile
+from zhixing.ops.losses import advantage_weight, expectile_loss, weighted_mean
 from zhixing.ops.returns import td_target
 
 
@@ -60,7 +60,7 @@ class IQL(Learner):
         self.value_optimizer = self.make_optimizer(self.state_value.parameters(), cfg.lr)
         self.target = copy.deepcopy(self.critics)
         self.follow = Average(self.target, self.critics)
-        self.policy = SampledPolicy(spaces, self.actor)
+        self.policy = StochasticPolicy(spaces, self.actor)
 
     def set_progress(self, fraction: float) -> None:
         if self.cfg.actor_lr_decay:
@@ -69,10 +69,14 @@ class IQL(Learner):
     def value_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Also returns the advantages of the actions taken and the mean value."""
         with torch.no_grad():
-            q = self.target.taken(batch.obs, batch.action).amin(0)
+            q = self.target.q_of_actions(batch.obs, batch.action).amin(0)
         value = self.state_value(batch.obs)
         advantage = q - value  # [B]
-        return batch_mean(expectile(advantage, self.cfg.expectile), batch), advantage.detach(), value.detach().mean()
+        return (
+            weighted_mean(expectile_loss(advantage, self.cfg.expectile), batch),
+            advantage.detach(),
+            value.detach().mean(),
+        )
 
     @torch.no_grad()
     def target_value(self, batch: Batch) -> Tensor:
@@ -80,15 +84,15 @@ class IQL(Learner):
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Also returns the errors, for priorities, and the mean value."""
-        q = self.critics.taken(batch.obs, batch.action)  # [K,B]
+        q = self.critics.q_of_actions(batch.obs, batch.action)  # [K,B]
         error = q - self.target_value(batch)
-        return batch_mean(error.square().sum(0), batch), error.detach().abs().mean(0), q.detach().mean()
+        return weighted_mean(error.square().sum(0), batch), error.detach().abs().mean(0), q.detach().mean()
 
     def actor_loss(self, batch: Batch, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """Also returns the weights of the actions taken."""
         weight = advantage_weight(advantage, self.cfg.beta, self.cfg.max_weight)
         policy = self.actor(batch.obs, batch.mask if "mask" in batch else None)
-        return -batch_mean(weight * policy.log_prob(batch.action), batch), weight
+        return -weighted_mean(weight * policy.log_prob(batch.action), batch), weight
 
     def gradients(self, batch: Batch) -> Gradients:
         value_loss, advantage, value_mean = self.value_loss(batch)

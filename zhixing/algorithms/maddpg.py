@@ -27,9 +27,9 @@ from zhixing.core.optimizer import Average
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.critics import check_box
-from zhixing.nets.multi_agent_critics import TeamActors, TeamCritics
+from zhixing.nets.multi_agent_critics import CentralizedCritics, MultiAgentActors
 from zhixing.nets.torso import NetFactory
-from zhixing.ops.distributions import MASKED
+from zhixing.ops.distributions import MASKED_LOGIT
 from zhixing.ops.policy_gradient import masked_mean
 from zhixing.ops.returns import td_target
 
@@ -59,8 +59,8 @@ class MADDPG(Learner):
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         with self.building():
-            self.actor = TeamActors(spaces, cfg, net).to(self.device)
-            self.critics = TeamCritics(spaces, cfg, net).to(self.device)
+            self.actor = MultiAgentActors(spaces, cfg, net).to(self.device)
+            self.critics = CentralizedCritics(spaces, cfg, net).to(self.device)
         clip = {"max_grad_norm": cfg.max_grad_norm}
         self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr, **clip)
         self.critic_optimizer = self.make_optimizer(self.critics.parameters(), cfg.lr, **clip)
@@ -137,7 +137,7 @@ class MADDPG(Learner):
 
 
 def _masked(out: Tensor, mask: Tensor | None) -> Tensor:
-    return out if mask is None else out.masked_fill(~mask, MASKED)
+    return out if mask is None else out.masked_fill(~mask, MASKED_LOGIT)
 
 
 def _counted(batch: Batch) -> Tensor:

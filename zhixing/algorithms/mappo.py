@@ -26,10 +26,10 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Field, Tree, tree_map
 from zhixing.nets.actor_critic import episode_starts
 from zhixing.nets.heads import ActionDistribution, ValueHead
-from zhixing.nets.mlp import orthogonal
-from zhixing.nets.multi_agent import MultiAgentNet, global_state, state_size
+from zhixing.nets.mlp import init_orthogonal
+from zhixing.nets.multi_agent import MultiAgentNet, global_state, global_state_size
 from zhixing.nets.torso import NetFactory, hidden_fields
-from zhixing.ops.normalize import RunningNorm, normalised
+from zhixing.ops.normalize import RunningNorm, normalize
 from zhixing.ops.policy_gradient import (
     approx_kl,
     clip_fraction,
@@ -80,11 +80,11 @@ class MAPPO(Learner):
         self.cfg, self.central = cfg, central
         judged = spaces
         if central:
-            state = Box(-np.inf, np.inf, (state_size(spaces, cfg.algorithm),), np.float32)
+            state = Box(-np.inf, np.inf, (global_state_size(spaces, cfg.algorithm),), np.float32)
             judged = dataclasses.replace(spaces, obs=state)
-        settings = {"shared": cfg.share_weights, "normalise": cfg.normalize_obs, "orthogonal_init": True}
+        settings = {"shared": cfg.share_weights, "normalize": cfg.normalize_obs, "orthogonal_init": True}
         with self.building():
-            self.chances = ActionDistribution(spaces, copies=spaces.agents if not cfg.share_weights else ())
+            self.chances = ActionDistribution(spaces, batch_shape=spaces.agents if not cfg.share_weights else ())
             self.actor = MultiAgentNet(spaces, cfg.net, net, self._policy_head, last_action=cfg.last_action, **settings)
             critic_net = cfg.net.model_copy(update={"recurrent": "none", "kind": "auto"})
             self.critic = MultiAgentNet(judged, critic_net, None, ValueHead, **settings)
@@ -101,7 +101,7 @@ class MAPPO(Learner):
 
     def _policy_head(self, features: int) -> nn.Linear:
         linear = nn.Linear(features, self.chances.outputs)
-        orthogonal(linear, 0.01)  # nearly equal chances at the start
+        init_orthogonal(linear, 0.01)  # nearly equal chances at the start
         return linear
 
     @property
@@ -120,7 +120,7 @@ class MAPPO(Learner):
         return state.unsqueeze(-2).expand(*state.shape[:-1], self.spaces.num_agents, -1)
 
     def values(self, seen: Tree) -> Tensor:
-        raw = self.critic(self.critic.inputs(seen, None))[0]
+        raw = self.critic(self.critic.build_inputs(seen, None))[0]
         return raw if self.value_norm is None else self.value_norm.inverse(raw)
 
     def _of_the_living(self, value: Tensor, alive: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class MAPPO(Learner):
         kept = {n: getattr(batch, n) for n in ("obs", "action", "logp", "mask", "alive", "hidden") if n in batch}
         if self.actor.recurrent:
             kept["is_first"] = episode_starts(batch)
-        return Batch(**kept, seen=seen, advantage=advantage, value=value, ret=advantage + value)
+        return Batch(**kept, seen=seen, advantage=advantage, value=value, returns=advantage + value)
 
     def value(self, obs: Tree) -> Tensor | None:
         if self.central and self.spaces.state is not None:
@@ -164,24 +164,24 @@ class MAPPO(Learner):
     def decisions(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Log-probability of the actions taken, and entropy, under the present weights."""
         memory, last_action = self.actor.split_hidden(batch.hidden) if "hidden" in batch else (None, None)
-        inputs = self.actor.inputs(batch.obs, last_action)
+        inputs = self.actor.build_inputs(batch.obs, last_action)
         if self.actor.recurrent:
-            out = self.actor.over_time(inputs, tree_map(lambda leaf: leaf[0], memory), batch.is_first)
+            out = self.actor.unroll(inputs, tree_map(lambda leaf: leaf[0], memory), batch.is_first)
         else:
             out = self.actor(inputs)[0]
         chances = self.chances(out, batch.mask if "mask" in batch else None)
         return chances.log_prob(batch.action), chances.entropy()
 
     def value_loss(self, batch: Batch, counted: Tensor | None) -> Tensor:
-        inputs = self.critic.inputs(batch.seen, None)
-        raw = self.critic.over_time(inputs, None, batch.is_first) if "is_first" in batch else self.critic(inputs)[0]
-        target = batch.ret if self.value_norm is None else self.value_norm(batch.ret)
+        inputs = self.critic.build_inputs(batch.seen, None)
+        raw = self.critic.unroll(inputs, None, batch.is_first) if "is_first" in batch else self.critic(inputs)[0]
+        target = batch.returns if self.value_norm is None else self.value_norm(batch.returns)
         return masked_mean((raw - target).square(), counted)
 
     def gradients(self, batch: Batch) -> Gradients:
         counted = batch.alive.float() if "alive" in batch else None
         logp, entropies = self.decisions(batch)
-        advantage = normalised(batch.advantage, counted) if self.cfg.normalize_advantage else batch.advantage
+        advantage = normalize(batch.advantage, counted) if self.cfg.normalize_advantage else batch.advantage
         log_ratio = logp - batch.logp
         policy_loss = ppo_clip_loss(log_ratio, advantage, self.cfg.clip_range, counted)
         entropy, value_loss = masked_mean(entropies, counted), self.value_loss(batch, counted)
@@ -205,9 +205,9 @@ class MAPPO(Learner):
 
     def update(self, batch: Batch) -> Update:
         data = self.prepare(batch)
-        present = batch.alive if "alive" in batch else torch.ones_like(data.ret, dtype=torch.bool)
+        present = batch.alive if "alive" in batch else torch.ones_like(data.returns, dtype=torch.bool)
         if self.value_norm is not None:
-            self.value_norm.update(data.ret[present])
+            self.value_norm.update(data.returns[present])
         told = [
             self.descend(self.gradients, part).metrics
             for _ in range(self.cfg.epochs)
@@ -217,5 +217,5 @@ class MAPPO(Learner):
         self.actor.update_norm(tree_map(lambda leaf: leaf[present], batch.obs))
         self.critic.update_norm(tree_map(lambda leaf: leaf[present], data.seen))
         metrics = {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
-        metrics["explained_variance"] = explained_variance(data.value[present], data.ret[present])
+        metrics["explained_variance"] = explained_variance(data.value[present], data.returns[present])
         return Update(metrics)

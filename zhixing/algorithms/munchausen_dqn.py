@@ -21,7 +21,7 @@ from zhixing.config import Fraction, PositiveFloat, QLearningConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.torso import NetFactory
-from zhixing.ops.distributions import MASKED
+from zhixing.ops.distributions import MASKED_LOGIT
 from zhixing.ops.returns import td_target
 
 
@@ -67,4 +67,4 @@ def _of(out: Tensor, action: Tensor) -> Tensor:
 
 
 def _allowed(q: Tensor, steps: Batch, mask: str) -> Tensor:
-    return q.masked_fill(~getattr(steps, mask), MASKED) if mask in steps else q
+    return q.masked_fill(~getattr(steps, mask), MASKED_LOGIT) if mask in steps else q

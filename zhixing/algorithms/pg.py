@@ -16,10 +16,10 @@ from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
-from zhixing.nets.actor_critic import ActorCritic, advantages, episode_starts, evaluate, rollout_fields
+from zhixing.nets.actor_critic import ActorCritic, compute_advantages, episode_starts, evaluate_actions, rollout_fields
 from zhixing.nets.policies import ActorCriticPolicy
 from zhixing.nets.torso import NetFactory
-from zhixing.ops.normalize import normalised
+from zhixing.ops.normalize import normalize
 from zhixing.ops.returns import gae
 
 
@@ -60,7 +60,7 @@ class PG(Learner):
     def returns(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns of the steps of a rollout `[T,N]`, and which of them are known."""
         if self.cfg.baseline:
-            advantage = advantages(self.net, batch, batch.reward, self.cfg.gamma, 1.0)
+            advantage = compute_advantages(self.net, batch, batch.reward, self.cfg.gamma, 1.0)
             return advantage + batch.value, torch.ones_like(batch.terminated)
         none = torch.zeros_like(batch.reward)
         ended = batch.terminated | batch.truncated
@@ -68,15 +68,15 @@ class PG(Learner):
         return gae(batch.reward, none, none, batch.terminated, batch.truncated, self.cfg.gamma, 1.0), known
 
     def gradients(self, batch: Batch) -> Gradients:
-        """`batch` is a rollout `[T,N]` with the return `ret` of each step and whether it is `known`."""
+        """`batch` is a rollout `[T,N]` with the return `returns` of each step and whether it is `known`."""
         rows = batch if self.net.recurrent else batch.flatten()
-        logp, value, entropies = evaluate(self.net, rows)
-        advantage = rows.ret - rows.value if self.cfg.baseline else rows.ret
+        logp, value, entropies = evaluate_actions(self.net, rows)
+        advantage = rows.returns - rows.value if self.cfg.baseline else rows.returns
         if self.cfg.normalize_advantage:
-            advantage = normalised(advantage, rows.known)
+            advantage = normalize(advantage, rows.known)
         share = rows.known / rows.known.sum().clamp_min(1)  # a mean over the known steps
         policy_loss = -(share * logp * advantage).sum()
-        value_loss = (share * (value - rows.ret).square()).sum()
+        value_loss = (share * (value - rows.returns).square()).sum()
         entropy = entropies.mean()
         loss = policy_loss - self.cfg.entropy_coef * entropy
         if self.cfg.baseline:
@@ -89,8 +89,8 @@ class PG(Learner):
         return Gradients({"optimizer": self.optimizer.gradient(loss)}, metrics)
 
     def update(self, batch: Batch) -> Update:
-        ret, known = self.returns(batch)
+        returns, known = self.returns(batch)
         kept = {name: getattr(batch, name) for name in ("obs", "action", "value", "mask") if name in batch}
         if self.net.recurrent:
             kept |= {"hidden": batch.hidden, "is_first": episode_starts(batch)}
-        return self.descend(self.gradients, Batch(**kept, ret=ret, known=known))
+        return self.descend(self.gradients, Batch(**kept, returns=returns, known=known))

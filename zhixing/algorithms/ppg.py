@@ -26,9 +26,9 @@ from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, rollout_fields
 from zhixing.nets.heads import ValueHead
 from zhixing.nets.policies import ActorCriticPolicy
-from zhixing.nets.rollouts import prepare, read_policy, read_value
+from zhixing.nets.rollouts import add_advantages, forward_actor, forward_critic
 from zhixing.nets.torso import NetFactory, num_features
-from zhixing.ops.normalize import RewardScale, normalised
+from zhixing.ops.normalize import RewardScaler, normalize
 from zhixing.ops.policy_gradient import approx_kl, clip_fraction, explained_variance, minibatches, ppo_clip_loss
 
 
@@ -74,7 +74,7 @@ class PPG(Learner):
         with self.building():
             # separate bodies: a phase moves the actor on its own
             self.net = ActorCritic(
-                spaces, cfg.net, net, batched=False, normalise=cfg.normalize_obs, log_std=cfg.log_std_init
+                spaces, cfg.net, net, batched=False, normalize=cfg.normalize_obs, log_std=cfg.log_std_init
             )
             self.auxiliary_head = ValueHead(num_features(self.net.actor, spaces.obs))
         self.net.to(self.device)
@@ -85,7 +85,7 @@ class PPG(Learner):
         self.actor_optimizer = self.make_optimizer(actor, cfg.lr, **settings)
         self.critic_optimizer = self.make_optimizer(self.net.critic_parameters(), cfg.lr, **settings)
         self.other_moments = self.actor_optimizer.state_dict()  # of the phase that isn't on
-        self.reward_scale = RewardScale(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
+        self.reward_scale = RewardScaler(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
         self.rollouts: list[Batch] = []  # since the last auxiliary phase
         self.auxiliary_loss = torch.zeros((), device=self.device)  # of the last auxiliary phase, told until the next
         self.clone_kl = torch.zeros((), device=self.device)
@@ -100,11 +100,11 @@ class PPG(Learner):
     # --- losses; batches are minibatches of `prepare`'s data: [B], or [T,n] for recurrent networks ---
 
     def value_loss(self, batch: Batch) -> Tensor:
-        return 0.5 * (read_value(self.net, batch) - batch.ret).square().mean()
+        return 0.5 * (forward_critic(self.net, batch) - batch.returns).square().mean()
 
     def gradients(self, batch: Batch) -> Gradients:
         """Of the policy phase."""
-        policy, _ = read_policy(self.net, batch)
+        policy, _ = forward_actor(self.net, batch)
         log_ratio = policy.log_prob(batch.action) - batch.logp
         entropy = policy.entropy().mean()
         policy_loss = ppo_clip_loss(log_ratio, batch.advantage, self.cfg.clip_range)
@@ -126,9 +126,9 @@ class PPG(Learner):
     def auxiliary_gradients(self, batch: Batch, old: ActorCritic) -> Gradients:
         """Of the auxiliary phase, which began with the network `old`."""
         with torch.no_grad():
-            old_policy, _ = read_policy(old, batch)
-        policy, features = read_policy(self.net, batch)
-        auxiliary_loss = 0.5 * (self.auxiliary_head(features) - batch.ret).square().mean()
+            old_policy, _ = forward_actor(old, batch)
+        policy, features = forward_actor(self.net, batch)
+        auxiliary_loss = 0.5 * (self.auxiliary_head(features) - batch.returns).square().mean()
         clone_kl = old_policy.kl(policy).mean()
         found = {
             "actor_optimizer": self.actor_optimizer.gradient(auxiliary_loss + self.cfg.clone_coef * clone_kl),
@@ -142,9 +142,9 @@ class PPG(Learner):
         reward = batch.reward
         if self.reward_scale is not None:
             reward = self.reward_scale(reward, batch.terminated | batch.truncated)
-        data = prepare(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
-        metrics = self.policy_phase(data.replace(advantage=normalised(data.advantage)))
-        metrics["explained_variance"] = explained_variance(data.value, data.ret)
+        data = add_advantages(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
+        metrics = self.policy_phase(data.replace(advantage=normalize(data.advantage)))
+        metrics["explained_variance"] = explained_variance(data.value, data.returns)
         kept = [name for name in data.fields if name not in ("action", "logp", "value", "advantage")]
         self.rollouts.append(data.select(kept).map(torch.clone))  # the next rollout overwrites this one
         if len(self.rollouts) == self.cfg.policy_iterations:

@@ -28,11 +28,11 @@ from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
-from zhixing.nets.actor_critic import ActorCritic, evaluate, rollout_fields
+from zhixing.nets.actor_critic import ActorCritic, evaluate_actions, rollout_fields
 from zhixing.nets.policies import ActorCriticPolicy
-from zhixing.nets.rollouts import prepare
+from zhixing.nets.rollouts import add_advantages
 from zhixing.nets.torso import NetFactory
-from zhixing.ops.normalize import RewardScale, normalised
+from zhixing.ops.normalize import RewardScaler, normalize
 from zhixing.ops.policy_gradient import approx_kl, clip_fraction, explained_variance, minibatches, ppo_clip_loss
 
 
@@ -88,7 +88,7 @@ class PPO(Learner):
                 net,
                 shared=cfg.shared_network,
                 batched=not cfg.own_critic,
-                normalise=cfg.normalize_obs,
+                normalize=cfg.normalize_obs,
                 log_std=cfg.log_std_init,
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net, cfg.eval_stochastic)
@@ -100,7 +100,7 @@ class PPO(Learner):
             )
         else:
             self.optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, **settings)
-        self.reward_scale = RewardScale(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
+        self.reward_scale = RewardScaler(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
 
     @property
     def fields(self) -> dict[str, Tree]:
@@ -123,19 +123,19 @@ class PPO(Learner):
 
     def policy_loss(self, logp: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Also returns the logarithm of the probability ratio."""
-        advantage = normalised(batch.advantage) if self.cfg.normalize_advantage else batch.advantage
+        advantage = normalize(batch.advantage) if self.cfg.normalize_advantage else batch.advantage
         log_ratio = logp - batch.logp
         return ppo_clip_loss(log_ratio, advantage, self.cfg.clip_range), log_ratio.detach()
 
     def value_loss(self, value: Tensor, batch: Batch) -> Tensor:
         if self.cfg.value_clip_range is None:
-            return F.mse_loss(value, batch.ret)
+            return F.mse_loss(value, batch.returns)
         near = batch.value + (value - batch.value).clamp(-self.cfg.value_clip_range, self.cfg.value_clip_range)
-        return torch.max((value - batch.ret).square(), (near - batch.ret).square()).mean()
+        return torch.max((value - batch.returns).square(), (near - batch.returns).square()).mean()
 
     def gradients(self, batch: Batch, actor: bool = True, critic: bool = True) -> Gradients:
         """`batch` comes from `prepare`: `[B]`, or `[T,n]` for recurrent networks."""
-        logp, value, entropies = evaluate(self.net, batch)
+        logp, value, entropies = evaluate_actions(self.net, batch)
         entropy = entropies.mean()
         policy_loss, log_ratio = self.policy_loss(logp, batch)
         value_loss = self.value_loss(value, batch)
@@ -163,7 +163,7 @@ class PPO(Learner):
         reward = batch.reward
         if self.reward_scale is not None:
             reward = self.reward_scale(reward, batch.terminated | batch.truncated)
-        return prepare(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
+        return add_advantages(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
 
     def minibatches(self, data: Batch) -> Iterator[Batch]:
         return minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent)
@@ -183,5 +183,5 @@ class PPO(Learner):
                 actor_epochs = 0  # the critic goes on alone
         self.net.update_norm(batch.obs)  # after learning: the ratio compares policies under equal statistics
         metrics = {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
-        metrics["explained_variance"] = explained_variance(data.value, data.ret)
+        metrics["explained_variance"] = explained_variance(data.value, data.returns)
         return Update(metrics)

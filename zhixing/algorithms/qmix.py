@@ -30,12 +30,12 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.errors import UserError
 from zhixing.nets.mixers import MonotonicMixer, SumMixer
-from zhixing.nets.multi_agent import MultiAgentNet, global_state, state_size
+from zhixing.nets.multi_agent import MultiAgentNet, global_state, global_state_size
 from zhixing.nets.qnet import check_discrete, epsilon_at
 from zhixing.nets.torso import NetFactory
-from zhixing.ops.distributions import MASKED
+from zhixing.ops.distributions import MASKED_LOGIT
 from zhixing.ops.returns import gae
-from zhixing.ops.team_reward import TeamReward
+from zhixing.ops.team_reward import TeamRewardChecker
 
 
 class MultiAgentQConfig(QLearningConfig):
@@ -66,7 +66,7 @@ MakeMixer = Callable[[MultiAgentQConfig, Spaces], nn.Module | None]
 
 def monotonic(cfg: MultiAgentQConfig, spaces: Spaces) -> nn.Module:
     assert isinstance(cfg, QMIXConfig)
-    return MonotonicMixer(spaces.num_agents, state_size(spaces, cfg.algorithm), cfg.mixer_size, cfg.hyper_size)
+    return MonotonicMixer(spaces.num_agents, global_state_size(spaces, cfg.algorithm), cfg.mixer_size, cfg.hyper_size)
 
 
 def summed(cfg: MultiAgentQConfig, spaces: Spaces) -> nn.Module:
@@ -102,7 +102,7 @@ class QMIX(Learner):
                 raise UserError(f"{cfg.algorithm} learns from whole episodes: set replay.{name}={str(only).lower()}")
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        self.team_reward = None if mixer is independent else TeamReward(cfg.algorithm, spaces)
+        self.team_reward = None if mixer is independent else TeamRewardChecker(cfg.algorithm, spaces)
         with self.building():
             agents = MultiAgentNet(
                 spaces,
@@ -111,7 +111,7 @@ class QMIX(Learner):
                 lambda features: nn.Linear(features, spaces.num_actions),
                 shared=cfg.share_weights,
                 last_action=cfg.last_action,
-                normalise=cfg.normalize_obs,
+                normalize=cfg.normalize_obs,
             )
             self.net = Team(agents, mixer(cfg, spaces)).to(self.device)
         self.q_optimizer = self.make_optimizer(
@@ -133,15 +133,15 @@ class QMIX(Learner):
             done = net.agents.encode_action(_by_time(batch.action))
             last_action = torch.cat([torch.zeros_like(done[:1]), done])
         is_first = torch.zeros(len(tree_leaves(obs)[0]), len(batch), dtype=torch.bool, device=self.device)
-        memory = net.agents.initial_memory(len(batch))
-        return net.agents.over_time(net.agents.inputs(obs, last_action), memory, is_first)
+        memory = net.agents.initial_rnn_state(len(batch))
+        return net.agents.unroll(net.agents.build_inputs(obs, last_action), memory, is_first)
 
     @torch.no_grad()
     def target_value(self, batch: Batch, q: Tensor, state: Tensor) -> Tensor:
         """What the values `[T,B]`, or of independent agents `[T,B,A]`, should have been."""
         next_q = self.values(self.target, batch)
         if "mask" in batch:
-            q = q.masked_fill(~_with_last(batch.mask, batch.next_mask), MASKED)
+            q = q.masked_fill(~_with_last(batch.mask, batch.next_mask), MASKED_LOGIT)
         best = self.mixed(self.target, next_q.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1), state, batch)
         reward, terminated, truncated = (_by_time(part) for part in (batch.reward, batch.terminated, batch.truncated))
         if self.net.mixer is None:
@@ -186,7 +186,7 @@ class QMIX(Learner):
             return None  # of the state, which observations don't tell
         num = len(tree_leaves(obs)[0])
         memory, last_action = self.net.agents.split_hidden(self.net.agents.initial_hidden(num))
-        q = self.net.agents(self.net.agents.inputs(obs, last_action), memory)[0].amax(-1)
+        q = self.net.agents(self.net.agents.build_inputs(obs, last_action), memory)[0].amax(-1)
         return q if self.net.mixer is None else self.net.mixer(q, global_state(Batch(obs=obs), self.spaces))
 
     def after_step(self) -> None:

@@ -19,9 +19,9 @@ from zhixing.config import Positive, PositiveFloat, QLearningConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.heads import AtomsHead
-from zhixing.nets.qnet import best_next, of_action
+from zhixing.nets.qnet import gather_action, greedy_next_action
 from zhixing.nets.torso import NetFactory
-from zhixing.ops.losses import quantile_huber
+from zhixing.ops.losses import quantile_huber_loss
 from zhixing.ops.returns import td_target
 
 
@@ -45,11 +45,11 @@ class QRDQN(QLearner):
     def target_quantiles(self, batch: Batch, steps: Batch) -> Tensor:
         """What the return of each step may be `[B,quantiles]`, all equally likely."""
         theta = self.next_q_values(self.target, batch)  # [B,n,quantiles]
-        best = of_action(theta, best_next(theta.mean(-1), steps))
+        best = gather_action(theta, greedy_next_action(theta.mean(-1), steps))
         return td_target(steps, best)
 
     def losses(self, batch: Batch, steps: Batch) -> Losses:
-        theta = of_action(self.q_values(self.net, batch), steps.action)  # [B,quantiles]
+        theta = gather_action(self.q_values(self.net, batch), steps.action)  # [B,quantiles]
         target = self.target_quantiles(batch, steps)
         q = theta.detach().mean(-1)
-        return Losses(quantile_huber(theta, target, self.kappa), q, (target.mean(-1) - q).abs())
+        return Losses(quantile_huber_loss(theta, target, self.kappa), q, (target.mean(-1) - q).abs())

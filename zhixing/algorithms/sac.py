@@ -28,7 +28,7 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.errors import UserError
 from zhixing.nets.critics import Critics, StochasticActor, check_box
-from zhixing.nets.policies import SampledPolicy
+from zhixing.nets.policies import StochasticPolicy
 from zhixing.nets.torso import NetFactory
 from zhixing.ops.distributions import Categorical, SquashedGaussian
 from zhixing.ops.returns import td_target
@@ -98,7 +98,7 @@ class SAC(Learner):
         self.alpha_optimizer = self.make_optimizer(self.log_alpha.parameters(), cfg.lr)
         self.target = copy.deepcopy(self.critics)
         self.follow = Average(self.target, self.critics)
-        self.policy = SampledPolicy(spaces, self.actor)
+        self.policy = StochasticPolicy(spaces, self.actor)
         self.penalty = None if penalty is None else penalty(cfg).to(self.device)
         if self.penalty is not None:
             self.penalty_optimizer = self.make_optimizer(self.penalty.parameters(), cfg.lr)
@@ -137,7 +137,7 @@ class SAC(Learner):
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Also returns the errors, for priorities, and the values `[K,B]`."""
-        q = self.critics.taken(batch.obs, batch.action)  # [K,B]
+        q = self.critics.q_of_actions(batch.obs, batch.action)  # [K,B]
         error = q - self.target_value(batch)
         losses = 0.5 * error.square().sum(0)
         weighted = losses * batch.weight if "weight" in batch else losses

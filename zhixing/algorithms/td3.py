@@ -115,7 +115,7 @@ class TD3(Learner):
 
     def actor_loss(self, batch: Batch) -> Tensor:
         action = self.actor(batch.obs)
-        return self.objective(self.cfg, self.critics.first(batch.obs, action), action, batch)
+        return self.objective(self.cfg, self.critics.q1(batch.obs, action), action, batch)
 
     def gradients(self, batch: Batch) -> Gradients:
         critic_loss, error, q_mean = self.critic_loss(batch)

@@ -24,11 +24,18 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, rollout_fields
 from zhixing.nets.policies import ActorCriticPolicy
-from zhixing.nets.rollouts import prepare, read_policy, read_value
+from zhixing.nets.rollouts import add_advantages, forward_actor, forward_critic
 from zhixing.nets.torso import NetFactory
 from zhixing.ops.distributions import Distribution
-from zhixing.ops.natural import assign, fisher_vector_product, flat_gradient, flatten, line_search, natural_step
-from zhixing.ops.normalize import normalised
+from zhixing.ops.natural_gradient import (
+    assign_flat,
+    fisher_vector_product,
+    flat_gradient,
+    flatten_tensors,
+    line_search,
+    natural_step,
+)
+from zhixing.ops.normalize import normalize
 from zhixing.ops.policy_gradient import explained_variance, minibatches
 
 
@@ -61,7 +68,7 @@ class TRPO(Learner):
         with self.building():
             # separate bodies: the policy's parameters move on their own
             self.net = ActorCritic(
-                spaces, cfg.net, net, batched=False, normalise=cfg.normalize_obs, log_std=cfg.log_std_init
+                spaces, cfg.net, net, batched=False, normalize=cfg.normalize_obs, log_std=cfg.log_std_init
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
         self.critic_optimizer = self.make_optimizer(
@@ -84,27 +91,27 @@ class TRPO(Learner):
     @torch.no_grad()
     def measure(self, old: Distribution, data: Batch) -> tuple[Tensor, Tensor]:
         """The loss and the divergence from `old` of the policy as it is now."""
-        policy, _ = read_policy(self.net, data)
+        policy, _ = forward_actor(self.net, data)
         return self.policy_loss(policy, data), old.kl(policy).mean()
 
     def policy_step(self, data: Batch) -> dict[str, Tensor]:
         """Move the policy within the trust region; where no trial is accepted, it stays."""
         cfg, parameters = self.cfg, [p for p in self.net.actor_parameters() if p.requires_grad]
         with torch.no_grad():
-            old, _ = read_policy(copy.deepcopy(self.net), data)  # a copy: a Gaussian's spread is a weight itself
-        policy, _ = read_policy(self.net, data)
+            old, _ = forward_actor(copy.deepcopy(self.net), data)  # a copy: a Gaussian's spread is a weight itself
+        policy, _ = forward_actor(self.net, data)
         loss = self.policy_loss(policy, data)
         fisher = fisher_vector_product(old.kl(policy).mean(), parameters, cfg.damping)
         step = -natural_step(fisher, flat_gradient(loss, parameters), cfg.max_kl, cfg.cg_iterations)
 
         def accepts(weights: Tensor) -> bool:
-            assign(parameters, weights)
+            assign_flat(parameters, weights)
             new_loss, kl = self.measure(old, data)
             return bool((new_loss < loss) & (kl <= cfg.max_kl))  # false for NaN
 
-        start = flatten(parameters).detach()
+        start = flatten_tensors(parameters).detach()
         weights, fraction = line_search(accepts, start, step, cfg.line_search_shrink, cfg.line_search_tries)
-        assign(parameters, weights)
+        assign_flat(parameters, weights)
         self.updates += 1
         new_loss, kl = self.measure(old, data)
         return {
@@ -118,21 +125,21 @@ class TRPO(Learner):
 
     def gradients(self, batch: Batch) -> Gradients:
         """Of the critic, on a minibatch of `prepare`'s data: `[B]`, or `[T,n]` for recurrent networks."""
-        value_loss = (read_value(self.net, batch) - batch.ret).square().mean()
+        value_loss = (forward_critic(self.net, batch) - batch.returns).square().mean()
         gradient = self.critic_optimizer.gradient(value_loss)
         return Gradients({"critic_optimizer": gradient}, {"value_loss": value_loss.detach()})
 
     # --- the update ---
 
     def update(self, batch: Batch) -> Update:
-        data = prepare(self.net, batch, batch.reward, self.cfg.gamma, self.cfg.gae_lambda)
+        data = add_advantages(self.net, batch, batch.reward, self.cfg.gamma, self.cfg.gae_lambda)
         whole = data if self.net.recurrent else data.flatten()
-        metrics = self.policy_step(whole.replace(advantage=normalised(whole.advantage)))
+        metrics = self.policy_step(whole.replace(advantage=normalize(whole.advantage)))
         told: list[Mapping[str, Tensor]] = []
         for _ in range(self.cfg.critic_epochs):
             for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent):
                 told.append(self.descend(self.gradients, minibatch).metrics)
         self.net.update_norm(batch.obs)  # after learning: the ratio compares policies under equal statistics
         metrics |= {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
-        metrics["explained_variance"] = explained_variance(data.value, data.ret)
+        metrics["explained_variance"] = explained_variance(data.value, data.returns)
         return Update(metrics)

@@ -13,7 +13,7 @@ from zhixing.buffers.ring import Ring
 from zhixing.buffers.sum_tree import SumTree
 from zhixing.buffers.views import Storage, View
 from zhixing.errors import UserError
-from zhixing.ops.schedules import linear
+from zhixing.ops.schedules import linear_schedule
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Priorities:
             _pick(None, n, rng, self.ring)
         flat = self.tree.find((np.arange(n) + rng.random(n)) * (total / n))
         s = self.settings
-        beta = linear(s.beta_start, s.beta_end, self.progress)
+        beta = linear_schedule(s.beta_start, s.beta_end, self.progress)
         weight = self.tree.weights[flat]
         # Σ p^α and len cancel against the largest weight, which is that of the smallest priority drawn
         return self.ring.index_of(flat), ((weight.min() / weight) ** beta).astype(np.float32)

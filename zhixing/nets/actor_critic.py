@@ -17,10 +17,10 @@ from zhixing.nets.mlp import EnsembleMLP
 from zhixing.nets.torso import (
     NetFactory,
     Torso,
-    encoder_of,
+    get_encoder,
     hidden_fields,
     is_recurrent,
-    make_body,
+    make_torso,
     num_features,
     unroll,
 )
@@ -51,21 +51,21 @@ class ActorCritic(nn.Module):
         *,
         shared: bool = False,
         batched: bool = True,
-        normalise: bool | Auto = False,
+        normalize: bool | Auto = False,
         log_std: float = 0.0,
     ) -> None:
         super().__init__()
 
-        def body() -> nn.Module:
-            return make_body(spaces.obs, cfg, make_net, normalise=normalise, orthogonal_init=True)
+        def make_one() -> nn.Module:
+            return make_torso(spaces.obs, cfg, make_net, normalize=normalize, orthogonal_init=True)
 
-        self.actor: nn.Module = body()
-        self.critic: nn.Module = self.actor if shared else body()
+        self.actor: nn.Module = make_one()
+        self.critic: nn.Module = self.actor if shared else make_one()
         self.recurrent = is_recurrent(self.actor)
         features = num_features(self.actor, spaces.obs)
         self.policy_head = PolicyHead(features, spaces, log_std)
         self.value_head = ValueHead(features)
-        self._encoders = {encoder_of(self.actor), encoder_of(self.critic)}
+        self._encoders = {get_encoder(self.actor), get_encoder(self.critic)}
         if (
             batched
             and not shared
@@ -108,7 +108,7 @@ class ActorCritic(nn.Module):
                 encoder.update_norm(obs)
 
 
-def evaluate(net: ActorCritic, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def evaluate_actions(net: ActorCritic, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability of the actions taken, value and entropy under the present weights, each of the batch's shape.
 
     `batch` is `[B]`, or `[T,n]` for networks with memory, with `hidden` and `is_first`.
@@ -128,16 +128,16 @@ def evaluate(net: ActorCritic, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.no_grad()
-def advantages(net: ActorCritic, batch: Batch, reward: Tensor, gamma: float, lam: float) -> Tensor:
+def compute_advantages(net: ActorCritic, batch: Batch, reward: Tensor, gamma: float, lam: float) -> Tensor:
     """Advantages of a rollout `[T,N]` whose `value` was noted while acting."""
     boundary = batch.terminated | batch.truncated
     boundary[-1] = True
-    next_value = next_values(batch.value, boundary, value_after(net, batch, boundary))
+    next_value = next_values(batch.value, boundary, bootstrap_values(net, batch, boundary))
     return gae(reward, batch.value, next_value, batch.terminated, batch.truncated, gamma, lam)
 
 
 @torch.no_grad()
-def value_after(net: ActorCritic, batch: Batch, rows: Tensor) -> Tensor:
+def bootstrap_values(net: ActorCritic, batch: Batch, rows: Tensor) -> Tensor:
     """The value of what the steps in `rows [T,N]` led to."""
     next_obs = tree_map(lambda leaf: leaf[rows], batch.next_obs)
     if not net.recurrent:

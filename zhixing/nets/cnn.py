@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zhixing.errors import UserError
-from zhixing.nets.mlp import orthogonal
+from zhixing.nets.mlp import init_orthogonal
 
 CnnKind = Literal["auto", "nature", "small", "simple"]
 
@@ -43,13 +43,13 @@ class CNN(nn.Module):
         for out, size, stride, padding in plan.convolutions:
             height, width = ((n + 2 * padding - size) // stride + 1 for n in (height, width))
             conv = nn.Conv2d(channels, out, size, stride, padding)
-            orthogonal(conv, 2**0.5)
+            init_orthogonal(conv, 2**0.5)
             layers += [conv, nn.ReLU()]
             channels = out
         if height < 1 or width < 1:
             raise UserError(f"images of shape {shape} are too small for net.cnn={kind} (try net.cnn=simple)")
         linear = nn.Linear(channels * height * width, plan.units)
-        orthogonal(linear, 2**0.5)
+        init_orthogonal(linear, 2**0.5)
         self.layers = nn.Sequential(*layers, nn.Flatten(), linear, nn.ReLU())
         self.layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

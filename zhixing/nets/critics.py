@@ -14,7 +14,7 @@ from zhixing.core.tree import Tree
 from zhixing.errors import UserError
 from zhixing.nets.heads import ActionDistribution
 from zhixing.nets.mlp import MLP, EnsembleMLP
-from zhixing.nets.torso import Encoder, NetFactory, is_recurrent, make_body, num_features
+from zhixing.nets.torso import Encoder, NetFactory, is_recurrent, make_torso, num_features
 from zhixing.ops.distributions import Categorical, Distribution, Gaussian, SquashedGaussian
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class EncoderModule(nn.Module):
         own = make_net is not None or cfg.net.kind != "auto"
         self.encoder: nn.Module
         if own:
-            self.encoder = make_body(spaces.obs, cfg.net, make_net, normalise=cfg.normalize_obs)
+            self.encoder = make_torso(spaces.obs, cfg.net, make_net, normalize=cfg.normalize_obs)
         else:
             self.encoder = Encoder(spaces.obs, cfg.net.cnn, cfg.normalize_obs)
         if cfg.net.recurrent != "none" or is_recurrent(self.encoder):
@@ -62,13 +62,13 @@ class Critics(EncoderModule):
     """K estimates of Q: `net(obs, action) -> [K,B]`, or `net(obs) -> [K,B,n]` where actions are discrete."""
 
     def __init__(
-        self, spaces: Spaces, cfg: OffPolicyActorCriticConfig, make_net: NetFactory | None, copies: int
+        self, spaces: Spaces, cfg: OffPolicyActorCriticConfig, make_net: NetFactory | None, num_critics: int
     ) -> None:
         super().__init__(spaces, cfg, make_net)
         self.discrete = isinstance(spaces.action, Discrete)
         inputs = self.num_features + (0 if self.discrete else spaces.num_actions)
         outputs = spaces.num_actions if self.discrete else 1
-        towers = [MLP(inputs, cfg.net.hidden_sizes, cfg.net.activation, outputs=outputs) for _ in range(copies)]
+        towers = [MLP(inputs, cfg.net.hidden_sizes, cfg.net.activation, outputs=outputs) for _ in range(num_critics)]
         self.towers = EnsembleMLP(towers, cfg.critic_norm)
 
     def forward(self, obs: Tree, action: Tensor | None = None) -> Tensor:
@@ -77,18 +77,18 @@ class Critics(EncoderModule):
             return self.towers(features)
         return self.towers(torch.cat([features, action], -1)).squeeze(-1)
 
-    def first(self, obs: Tree, action: Tensor) -> Tensor:
+    def q1(self, obs: Tree, action: Tensor) -> Tensor:
         """What the first critic says `[B]`; the others aren't computed."""
-        return self.towers.first(torch.cat([self.features(obs), action], -1)).squeeze(-1)
+        return self.towers.forward_first(torch.cat([self.features(obs), action], -1)).squeeze(-1)
 
-    def taken(self, obs: Tree, action: Tensor) -> Tensor:
+    def q_of_actions(self, obs: Tree, action: Tensor) -> Tensor:
         """Of the actions taken `[K,B]`, whether numbers or choices."""
         if not self.discrete:
             return self(obs, action)
         q = self(obs)  # [K,B,n]
         return q.gather(-1, action.expand(len(q), -1).unsqueeze(-1)).squeeze(-1)
 
-    def several(self, obs: Tree, actions: Tensor) -> Tensor:
+    def q_of_many(self, obs: Tree, actions: Tensor) -> Tensor:
         """Of several actions `[S,B,n]` in each state: `[K,S,B]`. Observations are encoded once."""
         features = self.features(obs).expand(len(actions), -1, -1)
         rows = torch.cat([features, actions], -1).flatten(0, 1)
@@ -140,18 +140,18 @@ class MaxLikelihoodActor(EncoderModule):
 
     def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
-        self.chances = ActionDistribution(spaces) if spaces.discrete else None
-        outputs = spaces.num_actions if self.chances is None else self.chances.outputs
+        self.distribution = ActionDistribution(spaces) if spaces.discrete else None
+        outputs = spaces.num_actions if self.distribution is None else self.distribution.outputs
         self.layers = MLP(self.num_features, cfg.net.hidden_sizes, cfg.net.activation, outputs=outputs)
-        if self.chances is None:
-            self.spread = nn.Parameter(torch.full((outputs,), 1.5))  # 0.4 after what follows
+        if self.distribution is None:
+            self.log_std_raw = nn.Parameter(torch.full((outputs,), 1.5))  # 0.4 after what follows
 
     def forward(self, obs: Tree, mask: Tensor | None = None) -> Distribution:
         out = self.layers(self.features(obs))
-        if self.chances is not None:
-            return self.chances(out, mask)
+        if self.distribution is not None:
+            return self.distribution(out, mask)
         low, high = LIKELY_LOG_STD_RANGE
-        log_std = low + (high - low) * self.spread.sigmoid()  # what a clamp had stopped would never come back
+        log_std = low + (high - low) * self.log_std_raw.sigmoid()  # what a clamp had stopped would never come back
         return BoundedGaussian(out.tanh(), log_std)
 
 

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
-from zhixing.nets.mlp import orthogonal
+from zhixing.nets.mlp import init_orthogonal
 from zhixing.ops.distributions import Categorical, Distribution, Gaussian, MultiCategorical
 
 
 class ActionDistribution(nn.Module):
     """The raw outputs of a network to a distribution: categorical, several of them, or Gaussian with a spread of its
-    own per action. `outputs` is how many it needs. `copies=(A,)` gives each agent a spread of its own."""
+    own per action. `outputs` is how many it needs. `batch_shape=(A,)` gives each agent a spread of its own."""
 
-    def __init__(self, spaces: Spaces, log_std: float = 0.0, copies: tuple[int, ...] = ()) -> None:
+    def __init__(self, spaces: Spaces, log_std: float = 0.0, batch_shape: tuple[int, ...] = ()) -> None:
         super().__init__()
         space = spaces.action
         self.sizes: list[int] | None = None
@@ -29,7 +29,7 @@ class ActionDistribution(nn.Module):
             self.outputs = sum(self.sizes)
         elif isinstance(space, Box) and len(space.shape) == 1:
             self.outputs = space.shape[0]
-            self.log_std = nn.Parameter(torch.full((*copies, self.outputs), log_std))
+            self.log_std = nn.Parameter(torch.full((*batch_shape, self.outputs), log_std))
         else:
             raise UserError(f"actions {space} can't be taken; allowed are Discrete, MultiDiscrete and a flat Box")
         self.kind = type(space)
@@ -47,19 +47,19 @@ class PolicyHead(nn.Module):
 
     def __init__(self, features: int, spaces: Spaces, log_std: float = 0.0) -> None:
         super().__init__()
-        self.chances = ActionDistribution(spaces, log_std)
-        self.linear = nn.Linear(features, self.chances.outputs)
-        orthogonal(self.linear, 0.01)  # nearly equal chances at the start
+        self.distribution = ActionDistribution(spaces, log_std)
+        self.linear = nn.Linear(features, self.distribution.outputs)
+        init_orthogonal(self.linear, 0.01)  # nearly equal chances at the start
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
-        return self.chances(self.linear(features), mask)
+        return self.distribution(self.linear(features), mask)
 
 
 class ValueHead(nn.Module):
     def __init__(self, features: int) -> None:
         super().__init__()
         self.linear = nn.Linear(features, 1)
-        orthogonal(self.linear, 1.0)
+        init_orthogonal(self.linear, 1.0)
 
     def forward(self, features: Tensor) -> Tensor:
         return self.linear(features).squeeze(-1)

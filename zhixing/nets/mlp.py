@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Activation = Literal["tanh", "relu", "silu", "elu", "gelu"]
-FEW = 8192  # numbers, for which a further call costs more than it saves
+FAST_TANH_MIN_SIZE = 8192  # numbers, for which a further call costs more than it saves
 
 
 class _Tanh(torch.autograd.Function):
@@ -31,7 +31,7 @@ class _Tanh(torch.autograd.Function):
 
 
 def tanh_(x: Tensor) -> Tensor:
-    if x.numel() < FEW or not x.is_cpu or x.dtype != torch.float32:
+    if x.numel() < FAST_TANH_MIN_SIZE or not x.is_cpu or x.dtype != torch.float32:
         return torch.tanh_(x)
     return _Tanh.apply(x)  # type: ignore[no-untyped-call]
 
@@ -46,7 +46,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
+def init_orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -72,7 +72,7 @@ class MLP(nn.Module):
         self.linears = nn.ModuleList([nn.Linear(n, m) for n, m in pairwise(sizes)])
         if orthogonal_init:
             for linear in self.linears:
-                orthogonal(linear, 2**0.5)  # type: ignore[arg-type]
+                init_orthogonal(linear, 2**0.5)  # type: ignore[arg-type]
         self.activation, self.activated = ACTIVATIONS[activation], len(hidden_sizes)
         self._layers = [linear._parameters for linear in self.linears]  # a tenth of the cost of a module's attributes
 
@@ -109,7 +109,7 @@ class EnsembleMLP(nn.Module):
                 h = self.activation(F.layer_norm(h, h.shape[-1:]) if self.normed else h)
         return h
 
-    def first(self, x: Tensor) -> Tensor:
+    def forward_first(self, x: Tensor) -> Tensor:
         """Of the first network alone: `[B,n] -> [B,features]`."""
         weights, biases = (layers.values() for layers in self._layers)
         for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):

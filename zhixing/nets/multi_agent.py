@@ -23,27 +23,32 @@ from zhixing.core.tree import Field, Tree, tree_leaves, tree_map
 from zhixing.errors import UserError
 from zhixing.nets.torso import (
     NetFactory,
-    encoder_of,
-    example,
+    example_obs,
+    get_encoder,
     hidden_fields,
     is_recurrent,
-    make_body,
+    make_torso,
     num_features,
     unroll,
 )
 
-HeadFactory = Callable[[int], nn.Module]  # features to what is said of them
+AgentHeadFactory = Callable[[int], nn.Module]  # features to what is said of them
 
 
 class AgentNet(nn.Module):
     """Body and head of one agent, or of all that share them: `[B,...]` to `[B,n]`."""
 
     def __init__(
-        self, space: gym.Space[Any], cfg: NetConfig, make_net: NetFactory | None, head: HeadFactory, **settings: bool
+        self,
+        space: gym.Space[Any],
+        cfg: NetConfig,
+        make_net: NetFactory | None,
+        head: AgentHeadFactory,
+        **settings: bool,
     ) -> None:
         super().__init__()
-        self.body = make_body(space, cfg, make_net, **settings)
-        self.head = head(num_features(self.body, space))
+        self.torso = make_torso(space, cfg, make_net, **settings)
+        self.head = head(num_features(self.torso, space))
 
 
 class MultiAgentNet(nn.Module):
@@ -54,11 +59,11 @@ class MultiAgentNet(nn.Module):
         spaces: Spaces,
         cfg: NetConfig,
         make_net: NetFactory | None,
-        head: HeadFactory,
+        head: AgentHeadFactory,
         *,
         shared: bool = True,
         last_action: bool = False,
-        normalise: bool = False,
+        normalize: bool = False,
         orthogonal_init: bool = False,
     ) -> None:
         super().__init__()
@@ -71,20 +76,21 @@ class MultiAgentNet(nn.Module):
             parts["last_action"] = Box(-np.inf, np.inf, (spaces.num_actions,), np.float32)
         self.space = Dict(parts)
         copies = 1 if shared else self.num_agents
-        settings = {"normalise": normalise, "orthogonal_init": orthogonal_init}
-        self.members = nn.ModuleList([AgentNet(self.space, cfg, make_net, head, **settings) for _ in range(copies)])
-        self.recurrent = is_recurrent(self.members[0].body)  # type: ignore[arg-type]
-        # asked for at every update, so found out once
-        self._memory = hidden_fields(self.members[0].body(example(self.space), None)[1]) if self.recurrent else None  # type: ignore[operator]
-        self.numbers: Tensor
-        self.register_buffer("numbers", torch.eye(self.num_agents), persistent=False)
+        settings = {"normalize": normalize, "orthogonal_init": orthogonal_init}
+        self.agent_nets = nn.ModuleList([AgentNet(self.space, cfg, make_net, head, **settings) for _ in range(copies)])
+        torso: Any = self.agent_nets[0].torso
+        self.recurrent = is_recurrent(torso)
+        # every update needs the shapes, so compute them once
+        self._rnn_fields = hidden_fields(torso(example_obs(self.space), None)[1]) if self.recurrent else None
+        self.agent_ids: Tensor
+        self.register_buffer("agent_ids", torch.eye(self.num_agents), persistent=False)
 
-    def inputs(self, obs: Tree, last_action: Tensor | None) -> dict[str, Tree]:
-        """What the members are shown, `[...,A,n]` each."""
+    def build_inputs(self, obs: Tree, last_action: Tensor | None) -> dict[str, Tree]:
+        """What the agent_nets are shown, `[...,A,n]` each."""
         lead = _lead(obs, self.spaces)
         shown: dict[str, Tree] = {"obs": obs}
         if self.shared:
-            shown["agent"] = self.numbers.expand(*lead, self.num_agents)
+            shown["agent"] = self.agent_ids.expand(*lead, self.num_agents)
         if self.last_action:
             shown["last_action"] = last_action
         return shown
@@ -97,28 +103,28 @@ class MultiAgentNet(nn.Module):
 
     def forward(self, inputs: Tree, hidden: Tree = None) -> tuple[Tensor, Tree]:
         """One step of every agent."""
-        said = [self._member(i, self._of(i, inputs), self._of(i, hidden)) for i in range(len(self.members))]
+        said = [self._member(i, self._of(i, inputs), self._of(i, hidden)) for i in range(len(self.agent_nets))]
         return self._join([out for out, _ in said], 1), self._join([memory for _, memory in said], 1)
 
     def _member(self, i: int, inputs: Tree, hidden: Tree) -> tuple[Tensor, Tree]:
-        member: Any = self.members[i]
+        member: Any = self.agent_nets[i]
         if not self.recurrent:
-            return member.head(member.body(inputs)), None
-        features, hidden = member.body(inputs, hidden)
+            return member.head(member.torso(inputs)), None
+        features, hidden = member.torso(inputs, hidden)
         return member.head(features), hidden
 
-    def over_time(self, inputs: Tree, hidden: Tree, is_first: Tensor) -> Tensor:
+    def unroll(self, inputs: Tree, hidden: Tree, is_first: Tensor) -> Tensor:
         """What the heads say of `inputs [T,N,A,...]`, memory from `hidden [N,A,...]`: `[T,N,A,...]`."""
         T, N = is_first.shape
         said = []
-        for i, member in enumerate(self.members):
+        for i, member in enumerate(self.agent_nets):
             mine = tree_map(lambda leaf: leaf.flatten(1, 2), inputs) if self.shared else self._of(i, inputs, 2)
             if not self.recurrent:
-                rows = member.body(tree_map(lambda leaf: leaf.flatten(0, 1), mine))  # type: ignore[operator]
+                rows = member.torso(tree_map(lambda leaf: leaf.flatten(0, 1), mine))  # type: ignore[operator]
                 said.append(member.head(rows).unflatten(0, (T, -1)))  # type: ignore[operator]
                 continue
             first = is_first.repeat_interleave(self.num_agents, 1) if self.shared else is_first
-            features, _ = unroll(member.body, mine, self._of(i, hidden), first)  # type: ignore[arg-type]
+            features, _ = unroll(member.torso, mine, self._of(i, hidden), first)  # type: ignore[arg-type]
             said.append(member.head(features))  # type: ignore[operator]
         return self._join(said, 2, (N,))
 
@@ -135,17 +141,17 @@ class MultiAgentNet(nn.Module):
             return tree_map(lambda leaf: leaf.unflatten(dim - 1, (*rows, self.num_agents)), parts[0])
         return tree_map(lambda *leaves: torch.stack(leaves, dim), *parts)
 
-    def initial_memory(self, num: int) -> Tree:
+    def initial_rnn_state(self, num: int) -> Tree:
         """Zeros `[num,A,...]`; None without memory."""
-        if self._memory is None:
+        if self._rnn_fields is None:
             return None
-        lead, device = (num, self.num_agents), self.numbers.device
-        return tree_map(lambda field: torch.zeros(*lead, *field.shape, device=device), self._memory)
+        lead, device = (num, self.num_agents), self.agent_ids.device
+        return tree_map(lambda field: torch.zeros(*lead, *field.shape, device=device), self._rnn_fields)
 
     def initial_hidden(self, num: int) -> Tree:
         """What a policy remembers at the start of episodes; None for one that remembers nothing."""
-        last = torch.zeros(num, self.num_agents, self.spaces.num_actions, device=self.numbers.device)
-        return self.join_hidden(self.initial_memory(num), last)
+        last = torch.zeros(num, self.num_agents, self.spaces.num_actions, device=self.agent_ids.device)
+        return self.join_hidden(self.initial_rnn_state(num), last)
 
     def join_hidden(self, memory: Tree, last_action: Tensor) -> Tree:
         parts = (() if memory is None else (memory,)) + ((last_action,) if self.last_action else ())
@@ -157,8 +163,8 @@ class MultiAgentNet(nn.Module):
 
     def update_norm(self, obs: Tree) -> None:
         """Take observations into the running statistics of the built-in encoders."""
-        for member in self.members:
-            encoder = encoder_of(member.body)  # type: ignore[arg-type]
+        for member in self.agent_nets:
+            encoder = get_encoder(member.torso)  # type: ignore[arg-type]
             if encoder is not None:
                 encoder.part("obs").update_norm(obs)
 
@@ -170,7 +176,7 @@ def global_state(batch: Batch, spaces: Spaces, following: bool = False) -> Tenso
     return (batch.next_obs if following else batch.obs).flatten(-2)
 
 
-def state_size(spaces: Spaces, who: str) -> int:
+def global_state_size(spaces: Spaces, who: str) -> int:
     if spaces.state is not None:
         return spaces.state
     field = space_fields(spaces.obs)

@@ -13,7 +13,7 @@ from zhixing.nets.mlp import MLP, EnsembleMLP
 from zhixing.nets.torso import NetFactory
 
 
-class TeamEncoded(EncoderModule):
+class MultiAgentEncoder(EncoderModule):
     """Observations `[B,A,...]` as vectors `[B,A,f]`. The encoder, and a user's own network, is shared by all agents."""
 
     def features(self, obs: Tree) -> Tensor:
@@ -23,7 +23,7 @@ class TeamEncoded(EncoderModule):
         return self.encoder(tree_map(lambda leaf: leaf.flatten(0, 1), obs)).unflatten(0, lead)
 
 
-class TeamActors(TeamEncoded):
+class MultiAgentActors(MultiAgentEncoder):
     """`net(obs [B,A,...]) -> [B,A,n]`: logits of choices, or continuous actions before tanh."""
 
     def __init__(self, spaces: Spaces, cfg: OffPolicyActorCriticConfig, make_net: NetFactory | None) -> None:
@@ -34,7 +34,7 @@ class TeamActors(TeamEncoded):
         return self.towers(self.features(obs).transpose(0, 1)).transpose(0, 1)
 
 
-class TeamCritics(TeamEncoded):
+class CentralizedCritics(MultiAgentEncoder):
     """One critic per agent, each of all observations and all actions: `net(obs [B,A,...], action [B,A,n]) -> [B,A]`.
 
     `action [A,B,A,n]` gives each critic a joint action of its own.

@@ -17,20 +17,20 @@ class NoisyLinear(nn.Module):
     noise_in: Tensor
     noise_out: Tensor
 
-    def __init__(self, inputs: int, outputs: int, spread: float = 0.5) -> None:
+    def __init__(self, inputs: int, outputs: int, sigma_init: float = 0.5) -> None:
         super().__init__()
         bound = inputs**-0.5
         self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound))
-        self.weight_spread = nn.Parameter(torch.full((outputs, inputs), spread * bound))
-        self.bias_spread = nn.Parameter(torch.full((outputs,), spread * bound))
+        self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), sigma_init * bound))
+        self.bias_sigma = nn.Parameter(torch.full((outputs,), sigma_init * bound))
         self.register_buffer("noise_in", torch.zeros(inputs), persistent=False)
         self.register_buffer("noise_out", torch.zeros(outputs), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         noise = torch.outer(self.noise_out, self.noise_in)
-        weight = torch.addcmul(self.weight, self.weight_spread, noise)
-        return F.linear(x, weight, torch.addcmul(self.bias, self.bias_spread, self.noise_out))
+        weight = torch.addcmul(self.weight, self.weight_sigma, noise)
+        return F.linear(x, weight, torch.addcmul(self.bias, self.bias_sigma, self.noise_out))
 
 
 def is_noisy(module: nn.Module) -> bool:
@@ -46,7 +46,7 @@ def resample(module: nn.Module, rng: torch.Generator) -> None:
         noise.copy_(new)
 
 
-def silence(module: nn.Module) -> None:
+def zero_noise(module: nn.Module) -> None:
     """No noise: the mean weights, for evaluations."""
     for noise in _noises(module):
         noise.zero_()

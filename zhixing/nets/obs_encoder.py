@@ -16,7 +16,7 @@ from zhixing.config import NetConfig
 from zhixing.core.tree import Tree
 from zhixing.errors import UserError
 from zhixing.nets.mlp import ACTIVATIONS, Activation
-from zhixing.nets.rssm import NormedMLP
+from zhixing.nets.rssm import LayerNormMLP
 from zhixing.nets.torso import Encoder, is_image, num_features
 from zhixing.ops.symlog import symlog
 
@@ -27,11 +27,11 @@ class ObsTensors(NamedTuple):
     """Observations `[B,...]` as networks take them: all numbers in one vector `[B,n]`, and pictures in 0..1."""
 
     numbers: Tensor
-    pictures: tuple[Tensor, ...]  # [B,C,H,W] each
+    images: tuple[Tensor, ...]  # [B,C,H,W] each
 
-    def after(self, rows: int) -> ObsTensors:
+    def drop_first(self, rows: int) -> ObsTensors:
         """All but the first so many rows."""
-        return ObsTensors(self.numbers[rows:], tuple(picture[rows:] for picture in self.pictures))
+        return ObsTensors(self.numbers[rows:], tuple(picture[rows:] for picture in self.images))
 
 
 class ObsPreprocessor(nn.Module):
@@ -44,7 +44,7 @@ class ObsPreprocessor(nn.Module):
         self.shapes = [_channels_first(tuple(part.shape or ())) for _, part in leaves if is_image(part)]
         numbers = [(path, part) for path, part in leaves if not is_image(part)]
         self.read = [path for path, _ in numbers]
-        self.parts = nn.ModuleList([Encoder(part, "simple", normalise=False) for _, part in numbers])
+        self.parts = nn.ModuleList([Encoder(part, "simple", normalize=False) for _, part in numbers])
         self.num_numbers = sum(num_features(net, part) for net, (_, part) in zip(self.parts, numbers, strict=True))
 
     def forward(self, obs: Tree) -> ObsTensors:
@@ -89,7 +89,7 @@ class _NormedChannels(nn.Module):
         return self.activation(self.norm(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
 
 
-class PictureEncoder(nn.Module):
+class ImageEncoder(nn.Module):
     """Convolutions that halve a picture and double its channels, from `depth` on, until a side is 4 or less."""
 
     def __init__(self, shape: tuple[int, ...], depth: int, activation: Activation) -> None:
@@ -111,14 +111,14 @@ class PictureEncoder(nn.Module):
         return self.layers(x)
 
 
-class PictureDecoder(nn.Module):
-    """The way back of a `PictureEncoder`: features to a picture `[B,C,H,W]`, dark at first.
+class ImageDecoder(nn.Module):
+    """The way back of a `ImageEncoder`: features to a picture `[B,C,H,W]`, dark at first.
 
     Each pixel becomes two by two, by one matrix: on a CPU a tenth of the cost of transposed convolutions, whose overlap
     isn't needed where the first layer sees everything.
     """
 
-    def __init__(self, features: int, encoder: PictureEncoder, activation: Activation) -> None:
+    def __init__(self, features: int, encoder: ImageEncoder, activation: Activation) -> None:
         super().__init__()
         self.side, times = encoder.sides[0], len(encoder.sides) - 1
         smallest = [-(-n // 2**times) for n in self.side]  # doubled so often, at least the picture: the rest is cut off
@@ -138,39 +138,43 @@ class PictureDecoder(nn.Module):
         return x[:, :height, :width].permute(0, 3, 1, 2)
 
 
-class SightEncoder(nn.Module):
+class ObsEncoder(nn.Module):
     """`ObsTensors` to features `[B,outputs]`."""
 
-    def __init__(self, eyes: ObsPreprocessor, net: NetConfig, depth: int) -> None:
+    def __init__(self, preprocessor: ObsPreprocessor, net: NetConfig, depth: int) -> None:
         super().__init__()
-        self.pictures = [PictureEncoder(shape, depth, net.activation) for shape in eyes.shapes]
-        self.numbers = NormedMLP(eyes.num_numbers, net.hidden_sizes, net.activation) if eyes.num_numbers else None
-        self.parts = nn.ModuleList(self.pictures)
-        self.outputs = sum(part.outputs for part in self.pictures)
+        self.images = [ImageEncoder(shape, depth, net.activation) for shape in preprocessor.shapes]
+        self.numbers = (
+            LayerNormMLP(preprocessor.num_numbers, net.hidden_sizes, net.activation)
+            if preprocessor.num_numbers
+            else None
+        )
+        self.parts = nn.ModuleList(self.images)
+        self.outputs = sum(part.outputs for part in self.images)
         self.outputs += 0 if self.numbers is None else self.numbers.outputs
 
     def forward(self, sight: ObsTensors) -> Tensor:
-        parts = [net(picture) for net, picture in zip(self.pictures, sight.pictures, strict=True)]
+        parts = [net(picture) for net, picture in zip(self.images, sight.images, strict=True)]
         if self.numbers is not None:
             parts.append(self.numbers(sight.numbers))
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-class SightDecoder(nn.Module):
+class ObsDecoder(nn.Module):
     """Features `[B,n]` to what `ObsTensors` they stand for."""
 
-    def __init__(self, features: int, eyes: ObsPreprocessor, encoder: SightEncoder, net: NetConfig) -> None:
+    def __init__(self, features: int, preprocessor: ObsPreprocessor, encoder: ObsEncoder, net: NetConfig) -> None:
         super().__init__()
-        size = eyes.num_numbers
-        self.pictures = nn.ModuleList([PictureDecoder(features, part, net.activation) for part in encoder.pictures])
-        self.numbers = NormedMLP(features, net.hidden_sizes, net.activation, size) if size else None
+        size = preprocessor.num_numbers
+        self.images = nn.ModuleList([ImageDecoder(features, part, net.activation) for part in encoder.images])
+        self.numbers = LayerNormMLP(features, net.hidden_sizes, net.activation, size) if size else None
 
     def forward(self, features: Tensor) -> ObsTensors:
         numbers = features.new_zeros(len(features), 0) if self.numbers is None else self.numbers(features)
-        return ObsTensors(numbers, tuple(net(features) for net in self.pictures))
+        return ObsTensors(numbers, tuple(net(features) for net in self.images))
 
     def loss(self, features: Tensor, sight: ObsTensors) -> Tensor:
         """Squared errors of all that was seen, `[B]`."""
         told = self(features)
-        pairs = zip((told.numbers, *told.pictures), (sight.numbers, *sight.pictures), strict=True)
+        pairs = zip((told.numbers, *told.images), (sight.numbers, *sight.images), strict=True)
         return torch.stack([F.mse_loss(a, b, reduction="none").flatten(1).sum(-1) for a, b in pairs]).sum(0)

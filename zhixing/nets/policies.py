@@ -11,8 +11,8 @@ from zhixing.core.policy import Decision, Phase, Policy, device_of
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.nets.actor_critic import ActorCritic
-from zhixing.nets.noisy import is_noisy, resample, silence
-from zhixing.nets.torso import example
+from zhixing.nets.noisy import is_noisy, resample, zero_noise
+from zhixing.nets.torso import example_obs
 
 
 class ActorCriticPolicy(Policy):
@@ -25,7 +25,7 @@ class ActorCriticPolicy(Policy):
     def initial_hidden(self, num: int) -> Tree:
         if not self.net.recurrent:
             return None
-        return _zeros_like(self.net(example(self.spaces.obs, device=device_of(self)), None).hidden, num)
+        return _zeros_like(self.net(example_obs(self.spaces.obs, device=device_of(self)), None).hidden, num)
 
     def act(
         self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
@@ -39,7 +39,7 @@ class ActorCriticPolicy(Policy):
         return Decision(action, distribution.log_prob(action), value, hidden)
 
 
-class SampledPolicy(Policy):
+class StochasticPolicy(Policy):
     """Samples from `net(obs, mask) -> Distribution`; the best action is its mode. Without memory."""
 
     def __init__(self, spaces: Spaces, net: nn.Module) -> None:
@@ -95,7 +95,7 @@ class GreedyPolicy(Policy):
         self.noisy = is_noisy(net)
 
     def initial_hidden(self, num: int) -> Tree:
-        return _zeros_like(self.net(example(self.spaces.obs, device=device_of(self)), None)[1], num)
+        return _zeros_like(self.net(example_obs(self.spaces.obs, device=device_of(self)), None)[1], num)
 
     def act(
         self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
@@ -103,7 +103,7 @@ class GreedyPolicy(Policy):
         if self.noisy and phase is Phase.COLLECT:
             resample(self.net, rng)
         elif self.noisy:
-            silence(self.net)
+            zero_noise(self.net)
         q, hidden = self.net(obs, hidden)  # [N,n]
         num = q.shape[0]
         if phase is Phase.RANDOM:
@@ -126,18 +126,18 @@ class ExpertMixturePolicy(Policy):
     def __init__(self, student: Policy, share: Callable[[int], float]) -> None:
         super().__init__(student.spaces)
         self.student, self.share = student, share
-        self.teacher: list[Policy] = []  # in a list: its weights are no part of this policy's
+        self.expert: list[Policy] = []  # in a list: its weights are no part of this policy's
 
     def initial_hidden(self, num: int) -> Tree:
-        return self.teacher[0].initial_hidden(num) if self.teacher else None
+        return self.expert[0].initial_hidden(num) if self.expert else None
 
     def act(
         self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
     ) -> Decision:
         action = self.student.act(obs, None, mask, Phase.EVAL, rng, env_steps).action
-        if phase is Phase.EVAL or not self.teacher:
+        if phase is Phase.EVAL or not self.expert:
             return Decision(action, hidden=hidden)
-        asked = self.teacher[0].act(obs, hidden, mask, Phase.EVAL, rng, env_steps)
+        asked = self.expert[0].act(obs, hidden, mask, Phase.EVAL, rng, env_steps)
         # a Gaussian's mean may lie beyond the bounds: label with the action that the environment would get
         expert_action = asked.action if self.spaces.discrete else asked.action.clamp(-1.0, 1.0)
         share = 1.0 if phase is Phase.RANDOM else self.share(env_steps)

@@ -13,32 +13,38 @@ from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_map
 from zhixing.errors import UserError
-from zhixing.nets.torso import NetFactory, encoder_of, is_recurrent, make_body, num_features, unroll
-from zhixing.ops.distributions import MASKED
-from zhixing.ops.schedules import linear
+from zhixing.nets.torso import NetFactory, get_encoder, is_recurrent, make_torso, num_features, unroll
+from zhixing.ops.distributions import MASKED_LOGIT
+from zhixing.ops.schedules import linear_schedule
 
-HeadFactory = Callable[[int, int], nn.Module]  # (features, actions) to a module from features to [B, actions, ...]
+QHeadFactory = Callable[[int, int], nn.Module]  # (features, actions) to a module from features to [B, actions, ...]
 
 
 class QNet(nn.Module):
     """`net(obs, hidden) -> (what the head makes of it [B,n,...], hidden)`; `hidden` is None without memory."""
 
     def __init__(
-        self, spaces: Spaces, cfg: NetConfig, make_net: NetFactory | None, head: HeadFactory, *, normalise: bool = False
+        self,
+        spaces: Spaces,
+        cfg: NetConfig,
+        make_net: NetFactory | None,
+        head: QHeadFactory,
+        *,
+        normalize: bool = False,
     ) -> None:
         super().__init__()
-        self.body = make_body(spaces.obs, cfg, make_net, normalise=normalise)
-        self.recurrent = is_recurrent(self.body)
-        self.head = head(num_features(self.body, spaces.obs), spaces.num_actions)
+        self.torso = make_torso(spaces.obs, cfg, make_net, normalize=normalize)
+        self.recurrent = is_recurrent(self.torso)
+        self.head = head(num_features(self.torso, spaces.obs), spaces.num_actions)
 
     def forward(self, obs: Tree, hidden: Tree = None) -> tuple[Tensor, Tree]:
         if not self.recurrent:
-            return self.head(self.body(obs)), None
-        features, hidden = self.body(obs, hidden)
+            return self.head(self.torso(obs)), None
+        features, hidden = self.torso(obs, hidden)
         return self.head(features), hidden
 
     def update_norm(self, obs: Tree) -> None:
-        encoder = encoder_of(self.body)
+        encoder = get_encoder(self.torso)
         if encoder is not None:
             encoder.update_norm(obs)
 
@@ -55,7 +61,7 @@ class ExpectedValue(nn.Module):
         return self.mean(out), hidden
 
 
-def read(net: QNet, batch: Batch, burn_in: int) -> Tensor:
+def forward_obs(net: QNet, batch: Batch, burn_in: int) -> Tensor:
     """What the network says of the observations, a row per step that is learned from."""
     if not net.recurrent:
         return net(batch.obs)[0]
@@ -63,7 +69,7 @@ def read(net: QNet, batch: Batch, burn_in: int) -> Tensor:
     return net.head(features[burn_in:].flatten(0, 1))
 
 
-def read_next(net: QNet, batch: Batch, burn_in: int) -> Tensor:
+def forward_next_obs(net: QNet, batch: Batch, burn_in: int) -> Tensor:
     """What it says of the next observations, also of the true last ones of episodes."""
     if not net.recurrent:
         return net(batch.next_obs)[0]
@@ -71,7 +77,7 @@ def read_next(net: QNet, batch: Batch, burn_in: int) -> Tensor:
     return net(_by_time(batch.next_obs, burn_in), hidden)[0]
 
 
-def learned_steps(batch: Batch, cfg: QLearningConfig) -> Batch:
+def flatten_sequences(batch: Batch, cfg: QLearningConfig) -> Batch:
     """What belongs to the rows of `read`: steps of sequences after the burn-in, time first, as one dimension."""
     burn_in = cfg.replay.burn_in
     names = [name for name in ("action", "reward", "terminated", "mask", "next_mask") if name in batch]
@@ -82,17 +88,17 @@ def learned_steps(batch: Batch, cfg: QLearningConfig) -> Batch:
     return Batch(**fields)
 
 
-def of_action(out: Tensor, action: Tensor) -> Tensor:
+def gather_action(out: Tensor, action: Tensor) -> Tensor:
     """The part of `out [B,n,atoms]` that belongs to one action per row `[B]`."""
     return out.take_along_dim(action.view(-1, 1, 1), 1).squeeze(1)
 
 
-def best_next(q: Tensor, steps: Batch) -> Tensor:
+def greedy_next_action(q: Tensor, steps: Batch) -> Tensor:
     """The action `[B]` of highest value `q [B,n]` that the next state allows: no target may count on another."""
-    return (q.masked_fill(~steps.next_mask, MASKED) if "next_mask" in steps else q).argmax(-1)
+    return (q.masked_fill(~steps.next_mask, MASKED_LOGIT) if "next_mask" in steps else q).argmax(-1)
 
 
-def priorities(errors: Tensor, batch: Batch) -> Tensor:
+def compute_priority(errors: Tensor, batch: Batch) -> Tensor:
     """Of transitions their error; of sequences mostly the largest, somewhat the mean (Kapturowski et al., 2019)."""
     num = len(batch.index)
     if len(errors) == num:
@@ -116,14 +122,14 @@ def check_sequences(cfg: QLearningConfig, net: QNet) -> None:
 
 def epsilon_at(cfg: QLearningConfig, env_steps: int) -> float:
     share = env_steps / max(1.0, cfg.epsilon_fraction * cfg.env_steps)
-    return linear(cfg.epsilon_start, cfg.epsilon_end, share)
+    return linear_schedule(cfg.epsilon_start, cfg.epsilon_end, share)
 
 
 def _replay(net: QNet, batch: Batch) -> tuple[Tensor, Tree]:
     """Features and memory `[T,B,...]` over sequences `[B,T]`, from the memory stored with their first step."""
     obs = tree_map(lambda leaf: leaf.transpose(0, 1), batch.obs)
     start = tree_map(lambda leaf: leaf[:, 0], batch.hidden)
-    return unroll(net.body, obs, start, batch.is_first.transpose(0, 1))
+    return unroll(net.torso, obs, start, batch.is_first.transpose(0, 1))
 
 
 def _by_time(tree: Tree, burn_in: int) -> Tree:

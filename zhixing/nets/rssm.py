@@ -21,7 +21,7 @@ from zhixing.nets.mlp import ACTIVATIONS, Activation
 from zhixing.ops.imagination import straight_through, uniform_mix
 
 
-class Normed(nn.Module):
+class LayerNormLinear(nn.Module):
     """A linear layer whose outputs are normalised over the features, and then activated.
 
     Plain functions on its own weights instead of modules: these models are small, and the calls would cost most.
@@ -43,7 +43,7 @@ class Normed(nn.Module):
         return out if self.activation is None else self.activation(out)
 
 
-class NormedMLP(nn.Module):
+class LayerNormMLP(nn.Module):
     """Normed layers and, with `outputs`, a plain one. `scale` is that of its first weights: 0 has no opinion."""
 
     def __init__(
@@ -56,7 +56,7 @@ class NormedMLP(nn.Module):
     ) -> None:
         super().__init__()
         sizes = [inputs, *hidden_sizes]
-        self.layers = nn.ModuleList([Normed(n, m, activation) for n, m in pairwise(sizes)])
+        self.layers = nn.ModuleList([LayerNormLinear(n, m, activation) for n, m in pairwise(sizes)])
         self.last = None if outputs is None else nn.Linear(sizes[-1], outputs)
         if self.last is not None:
             with torch.no_grad():
@@ -71,7 +71,7 @@ class NormedMLP(nn.Module):
         return x
 
 
-class State(NamedTuple):
+class RSSMState(NamedTuple):
     """Where the model is: memory `[..., size]` and symbols `[..., variables * classes]`, one-hot each."""
 
     h: Tensor
@@ -81,16 +81,16 @@ class State(NamedTuple):
     def features(self) -> Tensor:
         return torch.cat(self, -1)
 
-    def detach(self) -> State:
-        return State(self.h.detach(), self.z.detach())
+    def detach(self) -> RSSMState:
+        return RSSMState(self.h.detach(), self.z.detach())
 
 
-class Seen(NamedTuple):
+class RSSMOutput(NamedTuple):
     """A model that was shown sequences: its states `[T,B,...]`, the memory after each step's action, and the logarithms
     of the symbols' chances `[T,B,variables,classes]` with the observation and without."""
 
-    state: State
-    after: Tensor
+    state: RSSMState
+    next_h: Tensor
     posterior: Tensor
     prior: Tensor
 
@@ -104,25 +104,25 @@ class RSSM(nn.Module):
         super().__init__()
         self.size, self.variables, self.classes, self.actions, self.mix = size, variables, classes, actions, mix
         symbols = variables * classes
-        self.enter = Normed(symbols + actions, size, activation)
-        self.gates = Normed(2 * size, 3 * size, None)
+        self.input_layer = LayerNormLinear(symbols + actions, size, activation)
+        self.gates = LayerNormLinear(2 * size, 3 * size, None)
         with torch.no_grad():
             self.gates.shift[2 * size :] = -1.0  # of the gate that writes
-        self.see = nn.Linear(embedding, size, bias=False)
-        self.judge, self.judged = Normed(size, size, activation), nn.Linear(size, symbols)
+        self.obs_projection = nn.Linear(embedding, size, bias=False)
+        self.posterior_hidden, self.posterior_logits = LayerNormLinear(size, size, activation), nn.Linear(size, symbols)
         with torch.no_grad():  # symbols that differ by what is seen: of nearly equal chances nobody learns to read them
-            self.judged.weight.mul_(4.0)
-        self.foresee = NormedMLP(size, [size], activation, symbols)
+            self.posterior_logits.weight.mul_(4.0)
+        self.prior_logits = LayerNormMLP(size, [size], activation, symbols)
         self.features = size + symbols
 
-    def start(self, num: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    def initial_state(self, num: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """h, z and a before the first observation of N episodes."""
         sizes = (self.size, self.variables * self.classes, self.actions)
         return tuple(torch.zeros(num, n, device=device) for n in sizes)  # type: ignore[return-value]
 
     def advance(self, h: Tensor, z: Tensor, action: Tensor) -> Tensor:
         """The memory after a step: a GRU's, its gates normalised, and at first inclined to keep what it holds."""
-        x = self.enter(torch.cat([z, action], -1))
+        x = self.input_layer(torch.cat([z, action], -1))
         out = self.gates(torch.cat([h, x], -1))
         new, gates = out.split((self.size, 2 * self.size), -1)
         use, write = gates.sigmoid().chunk(2, -1)
@@ -130,10 +130,10 @@ class RSSM(nn.Module):
 
     def posterior(self, h: Tensor, seen: Tensor) -> Tensor:
         """ActionDistribution of the symbols `[...,variables,classes]`; `seen` is `see(embedding)`."""
-        return self._chances(self.judged(self.judge(h, seen)))
+        return self._chances(self.posterior_logits(self.posterior_hidden(h, seen)))
 
     def prior(self, h: Tensor) -> Tensor:
-        return self._chances(self.foresee(h))
+        return self._chances(self.prior_logits(h))
 
     def _chances(self, logits: Tensor) -> Tensor:
         return uniform_mix(logits.view(*logits.shape[:-1], self.variables, self.classes), self.mix)
@@ -142,13 +142,13 @@ class RSSM(nn.Module):
         """What draws symbols: for all steps at once, since a call costs more than its numbers."""
         return torch.rand(*lead, self.variables, generator=rng, device=rng.device)
 
-    def draw(self, chance: Tensor, uniform_noise: Tensor | None) -> Tensor:
+    def sample(self, chance: Tensor, uniform_noise: Tensor | None) -> Tensor:
         return straight_through(chance, uniform_noise).flatten(-2)
 
-    def observe(self, embedded: Tensor, action: Tensor, is_first: Tensor, uniform_noise: Tensor | None) -> Seen:
+    def observe(self, embedded: Tensor, action: Tensor, is_first: Tensor, uniform_noise: Tensor | None) -> RSSMOutput:
         """Follow sequences `[T,B,...]`; where `is_first [T,B]`, and at the first row, the model starts anew."""
-        seen = self.see(embedded).unbind()
-        start = after = self.advance(*self.start(1, embedded.device))
+        seen = self.obs_projection(embedded).unbind()
+        start = after = self.advance(*self.initial_state(1, embedded.device))
         first = is_first.unsqueeze(-1).clone()
         first[0] = True
         drawn = [None] * len(seen) if uniform_noise is None else uniform_noise.unbind()
@@ -156,8 +156,8 @@ class RSSM(nn.Module):
         for x, a, begins, chosen in zip(seen, action.unbind(), first.unbind(), drawn, strict=True):
             h = torch.where(begins, start, after)
             chance = self.posterior(h, x)
-            z = self.draw(chance, chosen)
+            z = self.sample(chance, chosen)
             after = self.advance(h, z, a)
             steps.append((h, z, after, chance))
         h, z, afters, posterior = (torch.stack(part) for part in zip(*steps, strict=True))
-        return Seen(State(h, z), afters, posterior.log(), self.prior(h).log())
+        return RSSMOutput(RSSMState(h, z), afters, posterior.log(), self.prior(h).log())

@@ -1,6 +1,6 @@
 """Bodies: networks from an observation to features, to which learners add their heads.
 
-A body is any `nn.Module`: `net(obs) -> features [B,n]`, or recurrent `net(obs, hidden) -> (features, hidden)`. Hidden
+A torso is any `nn.Module`: `net(obs) -> features [B,n]`, or recurrent `net(obs, hidden) -> (features, hidden)`. Hidden
 states are tensors or tuples of tensors `[B,...]`; `None`, like zeros, is the state at the start of an episode.
 """
 
@@ -34,17 +34,17 @@ NetFactory = Callable[[gym.Space[Any]], nn.Module]
 class Encoder(nn.Module):
     """One flat vector out of any observation: one-hot for choices, convolutions for images, the rest as it is."""
 
-    def __init__(self, space: gym.Space[Any], cnn: CnnKind, normalise: bool) -> None:
+    def __init__(self, space: gym.Space[Any], cnn: CnnKind, normalize: bool) -> None:
         super().__init__()
         self.space = space
         self.parts = nn.ModuleDict()
         self.norm: RunningNorm | None = None
         self.image: CNN | None = None
         if isinstance(space, Dict):
-            self.parts.update({_part(key): Encoder(part, cnn, normalise) for key, part in space.items()})
+            self.parts.update({_part(key): Encoder(part, cnn, normalize) for key, part in space.items()})
         elif is_image(space):
             self.image = CNN(tuple(space.shape or ()), cnn)
-        elif normalise and isinstance(space, Box):
+        elif normalize and isinstance(space, Box):
             self.norm = RunningNorm((int(torch.Size(space.shape).numel()),))
         # a vector of floats needs no encoding, and the call of a module costs as much as a small layer
         self.plain = (
@@ -89,8 +89,8 @@ def is_image(space: gym.Space[Any]) -> bool:
 class Torso(MLP):
     """Fully connected layers behind an encoder."""
 
-    def __init__(self, space: gym.Space[Any], cfg: NetConfig, normalise: bool, orthogonal_init: bool) -> None:
-        encoder = Encoder(space, cfg.cnn, normalise)
+    def __init__(self, space: gym.Space[Any], cfg: NetConfig, normalize: bool, orthogonal_init: bool) -> None:
+        encoder = Encoder(space, cfg.cnn, normalize)
         inputs = num_features(encoder, space)
         super().__init__(inputs, cfg.hidden_sizes, cfg.activation, orthogonal_init=orthogonal_init)
         self.encoder, self.plain = encoder, encoder.plain
@@ -99,38 +99,38 @@ class Torso(MLP):
         return super().forward(obs if self.plain else self.encoder(obs))
 
 
-class RecurrentBody(nn.Module):
+class RecurrentTorso(nn.Module):
     """Encoder, fully connected layers and a memory: a GRU's or LSTM's cell."""
 
-    def __init__(self, space: gym.Space[Any], cfg: NetConfig, normalise: bool, orthogonal_init: bool) -> None:
+    def __init__(self, space: gym.Space[Any], cfg: NetConfig, normalize: bool, orthogonal_init: bool) -> None:
         super().__init__()
-        self.body = Torso(space, cfg, normalise, orthogonal_init)
-        inputs = num_features(self.body, space)
+        self.torso = Torso(space, cfg, normalize, orthogonal_init)
+        inputs = num_features(self.torso, space)
         cell = nn.LSTMCell if cfg.recurrent == "lstm" else nn.GRUCell
         self.cell = cell(inputs, cfg.recurrent_size)
 
     def forward(self, obs: Tree, hidden: Tree) -> tuple[Tensor, Tree]:
-        return self.remember(self.body(obs), hidden)
+        return self.step_cell(self.torso(obs), hidden)
 
-    def remember(self, seen: Tensor, hidden: Tree) -> tuple[Tensor, Tree]:
+    def step_cell(self, seen: Tensor, hidden: Tree) -> tuple[Tensor, Tree]:
         """The part with memory, after what each observation alone becomes."""
         hidden = self.cell(seen, hidden)
         return (hidden[0] if isinstance(hidden, tuple) else hidden), hidden
 
 
-def encoder_of(body: nn.Module) -> Encoder | None:
-    """The encoder of a built-in body; a user's own network has none."""
-    if isinstance(body, RecurrentBody):
-        body = body.body
-    return body.encoder if isinstance(body, Torso) else None
+def get_encoder(torso: nn.Module) -> Encoder | None:
+    """The encoder of a built-in torso; a user's own network has none."""
+    if isinstance(torso, RecurrentTorso):
+        torso = torso.torso
+    return torso.encoder if isinstance(torso, Torso) else None
 
 
-def make_body(
+def make_torso(
     space: gym.Space[Any],
     cfg: NetConfig,
     make_net: NetFactory | None = None,
     *,
-    normalise: bool | Auto = False,
+    normalize: bool | Auto = False,
     orthogonal_init: bool = False,
 ) -> nn.Module:
     """The user's own network, else the one that the settings describe. Only built-in networks normalize observations;
@@ -138,18 +138,18 @@ def make_body(
     if make_net is None and cfg.kind != "auto":
         make_net = _import_net(cfg.kind)
     if make_net is not None:
-        if normalise is True:
+        if normalize is True:
             raise UserError(
-                "normalize_obs=true needs a built-in network; normalise inside your own, or set it to false"
+                "normalize_obs=true needs a built-in network; normalize inside your own, or set it to false"
             )
         if cfg.recurrent != "none":
             raise UserError("net.recurrent is for built-in networks; your own has what memory it makes itself")
-        body = make_net(space)
-        if not isinstance(body, nn.Module):
-            raise UserError(f"net must give a torch.nn.Module for the observation space, not {type(body).__name__}")
-        return body
-    kind = Torso if cfg.recurrent == "none" else RecurrentBody
-    return kind(space, cfg, bool(normalise), orthogonal_init)
+        torso = make_net(space)
+        if not isinstance(torso, nn.Module):
+            raise UserError(f"net must give a torch.nn.Module for the observation space, not {type(torso).__name__}")
+        return torso
+    kind = Torso if cfg.recurrent == "none" else RecurrentTorso
+    return kind(space, cfg, bool(normalize), orthogonal_init)
 
 
 def _import_net(name: str) -> NetFactory:
@@ -162,10 +162,10 @@ def is_recurrent(net: nn.Module) -> bool:
     return "hidden" in inspect.signature(net.forward).parameters
 
 
-def example(space: gym.Space[Any], rows: int = 2, device: torch.device | str = "cpu") -> Tree:
+def example_obs(space: gym.Space[Any], rows: int = 2, device: torch.device | str = "cpu") -> Tree:
     """Observations (zeros, or the first of choices) to learn the shapes of what a network makes of them."""
     if isinstance(space, Dict):
-        return {key: example(part, rows, device) for key, part in space.spaces.items()}
+        return {key: example_obs(part, rows, device) for key, part in space.spaces.items()}
     field = space_fields(space)
     first = np.broadcast_to(getattr(space, "start", 0), field.shape).astype(field.dtype)
     return torch.as_tensor(first, device=device).expand(rows, *field.shape)
@@ -173,7 +173,7 @@ def example(space: gym.Space[Any], rows: int = 2, device: torch.device | str = "
 
 @torch.no_grad()
 def num_features(net: nn.Module, space: gym.Space[Any]) -> int:
-    obs = example(space)
+    obs = example_obs(space)
     out = net(obs, None)[0] if is_recurrent(net) else net(obs)
     if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[0] != 2:
         shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
@@ -181,21 +181,21 @@ def num_features(net: nn.Module, space: gym.Space[Any]) -> int:
     return out.shape[1]
 
 
-def unroll(body: nn.Module, obs: Tree, hidden: Tree, is_first: Tensor) -> tuple[Tensor, Tree]:
-    """Run a recurrent body over `obs [T,N,...]` from `hidden [N,...]`; memory is cleared where `is_first [T,N]`.
+def unroll(torso: nn.Module, obs: Tree, hidden: Tree, is_first: Tensor) -> tuple[Tensor, Tree]:
+    """Run a recurrent torso over `obs [T,N,...]` from `hidden [N,...]`; memory is cleared where `is_first [T,N]`.
 
     Returns the features `[T,N,n]` and the memory after each step, `[T,N,...]`.
     """
-    step: Callable[[Tree, Tree], tuple[Tensor, Tree]] = body
-    if isinstance(body, RecurrentBody):  # what needs no memory is computed for all steps at once
-        obs = body.body(tree_map(lambda leaf: leaf.flatten(0, 1), obs)).unflatten(0, is_first.shape)
-        step = body.remember
-        if isinstance(body.cell, nn.GRUCell):
-            memory = _run_gru(body.cell, obs, hidden, is_first)
+    step: Callable[[Tree, Tree], tuple[Tensor, Tree]] = torso
+    if isinstance(torso, RecurrentTorso):  # what needs no memory is computed for all steps at once
+        obs = torso.torso(tree_map(lambda leaf: leaf.flatten(0, 1), obs)).unflatten(0, is_first.shape)
+        step = torso.step_cell
+        if isinstance(torso.cell, nn.GRUCell):
+            memory = _run_gru(torso.cell, obs, hidden, is_first)
             return memory, memory
     features, memories = [], []
     for t, first in enumerate(is_first.unbind()):
-        out, hidden = step(tree_map(itemgetter(t), obs), clear_hidden(hidden, first))
+        out, hidden = step(tree_map(itemgetter(t), obs), reset_hidden(hidden, first))
         features.append(out)
         memories.append(hidden)
     return torch.stack(features), tree_map(lambda *steps: torch.stack(steps), *memories)
@@ -210,7 +210,7 @@ def _run_gru(cell: nn.GRUCell, seen: Tensor, hidden: Tensor, is_first: Tensor) -
     starts = [*cleared.nonzero().flatten().tolist(), len(seen)]
     memories = []
     for begin, end in pairwise(starts):
-        start = clear_hidden(hidden, is_first[begin]).unsqueeze(0)
+        start = reset_hidden(hidden, is_first[begin]).unsqueeze(0)
         out, last = torch.gru(seen[begin:end], start, weights, True, 1, 0.0, True, False, False)
         hidden = last.squeeze(0)
         memories.append(out)
@@ -222,6 +222,6 @@ def hidden_fields(hidden: Tree) -> Tree:
     return tree_map(lambda leaf: Field(tuple(leaf.shape[1:]), np.dtype(np.float32)), hidden)
 
 
-def clear_hidden(hidden: Tree, rows: Tensor) -> Tree:
+def reset_hidden(hidden: Tree, rows: Tensor) -> Tree:
     """Zeros where `rows [N]` is true: an episode starts there."""
     return tree_map(lambda leaf: leaf.masked_fill(rows.view(-1, *[1] * (leaf.ndim - 1)), 0.0), hidden)

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from zhixing.config import NetConfig
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_map
-from zhixing.nets.obs_encoder import ObsPreprocessor, SightDecoder, SightEncoder
-from zhixing.nets.rssm import RSSM, NormedMLP, State
+from zhixing.nets.obs_encoder import ObsDecoder, ObsEncoder, ObsPreprocessor
+from zhixing.nets.rssm import RSSM, LayerNormMLP, RSSMState
 from zhixing.ops.distributions import Categorical, Distribution, Gaussian, MultiCategorical
 from zhixing.ops.imagination import uniform_mix
 from zhixing.ops.symlog import symexp_bins, two_hot_mean
@@ -29,7 +29,7 @@ class TwoHotHead(nn.Module):
 
     def __init__(self, features: int, net: NetConfig, bins: int) -> None:
         super().__init__()
-        self.net = NormedMLP(features, net.hidden_sizes, net.activation, bins, scale=0.0)
+        self.net = LayerNormMLP(features, net.hidden_sizes, net.activation, bins, scale=0.0)
         self.register_buffer("bins", symexp_bins(bins), persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -46,9 +46,9 @@ class WorldModelActor(nn.Module):
 
     def __init__(self, features: int, spaces: Spaces, net: NetConfig, mix: float) -> None:
         super().__init__()
-        self.sizes, self.mix, self.single = choice_sizes(spaces), mix, isinstance(spaces.action, Discrete)
+        self.sizes, self.mix, self.single = discrete_sizes(spaces), mix, isinstance(spaces.action, Discrete)
         outputs = sum(self.sizes) if self.sizes else 2 * spaces.num_actions
-        self.net = NormedMLP(features, net.hidden_sizes, net.activation, outputs, scale=0.1)  # nearly equal chances
+        self.net = LayerNormMLP(features, net.hidden_sizes, net.activation, outputs, scale=0.1)  # nearly equal chances
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
         out = self.net(features)
@@ -62,7 +62,7 @@ class WorldModelActor(nn.Module):
         return MultiCategorical(logp, self.sizes, mask)
 
 
-def choice_sizes(spaces: Spaces) -> list[int]:
+def discrete_sizes(spaces: Spaces) -> list[int]:
     """How many classes each choice of an action has; none where actions are continuous."""
     space = spaces.action
     if isinstance(space, Discrete):
@@ -75,21 +75,21 @@ def encode_action(action: Tensor, spaces: Spaces) -> Tensor:
     if isinstance(spaces.action, Box):
         return action.clamp(-1.0, 1.0)
     parts = [action] if isinstance(spaces.action, Discrete) else action.unbind(-1)
-    one_hot = [F.one_hot(part.long(), n) for part, n in zip(parts, choice_sizes(spaces), strict=True)]
+    one_hot = [F.one_hot(part.long(), n) for part, n in zip(parts, discrete_sizes(spaces), strict=True)]
     return (one_hot[0] if len(one_hot) == 1 else torch.cat(one_hot, -1)).float()
 
 
-def by_time(tree: Tree) -> Tree:
+def time_major(tree: Tree) -> Tree:
     """Sequences `[B,T,...]` as `[T,B,...]`."""
     return tree_map(lambda leaf: leaf.transpose(0, 1), tree)
 
 
-def flat(tree: Tree) -> Tree:
+def flatten_time(tree: Tree) -> Tree:
     """`[T,B,...]` as `[T*B,...]`."""
     return tree_map(lambda leaf: leaf.flatten(0, 1), tree)
 
 
-class Imagined(NamedTuple):
+class ImaginedRollout(NamedTuple):
     """What an actor did in the model for H steps from N states: `features [H+1,N,n]` of the states passed; of each step
     the action, which ones the model took to be allowed, the reward, and the chance that the world went on `[H,N]`."""
 
@@ -97,7 +97,7 @@ class Imagined(NamedTuple):
     action: Tensor
     mask: Tensor | None
     reward: Tensor
-    goes_on: Tensor
+    continue_prob: Tensor
 
 
 class WorldModel(nn.Module):
@@ -121,52 +121,59 @@ class WorldModel(nn.Module):
         """The first four are those of `RSSM`; `depth` is the first convolution's."""
         super().__init__()
         self.spaces = spaces
-        self.eyes = ObsPreprocessor(spaces.obs)
-        self.encoder = SightEncoder(self.eyes, net, depth)
-        actions = sum(choice_sizes(spaces)) or spaces.num_actions
+        self.preprocessor = ObsPreprocessor(spaces.obs)
+        self.encoder = ObsEncoder(self.preprocessor, net, depth)
+        actions = sum(discrete_sizes(spaces)) or spaces.num_actions
         self.rssm = RSSM(self.encoder.outputs, actions, size, variables, classes, mix, net.activation)
-        self.decoder = SightDecoder(self.rssm.features, self.eyes, self.encoder, net)
-        self.allowed: NormedMLP | None = None
+        self.decoder = ObsDecoder(self.rssm.features, self.preprocessor, self.encoder, net)
+        self.mask_head: LayerNormMLP | None = None
         if spaces.mask is not None:
-            self.allowed = NormedMLP(self.rssm.features, net.hidden_sizes, net.activation, spaces.mask)
-        self.reward = TwoHotHead(size, net, bins)
-        self.continuation = NormedMLP(size, net.hidden_sizes, net.activation, 1)
+            self.mask_head = LayerNormMLP(self.rssm.features, net.hidden_sizes, net.activation, spaces.mask)
+        self.reward_head = TwoHotHead(size, net, bins)
+        self.continue_head = LayerNormMLP(size, net.hidden_sizes, net.activation, 1)
 
-    def goes_on(self, after: Tensor) -> Tensor:
+    def continue_logits(self, after: Tensor) -> Tensor:
         """Logits `[...]` of the chance that the world goes on."""
-        return self.continuation(after).squeeze(-1)
+        return self.continue_head(after).squeeze(-1)
 
-    def look(self, obs: Tree, hidden: tuple[Tensor, Tensor, Tensor], rng: torch.Generator | None) -> State:
+    def infer_state(self, obs: Tree, hidden: tuple[Tensor, Tensor, Tensor], rng: torch.Generator | None) -> RSSMState:
         """The state at observations `[N,...]`, when `hidden` is the state before and the action taken there.
 
         Symbols are drawn, or without `rng` the likeliest.
         """
         h = self.rssm.advance(*hidden)
-        chance = self.rssm.posterior(h, self.rssm.see(self.encoder(self.eyes(obs))))
-        return State(h, self.rssm.draw(chance, None if rng is None else self.rssm.uniform_noise((len(h),), rng)))
+        chance = self.rssm.posterior(h, self.rssm.obs_projection(self.encoder(self.preprocessor(obs))))
+        return RSSMState(h, self.rssm.sample(chance, None if rng is None else self.rssm.uniform_noise((len(h),), rng)))
 
     @torch.no_grad()
     def imagine(
-        self, state: State, actor: Callable[[Tensor, Tensor | None], Distribution], horizon: int, rng: torch.Generator
-    ) -> Imagined:
+        self,
+        state: RSSMState,
+        actor: Callable[[Tensor, Tensor | None], Distribution],
+        horizon: int,
+        rng: torch.Generator,
+    ) -> ImaginedRollout:
         """Let an actor act in the model, from states `[N]`."""
         features, masks, actions, afters = [state.features], [], [], []
         for uniform_noise in self.rssm.uniform_noise((horizon, len(state.h)), rng):
-            mask = None if self.allowed is None else self.allowed(features[-1]) > 0
+            mask = None if self.mask_head is None else self.mask_head(features[-1]) > 0
             action = actor(features[-1], mask).sample(rng)
             h = self.rssm.advance(*state, encode_action(action, self.spaces))
-            state = State(h, self.rssm.draw(self.rssm.prior(h), uniform_noise))
+            state = RSSMState(h, self.rssm.sample(self.rssm.prior(h), uniform_noise))
             features.append(state.features)
             actions.append(action)
             masks.append(mask)
             afters.append(h)
         after = torch.stack(afters)
-        reward, goes_on = self.reward.mean(self.reward(after)), self.goes_on(after).sigmoid()
-        allowed = None if self.allowed is None else torch.stack(masks)  # type: ignore[arg-type]
-        return Imagined(torch.stack(features), torch.stack(actions), allowed, reward, goes_on)
+        reward, continue_prob = (
+            self.reward_head.mean(self.reward_head(after)),
+            self.continue_logits(after).sigmoid(),
+        )
+        allowed = None if self.mask_head is None else torch.stack(masks)  # type: ignore[arg-type]
+        return ImaginedRollout(torch.stack(features), torch.stack(actions), allowed, reward, continue_prob)
 
     @torch.no_grad()
-    def dream(
+    def predict_video(
         self, obs: Tree, action: Tensor, is_first: Tensor, shown: int, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """The first picture in observations `[T,B,...]`, and what the model made of it, `[T,B,C,H,W]` each.
@@ -175,17 +182,17 @@ class WorldModel(nn.Module):
         follows them from the actions alone.
         """
         lead = is_first.shape
-        sight = self.eyes(flat(obs))
-        seen = self.rssm.see(self.encoder(sight)).unflatten(0, lead)
+        sight = self.preprocessor(flatten_time(obs))
+        seen = self.rssm.obs_projection(self.encoder(sight)).unflatten(0, lead)
         taken, uniform_noise = encode_action(action, self.spaces), self.rssm.uniform_noise(lead, rng)
-        hidden = self.rssm.start(lead[1], is_first.device)
+        hidden = self.rssm.initial_state(lead[1], is_first.device)
         left = torch.full(lead[1:], shown, device=is_first.device)
         states = []
         for t, first in enumerate(is_first):
             left = torch.where(first, shown, left)
             h = self.rssm.advance(*(part * ~first.unsqueeze(-1) for part in hidden))
             chance = torch.where((left > 0).view(-1, 1, 1), self.rssm.posterior(h, seen[t]), self.rssm.prior(h))
-            hidden, left = (h, self.rssm.draw(chance, uniform_noise[t]), taken[t]), left - 1
-            states.append(State(*hidden[:2]).features)
-        dreamt = self.decoder(torch.cat(states)).pictures
-        return sight.pictures[0].unflatten(0, lead), dreamt[0].unflatten(0, lead)
+            hidden, left = (h, self.rssm.sample(chance, uniform_noise[t]), taken[t]), left - 1
+            states.append(RSSMState(*hidden[:2]).features)
+        dreamt = self.decoder(torch.cat(states)).images
+        return sight.images[0].unflatten(0, lead), dreamt[0].unflatten(0, lead)

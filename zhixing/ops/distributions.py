@@ -13,7 +13,7 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MASKED = -1e8  # the logit of a forbidden action: no probability, and no NaN in the entropy
+MASKED_LOGIT = -1e8  # the logit of a forbidden action: no probability, and no NaN in the entropy
 
 
 class Distribution(ABC):
@@ -39,7 +39,7 @@ class Categorical(Distribution):
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
         if mask is not None:
-            logits = logits.masked_fill(~mask, MASKED)
+            logits = logits.masked_fill(~mask, MASKED_LOGIT)
         self.logp = F.log_softmax(logits, -1)
 
     def sample(self, rng: torch.Generator) -> Tensor:

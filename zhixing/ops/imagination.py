@@ -54,7 +54,7 @@ def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, lam: float) 
     return torch.stack(backwards[::-1])
 
 
-def reached(discount: Tensor) -> Tensor:
+def discount_weights(discount: Tensor) -> Tensor:
     """How much each step `[H,N]` counts: what is left of 1 after the discounts of the steps before it."""
     return torch.cat([torch.ones_like(discount[:1]), discount[:-1].cumprod(0)])
 

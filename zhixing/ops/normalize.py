@@ -42,7 +42,7 @@ class RunningNorm(nn.Module):
         self.count.copy_(total)
 
 
-class RewardScale(nn.Module):
+class RewardScaler(nn.Module):
     """Divide rewards by the standard deviation of the discounted return so far (their mean is kept)."""
 
     running: Tensor
@@ -73,14 +73,14 @@ class RewardScale(nn.Module):
         return (reward * torch.rsqrt(self.norm.var + 1e-8).float()).clamp(-self.clip, self.clip)
 
 
-def normalised(x: Tensor, counted: Tensor | None = None) -> Tensor:
-    """Zero mean and unit spread over all of `x`, or over its `counted` elements."""
-    if counted is None:
+def normalize(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Zero mean and unit spread over all of `x`, or over its `mask` elements."""
+    if mask is None:
         if x.numel() <= 1:
             return x
         spread, mean = torch.std_mean(x)
         return (x - mean) / (spread + 1e-8)
-    n = counted.sum().clamp_min(1)
-    centred = x - (x * counted).sum() / n
-    spread = ((centred.square() * counted).sum() / n).sqrt().clamp_min(1e-8)
+    n = mask.sum().clamp_min(1)
+    centred = x - (x * mask).sum() / n
+    spread = ((centred.square() * mask).sum() / n).sqrt().clamp_min(1e-8)
     return torch.where(n > 1, centred / spread, x)  # one alone has no spread

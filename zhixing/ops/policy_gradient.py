@@ -25,7 +25,7 @@ def minibatches(data: Batch, size: int, rng: torch.Generator, sequences: bool = 
 
     With `sequences`, for recurrent networks, they are `[T,n]`: whole columns of the rollout.
     """
-    steps, envs = data.ret.shape[:2]
+    steps, envs = data.returns.shape[:2]
     if sequences:
         columns = torch.randperm(envs, generator=rng, device=rng.device)
         for part in columns.tensor_split(num_minibatches(envs, max(1, size // steps))):
@@ -39,29 +39,29 @@ def minibatches(data: Batch, size: int, rng: torch.Generator, sequences: bool = 
         yield flat[rows]
 
 
-def masked_mean(x: Tensor, counted: Tensor | None = None) -> Tensor:
-    """The mean, or that of the `counted` elements."""
-    return x.mean() if counted is None else (x * counted).sum() / counted.sum().clamp_min(1)
+def masked_mean(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The mean, or that of the `mask` elements."""
+    return x.mean() if mask is None else (x * mask).sum() / mask.sum().clamp_min(1)
 
 
-def ppo_clip_loss(log_ratio: Tensor, advantage: Tensor, clip: float, counted: Tensor | None = None) -> Tensor:
+def ppo_clip_loss(log_ratio: Tensor, advantage: Tensor, clip: float, mask: Tensor | None = None) -> Tensor:
     """`-E[min(r A, clip(r, 1 - ε, 1 + ε) A)]` (Schulman et al., 2017)."""
     # of the two bounds only the one on the side that A favours can be the lesser; it needs no gradient
     bound = torch.add(advantage, advantage.abs(), alpha=clip)
-    return -masked_mean(torch.min(log_ratio.exp() * advantage, bound), counted)
+    return -masked_mean(torch.min(log_ratio.exp() * advantage, bound), mask)
 
 
-def approx_kl(log_ratio: Tensor, counted: Tensor | None = None) -> Tensor:
+def approx_kl(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
     """KL(old, new) out of `log new - log old` of the old one's actions; never negative, little variance."""
-    return masked_mean(torch.expm1(log_ratio) - log_ratio, counted)
+    return masked_mean(torch.expm1(log_ratio) - log_ratio, mask)
 
 
-def clip_fraction(log_ratio: Tensor, clip: float, counted: Tensor | None = None) -> Tensor:
-    return masked_mean((torch.expm1(log_ratio).abs() > clip).float(), counted)
+def clip_fraction(log_ratio: Tensor, clip: float, mask: Tensor | None = None) -> Tensor:
+    return masked_mean((torch.expm1(log_ratio).abs() > clip).float(), mask)
 
 
-def explained_variance(value: Tensor, ret: Tensor) -> Tensor:
+def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
     """Return 1 where values predict the returns, 0 where a constant would do as well, as for a single return."""
-    if ret.numel() < 2:
-        return torch.zeros((), device=ret.device)
-    return 1 - (ret - value).var() / ret.var().clamp_min(1e-8)
+    if returns.numel() < 2:
+        return torch.zeros((), device=returns.device)
+    return 1 - (returns - value).var() / returns.var().clamp_min(1e-8)

@@ -10,7 +10,7 @@ from zhixing.errors import UserError
 ENOUGH = 10  # steps with rewards that decide whether agents are opposed
 
 
-class TeamReward:
+class TeamRewardChecker:
     """Rejects environments whose agents are opposed: the mean of their rewards says nothing.
 
     Environments that declare `reward_kind` "opposed" are rejected at once. Where rewards are "individual", those that

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zhixing.ops.distributions import MASKED
+from zhixing.ops.distributions import MASKED_LOGIT
 
 HEAD_PLANES = 4  # what each head gets to see of a cell
 
@@ -46,6 +46,6 @@ class BoardNet(nn.Module):
         seen, judged = F.relu_(self.heads(x)).flatten(1).chunk(2, -1)
         logits = self.policy(seen)
         if mask is not None:
-            logits = logits.masked_fill(~mask, MASKED)
+            logits = logits.masked_fill(~mask, MASKED_LOGIT)
         value = torch.tanh(self.value(F.relu_(self.hidden(judged))))
         return logits, value.squeeze(-1)

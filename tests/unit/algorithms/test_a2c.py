@@ -77,7 +77,7 @@ def prepared(made: A2C, shown: Batch) -> Batch:
 
 def advantages(made: A2C, **fields: Any) -> list[float]:
     data = prepared(made, rollout(**fields))
-    assert torch.allclose(data.ret, data.advantage + data.value)
+    assert torch.allclose(data.returns, data.advantage + data.value)
     return data.advantage.flatten().tolist()
 
 
@@ -144,7 +144,7 @@ def losses(**fields: Any) -> Batch:
         "obs": column(1.0, 2.0)[..., None],
         "action": torch.tensor([[0], [1]]),
         "advantage": column(2.0, -1.0),
-        "ret": column(3.0, 1.0),
+        "returns": column(3.0, 1.0),
     }
     return Batch(**{**base, **fields})
 
@@ -185,7 +185,7 @@ def test_better_than_expected_becomes_likelier() -> None:
 
 def test_advantages_may_be_normalised_over_the_rollout() -> None:
     made = learner(normalize_advantage=True, value_coef=0.0)
-    shown = {"obs": torch.zeros(3, 1, 1), "action": torch.tensor([[0], [0], [1]]), "ret": column(0.0, 0.0, 0.0)}
+    shown = {"obs": torch.zeros(3, 1, 1), "action": torch.tensor([[0], [0], [1]]), "returns": column(0.0, 0.0, 0.0)}
     found = made.gradients(Batch(**shown, advantage=column(1.0, 2.0, 6.0))).metrics["policy_loss"]
     # mean 3; deviations -2, -1, 3; variance (4 + 1 + 9) / 2 = 7: -(-3 ln 0.5 + 3 ln 0.25) / 3 / √7
     assert found.item() == pytest.approx(math.log(2) / 7**0.5, rel=1e-5)
@@ -362,7 +362,7 @@ def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str
     loss = -(logp * (ret - value.detach())).mean() + 0.5 * (value - ret).square().mean() - 0.1 * entropy.mean()
     expected = made.optimizer.gradient(loss)[0].clone()
     data = prepared(made, shown)
-    assert torch.allclose(data.ret, ret, atol=1e-5)
+    assert torch.allclose(data.returns, ret, atol=1e-5)
     fresh = learner(plain=False, entropy_coef=0.1, **settings)  # the update has moved the other
     assert torch.allclose(fresh.gradients(data).by_optimizer["optimizer"][0], expected, atol=1e-5)
     assert set(fresh.fields) == {"logp", "value", "hidden"}

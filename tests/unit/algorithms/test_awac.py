@@ -33,7 +33,7 @@ def moves(**fields: Any) -> Batch:
 
 
 def actor_loss(made: AWAC, shown: Batch) -> tuple[Tensor, Tensor]:
-    return made.actor_loss(shown, made.critics.taken(shown.obs, shown.action).detach())
+    return made.actor_loss(shown, made.critics.q_of_actions(shown.obs, shown.action).detach())
 
 
 def gradient_of(loss: Tensor, parameter: Tensor) -> list[float]:

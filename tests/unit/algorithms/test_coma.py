@@ -38,7 +38,7 @@ def learner(spaces: Spaces = SPACES, **settings: Any) -> COMA:
 def saying(net: Any, *biases: list[float], **columns: float) -> None:
     """Each agent's head says its bias, whatever is shown, plus `others` or `state` times the sum of what these show."""
     with torch.no_grad():
-        for member, bias in zip(net.members, biases, strict=True):
+        for member, bias in zip(net.agent_nets, biases, strict=True):
             member.head.weight.zero_()
             member.head.bias.copy_(torch.tensor(bias))
             for name, factor in columns.items():
@@ -116,7 +116,7 @@ def test_the_critic_sees_what_the_others_do_and_never_what_the_agent_itself_does
     assert seen["obs"][0, 0].tolist() == [[1.0], [2.0]]
     assert seen["state"][0, 0].tolist() == [[5.0], [5.0]]
     # in the order in which the networks here are given weights
-    q = made.critic.members[0].body({"obs": {name: part[0, :, 0] for name, part in seen.items()}})
+    q = made.critic.agent_nets[0].torso({"obs": {name: part[0, :, 0] for name, part in seen.items()}})
     assert q[0, OWN].tolist() + q[0, OTHERS].tolist() + q[0, STATE].tolist() == [1.0] + [0.0] * 3 + second + [5.0]
 
 
@@ -144,7 +144,7 @@ def test_truncation_bootstraps_from_the_true_last_state() -> None:
     found = made.prepare(rollout(truncated=at(1), **STATES, **PAID))
     # the last row: 2 + 0.5 * 20 = 12; truncated: 2 + 0.5 * 5 = 4.5, not the next episode's 10;
     # the first: 2 + 0.5 (0.5 * V + 0.5 * G) = 2 + 0.5 (1 + 2.25)
-    assert found.ret.flatten().tolist() == pytest.approx([3.625, 4.5, 12.0])
+    assert found.returns.flatten().tolist() == pytest.approx([3.625, 4.5, 12.0])
     assert found.value.flatten().tolist() == pytest.approx([1.0, 2.0, 10.0])
 
 
@@ -153,7 +153,7 @@ def test_termination_ends_the_future() -> None:
     values_of_the_state(made)
     found = made.prepare(rollout(terminated=at(1), **STATES, **PAID))
     # 2 at the end; before it 2 + 0.5 (0.5 * 2 + 0.5 * 2)
-    assert found.ret.flatten().tolist() == pytest.approx([3.0, 2.0, 12.0])
+    assert found.returns.flatten().tolist() == pytest.approx([3.0, 2.0, 12.0])
 
 
 def test_within_an_episode_returns_mix_all_later_values() -> None:
@@ -161,7 +161,7 @@ def test_within_an_episode_returns_mix_all_later_values() -> None:
     values_of_the_state(made)
     found = made.prepare(rollout(**STATES, **PAID))
     # 12; 2 + 0.5 (0.5 * 10 + 0.5 * 12) = 7.5; 2 + 0.5 (0.5 * 2 + 0.5 * 7.5)
-    assert found.ret.flatten().tolist() == pytest.approx([4.375, 7.5, 12.0])
+    assert found.returns.flatten().tolist() == pytest.approx([4.375, 7.5, 12.0])
 
 
 def test_values_are_averaged_over_own_actions_and_agents() -> None:
@@ -171,7 +171,7 @@ def test_values_are_averaged_over_own_actions_and_agents() -> None:
     # 2.5 and 1, and 10 for the one action that the other takes, whichever: mean 11.75
     found = made.prepare(rollout())
     assert found.value.flatten().tolist() == pytest.approx([11.75] * 3)
-    assert found.ret.flatten().tolist() == pytest.approx([11.75 / 2] * 3)
+    assert found.returns.flatten().tolist() == pytest.approx([11.75 / 2] * 3)
 
 
 def test_targets_never_come_from_a_forbidden_action() -> None:
@@ -179,13 +179,13 @@ def test_targets_never_come_from_a_forbidden_action() -> None:
     saying(made.actor, [0.0, 9.0, 0.0], [0.0, 9.0, 0.0])
     saying(made.target, [1.0, 1e6, 6.0], [4.0, 1e6, 0.0])
     with torch.no_grad():  # the other's second action is worth as much again
-        for member, place in zip(made.target.members, (5, 2), strict=True):
+        for member, place in zip(made.target.agent_nets, (5, 2), strict=True):
             member.head.weight[:, place] = 1e6
     mask = torch.tensor([[[[True, False, True], [True, False, False]]]]).expand(3, 1, 2, 3)
     found = made.prepare(rollout(mask=mask, next_mask=mask, action=torch.tensor([[[2, 0]]]).expand(3, 1, 2)))
     # 3.5 for the first agent, 4 for the second
     assert found.value.flatten().tolist() == pytest.approx([3.75] * 3)
-    assert found.ret.flatten().tolist() == pytest.approx([1.875] * 3)
+    assert found.returns.flatten().tolist() == pytest.approx([1.875] * 3)
 
 
 def test_who_has_left_has_no_say_in_the_teams_value() -> None:
@@ -196,14 +196,16 @@ def test_who_has_left_has_no_say_in_the_teams_value() -> None:
     # 3, and nothing for what the other does, for it does nothing
     found = made.prepare(rollout(alive=alive, next_alive=alive))
     assert found.value.flatten().tolist() == pytest.approx([3.0] * 3)
-    assert found.ret.flatten().tolist() == pytest.approx([1.5] * 3)
+    assert found.returns.flatten().tolist() == pytest.approx([1.5] * 3)
 
 
 def test_critic_loss_by_hand() -> None:
     made = learner()
     saying(made.critic, [1.0, 2.0, 6.0], [4.0, 0.0, 0.0])
     both = Batch(
-        seen=made.seen(rollout(1)[0], torch.tensor([[2, 0]])), action=torch.tensor([[2, 0]]), ret=torch.tensor([5.0])
+        seen=made.seen(rollout(1)[0], torch.tensor([[2, 0]])),
+        action=torch.tensor([[2, 0]]),
+        returns=torch.tensor([5.0]),
     )
     # 6 and 4 against 5
     assert made.critic_gradients(both).metrics["critic_loss"].item() == pytest.approx(1.0)
@@ -221,7 +223,7 @@ def test_policy_loss_by_hand() -> None:
     # advantages 3.5 and 3 of actions with chance 1/4: mean of -(3.5 + 3) ln(1/4)
     assert found.metrics["policy_loss"].item() == pytest.approx(3.25 * np.log(4))
     assert found.metrics["entropy"].item() == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(4))
-    of_the_logits = gradients_by(made.actor_optimizer)[made.actor.members[0].head.bias]
+    of_the_logits = gradients_by(made.actor_optimizer)[made.actor.agent_nets[0].head.bias]
     # by the logits of the first agent, half of: -3.5 (1{third} - p) - 0.1 dH,  dH = -p (ln p + H)
     p, H = np.array([0.5, 0.25, 0.25]), 1.5 * np.log(2)
     expected = 0.5 * (-3.5 * (np.array([0.0, 0.0, 1.0]) - p) + 0.1 * p * (np.log(p) + H))
@@ -239,8 +241,8 @@ def test_who_has_left_gets_no_gradient() -> None:
     ):
         assert gradients.by_optimizer
         gradient = gradients_by(optimizer)
-        assert all(gradient[parameter].abs().sum() == 0 for parameter in net.members[1].parameters())
-        assert all(gradient[parameter].abs().sum() > 0 for parameter in net.members[0].head.parameters())
+        assert all(gradient[parameter].abs().sum() == 0 for parameter in net.agent_nets[1].parameters())
+        assert all(gradient[parameter].abs().sum() > 0 for parameter in net.agent_nets[0].head.parameters())
 
 
 def test_the_critic_takes_many_steps_and_the_actors_one() -> None:
@@ -295,7 +297,7 @@ def test_chances_over_a_rollout_and_beyond_it_are_those_of_acting(recurrent: str
     following[1] = last
     shown = rollout(T, obs=obs[:T], next_obs=following, action=torch.stack(actions), truncated=at(1, T), hidden=kept)
     assert torch.allclose(made.decisions(shown).logp, torch.stack(logps), atol=1e-6)
-    for member in made.target.members:  # each action has a worth of its own, nothing else counts
+    for member in made.target.agent_nets:  # each action has a worth of its own, nothing else counts
         nn.init.zeros_(member.head.weight)
         member.head.bias.data = torch.tensor([1.0, 2.0, 4.0])
     expected = [team_value(torch.tensor([1.0, 2.0, 4.0]), policy).item() for policy in beyond]
@@ -316,7 +318,7 @@ def test_normalised_observations_reach_actors_critic_and_target() -> None:
     made = learner(normalize_obs=True)
     made.update(rollout(2, obs=torch.tensor([1.0, 3.0]).view(2, 1, 1, 1).expand(2, 1, 2, 1)))
     for net in (made.actor, made.critic, made.target):
-        encoder = net.members[0].body.encoder.part("obs")
+        encoder = net.agent_nets[0].torso.encoder.part("obs")
         norm = encoder.norm if net is made.actor else encoder.part("obs").norm
         assert (norm.mean.item(), norm.var.item(), norm.count.item()) == (2.0, 1.0, 4.0)
 

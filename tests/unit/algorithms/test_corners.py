@@ -57,7 +57,7 @@ def team(made, **fields):
         "seen": torch.zeros(1, 2, 1),
         "action": torch.zeros(1, 2, dtype=torch.long),
         "advantage": torch.ones(1, 2),
-        "ret": torch.ones(1, 2),
+        "returns": torch.ones(1, 2),
         "alive": torch.tensor([[True, False]]),
         "logp": torch.full((1, 2), float(np.log(0.5))),
     }
@@ -94,7 +94,7 @@ def rollout(obs):
 def test_statistics_of_observations_are_those_of_the_living():
     made = make("mappo", TEAM, normalize_obs=True)
     made.update(rollout(torch.tensor([1.0, 5.0]).view(1, 1, 2, 1).expand(3, 1, 2, 1)))
-    assert made.actor.members[0].body.encoder.part("obs").norm.mean.item() == 1.0
+    assert made.actor.agent_nets[0].torso.encoder.part("obs").norm.mean.item() == 1.0
 
 
 def test_ippos_statistics_of_returns_are_those_of_the_living():

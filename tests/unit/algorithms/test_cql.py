@@ -33,7 +33,7 @@ def moves(**fields: Any) -> Batch:
 
 def penalty(made: SAC, shown: Batch) -> Tensor:
     assert made.penalty is not None
-    q = made.critics.taken(shown.obs, shown.action)
+    q = made.critics.q_of_actions(shown.obs, shown.action)
     return made.penalty(made.critics, made.actor, shown, q, made.rng)
 
 

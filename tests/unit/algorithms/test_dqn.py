@@ -18,7 +18,7 @@ from zhixing.core.policy import Phase
 from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 from zhixing.nets.heads import DuelingHead
-from zhixing.nets.qnet import epsilon_at, read
+from zhixing.nets.qnet import epsilon_at, forward_obs
 
 SPACES = Spaces(Box(-9.0, 9.0, (3,), np.float32), Discrete(3))
 
@@ -259,7 +259,7 @@ def test_recurrent_values_are_those_of_stepping_through_the_sequence() -> None:
     obs, is_first = torch.randn(2, 6, 3), torch.zeros(2, 6, dtype=torch.bool)
     is_first[1, 4] = True
     hidden = tuple(torch.randn(2, 6, 4) for _ in range(2))
-    rows = read(dqn.net, Batch(obs=obs, is_first=is_first, hidden=hidden), burn_in=1).view(5, 2, 3)
+    rows = forward_obs(dqn.net, Batch(obs=obs, is_first=is_first, hidden=hidden), burn_in=1).view(5, 2, 3)
     for b in range(2):
         memory: Any = tuple(leaf[b : b + 1, 0] for leaf in hidden)
         for t in range(6):

@@ -18,7 +18,7 @@ from zhixing.algorithms.dreamer import RANGE_RATE, Dreamer
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients
 from zhixing.core.spaces import Spaces
-from zhixing.nets.world_model import Imagined
+from zhixing.nets.world_model import ImaginedRollout
 from zhixing.ops.imagination import percentile_range
 from zhixing.training.callbacks.imagine import Imagine, strip
 
@@ -60,9 +60,9 @@ def moved(dreamer: Dreamer, gradients: Gradients) -> set[str]:
     }
 
 
-def imagined(dreamer: Dreamer, num: int = 5) -> Imagined:
+def imagined(dreamer: Dreamer, num: int = 5) -> ImaginedRollout:
     with torch.no_grad():
-        state = dreamer.world.look(torch.randn(num, 3), dreamer.policy.initial_hidden(num), None)
+        state = dreamer.world.infer_state(torch.randn(num, 3), dreamer.policy.initial_hidden(num), None)
     return dreamer.world.imagine(state, dreamer.actor, dreamer.cfg.horizon, dreamer.rng)
 
 
@@ -127,7 +127,9 @@ def test_actor_loss_by_hand() -> None:
     with torch.no_grad():
         last.weight.zero_()
         last.bias.copy_(torch.tensor([math.log(3), 0.0]))  # chances 3/4 and 1/4
-    dream = Imagined(torch.zeros(3, 1, 28), torch.tensor([[0], [1]]), None, torch.zeros(2, 1), torch.full((2, 1), 0.8))
+    dream = ImaginedRollout(
+        torch.zeros(3, 1, 28), torch.tensor([[0], [1]]), None, torch.zeros(2, 1), torch.full((2, 1), 0.8)
+    )
     loss, entropy = dreamer.actor_loss(dream, torch.tensor([[2.0], [-1.0]]))
     # the second step counts 0.5 · 0.8; gains 2 log 3/4 + 0.1 H and -log 1/4 + 0.1 H; their mean, turned round
     H = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
@@ -139,7 +141,7 @@ def test_actor_loss_by_hand() -> None:
 def test_critic_loss_by_hand() -> None:
     """Neither critic has an opinion: values 0, returns r + γ c r' = 1 + 0.5 · 0.8 · 1, and 1."""
     dreamer = learner(gamma=0.5, horizon=2, td_lambda=1.0)
-    dream = Imagined(
+    dream = ImaginedRollout(
         torch.zeros(3, 1, 28), torch.zeros(2, 1, dtype=torch.long), None, torch.ones(2, 1), torch.full((2, 1), 0.8)
     )
     loss, returns, value = dreamer.critic_loss(dream)
@@ -184,7 +186,7 @@ def test_the_slow_critic_follows() -> None:
 
 def test_burn_in_rows_have_no_loss_but_warm_the_memory() -> None:
     dreamer = learner(replay__burn_in=2, replay__sequence_length=4)
-    last = dreamer.world.reward.net.last
+    last = dreamer.world.reward_head.net.last
     assert last is not None
     torch.nn.init.normal_(last.weight, generator=torch.Generator().manual_seed(0))  # an opinion of rewards
     batch = sequences()
@@ -356,14 +358,14 @@ def test_the_model_learns_to_foresee() -> None:
     for _ in range(150):
         dreamer.update(counted(16))
     with torch.no_grad():
-        state = dreamer.world.look(torch.eye(3)[:1], dreamer.policy.initial_hidden(1), None)
+        state = dreamer.world.infer_state(torch.eye(3)[:1], dreamer.policy.initial_hidden(1), None)
         h, z = state
         rewards, going = [], []
         for action in (1, 0, 1):
             h = dreamer.world.rssm.advance(h, z, torch.eye(2)[[action]])
-            rewards.append(dreamer.world.reward.mean(dreamer.world.reward(h)).item())
-            going.append(dreamer.world.goes_on(h).sigmoid().item())
-            z = dreamer.world.rssm.draw(dreamer.world.rssm.prior(h), None)
+            rewards.append(dreamer.world.reward_head.mean(dreamer.world.reward_head(h)).item())
+            going.append(dreamer.world.continue_logits(h).sigmoid().item())
+            z = dreamer.world.rssm.sample(dreamer.world.rssm.prior(h), None)
     assert rewards == pytest.approx([1.0, 0.0, 11.0], abs=0.7)
     assert going[0] > 0.9
     assert going[1] > 0.9

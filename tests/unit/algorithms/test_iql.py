@@ -18,7 +18,7 @@ from zhixing.core.batch import Batch
 from zhixing.core.policy import Phase
 from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
-from zhixing.ops.losses import advantage_weight, expectile
+from zhixing.ops.losses import advantage_weight, expectile_loss
 
 
 def learner(spaces: Spaces = DISCRETE, **settings: Any) -> IQL:
@@ -50,14 +50,14 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 def test_expectiles_by_hand() -> None:
     # 0.3 * 4, 0 and 0.7 * 9
-    assert expectile(torch.tensor([-2.0, 0.0, 3.0]), 0.7).tolist() == pytest.approx([1.2, 0.0, 6.3])
+    assert expectile_loss(torch.tensor([-2.0, 0.0, 3.0]), 0.7).tolist() == pytest.approx([1.2, 0.0, 6.3])
 
 
 @pytest.mark.parametrize(("tau", "settles"), [(0.5, 1.0), (0.7, 2.1 / 1.3), (0.9, 2.7 / 1.1)])
 def test_expectiles_settle_between_the_mean_and_the_best(tau: float, settles: float) -> None:
     # of targets 0, 0 and 3: 2 (1 - τ) v = τ (3 - v), so v = 3 τ / (2 - τ)
     estimate = torch.tensor(settles, requires_grad=True)
-    loss = expectile(torch.tensor([0.0, 0.0, 3.0]) - estimate, tau).sum()
+    loss = expectile_loss(torch.tensor([0.0, 0.0, 3.0]) - estimate, tau).sum()
     assert gradient_of(loss, estimate) == pytest.approx([0.0], abs=1e-5)
 
 

@@ -45,9 +45,9 @@ def plain(name: str = "mappo", **settings: Any) -> MAPPO:
     made = learner(name, **({"net__hidden_sizes": []} | off | settings))
     with torch.no_grad():
         for i in range(3):
-            critic: Any = made.critic.members[i].head
+            critic: Any = made.critic.agent_nets[i].head
             critic.linear.weight.fill_(10.0**i)
-            actor: Any = made.actor.members[i].head
+            actor: Any = made.actor.agent_nets[i].head
             actor.weight.zero_()
             actor.bias.copy_(torch.tensor(HALVES))
     return made
@@ -93,7 +93,7 @@ def leaving(t: int, agent: int = 1) -> dict[str, Tensor]:
 def advantages(made: MAPPO, **fields: Any) -> list[list[float]]:
     """Of each agent, step by step."""
     data = made.prepare(rollout(**fields))
-    assert torch.allclose(data.ret, data.advantage + data.value)
+    assert torch.allclose(data.returns, data.advantage + data.value)
     return data.advantage[:, 0].T.tolist()
 
 
@@ -105,7 +105,7 @@ def losses(**fields: Any) -> Batch:
         "action": torch.tensor([[0, 1, 2]]),
         "logp": torch.tensor([HALVES]) - torch.tensor([[1.5, 0.5, 1.0]]).log(),
         "advantage": torch.tensor([[1.0, 1.0, 2.0]]),
-        "ret": torch.tensor([[3.0, 10.0, 90.0]]),
+        "returns": torch.tensor([[3.0, 10.0, 90.0]]),
     }
     return Batch(**{**base, **fields})
 
@@ -119,7 +119,7 @@ def by_parameter(optimizer: Optimizer) -> dict[Tensor, Tensor]:
 
 
 def of_the_logits(made: MAPPO, agent: int) -> list[float]:
-    return by_parameter(made.actor_optimizer)[made.actor.members[agent].head.bias].tolist()
+    return by_parameter(made.actor_optimizer)[made.actor.agent_nets[agent].head.bias].tolist()
 
 
 def taken(action: int) -> Any:
@@ -194,7 +194,7 @@ def test_to_a_team_who_has_left_is_worth_what_the_others_are_on_average(name: st
 @pytest.mark.parametrize("name", ["mappo", "ippo"])
 def test_a_shared_reward_counts_in_the_return_of_who_has_left(name: str) -> None:
     made = plain(name, spaces=TEAM, gae_lambda=1.0)
-    found = made.prepare(rollout(terminated=at(2), **leaving(0))).ret[:, 0, 1]
+    found = made.prepare(rollout(terminated=at(2), **leaving(0))).returns[:, 0, 1]
     # 2 at each of three steps: 2 + 0.5 (2 + 0.5 * 2)
     assert found.tolist() == pytest.approx([3.5, 3.0, 2.0])
 
@@ -246,7 +246,7 @@ def test_losses_by_hand() -> None:
     assert of_the_logits(made, 1) == pytest.approx((-0.5 / 3 * taken(1)).tolist(), rel=1e-4)
     assert of_the_logits(made, 2) == pytest.approx((-2 / 3 * taken(2)).tolist(), rel=1e-4)
     critics = by_parameter(made.critic_optimizer)
-    errors = [critics[member.head.linear.bias].item() for member in made.critic.members]
+    errors = [critics[member.head.linear.bias].item() for member in made.critic.agent_nets]
     assert errors == pytest.approx([-4 / 3, 0.0, 20 / 3])
 
 
@@ -261,7 +261,7 @@ def test_losses_are_means_over_the_living() -> None:
 def test_entropy_is_weighed_and_that_of_the_living_only() -> None:
     made = plain(entropy_coef=0.3)
     with torch.no_grad():
-        made.actor.members[2].head.bias.zero_()
+        made.actor.agent_nets[2].head.bias.zero_()
     told = made.gradients(losses(advantage=torch.zeros(1, 3), alive=LEFT)).metrics
     assert told["entropy"].item() == pytest.approx(ENTROPY)  # with the third it would be more
     # half of the entropy's gradient, -p (ln p + H)
@@ -308,7 +308,7 @@ def test_who_has_left_gets_no_gradient(name: str) -> None:
     made.gradients(made.prepare(rollout(alive=gone, next_alive=gone)).flatten())
     for net, optimizer in ((made.actor, made.actor_optimizer), (made.critic, made.critic_optimizer)):
         found = by_parameter(optimizer)
-        for member, counts in zip(net.members, (True, False, True), strict=True):
+        for member, counts in zip(net.agent_nets, (True, False, True), strict=True):
             assert all((found[parameter].abs().sum() > 0) == counts for parameter in member.head.parameters())
 
 
@@ -351,9 +351,9 @@ def test_values_are_learned_on_the_scale_of_returns() -> None:
     # the critics say 1, 10 and 100: 10 + 2 * 1, ...
     assert made.values(torch.ones(1, 3, 1)).tolist() == [pytest.approx([12.0, 30.0, 210.0])]
     # returns that these values foretell leave no error; 16 is 3 on the critics' scale, two too many
-    exact = losses(ret=torch.tensor([[12.0, 30.0, 10.0 + 2 * 9.0]]), alive=LEFT)
+    exact = losses(returns=torch.tensor([[12.0, 30.0, 10.0 + 2 * 9.0]]), alive=LEFT)
     assert made.gradients(exact).metrics["value_loss"].item() == pytest.approx(0.0, abs=1e-6)
-    off = losses(ret=torch.tensor([[16.0, 30.0, 0.0]]), alive=LEFT)
+    off = losses(returns=torch.tensor([[16.0, 30.0, 0.0]]), alive=LEFT)
     assert made.gradients(off).metrics["value_loss"].item() == pytest.approx(4 / 2, rel=1e-5)
 
 
@@ -368,7 +368,7 @@ def test_normalising_and_back_gives_the_same_values() -> None:
 def test_the_statistics_of_returns_are_taken_before_learning() -> None:
     made = plain(normalize_value=True, epochs=1, lr=1e-9)
     shown = rollout()
-    ret = made.prepare(shown).ret  # the norm has seen nothing: values are what the critics say
+    ret = made.prepare(shown).returns  # the norm has seen nothing: values are what the critics say
     told = made.update(shown).metrics["value_loss"]
     assert made.value_norm is not None
     assert made.value_norm.mean.item() == pytest.approx(ret.mean().item())
@@ -389,25 +389,27 @@ def test_values_are_as_they_are_without_normalising() -> None:
 
 def test_agents_that_share_weights_are_told_their_numbers() -> None:
     made = learner(net__hidden_sizes=[])
-    assert len(made.actor.members) == len(made.critic.members) == 1
+    assert len(made.actor.agent_nets) == len(made.critic.agent_nets) == 1
     with torch.no_grad():
-        head: Any = made.actor.members[0].head
+        head: Any = made.actor.agent_nets[0].head
         head.weight.zero_()
         head.weight[0] = torch.tensor([1.0, 2.0, 3.0, 10.0])  # of [number, observation]
-    out = made.actor(made.actor.inputs(torch.tensor([[[5.0], [5.0], [6.0]]]), None))[0]
+    out = made.actor(made.actor.build_inputs(torch.tensor([[[5.0], [5.0], [6.0]]]), None))[0]
     assert out[0, :, 0].tolist() == pytest.approx([51.0, 52.0, 63.0])
 
 
 def test_agents_with_their_own_weights_learn_nothing_from_each_other() -> None:
     made = learner(share_weights=False)
-    assert len(made.actor.members) == len(made.critic.members) == 3
-    out = made.actor(made.actor.inputs(torch.ones(1, 3, 1), None))[0]
+    assert len(made.actor.agent_nets) == len(made.critic.agent_nets) == 3
+    out = made.actor(made.actor.build_inputs(torch.ones(1, 3, 1), None))[0]
     assert not torch.equal(out[0, 0], out[0, 1])
     made.gradients(losses())
     first = {p: g.clone() for p, g in by_parameter(made.actor_optimizer).items()}
     made.gradients(losses(obs=torch.tensor([[[0.0], [3.0], [0.0]]]), action=torch.tensor([[0, 0, 2]])))
     second = by_parameter(made.actor_optimizer)
-    changed = [any(not torch.equal(first[p], second[p]) for p in member.parameters()) for member in made.actor.members]
+    changed = [
+        any(not torch.equal(first[p], second[p]) for p in member.parameters()) for member in made.actor.agent_nets
+    ]
     assert changed == [False, True, False]
 
 
@@ -429,7 +431,7 @@ def test_agents_that_share_weights_learn_from_all() -> None:
 def wide(length: int, envs: int) -> Batch:
     """A rollout whose advantages number its steps: `[T,N,A]`, all agents of a step have the same."""
     numbers = torch.arange(float(length * envs)).view(length, envs, 1).expand(length, envs, 3)
-    return Batch(obs=numbers[..., None], advantage=numbers, ret=numbers)
+    return Batch(obs=numbers[..., None], advantage=numbers, returns=numbers)
 
 
 def test_minibatches_cover_each_step_once_with_all_its_agents() -> None:
@@ -488,14 +490,16 @@ def test_recurrent_minibatches_say_what_stepping_through_them_says(
     data = made.prepare(shown)
     columns = []
     for part in made.minibatches(data):
-        assert part.ret.shape == (5, 2, 3)  # 10 steps are two whole sequences of 5
+        assert part.returns.shape == (5, 2, 3)  # 10 steps are two whole sequences of 5
         n = [int((data.obs[0, :, 0, 0] == first).nonzero()) for first in part.obs[0, :, 0, 0]]
         columns += n
         said, spread = made.decisions(part)
         assert torch.allclose(said, logp[:, n], atol=1e-6)
         assert torch.allclose(spread, entropy[:, n], atol=1e-6)
         # the critic has no memory: its loss is that of all rows alike
-        expected = (made.critic(made.critic.inputs(part.seen.flatten(0, 1), None))[0] - part.ret.flatten(0, 1)) ** 2
+        expected = (
+            made.critic(made.critic.build_inputs(part.seen.flatten(0, 1), None))[0] - part.returns.flatten(0, 1)
+        ) ** 2
         assert made.value_loss(part, None).item() == pytest.approx(expected.mean().item(), rel=1e-4)
     assert sorted(columns) == [0, 1, 2, 3]
     # and so is the gradient through all steps
@@ -537,7 +541,7 @@ def test_actor_and_critic_are_clipped_each_to_the_norm() -> None:
 
 def test_observations_are_taken_into_the_statistics_after_learning() -> None:
     made = learner(normalize_obs=True)
-    norms = [net.members[0].body.encoder.part("obs").norm for net in (made.actor, made.critic)]
+    norms = [net.agent_nets[0].torso.encoder.part("obs").norm for net in (made.actor, made.critic)]
     counts: list[float] = []
     with mock.patch.object(made, "gradients", wraps=made.gradients) as calls:
         calls.side_effect = lambda data: counts.extend(norm.count.item() for norm in norms) or mock.DEFAULT

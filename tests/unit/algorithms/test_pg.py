@@ -145,7 +145,7 @@ def losses(**fields: Any) -> Batch:
         "obs": column(1.0, 2.0, 3.0)[..., None],
         "value": column(1.0, 2.0, 3.0),
         "action": torch.tensor([[0], [1], [2]]),
-        "ret": column(4.0, 1.0, 100.0),
+        "returns": column(4.0, 1.0, 100.0),
         "known": column(True, True, False),
     }
     return Batch(**{**base, **fields})
@@ -165,7 +165,7 @@ def test_losses_without_a_baseline_by_hand() -> None:
 
 def test_losses_with_a_baseline_by_hand() -> None:
     made = learner(value_coef=0.5)
-    told = made.gradients(losses(known=column(True, True, True), ret=column(4.0, 1.0, 3.0))).metrics
+    told = made.gradients(losses(known=column(True, True, True), returns=column(4.0, 1.0, 3.0))).metrics
     # advantages 3, -1, 0: -(3 ln 0.5 - ln 0.25) / 3; errors of the baseline -3, 1, 0
     assert told["policy_loss"].item() == pytest.approx(math.log(2) / 3)
     assert told["value_loss"].item() == pytest.approx(10 / 3)
@@ -200,13 +200,13 @@ def test_without_a_baseline_the_critic_learns_nothing() -> None:
 def test_an_unknown_step_changes_nothing() -> None:
     made = learner(baseline=False, normalize_advantage=True)
     found = made.gradients(losses()).by_optimizer["optimizer"][0].clone()
-    for changed in ({"ret": column(4.0, 1.0, -7.0)}, {"action": torch.tensor([[0], [1], [0]])}):
+    for changed in ({"returns": column(4.0, 1.0, -7.0)}, {"action": torch.tensor([[0], [1], [0]])}):
         assert torch.equal(made.gradients(losses(**changed)).by_optimizer["optimizer"][0], found)
 
 
 def test_entropy_is_weighed() -> None:
     made = learner(baseline=False, entropy_coef=0.3)
-    made.gradients(losses(ret=column(0.0, 0.0, 0.0)))
+    made.gradients(losses(returns=column(0.0, 0.0, 0.0)))
     p = np.array([0.5, 0.25, 0.25])
     # the entropy's gradient by the logits is -p (ln p + H)
     expected = 0.3 * p * (np.log(p) + ENTROPY)
@@ -215,14 +215,14 @@ def test_entropy_is_weighed() -> None:
 
 def test_normalised_returns_count_the_known_only() -> None:
     made = learner(baseline=False, normalize_advantage=True)
-    told = made.gradients(losses(ret=column(4.0, 1.0, 1e6))).metrics
+    told = made.gradients(losses(returns=column(4.0, 1.0, 1e6))).metrics
     # mean 2.5, spread 1.5: 1 and -1, so -(ln 0.5 - ln 0.25) / 2
     assert told["policy_loss"].item() == pytest.approx(-math.log(2) / 2, rel=1e-5)
 
 
 def test_normalised_advantages_are_returns_less_the_baseline() -> None:
     made = learner(normalize_advantage=True)
-    told = made.gradients(losses(known=column(True, True, True), ret=column(4.0, 5.0, 12.0))).metrics
+    told = made.gradients(losses(known=column(True, True, True), returns=column(4.0, 5.0, 12.0))).metrics
     # 3, 3, 9: mean 5, spread √((4 + 4 + 16) / 3) = √8: -(-2 ln 0.5 - 2 ln 0.25 + 4 ln 0.25) / 3 / √8
     assert told["policy_loss"].item() == pytest.approx(2 / 3 * math.log(2) / 8**0.5, rel=1e-5)
 
@@ -252,7 +252,7 @@ def test_an_update_hands_over_returns_and_what_is_known() -> None:
     made = learner(baseline=False)
     mask = torch.tensor([True, True, False]).expand(4, 1, 3)
     data = prepared(made, rollout(terminated=at(1), mask=mask))
-    assert data.ret[:2].flatten().tolist() == pytest.approx([2.0, 2.0])
+    assert data.returns[:2].flatten().tolist() == pytest.approx([2.0, 2.0])
     assert data.known.flatten().tolist() == [True, True, False, False]
     assert torch.equal(data.mask, mask)
     assert made.updates == 1
@@ -315,7 +315,7 @@ def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str
         loss = loss + 0.5 * (value - ret).square().mean()
     expected = made.optimizer.gradient(loss)[0].clone()
     data = prepared(made, shown)
-    assert torch.allclose(data.ret, ret, atol=1e-6)
+    assert torch.allclose(data.returns, ret, atol=1e-6)
     fresh = learner(plain=False, **settings)  # the update has moved the other
     assert torch.allclose(fresh.gradients(data).by_optimizer["optimizer"][0], expected, atol=1e-6)
 

@@ -61,7 +61,7 @@ def moved(ppg: PPG, before: dict[str, Tensor]) -> set[str]:
 
 def test_the_auxiliary_loss_by_hand() -> None:
     ppg = learner()
-    data = Batch(obs=torch.rand(4, 3), ret=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    data = Batch(obs=torch.rand(4, 3), returns=torch.tensor([1.0, 2.0, 3.0, 4.0]))
     with torch.no_grad():
         ppg.auxiliary_head.linear.weight.zero_()
         ppg.auxiliary_head.linear.bias.fill_(2.0)
@@ -73,7 +73,7 @@ def test_the_auxiliary_loss_by_hand() -> None:
 
 def test_the_joint_loss_is_the_auxiliary_one_and_beta_times_the_kl() -> None:
     ppg = learner(clone_coef=0.7, max_grad_norm=None)
-    data = Batch(obs=torch.rand(6, 3), ret=torch.rand(6))
+    data = Batch(obs=torch.rand(6, 3), returns=torch.rand(6))
     old = copy.deepcopy(ppg.net)
     with torch.no_grad():
         old.policy_head.linear.bias += torch.tensor([0.5, 0.0, -0.5])
@@ -83,7 +83,7 @@ def test_the_joint_loss_is_the_auxiliary_one_and_beta_times_the_kl() -> None:
         p.log_softmax(-1) for p in (old.policy_head.linear(old.actor(data.obs)), ppg.net.policy_head.linear(features))
     )
     kl = (old_logp.detach().exp() * (old_logp.detach() - logp)).sum(-1).mean()
-    loss = 0.5 * (ppg.auxiliary_head(features) - data.ret).square().mean() + 0.7 * kl
+    loss = 0.5 * (ppg.auxiliary_head(features) - data.returns).square().mean() + 0.7 * kl
     assert torch.allclose(found, ppg.actor_optimizer.gradient(loss)[0], atol=1e-6)
 
 
@@ -111,7 +111,7 @@ def test_an_auxiliary_phase_sees_every_state_since_the_last() -> None:
     first.obs.zero_()  # the memory of a rollout is written again
     ppg.update(second)
     assert torch.equal(seen[0].obs, torch.cat(observations, 1))
-    assert set(seen[0].fields) == {"obs", "ret"}
+    assert set(seen[0].fields) == {"obs", "returns"}
 
 
 def test_the_number_of_updates_is_that_of_both_phases() -> None:
@@ -146,16 +146,16 @@ def test_the_auxiliary_head_learns_while_the_policy_stays() -> None:
     with torch.no_grad():  # a policy that has something to lose
         ppg.net.policy_head.linear.weight *= 100
     obs = torch.rand(8, 12, 3, generator=torch.Generator().manual_seed(0))
-    data = Batch(obs=obs, ret=3 * obs[..., 0] - 2 * obs[..., 1])
+    data = Batch(obs=obs, returns=3 * obs[..., 0] - 2 * obs[..., 1])
     flat = obs.flatten(0, 1)
     before, old = weights(ppg), ppg.net(flat).distribution
-    error = (ppg.auxiliary_head(ppg.net.actor(flat)) - data.ret.flatten()).square().mean()
+    error = (ppg.auxiliary_head(ppg.net.actor(flat)) - data.returns.flatten()).square().mean()
     ppg.auxiliary_phase(data)
-    after = (ppg.auxiliary_head(ppg.net.actor(flat)) - data.ret.flatten()).square().mean()
+    after = (ppg.auxiliary_head(ppg.net.actor(flat)) - data.returns.flatten()).square().mean()
     assert after < 0.05 * error
     assert old.kl(ppg.net(flat).distribution).mean() < 1e-3
     assert "actor" in moved(ppg, before)  # its features have learned, not only the head
-    assert (ppg.value(flat) - data.ret.flatten()).square().mean() < 0.05 * error  # and so has the critic
+    assert (ppg.value(flat) - data.returns.flatten()).square().mean() < 0.05 * error  # and so has the critic
 
 
 def test_without_the_clone_term_the_policy_drifts() -> None:
@@ -166,7 +166,7 @@ def test_without_the_clone_term_the_policy_drifts() -> None:
             ppg.net.policy_head.linear.weight *= 100
         obs = torch.rand(8, 12, 3, generator=torch.Generator().manual_seed(0))
         old = ppg.net(obs.flatten(0, 1)).distribution
-        ppg.auxiliary_phase(Batch(obs=obs, ret=3 * obs[..., 0]))
+        ppg.auxiliary_phase(Batch(obs=obs, returns=3 * obs[..., 0]))
         kls.append(old.kl(ppg.net(obs.flatten(0, 1)).distribution).mean().item())
     assert kls[0] > 10 * kls[1]
 

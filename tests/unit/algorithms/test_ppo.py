@@ -17,7 +17,7 @@ from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import tree_map
 from zhixing.errors import UserError
-from zhixing.nets.actor_critic import evaluate
+from zhixing.nets.actor_critic import evaluate_actions
 
 SPACES = Spaces(Box(-1.0, 1.0, (3,), np.float32), Discrete(2))
 
@@ -98,7 +98,7 @@ def test_a_single_advantage_is_not_normalised_to_nothing() -> None:
 
 
 def test_value_loss_by_hand() -> None:
-    batch = Batch(ret=torch.tensor([2.0, 2.0]), value=torch.tensor([0.0, 5.0]))
+    batch = Batch(returns=torch.tensor([2.0, 2.0]), value=torch.tensor([0.0, 5.0]))
     value = torch.tensor([1.0, 3.0])
     # (1 - 2)² = 1 and (3 - 2)² = 1
     assert learner().value_loss(value, batch).item() == 1.0
@@ -115,7 +115,7 @@ def test_the_whole_loss_is_policy_value_and_entropy() -> None:
     logp, entropy = out.distribution.log_prob(data.action), out.distribution.entropy()
     # before the first step the ratio is 1
     loss = -(data.advantage * (logp - logp.detach()).exp()).mean()
-    loss = loss + 0.3 * (out.value - data.ret).square().mean() - 0.07 * entropy.mean()
+    loss = loss + 0.3 * (out.value - data.returns).square().mean() - 0.07 * entropy.mean()
     expected = ppo.optimizer.gradient(loss)[0]
     assert torch.allclose(found, expected, atol=1e-6)
 
@@ -150,7 +150,7 @@ def test_truncated_step_bootstraps_and_terminated_step_does_not() -> None:
     expected[1, 1] += 0.5 * after[1, 1]
     expected[2] += 0.5 * after[2]
     assert torch.allclose(data.advantage, expected, atol=1e-6)
-    assert torch.allclose(data.ret, data.advantage + batch.value)
+    assert torch.allclose(data.returns, data.advantage + batch.value)
 
 
 def test_explained_variance_by_hand() -> None:
@@ -167,8 +167,8 @@ def test_rewards_are_scaled_before_advantages() -> None:
     batch = rollout(plain)
     # gamma 0: the return is the reward itself, so rewards are divided by their own spread
     expected = batch.reward / batch.reward.std(unbiased=False)
-    assert torch.allclose(scaled.prepare(batch).ret, expected, atol=1e-5)
-    assert torch.allclose(plain.prepare(batch).ret, batch.reward, atol=1e-6)
+    assert torch.allclose(scaled.prepare(batch).returns, expected, atol=1e-5)
+    assert torch.allclose(plain.prepare(batch).returns, batch.reward, atol=1e-6)
 
 
 def test_observations_are_taken_into_the_statistics_after_learning() -> None:
@@ -221,7 +221,7 @@ def test_recurrent_probabilities_are_those_of_collecting(kind: str) -> None:
     truncated[2, 1] = True  # the memory of environment 1 is cleared after its third step
     data = ppo.prepare(batch.replace(truncated=truncated))
     assert data.is_first.tolist() == [[False, False]] * 3 + [[False, True]] + [[False, False]] * 2
-    logp, value, _ = evaluate(ppo.net, data)
+    logp, value, _ = evaluate_actions(ppo.net, data)
     assert torch.allclose(logp[:, 0], data.logp[:, 0], atol=1e-6)
     assert torch.allclose(value[:3], data.value[:3], atol=1e-6)
     assert torch.allclose(value[:, 0], data.value[:, 0], atol=1e-6)

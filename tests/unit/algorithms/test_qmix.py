@@ -42,8 +42,8 @@ class Shows(nn.Module):
 
 def by_sight(qmix: QMIX, factor: float = 1.0, target: float = 2.0) -> QMIX:
     for net, value in ((qmix.net, factor), (qmix.target, target)):
-        member: Any = net.agents.members[0]
-        member.body, member.head = Shows(value), nn.Identity()
+        member: Any = net.agents.agent_nets[0]
+        member.torso, member.head = Shows(value), nn.Identity()
     return qmix
 
 
@@ -216,9 +216,9 @@ def test_the_two_step_game_of_the_paper(name: str, best: float, tmp_path: Path) 
             obs = shown[:, None, None].expand(2, 1, 2, 3)
             went = learned.net.agents.encode_action(torch.tensor([[[state, 0]]]))
             before = torch.cat([torch.zeros_like(went), went])
-            inputs = net.agents.inputs(obs, before)
-            memory = net.agents.initial_memory(1)
-            q = net.agents.over_time(inputs, memory, torch.zeros(2, 1, dtype=torch.bool))[1, 0]  # [A,n]
+            inputs = net.agents.build_inputs(obs, before)
+            memory = net.agents.initial_rnn_state(1)
+            q = net.agents.unroll(inputs, memory, torch.zeros(2, 1, dtype=torch.bool))[1, 0]  # [A,n]
             for a in (0, 1):
                 for b in (0, 1):
                     chosen = torch.stack([q[0, a], q[1, b]])

@@ -15,7 +15,7 @@ from zhixing.core.batch import Batch
 from zhixing.core.policy import Phase
 from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
-from zhixing.ops.losses import quantile_huber
+from zhixing.ops.losses import quantile_huber_loss
 
 SPACES = Spaces(Box(-9.0, 9.0, (3,), np.float32), Discrete(2))
 
@@ -54,7 +54,7 @@ def batch(**fields: Any) -> Batch:
 
 
 def loss(quantiles: list[float], targets: list[float], kappa: float = 1.0) -> float:
-    return quantile_huber(torch.tensor([quantiles]), torch.tensor([targets]), kappa).item()
+    return quantile_huber_loss(torch.tensor([quantiles]), torch.tensor([targets]), kappa).item()
 
 
 def test_quantile_huber_of_one_quantile_is_half_the_huber_loss() -> None:
@@ -87,7 +87,7 @@ def test_the_loss_is_least_at_the_quantiles() -> None:
     optimizer = torch.optim.Adam([theta], lr=1.0)
     for _ in range(600):
         optimizer.zero_grad()
-        quantile_huber(theta, outcomes, 0.1).sum().backward()
+        quantile_huber_loss(theta, outcomes, 0.1).sum().backward()
         optimizer.step()
     assert theta[0].tolist() == pytest.approx([12.0, 37.0, 62.0, 87.0], abs=1.5)
 

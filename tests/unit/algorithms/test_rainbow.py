@@ -18,7 +18,7 @@ from zhixing.core.policy import Phase
 from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 from zhixing.nets.heads import DuelingHead
-from zhixing.nets.noisy import NoisyLinear, silence
+from zhixing.nets.noisy import NoisyLinear, zero_noise
 from zhixing.nets.qnet import epsilon_at
 
 SPACES = Spaces(Box(-9.0, 9.0, (3,), np.float32), Discrete(2))
@@ -69,11 +69,11 @@ def test_streams_are_dueling_and_their_layers_noisy() -> None:
     layers = [type(module) for module in rainbow.net.head.modules() if hasattr(module, "weight")]
     assert layers == [NoisyLinear] * 4
     # dueling: the mean over actions of the logits is the value stream's
-    silence(rainbow.net)
+    zero_noise(rainbow.net)
     x = torch.randn(5, 3)
     logits = rainbow.net(x)[0]
     assert logits.shape == (5, 2, 3)
-    assert torch.allclose(logits.mean(1), rainbow.net.head.value(rainbow.net.body(x)), atol=1e-6)
+    assert torch.allclose(logits.mean(1), rainbow.net.head.value(rainbow.net.torso(x)), atol=1e-6)
 
 
 def test_replay_is_prioritized_with_n_step_returns(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_each_gradient_has_noise_of_its_own_and_the_target_another() -> None:
         for net in (rainbow.net, rainbow.target):
             seen.add(tuple(next(net.head.value[0].buffers()).tolist()))
     assert len(seen) == 6
-    before = rainbow.net.head.value[0].weight_spread.clone()
+    before = rainbow.net.head.value[0].weight_sigma.clone()
     rainbow.update(batch())
-    assert not torch.equal(rainbow.net.head.value[0].weight_spread, before)  # how much to explore is learned
+    assert not torch.equal(rainbow.net.head.value[0].weight_sigma, before)  # how much to explore is learned
 
 
 def test_values_are_without_noise() -> None:

@@ -15,8 +15,8 @@ from zhixing.algorithms.trpo import TRPO
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import tree_map
-from zhixing.nets.actor_critic import evaluate
-from zhixing.nets.rollouts import read_policy, read_value
+from zhixing.nets.actor_critic import evaluate_actions
+from zhixing.nets.rollouts import forward_actor, forward_critic
 from zhixing.ops.distributions import Categorical
 
 OBS = Box(-1.0, 1.0, (3,), np.float32)
@@ -78,7 +78,7 @@ def test_what_is_told_of_the_kl_is_the_divergence_between_old_and_new() -> None:
     """Also of the spread of continuous actions, which is a weight itself and moves under the old policy's feet."""
     trpo = learner(CONTINUOUS, max_kl=0.05, damping=1e-3)
     batch = rollout(trpo)
-    before = trpo.net.policy_head.chances.log_std.detach().clone()
+    before = trpo.net.policy_head.distribution.log_std.detach().clone()
     obs = batch.obs.flatten(0, 1)
     mean = trpo.net(obs).distribution.mean.detach()
     metrics = trpo.update(batch).metrics
@@ -86,7 +86,7 @@ def test_what_is_told_of_the_kl_is_the_divergence_between_old_and_new() -> None:
     ratio = (before - new.log_std).detach()
     shift = (mean - new.mean.detach()) / new.log_std.exp().detach()
     kl = (0.5 * (torch.exp(2 * ratio) + shift**2 - 1) - ratio).sum(-1).mean()
-    assert not torch.equal(before, trpo.net.policy_head.chances.log_std)
+    assert not torch.equal(before, trpo.net.policy_head.distribution.log_std)
     assert metrics["kl"].item() == pytest.approx(kl.item(), rel=1e-3)
 
 
@@ -135,7 +135,7 @@ def test_a_rollout_moves_the_policy_once_and_the_critic_in_minibatches() -> None
 
 def test_the_critic_alone_moves_by_its_gradients() -> None:
     trpo = learner()
-    data = Batch(obs=torch.rand(5, 3), ret=torch.ones(5))
+    data = Batch(obs=torch.rand(5, 3), returns=torch.ones(5))
     before = parameters(trpo)
     trpo.apply(trpo.gradients(data))
     assert moved(trpo, before) == {"critic", "value_head"}
@@ -148,11 +148,11 @@ def test_one_body_at_a_time_reads_what_both_would(kind: str) -> None:
     is_first = torch.zeros(16, 4, dtype=torch.bool)
     is_first[5, 1] = is_first[9, 3] = True
     data = Batch(obs=batch.obs, action=batch.action, hidden=batch.hidden, is_first=is_first)
-    logp, value, entropy = evaluate(trpo.net, data)
-    policy, _ = read_policy(trpo.net, data)
+    logp, value, entropy = evaluate_actions(trpo.net, data)
+    policy, _ = forward_actor(trpo.net, data)
     assert torch.allclose(policy.log_prob(data.action), logp, atol=1e-6)
     assert torch.allclose(policy.entropy(), entropy, atol=1e-6)
-    assert torch.allclose(read_value(trpo.net, data), value, atol=1e-6)
+    assert torch.allclose(forward_critic(trpo.net, data), value, atol=1e-6)
 
 
 def test_recurrent_step_stays_within_the_trust_region() -> None:

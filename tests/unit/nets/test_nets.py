@@ -22,8 +22,8 @@ from zhixing.errors import UserError
 from zhixing.nets.actor_critic import ActorCritic
 from zhixing.nets.cnn import CNN, CnnKind
 from zhixing.nets.heads import PolicyHead
-from zhixing.nets.mlp import FEW, MLP, EnsembleMLP, tanh_
-from zhixing.nets.torso import Encoder, RecurrentBody, make_body, num_features, unroll
+from zhixing.nets.mlp import FAST_TANH_MIN_SIZE, MLP, EnsembleMLP, tanh_
+from zhixing.nets.torso import Encoder, RecurrentTorso, make_torso, num_features, unroll
 from zhixing.ops.distributions import Categorical, Gaussian, MultiCategorical
 
 VECTOR = Box(-1.0, 1.0, (3,), np.float32)
@@ -175,7 +175,7 @@ def test_a_normed_layer_by_hand() -> None:
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_unrolling_equals_stepping_with_resets(kind: str) -> None:
-    body = RecurrentBody(VECTOR, NetConfig(hidden_sizes=[8], recurrent=kind, recurrent_size=5), False, True)
+    body = RecurrentTorso(VECTOR, NetConfig(hidden_sizes=[8], recurrent=kind, recurrent_size=5), False, True)
     obs = torch.randn(6, 2, 3)
     is_first = torch.zeros(6, 2, dtype=torch.bool)
     is_first[3, 0] = is_first[5, 1] = True
@@ -283,7 +283,7 @@ def test_own_recurrent_network_is_recognised() -> None:
 
 
 def test_own_network_is_named_in_the_settings() -> None:
-    assert isinstance(make_body(VECTOR, NetConfig(kind=f"{__name__}:Own")), Own)
+    assert isinstance(make_torso(VECTOR, NetConfig(kind=f"{__name__}:Own")), Own)
 
 
 def test_own_network_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +294,7 @@ def test_own_network_in_the_current_folder_is_found(tmp_path: Path, monkeypatch:
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
-    body = make_body(VECTOR, NetConfig(kind="net_of_mine:Net"))
+    body = make_torso(VECTOR, NetConfig(kind="net_of_mine:Net"))
     assert num_features(body, VECTOR) == 4
 
 
@@ -310,7 +310,7 @@ def test_own_network_in_the_current_folder_is_found(tmp_path: Path, monkeypatch:
 )
 def test_names_that_give_no_network_are_told(kind: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        make_body(Discrete(3), NetConfig(kind=kind))
+        make_torso(Discrete(3), NetConfig(kind=kind))
 
 
 @pytest.mark.parametrize(("net", "gave"), [(Flat, r"\[12\]"), (Pair, "tuple")])
@@ -322,7 +322,7 @@ def test_outputs_of_the_wrong_shape_are_told(net: type[nn.Module], gave: str) ->
 
 def test_what_is_no_module_is_told() -> None:
     with pytest.raises(UserError, match=r"net must give a torch.nn.Module for the observation space, not int"):
-        make_body(VECTOR, NetConfig(), lambda space: 3)
+        make_torso(VECTOR, NetConfig(), lambda space: 3)
 
 
 def test_own_network_with_normalize_obs_is_refused() -> None:
@@ -350,7 +350,7 @@ def test_memory_is_made_where_the_network_is(name: str, memories: int, recurrent
 
 
 def test_tanh_of_many_numbers_is_torchs_with_its_derivatives() -> None:
-    x = torch.linspace(-12.0, 12.0, FEW, dtype=torch.float32)
+    x = torch.linspace(-12.0, 12.0, FAST_TANH_MIN_SIZE, dtype=torch.float32)
     firsts, seconds = [], []
     for tanh in (torch.tanh, tanh_):
         at = x.clone().requires_grad_()
@@ -361,7 +361,7 @@ def test_tanh_of_many_numbers_is_torchs_with_its_derivatives() -> None:
         seconds.append(second)
     for one, other in zip((*firsts[0], seconds[0]), (*firsts[1], seconds[1]), strict=True):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=0)
-    assert torch.isnan(tanh_(torch.full((FEW,), torch.nan))).all()
-    assert tanh_(torch.tensor([-torch.inf, torch.inf]).repeat(FEW)).unique().tolist() == [-1.0, 1.0]
-    half = torch.randn(FEW, dtype=torch.bfloat16)
+    assert torch.isnan(tanh_(torch.full((FAST_TANH_MIN_SIZE,), torch.nan))).all()
+    assert tanh_(torch.tensor([-torch.inf, torch.inf]).repeat(FAST_TANH_MIN_SIZE)).unique().tolist() == [-1.0, 1.0]
+    half = torch.randn(FAST_TANH_MIN_SIZE, dtype=torch.bfloat16)
     assert torch.equal(tanh_(half.clone()), half.tanh())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zhixing.nets.noisy import NoisyLinear, is_noisy, resample, silence
+from zhixing.nets.noisy import NoisyLinear, is_noisy, resample, zero_noise
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -29,7 +29,7 @@ def test_a_silent_layer_is_the_linear_layer_of_its_mean_weights() -> None:
     assert torch.equal(layer(x), plain)  # silent at first
     resample(layer, rng())
     assert not torch.allclose(layer(x), plain)
-    silence(layer)
+    zero_noise(layer)
     assert torch.equal(layer(x), plain)
 
 
@@ -37,9 +37,9 @@ def test_noisy_weights_by_hand() -> None:
     layer = NoisyLinear(2, 1)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1.0, 2.0]]))
-        layer.weight_spread.copy_(torch.tensor([[0.5, 0.25]]))
+        layer.weight_sigma.copy_(torch.tensor([[0.5, 0.25]]))
         layer.bias.fill_(3.0)
-        layer.bias_spread.fill_(0.1)
+        layer.bias_sigma.fill_(0.1)
         layer.noise_in.copy_(torch.tensor([2.0, -4.0]))
         layer.noise_out.fill_(3.0)
     # weights 1 + 0.5 * 3 * 2 = 4 and 2 + 0.25 * 3 * -4 = -1, bias 3 + 0.1 * 3: 4 * 10 - 1 * 100 + 3.3
@@ -62,10 +62,10 @@ def test_noise_is_a_product_of_a_row_and_a_column() -> None:
     layer = NoisyLinear(6, 5)
     resample(layer, rng(2))
     weight, bias = effective(layer)
-    noise = (weight - layer.weight) / layer.weight_spread
+    noise = (weight - layer.weight) / layer.weight_sigma
     assert torch.linalg.matrix_rank(noise, rtol=1e-3) == 1
     # f(ε_out) moves the bias too, so a column of the matrix is in proportion to the bias's noise
-    column = (bias - layer.bias) / layer.bias_spread
+    column = (bias - layer.bias) / layer.bias_sigma
     assert torch.allclose(noise, torch.outer(column, layer.noise_in), atol=1e-4)
 
 
@@ -84,8 +84,8 @@ def test_first_weights_are_those_of_the_paper() -> None:
     # μ uniform in ±1/√16, σ = 0.4/√16
     assert layer.weight.abs().max() <= 0.25
     assert layer.weight.abs().max() > 0.2
-    assert torch.allclose(layer.weight_spread, torch.full((8, 16), 0.1))
-    assert torch.allclose(layer.bias_spread, torch.full((8,), 0.1))
+    assert torch.allclose(layer.weight_sigma, torch.full((8, 16), 0.1))
+    assert torch.allclose(layer.bias_sigma, torch.full((8,), 0.1))
 
 
 def test_all_layers_of_a_module_get_noise_of_their_own() -> None:
@@ -96,7 +96,7 @@ def test_all_layers_of_a_module_get_noise_of_their_own() -> None:
     noises = list(net.buffers())
     assert len(noises) == 4
     assert len({tuple(noise.tolist()) for noise in noises}) == 4
-    silence(net)
+    zero_noise(net)
     assert not any(noise.any() for noise in net.buffers())
 
 
@@ -104,17 +104,17 @@ def test_modules_without_noise_are_left_alone() -> None:
     net, generator = nn.Linear(3, 2), rng()
     before = generator.get_state()
     resample(net, generator)
-    silence(net)
+    zero_noise(net)
     assert torch.equal(generator.get_state(), before)
 
 
 def test_spreads_are_learned_only_where_there_is_noise() -> None:
     layer = NoisyLinear(3, 2)
     x = torch.ones(4, 3)
-    silent = torch.autograd.grad(layer(x).sum(), [layer.weight_spread, layer.bias_spread])
+    silent = torch.autograd.grad(layer(x).sum(), [layer.weight_sigma, layer.bias_sigma])
     assert not any(g.any() for g in silent)
     resample(layer, rng())
-    weight, bias = torch.autograd.grad(layer(x).sum(), [layer.weight_spread, layer.bias_spread])
+    weight, bias = torch.autograd.grad(layer(x).sum(), [layer.weight_sigma, layer.bias_sigma])
     # by the chain rule: the noise of each weight, times the sum of its inputs
     assert torch.allclose(weight, 4.0 * torch.outer(layer.noise_out, layer.noise_in))
     assert torch.allclose(bias, 4.0 * layer.noise_out)
@@ -122,7 +122,7 @@ def test_spreads_are_learned_only_where_there_is_noise() -> None:
 
 def test_noise_is_not_saved_and_copies_have_their_own() -> None:
     layer = NoisyLinear(3, 2)
-    assert set(layer.state_dict()) == {"weight", "bias", "weight_spread", "bias_spread"}
+    assert set(layer.state_dict()) == {"weight", "bias", "weight_sigma", "bias_sigma"}
     other = copy.deepcopy(layer)
     resample(layer, rng())
     assert not other.noise_in.any()

@@ -13,8 +13,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from zhixing.config import NetConfig
 from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
-from zhixing.nets.obs_encoder import ObsPreprocessor, PictureDecoder, PictureEncoder, SightDecoder, SightEncoder
-from zhixing.nets.rssm import RSSM, NormedMLP
+from zhixing.nets.obs_encoder import ImageDecoder, ImageEncoder, ObsDecoder, ObsEncoder, ObsPreprocessor
+from zhixing.nets.rssm import RSSM, LayerNormMLP
 from zhixing.nets.world_model import TwoHotHead, WorldModel, WorldModelActor, encode_action
 from zhixing.ops.distributions import Categorical, Gaussian, MultiCategorical
 from zhixing.ops.symlog import symlog, two_hot, two_hot_loss
@@ -75,21 +75,21 @@ def test_the_memory_after_a_step_is_that_of_the_next_state() -> None:
     embedded, action, uniform_noise = inputs(5, 1)
     is_first = torch.tensor([[True], [False], [False], [True], [False]])
     seen = model.observe(embedded, action, is_first, uniform_noise)
-    assert torch.allclose(seen.after[:2], seen.state.h[1:3])
-    assert torch.allclose(seen.after[2], model.advance(seen.state.h[2], seen.state.z[2], action[2]))
-    assert not torch.allclose(seen.after[2], seen.state.h[3])
+    assert torch.allclose(seen.next_h[:2], seen.state.h[1:3])
+    assert torch.allclose(seen.next_h[2], model.advance(seen.state.h[2], seen.state.z[2], action[2]))
+    assert not torch.allclose(seen.next_h[2], seen.state.h[3])
 
 
 @torch.no_grad()
 def test_acting_follows_the_states_that_learning_sees() -> None:
     model = world()
     obs, action = torch.randn(4, 2, 3), torch.randint(2, (4, 2))
-    embedded = model.encoder(model.eyes(obs.flatten(0, 1))).unflatten(0, (4, 2))
+    embedded = model.encoder(model.preprocessor(obs.flatten(0, 1))).unflatten(0, (4, 2))
     is_first = torch.zeros(4, 2, dtype=torch.bool)
     seen = model.rssm.observe(embedded, encode_action(action, model.spaces), is_first, None)  # the likeliest symbols
-    hidden = model.rssm.start(2, torch.device("cpu"))
+    hidden = model.rssm.initial_state(2, torch.device("cpu"))
     for t in range(4):
-        state = model.look(obs[t], hidden, None)
+        state = model.infer_state(obs[t], hidden, None)
         assert torch.allclose(state.h, seen.state.h[t], atol=1e-6)
         assert torch.equal(state.z, seen.state.z[t])
         hidden = (*state, encode_action(action[t], model.spaces))
@@ -103,7 +103,7 @@ def test_symbols_are_one_hot_and_gradients_pass_through_them() -> None:
     z = seen.state.z.unflatten(-1, (3, 4))
     assert ((z == 0) | (z == 1)).all()
     assert (z.sum(-1) == 1).all()
-    seen.after[-1].sum().backward()  # reaches every observation, by way of the symbols only
+    seen.next_h[-1].sum().backward()  # reaches every observation, by way of the symbols only
     assert embedded.grad is not None
     assert (embedded.grad.abs().sum((1, 2)) > 0).all()
 
@@ -137,7 +137,7 @@ def always(model: WorldModel, action: int) -> Any:
 
 def test_imagination_follows_the_prior_and_tells_of_the_memory_after_each_step() -> None:
     model = world()
-    state = model.look(torch.randn(5, 3), model.rssm.start(5, torch.device("cpu")), None)
+    state = model.infer_state(torch.randn(5, 3), model.rssm.initial_state(5, torch.device("cpu")), None)
     imagined = model.imagine(state, always(model, 1), 3, torch.Generator().manual_seed(0))
     assert imagined.features.shape == (4, 5, 24)
     assert not imagined.features.requires_grad
@@ -148,21 +148,21 @@ def test_imagination_follows_the_prior_and_tells_of_the_memory_after_each_step()
         assert torch.allclose(imagined.features[t], features)
         h = model.rssm.advance(h, features[:, 12:], torch.tensor([[0.0, 1.0]]).expand(5, 2))
         assert torch.allclose(imagined.features[t + 1, :, :12], h, atol=1e-6)
-        assert torch.allclose(imagined.goes_on[t], model.goes_on(h).sigmoid(), atol=1e-6)
+        assert torch.allclose(imagined.continue_prob[t], model.continue_logits(h).sigmoid(), atol=1e-6)
         features = imagined.features[t + 1]
     assert (imagined.reward == 0).all()  # the head has no opinion yet
 
 
 def test_what_the_model_holds_for_forbidden_is_not_done_in_imagination() -> None:
     model = world(action=Discrete(3), mask=3)
-    assert model.allowed is not None
-    last = model.allowed.last
+    assert model.mask_head is not None
+    last = model.mask_head.last
     assert last is not None
     with torch.no_grad():
         last.weight.zero_()
         last.bias.copy_(torch.tensor([-1.0, 1.0, -1.0]))  # only the second is allowed
     actor = WorldModelActor(24, model.spaces, NET, 0.01)
-    state = model.look(torch.randn(50, 3), model.rssm.start(50, torch.device("cpu")), None)
+    state = model.infer_state(torch.randn(50, 3), model.rssm.initial_state(50, torch.device("cpu")), None)
     imagined = model.imagine(state, actor, 4, torch.Generator().manual_seed(0))
     assert (imagined.action == 1).all()
     assert imagined.mask is not None
@@ -190,28 +190,28 @@ def test_observations_are_numbers_on_the_symlog_scale_and_pictures_in_0_to_1() -
     # one-hot: the second cue of three; bits 1 of 2 and 2 of 3; then the noise (a Dict sorts its keys)
     expected = symlog(torch.tensor([0, 1, 0, 0, 1, 0, 0, 1, 1.0, -2.0, 3.0, 0.0]))
     assert sight.numbers.tolist() == [pytest.approx(expected.tolist())]
-    assert [tuple(picture.shape) for picture in sight.pictures] == [(1, 1, 12, 13)]
-    assert torch.allclose(sight.pictures[0], torch.tensor(0.2))
+    assert [tuple(picture.shape) for picture in sight.images] == [(1, 1, 12, 13)]
+    assert torch.allclose(sight.images[0], torch.tensor(0.2))
 
 
 @pytest.mark.parametrize(
     "shape", [(1, 32, 32), (3, 64, 64), (1, 12, 13), (4, 84, 84), (3, 7, 50), (1, 2, 2), (2, 5, 3)]
 )
 def test_pictures_of_any_size_come_back_in_theirs(shape: tuple[int, int, int]) -> None:
-    encoder = PictureEncoder(shape, 4, "silu")
+    encoder = ImageEncoder(shape, 4, "silu")
     features = encoder(torch.rand(2, *shape))
     assert features.shape == (2, encoder.outputs)
-    assert PictureDecoder(10, encoder, "silu")(torch.randn(2, 10)).shape == (2, *shape)
+    assert ImageDecoder(10, encoder, "silu")(torch.randn(2, 10)).shape == (2, *shape)
 
 
 def test_pictures_too_small_are_told() -> None:
     with pytest.raises(UserError, match="too small"):
-        PictureEncoder((3, 1, 8), 4, "silu")
+        ImageEncoder((3, 1, 8), 4, "silu")
 
 
 def test_a_pixel_becomes_two_by_two() -> None:
     """With the matrix that only repeats, and no norm, a picture of 2 by 2 doubles as one would draw it."""
-    decoder = PictureDecoder(4, PictureEncoder((1, 4, 4), 1, "silu"), "relu")
+    decoder = ImageDecoder(4, ImageEncoder((1, 4, 4), 1, "silu"), "relu")
     decoder.norms[0] = torch.nn.Identity()
     with torch.no_grad():
         decoder.enter.weight.copy_(torch.eye(4))
@@ -224,13 +224,13 @@ def test_a_pixel_becomes_two_by_two() -> None:
 
 def test_the_loss_of_what_is_told_sums_squared_errors() -> None:
     eyes = ObsPreprocessor(Dict({"n": VECTOR, "p": Box(0, 255, (8, 8, 1), np.uint8)}))
-    encoder = SightEncoder(eyes, NET, 2)
-    decoder = SightDecoder(6, eyes, encoder, NET)
+    encoder = ObsEncoder(eyes, NET, 2)
+    decoder = ObsDecoder(6, eyes, encoder, NET)
     sight = eyes({"n": torch.randn(5, 3), "p": torch.randint(0, 256, (5, 8, 8, 1), dtype=torch.uint8)})
     features = torch.randn(5, 6)
     told = decoder(features)
     expected = (told.numbers - sight.numbers).square().sum(1)
-    expected += (told.pictures[0] - sight.pictures[0]).square().sum((1, 2, 3))
+    expected += (told.images[0] - sight.images[0]).square().sum((1, 2, 3))
     assert torch.allclose(decoder.loss(features, sight), expected)
     assert encoder(sight).shape == (5, encoder.outputs)
 
@@ -243,7 +243,7 @@ def test_a_dream_sees_only_the_first_steps_of_each_episode() -> None:
     is_first[6, 1] = True
 
     def dreamt(obs: torch.Tensor) -> torch.Tensor:
-        real, found = model.dream(obs, action, is_first, 2, torch.Generator().manual_seed(0))
+        real, found = model.predict_video(obs, action, is_first, 2, torch.Generator().manual_seed(0))
         assert torch.allclose(real[..., 0, :, :], obs[..., 0] / 255)
         return found
 
@@ -313,4 +313,4 @@ def test_a_number_is_learned_over_bins() -> None:
 
 
 def test_first_weights_of_zero_say_nothing() -> None:
-    assert (NormedMLP(3, [8], "silu", 2, scale=0.0)(torch.randn(5, 3)) == 0).all()
+    assert (LayerNormMLP(3, [8], "silu", 2, scale=0.0)(torch.randn(5, 3)) == 0).all()

@@ -10,9 +10,9 @@ import torch
 from zhixing.ops.imagination import (
     balanced_kl,
     categorical_kl,
+    discount_weights,
     lambda_returns,
     percentile_range,
-    reached,
     straight_through,
     uniform_mix,
 )
@@ -115,7 +115,7 @@ def test_imagined_returns_are_the_mixture_of_all_n_step_returns(lam: float) -> N
 
 def test_what_is_reached_by_hand() -> None:
     discount = torch.tensor([[0.9, 0.0], [0.5, 0.9], [0.1, 0.9]])
-    assert reached(discount).tolist() == [[1, 1], [pytest.approx(0.9), 0], [pytest.approx(0.45), 0]]
+    assert discount_weights(discount).tolist() == [[1, 1], [pytest.approx(0.9), 0], [pytest.approx(0.45), 0]]
 
 
 def test_percentile_range_by_hand() -> None:

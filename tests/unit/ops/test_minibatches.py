@@ -20,8 +20,8 @@ Small = Callable[..., zx.config.RunConfig]
 
 
 def cut(steps: int, envs: int, size: int, sequences: bool = False) -> list[torch.Tensor]:
-    data = Batch(ret=torch.arange(float(steps * envs)).view(steps, envs))
-    return [part.ret for part in minibatches(data, size, torch.Generator().manual_seed(0), sequences)]
+    data = Batch(returns=torch.arange(float(steps * envs)).view(steps, envs))
+    return [part.returns for part in minibatches(data, size, torch.Generator().manual_seed(0), sequences)]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ class Sizes(zx.Callback):
         descend = loop.learner.descend
 
         def counting(find: Callable, batch: Batch, **parts: bool) -> object:
-            self.rows.append(len(batch.ret) if "ret" in batch else 0)
+            self.rows.append(len(batch.returns) if "returns" in batch else 0)
             return descend(find, batch, **parts)
 
         loop.learner.descend = counting  # type: ignore[method-assign,assignment]

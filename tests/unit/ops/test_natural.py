@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from zhixing.ops.distributions import Categorical, Gaussian, MultiCategorical, SquashedGaussian
-from zhixing.ops.natural import (
-    assign,
+from zhixing.ops.natural_gradient import (
+    assign_flat,
     conjugate_gradient,
     fisher_vector_product,
     flat_gradient,
-    flatten,
+    flatten_tensors,
     line_search,
     natural_step,
 )
@@ -133,10 +133,10 @@ def test_line_search_stays_where_nothing_is_accepted() -> None:
 def test_flat_weights_go_back_to_where_they_were() -> None:
     model = net()
     parameters = list(model.parameters())
-    before = flatten(parameters).detach()
+    before = flatten_tensors(parameters).detach()
     assert before.shape == (2 * 3 + 3 + 3 * 3 + 3,)
     places = [p.data_ptr() for p in parameters]
-    assign(parameters, before + torch.arange(21.0))
+    assign_flat(parameters, before + torch.arange(21.0))
     assert model[0].bias.tolist() == pytest.approx((before[6:9] + torch.tensor([6.0, 7.0, 8.0])).tolist())
     assert places == [p.data_ptr() for p in parameters]  # in place: others may look at them
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zhixing.ops.normalize import RewardScale, RunningNorm
+from zhixing.ops.normalize import RewardScaler, RunningNorm
 
 
 def test_statistics_of_parts_equal_those_of_the_whole() -> None:
@@ -50,7 +50,7 @@ def test_reward_scale_by_hand() -> None:
     # gamma 0.5. Environment 0 pays 2, 2 and ends after the first step: returns 2, then 2 (it began anew).
     # Environment 1 pays 4, 2: returns 4, then 0.5 * 4 + 2 = 4.
     # The returns 2, 4, 2, 4 have mean 3 and variance 1: rewards are divided by 1.
-    scale = RewardScale(0.5, 2)
+    scale = RewardScaler(0.5, 2)
     ended = torch.tensor([[True, False], [False, False]])
     reward = torch.tensor([[2.0, 4.0], [2.0, 2.0]])
     assert torch.allclose(scale(reward, ended), reward)
@@ -62,7 +62,7 @@ def test_reward_scale_by_hand() -> None:
 
 
 def test_rewards_keep_their_sign_and_far_ones_are_clipped() -> None:
-    scale = RewardScale(0.9, 1, clip=3.0)
+    scale = RewardScaler(0.9, 1, clip=3.0)
     reward = torch.tensor([[0.1]] * 50 + [[-40.0]])
     scaled = scale(reward, torch.ones(51, 1, dtype=torch.bool))
     assert (scaled[:50] > 0).all()

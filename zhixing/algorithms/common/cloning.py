@@ -9,7 +9,7 @@ from zhixing.core.batch import Batch
 from zhixing.core.policy import Policy
 from zhixing.core.spaces import Spaces
 from zhixing.nets.critics import DeterministicActor, MaxLikelihoodActor, check_box
-from zhixing.nets.policies import DeterministicPolicy, SampledPolicy
+from zhixing.nets.policies import DeterministicPolicy, StochasticPolicy
 from zhixing.nets.torso import NetFactory
 
 Clone = MaxLikelihoodActor | DeterministicActor
@@ -23,7 +23,7 @@ def make_clone(
         check_box(spaces, cfg.algorithm)
     if spaces.discrete or likelihood:
         likely = MaxLikelihoodActor(spaces, cfg, net)
-        return likely, SampledPolicy(spaces, likely)
+        return likely, StochasticPolicy(spaces, likely)
     best = DeterministicActor(spaces, cfg, net)
     return best, DeterministicPolicy(spaces, best, 0.0)
 

@@ -20,19 +20,19 @@ from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
-from zhixing.nets.noisy import is_noisy, resample, silence
+from zhixing.nets.noisy import is_noisy, resample, zero_noise
 from zhixing.nets.policies import GreedyPolicy
 from zhixing.nets.qnet import (
     ExpectedValue,
-    HeadFactory,
+    QHeadFactory,
     QNet,
     check_discrete,
     check_sequences,
+    compute_priority,
     epsilon_at,
-    learned_steps,
-    priorities,
-    read,
-    read_next,
+    flatten_sequences,
+    forward_next_obs,
+    forward_obs,
 )
 from zhixing.nets.torso import NetFactory, hidden_fields
 
@@ -55,7 +55,7 @@ class QLearner(Learner):
         spaces: Spaces,
         device: torch.device | str,
         net: NetFactory | None,
-        head: HeadFactory,
+        head: QHeadFactory,
         mean: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """`head` makes what the network says of each action; `mean` a value of it, where it isn't one itself."""
@@ -63,7 +63,7 @@ class QLearner(Learner):
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         with self.building():
-            self.net = QNet(spaces, cfg.net, net, head, normalise=cfg.normalize_obs).to(self.device)
+            self.net = QNet(spaces, cfg.net, net, head, normalize=cfg.normalize_obs).to(self.device)
         check_sequences(cfg, self.net)
         self.noisy = is_noisy(self.net)
         self.q_optimizer = self.make_optimizer(
@@ -80,21 +80,21 @@ class QLearner(Learner):
 
     def q_values(self, net: QNet, batch: Batch) -> Tensor:
         """What a network says of the steps' observations `[B,n,...]`."""
-        return read(net, batch, self.cfg.replay.burn_in)
+        return forward_obs(net, batch, self.cfg.replay.burn_in)
 
     def next_q_values(self, net: QNet, batch: Batch) -> Tensor:
-        return read_next(net, batch, self.cfg.replay.burn_in)
+        return forward_next_obs(net, batch, self.cfg.replay.burn_in)
 
     def gradients(self, batch: Batch) -> Gradients:
         if self.noisy:
             resample(self.net, self.rng)
             resample(self.target, self.rng)
-        steps = learned_steps(batch, self.cfg) if self.net.recurrent else batch
+        steps = flatten_sequences(batch, self.cfg) if self.net.recurrent else batch
         losses, q, error = self.losses(batch, steps)
         loss = (losses * steps.weight).mean() if "weight" in steps else losses.mean() if losses.ndim else losses
         gradient = self.q_optimizer.gradient(loss)
         metrics = {"loss": loss.detach(), "q_mean": q.detach().mean()}
-        return Gradients({"q_optimizer": gradient}, metrics, None if error is None else priorities(error, batch))
+        return Gradients({"q_optimizer": gradient}, metrics, None if error is None else compute_priority(error, batch))
 
     @torch.no_grad()
     def priority(self, batch: Batch) -> Tensor | None:
@@ -108,7 +108,7 @@ class QLearner(Learner):
             self.follow.move(self.cfg.tau)
 
     def value(self, obs: Tree) -> Tensor:
-        silence(self.net)
+        zero_noise(self.net)
         return self.policy.net(obs)[0].amax(-1)  # type: ignore[operator]
 
     @property

@@ -27,7 +27,7 @@ class TeamPolicy(Policy):
     def look(self, obs: Tree, hidden: Tree) -> tuple[Tensor, Tree]:
         """What the network says of observations `[N,A,...]`, and its memory afterwards."""
         memory, last_action = self.net.split_hidden(hidden)
-        return self.net(self.net.inputs(obs, last_action), memory)
+        return self.net(self.net.build_inputs(obs, last_action), memory)
 
     def remember(self, memory: Tree, action: Tensor) -> Tree:
         return self.net.join_hidden(memory, self.net.encode_action(action))

@@ -20,12 +20,12 @@ class WorldModelPolicy(Policy):
         self.world, self.actor = world, actor
 
     def initial_hidden(self, num: int) -> Tree:
-        return self.world.rssm.start(num, device_of(self))
+        return self.world.rssm.initial_state(num, device_of(self))
 
     def act(
         self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
     ) -> Decision:
-        state = self.world.look(obs, hidden, None if phase is Phase.EVAL else rng)
+        state = self.world.infer_state(obs, hidden, None if phase is Phase.EVAL else rng)
         if phase is Phase.RANDOM:
             action = self.random_action(len(state.h), mask, rng)
         else:

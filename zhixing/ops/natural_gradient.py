@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 
-def flatten(tensors: Iterable[Tensor]) -> Tensor:
+def flatten_tensors(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 @torch.no_grad()
-def assign(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
+def assign_flat(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
     """Write a vector in the order of `flatten` back into the parameters, in place."""
     for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         parameter.copy_(part.view_as(parameter))
@@ -21,7 +21,7 @@ def assign(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
 
 def flat_gradient(of: Tensor, parameters: Sequence[nn.Parameter], differentiable: bool = False) -> Tensor:
     """The gradient as one vector; its graph stays, since a natural gradient differentiates it again and again."""
-    return flatten(
+    return flatten_tensors(
         torch.autograd.grad(
             of, parameters, retain_graph=True, create_graph=differentiable, allow_unused=True, materialize_grads=True
         )
