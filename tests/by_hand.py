@@ -39,7 +39,7 @@ def set_net_output(net: Any, *out: float, std: float | None = None) -> None:
         net.layers.linears[0].weight.zero_()
         net.layers.linears[0].bias.copy_(torch.tensor(out))
         if std is not None:  # between e^-5 and 1
-            net.spread.fill_(math.log((5 + math.log(std)) / -math.log(std)))
+            net.log_std_raw.fill_(math.log((5 + math.log(std)) / -math.log(std)))
 
 
 def batch(**fields: Any) -> Batch:

@@ -156,7 +156,7 @@ def test_normed_layers_don_t_feel_the_size_of_their_weights() -> None:
             part[0].mul_(10.0)
             part[1].mul_(5.0)
     torch.testing.assert_close(net(x), before, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(net.first(x), net(x)[0])
+    torch.testing.assert_close(net.forward_first(x), net(x)[0])
 
 
 def test_a_normed_layer_by_hand() -> None:

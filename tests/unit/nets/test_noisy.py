@@ -80,7 +80,7 @@ def test_noise_is_a_signed_root_of_a_normal() -> None:
 
 
 def test_first_weights_are_those_of_the_paper() -> None:
-    layer = NoisyLinear(16, 8, spread=0.4)
+    layer = NoisyLinear(16, 8, sigma_init=0.4)
     # μ uniform in ±1/√16, σ = 0.4/√16
     assert layer.weight.abs().max() <= 0.25
     assert layer.weight.abs().max() > 0.2

@@ -65,7 +65,7 @@ def test_a_sequence_begins_with_an_empty_memory() -> None:
     said, unsaid = (torch.full((3, 2), first) & (torch.arange(3) == 0)[:, None] for first in (True, False))
     first, second = (model.observe(embedded, action, flags, uniform_noise) for flags in (said, unsaid))
     assert torch.equal(first.state.h, second.state.h)
-    assert torch.equal(first.state.h[0], model.advance(*model.start(2, torch.device("cpu"))))
+    assert torch.equal(first.state.h[0], model.advance(*model.initial_state(2, torch.device("cpu"))))
 
 
 @torch.no_grad()
