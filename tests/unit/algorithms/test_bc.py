@@ -85,7 +85,9 @@ def test_moves_on_the_bounds_have_a_finite_likelihood() -> None:
     assert loss.item() == pytest.approx(4 / 3 - math.log(2) + 0.5 * math.log(2 * math.pi))
     set_net_output(made.actor, 3.0, std=0.01)  # nearly at the bound, and nearly sure
     assert made.loss(batch(action=torch.ones(3, 1))).isfinite()
-    assert all(math.isfinite(g) for g in gradient_of(made.loss(batch(action=-torch.ones(3, 1))), made.actor.log_std_raw))
+    assert all(
+        math.isfinite(g) for g in gradient_of(made.loss(batch(action=-torch.ones(3, 1))), made.actor.log_std_raw)
+    )
 
 
 def test_likelihoods_learn_mean_and_spread() -> None:
