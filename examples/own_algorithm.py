@@ -24,17 +24,19 @@ GOAL = 475.0  # mean return on CartPole-v1, reached within 100,000 steps
 
 
 class ReinforceConfig(OnPolicyConfig):
-    """Each setting has a default and a meaning; `zhixing show own_algorithm:Reinforce` prints them.
+    """Each setting has a default and a description; `zhixing show own_algorithm:Reinforce` prints them.
 
-    The last three are settings of every run, here with other defaults.
+    The last five are settings of all on-policy algorithms, here with other defaults.
     """
 
-    lr: PositiveFloat = 2e-3  # learning rate
-    value_coef: NonNegative = 0.5  # weight of the value loss
-    entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
-    max_grad_norm: PositiveFloat | None = 1.0  # gradients are clipped to this norm
-    gamma: Fraction = 0.98  # discount of the future per step
-    rollout_steps: Positive = 16  # steps of each environment between updates
+    value_coef: NonNegative = 0.5
+    """Weight of the value loss."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the entropy bonus."""
+    lr: PositiveFloat = 2e-3
+    max_grad_norm: PositiveFloat | None = 1.0
+    gamma: Fraction = 0.98
+    rollout_steps: Positive = 16
     num_envs: Positive = 8
 
 

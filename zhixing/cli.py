@@ -411,20 +411,20 @@ def sweep(
     layers, words = _asked(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset)
     values = {**(sweep.read_grid(grid) if grid else {}), **sweep.parse_values(words)}
     try:
-        variants, failed = sweep.sweep(layers, values, sweep.parse_seeds(seeds), out, workers, on)
+        found, failed = sweep.sweep(layers, values, sweep.parse_seeds(seeds), out, workers, on)
     except KeyboardInterrupt:
-        write_stderr("stopped; run the same command again to continue")
+        write_stderr("stopped; the same command goes on")
         raise
-    if any(variant.results for variant in variants):
-        rows = sweep.table_rows(variants)
+    if any(setting.results for setting in found):
+        rows = sweep.table(found)
         tables.write_table(rows, out / "sweep.csv")
         tables.print_table(rows)
         print(out / "sweep.csv")
         try:
-            sweep.plot_best(variants, out / "sweep.png")
+            sweep.picture(found, out / "sweep.png")
             print(out / "sweep.png")
-        except UserError as error:  # nothing to plot, for example without evaluations
-            write_stderr(f"no plot: {error}")
+        except UserError as error:  # nothing to draw, as where nothing is evaluated
+            write_stderr(f"no picture: {error}")
     for name, reason in failed.items():
         write_stderr(f"failed: {name}: {reason} (see {out / 'output' / name}.txt)")
     if failed:
@@ -454,17 +454,17 @@ def tune(
 
     layers, words = _asked(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset, seed=seed)
     try:
-        results, spaces = tune.tune(layers, words, trials, out, workers, on)
+        outcomes, spaces = tune.tune(layers, words, trials, out, workers, on)
     except KeyboardInterrupt:
-        write_stderr("stopped; run the same command again to continue")
+        write_stderr("stopped; the same command goes on")
         raise
-    rows = tune.table_rows(results)
+    rows = tune.table(outcomes)
     tables.write_table(rows, out / "trials.csv")
     tables.print_table(rows[:20])
     print(out / "trials.csv")
-    if tune.best_trial(results) is None:
-        raise UserError(f"no trial completed; see {out / 'trials.csv'} and the trials' output in {out / 'output'}")
-    tune.plot_trials(results, spaces, out / "trials.png")
+    if tune.best_of(outcomes) is None:
+        raise UserError(f"no trial came to its end; see {out / 'trials.csv'} and what they printed in {out / 'output'}")
+    tune.picture(outcomes, spaces, out / "trials.png")
     print(out / "trials.png")
     print(f"{out / 'best.yaml'}: train with it by --config")
 
@@ -486,21 +486,21 @@ def profile(
 
     layers, words = _asked(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset)
     cfg = config.build(layers, config.parse_overrides(words))
-    result = profiler.profile(cfg, seconds)
-    title = f"{cfg.algorithm} on {cfg.env.name}: {result.speed:,.0f} {result.unit} per second"
-    tables.print_table(profiler.part_rows(result), title)
-    if result.max_rollout is not None:
-        print(f"rollouts were shortened to {getattr(result.cfg, 'rollout_steps')} steps per environment")  # noqa: B009
-    shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in result.group_shares.items())
-    print(f"bound by {result.bottleneck} ({shares})\n")
-    write_stderr(f"measuring alternative settings for at most {profiler.time_budget(result, seconds):.0f} seconds")
-    measured = profiler.measure_alternatives(cfg, result, seconds, lambda name: write_stderr(f"measuring {name}"))
-    tables.print_table(profiler.alternative_rows(measured, result.unit))
-    faster = profiler.recommend(measured)
-    summary = ", ".join(f"{a.setting} ({a.speedup:.2f} times)" for a in faster)
-    print(f"faster: {summary}" if faster else "no measured alternative is clearly faster")
-    if any(a.setting.startswith("num_envs") for a in faster):
-        print("changing num_envs also changes what is learned: compare both with `zhixing sweep`")
+    found = profiler.profile(cfg, seconds)
+    title = f"{cfg.algorithm} on {cfg.env.name}: {found.speed:,.0f} {found.unit} per second"
+    tables.print_table(profiler.rows_of_parts(found), title)
+    if found.rollout is not None:
+        print(f"iterations were cut to {getattr(found.cfg, 'rollout_steps')} steps of each environment")  # noqa: B009
+    groups = ", ".join(f"{name} {100 * share:.0f} %" for name, share in found.groups.items())
+    print(f"bound by {found.bound_by} ({groups})\n")
+    write_stderr(f"trying other settings, {profiler.tries_seconds(found, seconds):.0f} seconds at most")
+    tries = profiler.try_alternatives(cfg, found, seconds, lambda one: write_stderr(f"trying {one}"))
+    tables.print_table(profiler.rows_of_tries(tries, found.unit))
+    better = profiler.advice(tries)
+    told = ", ".join(f"{one.setting} ({one.times:.2f} times)" for one in better)
+    print(f"faster: {told}" if better else "nothing that was tried is clearly faster")
+    if any(one.setting.startswith("num_envs") for one in better):
+        print("another num_envs also changes what is learned: compare both with `zhixing sweep`")
 
 
 @app.command("list")
@@ -542,46 +542,24 @@ def _list_envs() -> None:
 
 @app.command()
 def show(
-    algorithm: Annotated[str, typer.Argument(metavar="ALGO")],
-    env: Annotated[str | None, typer.Option("--env", help="With the preset for this task.")] = None,
+    algorithm: Annotated[str, typer.Argument(metavar="ALGO", help="Algorithm, such as ppo.")],
+    env: Annotated[str | None, typer.Option("--env", help="Add the preset for this environment.")] = None,
+    imports: Imports = None,
 ) -> None:
-    """The settings of an algorithm: defaults, allowed values and meanings."""
+    """Print the settings of an algorithm with types, defaults and descriptions."""
     from zhixing import algorithms, config
-    from zhixing.utils import tables
+    from zhixing.config.display import print_settings
+    from zhixing.envs.registry import check_name
 
     name, _, _, model, _ = algorithms.get(algorithm)
-    named = {"algorithm": name, "env": env or "CartPole-v1"}
-    default = config.validate(model, named)
-    cfg = config.build([named], {}) if env else default
-    rows = []
-    for (setting, value, allowed, meaning), usual in zip(_rows(cfg), _rows(default), strict=True):
-        value = "" if setting == "env.name" and env is None else value
-        row = {"setting": setting, "default": usual[1] if setting != "env.name" else ""}
-        if env:
-            row["preset"] = value if value != row["default"] and setting != "env.name" else ""
-        rows.append(row | {"allowed": allowed, "meaning": meaning})
-    preset = config.preset_name(name, env) if env else None
-    title = name if env is None else f"{name} on {env}: {'no preset' if preset is None else f'preset {preset}'}"
-    tables.print_table(rows, title, wrap=("allowed", "meaning"))
-
-
-def _rows(model: Any, prefix: str = "") -> list[tuple[str, str, str, str]]:
-    """Return each setting's name, value, allowed values and meaning."""
-    from pydantic import BaseModel
-
-    from zhixing import config
-
-    rows: list[tuple[str, str, str, str]] = []
-    meanings = config.meanings(type(model))
-    for name, field in type(model).model_fields.items():
-        value = getattr(model, name)
-        if isinstance(value, BaseModel):
-            rows += _rows(value, f"{prefix}{name}.")
-        else:
-            plain = {"None": "none", "True": "true", "False": "false"}
-            allowed = config.allowed(field.annotation, field.metadata)
-            rows.append((prefix + name, plain.get(str(value), str(value)), allowed, meanings.get(name, "")))
-    return rows
+    _import(imports)
+    if env is None:
+        print_settings(name, model)
+        return
+    check_name(env)
+    preset = config.preset_name(name, env)
+    title = f"{name} on {env}: {'no preset' if preset is None else f'preset {preset}'}"
+    print_settings(title, model, config.build([{"algorithm": name, "env": env}], {}))
 
 
 def main() -> None:

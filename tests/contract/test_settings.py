@@ -75,16 +75,12 @@ def test_every_setting_is_read(
     assert not missing, f"{algorithm} never reads {sorted(missing)} (of which its own: {sorted(missing - base)})"
 
 
-def test_every_setting_has_a_meaning(algorithm: str) -> None:
-    model = zx.algorithms.get(algorithm).settings
-    nested = [f.annotation for f in model.model_fields.values() if isinstance(f.annotation, type)]
-    for owner in [model, *(cls for cls in nested if issubclass(cls, config.Strict))]:
-        plain = {
-            name
-            for name, f in owner.model_fields.items()
-            if not (isinstance(f.annotation, type) and issubclass(f.annotation, config.Strict))
-        }
-        assert plain <= set(config.meanings(owner)), f"{owner.__name__} has settings without a comment"
+def test_every_setting_has_a_group_and_a_description(algorithm: str) -> None:
+    for setting in config.list_settings(zx.algorithms.get(algorithm).settings):
+        assert isinstance(setting.group, config.Group), setting.name
+        assert len(setting.description.split()) >= 3, f"{setting.name}: {setting.description!r}"
+        assert setting.description.endswith("."), f"{setting.name}: {setting.description!r}"
+        assert setting.description[0].isupper(), f"{setting.name}: {setting.description!r}"
 
 
 def test_every_preset_is_a_valid_configuration(algorithm: str) -> None:

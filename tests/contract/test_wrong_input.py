@@ -108,6 +108,7 @@ WRONG = {
     "no algorithm to profile": (["profile", "--env", "CartPole-v1"], "no algorithm is named"),
     "what to list": (["list", "algos"], "did you mean 'algorithms'"),
     "unknown algorithm to show": (["show", "dqnn"], "did you mean 'dqn'"),
+    "unknown environment to show": (["show", "dqn", "--env", "CartPol-v1"], "did you mean 'CartPole-v1'"),
 }
 
 

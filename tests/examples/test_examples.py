@@ -99,7 +99,7 @@ def test_own_algorithm_is_trained_evaluated_filmed_and_shown_by_its_name(run_cli
     assert (folder / "run.mp4").stat().st_size > 0
     assert (folder / "run.png").stat().st_size > 0
     shown = run_cli("show", name)[0]
-    assert re.search(r"value_coef +0\.5 .*weight of the value loss", shown)
+    assert re.search(r"value_coef +float >= 0 +0\.5 +Weight of the value loss\.", shown)
 
 
 def test_own_algorithm_resumed_by_the_command_line_ends_like_one_never_stopped(run_cli: Command, folder: Path) -> None:

@@ -9,7 +9,7 @@ gradients are applied one after the other, not over each other.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import model_validator
@@ -21,6 +21,7 @@ from zhixing.config import (
     AsynchronousConfig,
     Finite,
     Fraction,
+    Group,
     NonNegative,
     OnPolicyConfig,
     Positive,
@@ -40,26 +41,35 @@ from zhixing.ops.normalize import RewardScaler, normalize
 
 class A2CConfig(OnPolicyConfig):
     num_envs: Positive = 8
-    rollout_steps: Positive = 5  # steps of each environment between updates
-    lr: PositiveFloat = 7e-4  # learning rate
-    anneal_lr: bool = False  # let the learning rate fall to zero over the budget of steps
-    optimizer: OptimizerKind = "rmsprop"  # what moves the weights
-    optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
-    gae_lambda: Fraction = 1.0  # how far advantages look ahead before trusting the critic
-    value_coef: NonNegative = 0.5  # weight of the value loss
-    entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
-    max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
-    normalize_advantage: bool = False  # zero mean and unit spread per rollout
-    normalize_obs: bool = False  # running mean and spread of observations
-    normalize_reward: bool = False  # divide by the running spread of returns
-    shared_network: bool = False  # one body for actor and critic
-    log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
+    rollout_steps: Positive = 5
+    lr: PositiveFloat = 7e-4
+    anneal_lr: bool = False
+    """Anneal the learning rate linearly to zero over the budget."""
+    optimizer: OptimizerKind = "rmsprop"
+    """Optimizer of the networks."""
+    optimizer_eps: PositiveFloat = 1e-5
+    gae_lambda: Fraction = 1.0
+    """Lambda of generalized advantage estimation."""
+    value_coef: NonNegative = 0.5
+    """Weight of the value loss."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the entropy bonus."""
+    normalize_advantage: bool = False
+    """Normalize advantages to zero mean and unit standard deviation per rollout."""
+    normalize_obs: bool = False
+    """Normalize observations by their running mean and standard deviation."""
+    normalize_reward: bool = False
+    """Divide rewards by the running standard deviation of returns."""
+    shared_network: Annotated[bool, Group.NETWORK] = False
+    """Share one torso between actor and critic."""
+    log_std_init: Annotated[Finite, Group.NETWORK] = 0.0
+    """Initial log standard deviation of continuous actions."""
 
 
 class ACConfig(A2CConfig):
-    rollout_steps: Positive = 1  # steps of each environment between updates
-    gae_lambda: Fraction = 0.0  # how far advantages look ahead before trusting the critic
-    optimizer: OptimizerKind = "adam"  # what moves the weights
+    rollout_steps: Positive = 1
+    gae_lambda: Fraction = 0.0
+    optimizer: OptimizerKind = "adam"
 
 
 class A3CConfig(A2CConfig, AsynchronousConfig):

@@ -8,6 +8,7 @@ Zero, the targets of values may hold a share of what the search found, and gradi
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.config import Count, Fraction, NonNegative, Positive, PositiveFloat, SelfPlayConfig, Strict
+from zhixing.config import Count, Fraction, Group, NonNegative, Positive, PositiveFloat, SelfPlayConfig, Strict
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
@@ -29,26 +30,38 @@ MakeBoardNet = Callable[[tuple[int, ...], int], nn.Module]  # (shape of a board,
 
 
 class BoardNetConfig(Strict):
-    kind: str = (
-        "auto"  # auto (residual), or your.module:Net, called with the shape of a board and the number of actions
-    )
-    blocks: Positive = 4  # residual blocks
-    channels: Positive = 32  # channels of each convolution
+    """The network that evaluates positions."""
+
+    kind: str = "auto"
+    """Network class: auto is residual, your.module:Net is called with board shape and number of actions."""
+    blocks: Positive = 4
+    """Number of residual blocks."""
+    channels: Positive = 32
+    """Channels of each convolution."""
 
 
 class AlphaZeroConfig(SelfPlayConfig):
-    net: BoardNetConfig = BoardNetConfig()
-    lr: PositiveFloat = 2e-3  # learning rate
-    anneal_lr: bool = True  # let it fall to zero over the budget
-    weight_decay: NonNegative = 1e-4  # weight of the squared size of all weights in the loss
-    max_grad_norm: PositiveFloat | None = 5.0  # gradients are clipped to this norm
-    noise: Fraction = 0.25  # share of noise in the chances of first actions, in self-play
-    alpha: PositiveFloat = 1.0  # how evenly that noise is spread; about 10 over the number of moves that there are
-    explore_moves: Count = 12  # moves of each game that are drawn by visits; later ones are the most visited
-    fast_simulations: Positive | None = None  # of moves that are made only to go on, and not learned from
-    full_share: Fraction = 0.25  # with fast_simulations: share of moves that are searched in full
-    search_value: Fraction = 0.5  # share of the search's value, instead of the outcome, in what values learn
-    gamma: Fraction = 1.0  # discount of the future per move
+    net: Annotated[BoardNetConfig, Group.NETWORK] = BoardNetConfig()
+    lr: PositiveFloat = 2e-3
+    anneal_lr: Annotated[bool, Group.OPTIMIZATION] = True
+    """Anneal the learning rate linearly to zero over the budget."""
+    weight_decay: Annotated[NonNegative, Group.OPTIMIZATION] = 1e-4
+    """Weight of the squared L2 norm of all weights in the loss."""
+    max_grad_norm: Annotated[PositiveFloat | None, Group.OPTIMIZATION] = 5.0
+    """Maximum norm of the gradients; none disables clipping."""
+    noise: Fraction = 0.25
+    """Fraction of Dirichlet noise in the root's action probabilities during self-play."""
+    alpha: PositiveFloat = 1.0
+    """Concentration of the Dirichlet noise; about 10 divided by the number of legal moves."""
+    explore_moves: Count = 12
+    """Moves per game sampled by visit counts; later moves are the most visited."""
+    fast_simulations: Positive | None = None
+    """Simulations of fast searches, whose moves only advance the game and are not trained on."""
+    full_share: Fraction = 0.25
+    """Fraction of moves searched in full when fast_simulations is set."""
+    search_value: Annotated[Fraction, Group.OPTIMIZATION] = 0.5
+    """Weight of the search's value in value targets; the rest is the game's outcome."""
+    gamma: Fraction = 1.0
     num_envs: Positive = 64
 
     @model_validator(mode="after")

@@ -10,13 +10,14 @@ critics, the actor's weights don't decay, and gradients of actor and critics are
 from __future__ import annotations
 
 import copy
+from typing import Annotated
 
 import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.config import OffPolicyActorCriticConfig, Positive, PositiveFloat
+from zhixing.config import Group, OffPolicyActorCriticConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
@@ -31,9 +32,12 @@ from zhixing.ops.returns import td_target
 
 
 class AWACConfig(OffPolicyActorCriticConfig):
-    critics: Positive = 2  # estimates of Q, of which the least counts
-    advantage_lambda: PositiveFloat = 1.0  # recorded actions weigh exp(advantage / this): less is greedier
-    max_weight: PositiveFloat = 100.0  # and no more than this
+    critics: Annotated[Positive, Group.NETWORK] = 2
+    """Number of critics; targets use the smallest estimate."""
+    advantage_lambda: PositiveFloat = 1.0
+    """Temperature of the weights exp(advantage / temperature) of recorded actions; lower is greedier."""
+    max_weight: PositiveFloat = 100.0
+    """Upper bound of the weight of a recorded action."""
 
 
 @register("awac", "imitates actions by how much better they are than its own; offline, then online")

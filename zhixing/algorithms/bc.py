@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.cloning import cloning_loss, make_clone
-from zhixing.config import DataConfig, NetConfig, Positive, PositiveFloat
+from zhixing.config import DataConfig, NetConfig, Positive
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.spaces import Spaces
@@ -18,9 +18,9 @@ from zhixing.nets.torso import NetFactory
 
 
 class BCConfig(DataConfig):
-    lr: PositiveFloat = 1e-3  # learning rate
-    batch_size: Positive = 256  # transitions per update
-    likelihood: bool = False  # continuous actions: learn their spread too, as normals, not only their mean
+    batch_size: Positive = 256
+    likelihood: bool = False
+    """Fit a normal distribution to continuous actions instead of only their mean."""
     net: NetConfig = NetConfig(hidden_sizes=[256, 256], activation="relu")
 
 

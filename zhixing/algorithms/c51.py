@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.q_learning import Losses, QLearner
-from zhixing.config import Fraction, NonNegative, QLearningConfig, ReplayConfig
+from zhixing.config import Finite, Fraction, Group, NonNegative, QLearningConfig, ReplayConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.heads import AtomsHead, DuelingHead
@@ -31,10 +31,14 @@ from zhixing.ops.returns import td_target
 
 
 class C51Config(QLearningConfig):
-    atoms: Annotated[int, Field(ge=2)] = 51  # values among which the chances of a return are shared
-    v_min: Annotated[float, Field(allow_inf_nan=False)] = -10.0  # the lowest of them; returns below count as this
-    v_max: Annotated[float, Field(allow_inf_nan=False)] = 10.0  # the highest of them; returns above count as this
-    noise: NonNegative = 0.0  # first spread of the noise on the head's weights, which explores; 0 is none
+    atoms: Annotated[int, Field(ge=2), Group.NETWORK] = 51
+    """Number of atoms of the return distribution."""
+    v_min: Annotated[Finite, Group.NETWORK] = -10.0
+    """Smallest atom; lower returns are projected onto it."""
+    v_max: Annotated[Finite, Group.NETWORK] = 10.0
+    """Largest atom; higher returns are projected onto it."""
+    noise: Annotated[NonNegative, Group.COLLECTION] = 0.0
+    """Initial standard deviation of the noisy head's weights, which explores; 0 disables it."""
 
     @model_validator(mode="after")
     def _range_is_one(self) -> C51Config:
@@ -44,9 +48,9 @@ class C51Config(QLearningConfig):
 
 
 class RainbowConfig(C51Config):
-    noise: NonNegative = 0.5  # first spread of the noise on the head's weights, which explores; 0 is none
-    epsilon_start: Fraction = 0.0  # chance of a random action at the start
-    epsilon_end: Fraction = 0.0  # and when it has fallen
+    noise: NonNegative = 0.5
+    epsilon_start: Fraction = 0.0
+    epsilon_end: Fraction = 0.0
     replay: ReplayConfig = ReplayConfig(prioritized=True, alpha=0.5, n_step=3)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -21,7 +22,16 @@ from torch import Tensor, nn
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.team_policy import TeamSampledPolicy
-from zhixing.config import Fraction, NetConfig, NonNegative, OnPolicyConfig, Positive, PositiveFloat
+from zhixing.config import (
+    Fraction,
+    Group,
+    MultiAgentConfig,
+    NetConfig,
+    NonNegative,
+    OnPolicyConfig,
+    Positive,
+    PositiveFloat,
+)
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.optimizer import Average
@@ -38,21 +48,28 @@ from zhixing.ops.returns import gae, next_values
 from zhixing.ops.team_reward import TeamRewardChecker
 
 
-class COMAConfig(OnPolicyConfig):
+class COMAConfig(OnPolicyConfig, MultiAgentConfig):
     num_envs: Positive = 8
-    rollout_steps: Positive = 16  # steps of each environment between updates
-    lr: PositiveFloat = 1e-3  # learning rate of the actors, which take one step per rollout
-    critic_lr: PositiveFloat | None = None  # the critic's own learning rate
-    critic_epochs: Positive = 4  # the critic's passes over each rollout, before the actors' step
-    minibatch_size: Positive = 64  # time steps of single environments per update of the critic, with all their agents
-    tau: Fraction = 0.02  # how far the target critic moves towards the critic at each update
-    td_lambda: Fraction = 0.8  # how far the critic's targets look ahead; 0 is one step
-    entropy_coef: NonNegative = 0.01  # weight of the entropy
-    max_grad_norm: PositiveFloat | None = 10.0  # gradients are clipped to this norm
-    share_weights: bool = True  # one network for all agents, who are told their numbers; else one each
-    last_action: bool = False  # agents see what they did last
-    normalize_obs: bool = False  # running mean and spread of what agents see
-    eval_stochastic: bool = False  # evaluations draw actions too, instead of taking the likeliest
+    rollout_steps: Positive = 16
+    lr: PositiveFloat = 1e-3
+    """Learning rate of the actors, which take one gradient step per rollout."""
+    critic_lr: PositiveFloat | None = None
+    """Learning rate of the critic; none is lr."""
+    critic_epochs: Positive = 4
+    """Critic passes over each rollout before the actors' gradient step."""
+    minibatch_size: Positive = 64
+    """Time steps per critic minibatch, each with all agents of one environment."""
+    tau: Fraction = 0.02
+    """Polyak coefficient of the target critic."""
+    td_lambda: Fraction = 0.8
+    """Lambda of the critic's TD(lambda) targets; 0 is one-step."""
+    entropy_coef: NonNegative = 0.01
+    """Weight of the entropy bonus."""
+    max_grad_norm: PositiveFloat | None = 10.0
+    normalize_obs: bool = False
+    """Normalize observations by their running mean and standard deviation."""
+    eval_stochastic: Annotated[bool, Group.EVALUATION] = False
+    """Sample actions in evaluations instead of taking the most likely."""
     net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="tanh")
 
 

@@ -25,10 +25,13 @@ from zhixing.ops.losses import weighted_mean
 
 
 class CQLConfig(SACConfig):
-    penalty: PositiveFloat = 5.0  # weight of the penalty on values beyond those of recorded actions
-    penalty_target: Finite | None = None  # learn that weight, so that the penalty stays near this (CQL-Lagrange)
-    penalty_samples: Positive = 10  # continuous actions: how many are drawn of each of three kinds
-    entropy_in_targets: bool = False  # targets count the entropy to come; without, only the actor seeks it
+    penalty: PositiveFloat = 5.0
+    """Weight of the penalty on Q-values above those of recorded actions."""
+    penalty_target: Finite | None = None
+    """Target of the penalty, which is reached by learning its weight (CQL-Lagrange)."""
+    penalty_samples: Positive = 10
+    """Continuous actions sampled from each of the penalty's three distributions."""
+    entropy_in_targets: bool = False
 
 
 class Conservative(Penalty):

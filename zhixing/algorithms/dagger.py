@@ -8,12 +8,14 @@ takes over for single steps.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.cloning import cloning_loss, make_clone
-from zhixing.config import Fraction, NetConfig, OffPolicyConfig, Positive, PositiveFloat
+from zhixing.config import Fraction, Group, NetConfig, OffPolicyConfig, Positive
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.policy import Policy
@@ -26,10 +28,11 @@ from zhixing.ops.schedules import linear_schedule
 
 
 class DAggerConfig(OffPolicyConfig):
-    expert: str | None = None  # a run whose agent is asked what to do
-    expert_fraction: Fraction = 0.2  # share of the budget over which the expert acts less and less
-    lr: PositiveFloat = 1e-3  # learning rate
-    batch_size: Positive = 256  # steps per update
+    expert: Annotated[str | None, Group.COLLECTION] = None
+    """Run whose agent is the expert that labels observations."""
+    expert_fraction: Annotated[Fraction, Group.COLLECTION] = 0.2
+    """Fraction of the budget over which the expert's share of the actions falls to zero."""
+    batch_size: Positive = 256
     net: NetConfig = NetConfig(hidden_sizes=[256, 256], activation="relu")
 
 

@@ -24,7 +24,8 @@ from zhixing.ops.returns import td_target
 
 
 class DQNConfig(QLearningConfig):
-    loss: Literal["huber", "mse"] = "huber"  # of the error; huber is linear beyond 1
+    loss: Literal["huber", "mse"] = "huber"
+    """Loss of the TD error; huber is linear beyond 1."""
 
 
 @register("dqn", "Q-learning with replay and a target network")

@@ -12,7 +12,7 @@ Where a task forbids actions, the model learns which, and the actor keeps to the
 from __future__ import annotations
 
 import copy
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import model_validator
@@ -21,7 +21,16 @@ from torch.nn import functional as F
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.world_model_policy import WorldModelPolicy
-from zhixing.config import Fraction, NetConfig, NonNegative, OffPolicyConfig, Positive, PositiveFloat, ReplayConfig
+from zhixing.config import (
+    Fraction,
+    Group,
+    NetConfig,
+    NonNegative,
+    OffPolicyConfig,
+    Positive,
+    PositiveFloat,
+    ReplayConfig,
+)
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.optimizer import Average
@@ -48,28 +57,48 @@ SHOWN = 5  # steps of an episode that a dream is shown
 
 
 class DreamerConfig(OffPolicyConfig):
-    batch_size: Positive = 16  # sequences per update
-    updates_per_step: PositiveFloat = 0.25  # updates per environment step, on average
-    lr: PositiveFloat = 3e-4  # learning rate of the world model
-    actor_lr: PositiveFloat | None = None  # the actor's own learning rate
-    critic_lr: PositiveFloat | None = None  # the critic's own learning rate
-    optimizer_eps: PositiveFloat = 1e-8  # added to the denominator of the world model's Adam
-    behavior_optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of the actor's and the critic's Adam
-    max_grad_norm: PositiveFloat | None = 100.0  # gradients are clipped to this norm
-    gamma: Fraction = 0.997  # discount of the future per step
-    horizon: Positive = 15  # steps imagined from each state
-    td_lambda: Fraction = 0.95  # how far imagined returns look ahead before trusting the critic
-    entropy_coef: NonNegative = 3e-4  # weight of the entropy bonus, for returns of range 1
-    tau: Fraction = 0.02  # how far the slow critic, which the critic is held near, moves towards it at each update
-    memory_size: Positive = 64  # units of the model's memory
-    variables: Positive = 8  # symbols of a state, each a choice of one class
-    classes: Positive = 8  # classes of each symbol
-    uniform_mix: Fraction = 0.01  # share of chance that is uniform, for symbols and discrete actions
-    free_nats: NonNegative = 1.0  # below this divergence, prior and posterior leave each other alone
-    dynamics_coef: NonNegative = 0.5  # weight of moving the prior to the posterior
-    representation_coef: NonNegative = 0.1  # weight of moving the posterior to the prior
-    cnn_depth: Positive = 16  # channels of the first convolution; each further one has twice as many
-    bins: Positive = 127  # that rewards and values are told by, an odd number
+    batch_size: Positive = 16
+    """Sequences per update."""
+    updates_per_step: PositiveFloat = 0.25
+    lr: PositiveFloat = 3e-4
+    """Learning rate of the world model."""
+    actor_lr: PositiveFloat | None = None
+    """Learning rate of the actor; none is lr."""
+    critic_lr: PositiveFloat | None = None
+    """Learning rate of the critic; none is lr."""
+    optimizer_eps: PositiveFloat = 1e-8
+    """Epsilon of the world model's Adam, added to the denominator."""
+    behavior_optimizer_eps: PositiveFloat = 1e-5
+    """Epsilon of the actor's and the critic's Adam, added to the denominator."""
+    max_grad_norm: PositiveFloat | None = 100.0
+    """Maximum norm of the gradients; none disables clipping."""
+    gamma: Fraction = 0.997
+    horizon: Positive = 15
+    """Imagined steps from each state."""
+    td_lambda: Fraction = 0.95
+    """Lambda of the imagined lambda-returns."""
+    entropy_coef: NonNegative = 3e-4
+    """Weight of the entropy bonus, relative to returns scaled to a range of 1."""
+    tau: Fraction = 0.02
+    """Polyak coefficient of the slow critic, which regularizes the critic."""
+    memory_size: Annotated[Positive, Group.NETWORK] = 64
+    """Units of the world model's recurrent state."""
+    variables: Annotated[Positive, Group.NETWORK] = 8
+    """Number of categorical variables in the stochastic state."""
+    classes: Annotated[Positive, Group.NETWORK] = 8
+    """Classes per categorical variable of the stochastic state."""
+    uniform_mix: Annotated[Fraction, Group.NETWORK] = 0.01
+    """Fraction of the uniform distribution mixed into latent variables and discrete actions."""
+    free_nats: NonNegative = 1.0
+    """KL divergence between posterior and prior, in nats, below which it is not penalized."""
+    dynamics_coef: NonNegative = 0.5
+    """Weight of the dynamics loss, which trains the prior to predict the posterior."""
+    representation_coef: NonNegative = 0.1
+    """Weight of the representation loss, which pulls the posterior toward the prior."""
+    cnn_depth: Annotated[Positive, Group.NETWORK] = 16
+    """Channels of the first convolution; each following layer doubles them."""
+    bins: Annotated[Positive, Group.NETWORK] = 127
+    """Odd number of bins in the distributions of rewards and values."""
     net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="silu", cnn="simple")
     replay: ReplayConfig = ReplayConfig(sequence_length=16, burn_in=0)
 

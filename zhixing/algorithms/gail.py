@@ -8,7 +8,7 @@ Differs from the paper: PPO instead of TRPO, and the gradient penalty.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
@@ -20,7 +20,7 @@ from zhixing.algorithms.ppo import (
     PPO,  # what it is handed: any learner from rollouts would do
     PPOConfig,
 )
-from zhixing.config import Auto, NonNegative, Positive, PositiveFloat
+from zhixing.config import Auto, Group, NonNegative, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
@@ -30,20 +30,31 @@ from zhixing.nets.torso import Encoder, NetFactory, num_features
 
 
 class GAILConfig(PPOConfig):
-    dataset: str | None = None  # recorded experience of the expert
-    demonstrations: Positive | None = 10  # episodes of it that are shown; none is all
-    lr: PositiveFloat = 1e-3  # learning rate of the policy
-    optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of the policy's Adam
-    rollout_steps: Positive = 32  # steps of each environment between updates
-    minibatch_size: Positive = 256  # steps per gradient at most; the rollout is cut evenly
-    normalize_obs: bool | Auto = False  # running mean and deviation of observations; auto: with built-in networks
-    normalize_reward: bool = False  # divide imitation rewards by the running deviation of returns
-    discriminator_lr: PositiveFloat = 1e-3  # learning rate of the discriminator
-    discriminator_size: Positive = 100  # units of each of its two layers
-    discriminator_updates: Positive = 16  # its updates per iteration
-    discriminator_batch_size: Positive = 256  # steps of each kind per update
-    gradient_penalty: NonNegative = 0.1  # weight of the distance of its slope from 1
-    imitation_reward: Literal["gail", "airl"] = "gail"  # -log(1 - D), never negative, or log D - log(1 - D)
+    dataset: Annotated[str | None, Group.COLLECTION] = None
+    """Dataset of the expert's demonstrations."""
+    demonstrations: Annotated[Positive | None, Group.COLLECTION] = 10
+    """Number of expert episodes to use; none is all."""
+    lr: PositiveFloat = 1e-3
+    """Learning rate of the policy."""
+    optimizer_eps: PositiveFloat = 1e-5
+    """Epsilon of the policy's Adam, added to the denominator."""
+    rollout_steps: Positive = 32
+    minibatch_size: Positive = 256
+    normalize_obs: bool | Auto = False
+    normalize_reward: bool = False
+    """Divide imitation rewards by the running standard deviation of returns."""
+    discriminator_lr: PositiveFloat = 1e-3
+    """Learning rate of the discriminator."""
+    discriminator_size: Annotated[Positive, Group.NETWORK] = 100
+    """Units of each of the discriminator's two hidden layers."""
+    discriminator_updates: Positive = 16
+    """Discriminator updates per iteration."""
+    discriminator_batch_size: Positive = 256
+    """Expert steps, and as many policy steps, per discriminator update."""
+    gradient_penalty: NonNegative = 0.1
+    """Weight of the penalty that keeps the norm of the discriminator's gradient near 1."""
+    imitation_reward: Literal["gail", "airl"] = "gail"
+    """Imitation reward: gail is -log(1 - D), never negative; airl is log D - log(1 - D)."""
 
     needs_data: ClassVar[bool] = True
 

@@ -8,12 +8,14 @@ losses are means, not sums; Adam by default.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from zhixing.algorithms import register
-from zhixing.config import AsynchronousConfig, Finite, Fraction, NonNegative, Positive, PositiveFloat
+from zhixing.config import AsynchronousConfig, Finite, Fraction, Group, NonNegative, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.optimizer import OptimizerKind
@@ -28,21 +30,31 @@ from zhixing.ops.returns import vtrace
 
 class IMPALAConfig(AsynchronousConfig):
     num_envs: Positive = 8
-    rollout_steps: Positive = 20  # steps of each environment of a worker between updates
-    lr: PositiveFloat = 1e-3  # learning rate
-    anneal_lr: bool = False  # let the learning rate fall to zero over the budget of steps
-    optimizer: OptimizerKind = "adam"  # what moves the weights
-    optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
-    rho_bar: PositiveFloat = 1.0  # where ratios of probabilities are clipped: decides whose values are found
-    c_bar: PositiveFloat = 1.0  # the same within traces: decides how fast
-    trace_lambda: Fraction = 1.0  # how far traces look ahead before trusting the critic
-    value_coef: NonNegative = 0.5  # weight of the value loss
-    entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
-    max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
-    normalize_advantage: bool = False  # zero mean and unit spread per rollout
-    normalize_obs: bool = False  # running mean and spread of observations
-    shared_network: bool = False  # one body for actor and critic
-    log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
+    rollout_steps: Positive = 20
+    """Steps per environment of an actor between updates."""
+    anneal_lr: bool = False
+    """Anneal the learning rate linearly to zero over the budget."""
+    optimizer: OptimizerKind = "adam"
+    """Optimizer of the networks."""
+    optimizer_eps: PositiveFloat = 1e-5
+    rho_bar: PositiveFloat = 1.0
+    """Clip of V-trace's importance ratios in TD errors, which determines the fixed point."""
+    c_bar: PositiveFloat = 1.0
+    """Clip of V-trace's importance ratios in traces, which determines the speed of convergence."""
+    trace_lambda: Fraction = 1.0
+    """Lambda of the V-trace targets."""
+    value_coef: NonNegative = 0.5
+    """Weight of the value loss."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the entropy bonus."""
+    normalize_advantage: bool = False
+    """Normalize advantages to zero mean and unit standard deviation per rollout."""
+    normalize_obs: bool = False
+    """Normalize observations by their running mean and standard deviation."""
+    shared_network: Annotated[bool, Group.NETWORK] = False
+    """Share one torso between actor and critic."""
+    log_std_init: Annotated[Finite, Group.NETWORK] = 0.0
+    """Initial log standard deviation of continuous actions."""
 
 
 @register("impala", "actors with old weights, one learner that corrects for it by V-trace")

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Annotated
 
 import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.config import Fraction, NonNegative, OffPolicyActorCriticConfig, Positive, PositiveFloat
+from zhixing.config import Fraction, Group, NonNegative, OffPolicyActorCriticConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
@@ -31,11 +32,16 @@ from zhixing.ops.returns import td_target
 
 
 class IQLConfig(OffPolicyActorCriticConfig):
-    critics: Positive = 2  # estimates of Q, of which the least counts
-    expectile: Fraction = 0.7  # τ: 0.5 is the mean over recorded actions, near 1 the best of them
-    beta: NonNegative = 3.0  # recorded actions weigh exp(beta · advantage): 0 is behaviour cloning
-    max_weight: PositiveFloat = 100.0  # and no more than this
-    actor_lr_decay: bool = True  # the actor's learning rate falls to zero over the run, along a cosine
+    critics: Annotated[Positive, Group.NETWORK] = 2
+    """Number of critics; targets use the smallest estimate."""
+    expectile: Fraction = 0.7
+    """Expectile of the value loss; 0.5 is the mean over recorded actions, near 1 their maximum."""
+    beta: NonNegative = 3.0
+    """Inverse temperature of the weights exp(beta * advantage); 0 is behavior cloning."""
+    max_weight: PositiveFloat = 100.0
+    """Upper bound of the weight of a recorded action."""
+    actor_lr_decay: bool = True
+    """Anneal the actor's learning rate to zero over the run along a cosine."""
 
 
 @register("iql", "learns the value of the better recorded actions and imitates these")

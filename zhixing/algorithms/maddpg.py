@@ -12,6 +12,7 @@ on to learn a reward that the team shares, as in EPyMARL's version; rewards per 
 from __future__ import annotations
 
 import copy
+from typing import Annotated
 
 import torch
 from gymnasium.spaces import Discrete
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.team_policy import TeamActorPolicy
-from zhixing.config import Fraction, NetConfig, NonNegative, OffPolicyActorCriticConfig, PositiveFloat
+from zhixing.config import Fraction, Group, NetConfig, NonNegative, OffPolicyActorCriticConfig, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
@@ -35,12 +36,16 @@ from zhixing.ops.returns import td_target
 
 
 class MADDPGConfig(OffPolicyActorCriticConfig):
-    updates_per_step: PositiveFloat = 0.25  # updates per environment step, on average
-    tau: Fraction = 0.01  # how far targets move towards the networks at each update
-    exploration_noise: NonNegative = 0.1  # continuous actions: spread of exploration, of the action's half range
-    gumbel_temperature: PositiveFloat = 1.0  # discrete actions: softness of the samples that gradients pass through
-    output_penalty: NonNegative = 1e-3  # weight of the actors' squared outputs; more keeps discrete choices open longer
-    max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm, that of all agents together
+    updates_per_step: PositiveFloat = 0.25
+    tau: Fraction = 0.01
+    exploration_noise: Annotated[NonNegative, Group.COLLECTION] = 0.1
+    """Standard deviation of exploration noise on continuous actions, relative to half the action range."""
+    gumbel_temperature: PositiveFloat = 1.0
+    """Temperature of the Gumbel-softmax samples of discrete actions."""
+    output_penalty: NonNegative = 1e-3
+    """Weight of the actors' squared outputs in the loss; higher values keep discrete policies more random."""
+    max_grad_norm: PositiveFloat | None = 0.5
+    """Maximum norm of the gradients of all agents together; none disables clipping."""
     net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="relu")
 
 

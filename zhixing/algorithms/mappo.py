@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -19,7 +20,16 @@ from torch import Tensor, nn
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.team_policy import TeamSampledPolicy
-from zhixing.config import Fraction, NetConfig, NonNegative, OnPolicyConfig, Positive, PositiveFloat
+from zhixing.config import (
+    Fraction,
+    Group,
+    MultiAgentConfig,
+    NetConfig,
+    NonNegative,
+    OnPolicyConfig,
+    Positive,
+    PositiveFloat,
+)
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
@@ -41,22 +51,29 @@ from zhixing.ops.policy_gradient import (
 from zhixing.ops.returns import gae, next_values
 
 
-class MAPPOConfig(OnPolicyConfig):
-    lr: PositiveFloat = 5e-4  # learning rate
-    critic_lr: PositiveFloat | None = None  # the critic's own learning rate
-    optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
-    epochs: Positive = 10  # passes over each rollout
-    minibatch_size: Positive = 1024  # time steps of single environments per update, with all their agents
-    clip_range: PositiveFloat = 0.2  # how far the probability ratio may move
-    gae_lambda: Fraction = 0.95  # how far advantages look ahead
-    entropy_coef: NonNegative = 0.01  # weight of the entropy
-    max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
-    share_weights: bool = True  # one network for all agents, who are told their numbers; else one each
-    last_action: bool = False  # agents see what they did last
-    normalize_value: bool = True  # the critic learns returns less their running mean, by their spread
-    normalize_advantage: bool = True  # zero mean and unit spread per minibatch
-    normalize_obs: bool = False  # running mean and spread of what agents see
-    eval_stochastic: bool = False  # evaluations draw actions too, instead of taking the likeliest
+class MAPPOConfig(OnPolicyConfig, MultiAgentConfig):
+    lr: PositiveFloat = 5e-4
+    critic_lr: PositiveFloat | None = None
+    """Learning rate of the critic; none is lr."""
+    optimizer_eps: PositiveFloat = 1e-5
+    epochs: Positive = 10
+    """Passes over each rollout."""
+    minibatch_size: Positive = 1024
+    """Time steps per minibatch, each with all agents of one environment."""
+    clip_range: PositiveFloat = 0.2
+    """Clip range of the probability ratio."""
+    gae_lambda: Fraction = 0.95
+    """Lambda of generalized advantage estimation."""
+    entropy_coef: NonNegative = 0.01
+    """Weight of the entropy bonus."""
+    normalize_value: bool = True
+    """Normalize value targets by the running mean and standard deviation of returns."""
+    normalize_advantage: bool = True
+    """Normalize advantages to zero mean and unit standard deviation per minibatch."""
+    normalize_obs: bool = False
+    """Normalize observations by their running mean and standard deviation."""
+    eval_stochastic: Annotated[bool, Group.EVALUATION] = False
+    """Sample actions in evaluations instead of taking the most likely."""
     net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="tanh")
 
 

@@ -23,10 +23,14 @@ from zhixing.search.policy import SearchPolicy
 
 
 class MCTSConfig(SearchConfig):
-    env_steps: Positive = 1  # budget: steps of the environment; nothing is learned in them
-    playouts: Positive = 1  # random playouts of each new node, on average worth what the node is
-    playout_steps: Positive = 50  # tasks that aren't games: steps after which a playout is cut
-    guide: str | None = None  # a run whose network judges new nodes instead of playouts
+    env_steps: Positive = 1
+    """Budget in environment steps; nothing is learned in them."""
+    playouts: Positive = 1
+    """Random playouts per new node; their mean return is the node's value."""
+    playout_steps: Positive = 50
+    """Maximum length of a playout in environments that are not games."""
+    guide: str | None = None
+    """Run whose network evaluates new nodes instead of playouts."""
     vector: VectorConfig = VectorConfig(backend="serial")
 
 

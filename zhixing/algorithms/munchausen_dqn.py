@@ -26,10 +26,14 @@ from zhixing.ops.returns import td_target
 
 
 class MunchausenDQNConfig(QLearningConfig):
-    loss: Literal["huber", "mse"] = "huber"  # of the error; huber is linear beyond 1
-    temperature: PositiveFloat = 0.03  # of the policy that the values stand for
-    bonus: Fraction = 0.9  # share of the log-policy that is added to rewards; 0 is soft DQN
-    bonus_limit: PositiveFloat = 1.0  # the log-policy, times the temperature, counts no lower than minus this
+    loss: Literal["huber", "mse"] = "huber"
+    """Loss of the TD error; huber is linear beyond 1."""
+    temperature: PositiveFloat = 0.03
+    """Temperature of the softmax policy over Q-values."""
+    bonus: Fraction = 0.9
+    """Weight of the log-policy bonus added to rewards; 0 is soft DQN."""
+    bonus_limit: PositiveFloat = 1.0
+    """Bound of the log-policy times the temperature, which is clipped at minus this value."""
 
 
 @register("munchausen_dqn", "DQN that pays what its policy already prefers")

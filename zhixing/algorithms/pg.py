@@ -7,11 +7,13 @@ truncated episode's return is what was paid until then.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.config import Finite, NonNegative, OnPolicyConfig, Positive, PositiveFloat
+from zhixing.config import Finite, Group, NonNegative, OnPolicyConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
@@ -25,14 +27,17 @@ from zhixing.ops.returns import gae
 
 class PGConfig(OnPolicyConfig):
     num_envs: Positive = 8
-    rollout_steps: Positive = 128  # steps of each environment between updates
-    baseline: bool = True  # subtract a learned value of the state from returns
-    lr: PositiveFloat = 3e-3  # learning rate
-    value_coef: NonNegative = 0.5  # weight of the baseline's loss
-    entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
-    max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
-    normalize_advantage: bool = True  # zero mean and unit spread per rollout
-    log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
+    baseline: bool = True
+    """Subtract a learned state value from returns."""
+    lr: PositiveFloat = 3e-3
+    value_coef: NonNegative = 0.5
+    """Weight of the baseline's value loss."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the entropy bonus."""
+    normalize_advantage: bool = True
+    """Normalize advantages to zero mean and unit standard deviation per rollout."""
+    log_std_init: Annotated[Finite, Group.NETWORK] = 0.0
+    """Initial log standard deviation of continuous actions."""
 
 
 @register("pg", "REINFORCE, with or without a baseline")

@@ -12,13 +12,13 @@ has moments of Adam of its own, as in the authors' code. Truncated episodes boot
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.config import Finite, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat
+from zhixing.config import Finite, Fraction, Group, NonNegative, OnPolicyConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
@@ -34,21 +34,32 @@ from zhixing.ops.policy_gradient import approx_kl, clip_fraction, explained_vari
 
 class PPGConfig(OnPolicyConfig):
     num_envs: Positive = 8
-    lr: PositiveFloat = 5e-4  # learning rate
-    optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
-    epochs: Positive = 4  # passes over each rollout in a policy phase
-    policy_iterations: Positive = 4  # rollouts between auxiliary phases
-    auxiliary_epochs: Positive = 6  # passes over all of these in an auxiliary phase
-    clone_coef: NonNegative = 1.0  # weight of the divergence from the policy before the auxiliary phase
-    minibatch_size: Positive = 256  # steps per gradient at most; the rollout is cut evenly
-    clip_range: PositiveFloat = 0.2  # how far the probability ratio may move before its gradient ends
-    entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
-    gae_lambda: Fraction = 0.95  # how far advantages look ahead before trusting the critic
-    max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
-    normalize_obs: bool = False  # running mean and spread of observations
-    normalize_reward: bool = False  # divide by the running spread of returns
-    log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
-    eval_stochastic: bool = False  # evaluations draw actions too, instead of taking the likeliest
+    lr: PositiveFloat = 5e-4
+    optimizer_eps: PositiveFloat = 1e-5
+    epochs: Positive = 4
+    """Passes over each rollout in a policy phase."""
+    policy_iterations: Positive = 4
+    """Rollouts between auxiliary phases."""
+    auxiliary_epochs: Positive = 6
+    """Passes over all rollouts since the last auxiliary phase."""
+    clone_coef: NonNegative = 1.0
+    """Weight of the KL divergence from the policy before the auxiliary phase."""
+    minibatch_size: Positive = 256
+    """Maximum steps per minibatch; the rollout is split evenly."""
+    clip_range: PositiveFloat = 0.2
+    """Clip range of the probability ratio."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the entropy bonus."""
+    gae_lambda: Fraction = 0.95
+    """Lambda of generalized advantage estimation."""
+    normalize_obs: bool = False
+    """Normalize observations by their running mean and standard deviation."""
+    normalize_reward: bool = False
+    """Divide rewards by the running standard deviation of returns."""
+    log_std_init: Annotated[Finite, Group.NETWORK] = 0.0
+    """Initial log standard deviation of continuous actions."""
+    eval_stochastic: Annotated[bool, Group.EVALUATION] = False
+    """Sample actions in evaluations instead of taking the most likely."""
 
 
 @register("ppg", "PPO with phases that teach the value to the actor's features")

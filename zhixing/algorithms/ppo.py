@@ -7,6 +7,7 @@ early at a KL divergence. Truncated episodes bootstrap from their true last obse
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Annotated
 
 import torch
 from pydantic import model_validator
@@ -19,6 +20,7 @@ from zhixing.config import (
     Count,
     Finite,
     Fraction,
+    Group,
     NonNegative,
     OnPolicyConfig,
     Positive,
@@ -38,27 +40,43 @@ from zhixing.ops.policy_gradient import approx_kl, clip_fraction, explained_vari
 
 class PPOConfig(OnPolicyConfig):
     num_envs: Positive = 8
-    rollout_steps: Positive = 256  # steps of each environment between updates
-    lr: PositiveFloat = 3e-4  # learning rate
-    critic_lr: PositiveFloat | None = None  # the critic's own learning rate
-    optimizer_eps: PositiveFloat = 1e-5  # added to the denominator of Adam and RMSProp
-    anneal_lr: bool = False  # let learning rates fall to zero over the budget of steps
-    epochs: Positive = 10  # passes over each rollout
-    critic_epochs: Count | None = None  # the critic's own number of passes
-    minibatch_size: Positive = 128  # steps per gradient at most; the rollout is cut evenly
-    clip_range: PositiveFloat = 0.2  # how far the probability ratio may move before its gradient ends
-    value_clip_range: PositiveFloat | None = None  # the same for the value, in its own units
-    value_coef: NonNegative = 0.5  # weight of the value loss
-    entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
-    gae_lambda: Fraction = 0.95  # how far advantages look ahead before trusting the critic
-    max_grad_norm: PositiveFloat | None = 0.5  # gradients are clipped to this norm
-    target_kl: PositiveFloat | None = None  # no further epoch once the policy has moved 1.5 times this far
-    normalize_advantage: bool = True  # zero mean and unit spread per minibatch
-    normalize_obs: bool | Auto = "auto"  # running mean and deviation of observations; auto: with built-in networks
-    normalize_reward: bool = True  # divide rewards by the running deviation of returns
-    shared_network: bool = False  # one body for actor and critic
-    log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
-    eval_stochastic: bool = False  # evaluations draw actions too, instead of taking the likeliest
+    rollout_steps: Positive = 256
+    lr: PositiveFloat = 3e-4
+    critic_lr: PositiveFloat | None = None
+    """Learning rate of the critic; none is lr."""
+    optimizer_eps: PositiveFloat = 1e-5
+    anneal_lr: bool = False
+    """Anneal the learning rates linearly to zero over the budget."""
+    epochs: Positive = 10
+    """Passes over each rollout."""
+    critic_epochs: Count | None = None
+    """Critic passes over each rollout; none is epochs."""
+    minibatch_size: Positive = 128
+    """Maximum steps per minibatch; the rollout is split evenly."""
+    clip_range: PositiveFloat = 0.2
+    """Clip range of the probability ratio."""
+    value_clip_range: PositiveFloat | None = None
+    """Clip range of value changes, in units of the return; none disables clipping."""
+    value_coef: NonNegative = 0.5
+    """Weight of the value loss."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the entropy bonus."""
+    gae_lambda: Fraction = 0.95
+    """Lambda of generalized advantage estimation."""
+    target_kl: PositiveFloat | None = None
+    """Approximate KL divergence; epochs stop early when the policy exceeds 1.5 times this value."""
+    normalize_advantage: bool = True
+    """Normalize advantages to zero mean and unit standard deviation per minibatch."""
+    normalize_obs: bool | Auto = "auto"
+    """Normalize observations by their running mean and standard deviation; auto does so for built-in networks."""
+    normalize_reward: bool = True
+    """Divide rewards by the running standard deviation of returns."""
+    shared_network: Annotated[bool, Group.NETWORK] = False
+    """Share one torso between actor and critic."""
+    log_std_init: Annotated[Finite, Group.NETWORK] = 0.0
+    """Initial log standard deviation of continuous actions."""
+    eval_stochastic: Annotated[bool, Group.EVALUATION] = False
+    """Sample actions in evaluations instead of taking the most likely."""
 
     @property
     def own_critic(self) -> bool:

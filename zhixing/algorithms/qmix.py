@@ -15,14 +15,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.team_policy import TeamGreedyPolicy
-from zhixing.config import Fraction, NetConfig, Positive, PositiveFloat, QLearningConfig
+from zhixing.config import Fraction, Group, MultiAgentConfig, NetConfig, Positive, PositiveFloat, QLearningConfig
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.optimizer import Average
@@ -38,19 +38,22 @@ from zhixing.ops.returns import gae
 from zhixing.ops.team_reward import TeamRewardChecker
 
 
-class MultiAgentQConfig(QLearningConfig):
-    batch_size: Positive = 32  # episodes per update
-    lr: PositiveFloat = 5e-4  # learning rate
-    updates_per_step: PositiveFloat = 0.04  # updates per environment step, on average
-    share_weights: bool = True  # one network for all agents, who are told their numbers; else one each
-    last_action: bool = True  # agents see what they did last
-    td_lambda: Fraction = 0.0  # how far targets look ahead; 0 is one step
+class MultiAgentQConfig(QLearningConfig, MultiAgentConfig):
+    batch_size: Positive = 32
+    """Episodes per update."""
+    lr: PositiveFloat = 5e-4
+    updates_per_step: PositiveFloat = 0.04
+    last_action: bool = True
+    td_lambda: Fraction = 0.0
+    """Lambda of the TD(lambda) targets; 0 is one-step."""
     net: NetConfig = NetConfig(hidden_sizes=[64], activation="relu", recurrent="gru", recurrent_size=64)
 
 
 class QMIXConfig(MultiAgentQConfig):
-    mixer_size: Positive = 32  # units of the mixer
-    hyper_size: Positive = 64  # units of the networks that make its weights
+    mixer_size: Annotated[Positive, Group.NETWORK] = 32
+    """Units of the mixing network."""
+    hyper_size: Annotated[Positive, Group.NETWORK] = 64
+    """Units of the hypernetworks that produce the mixing network's weights."""
 
 
 class Team(nn.Module):

@@ -9,13 +9,14 @@ prioritized replay (by the error of the mean) as settings.
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.q_learning import Losses, QLearner
-from zhixing.config import Positive, PositiveFloat, QLearningConfig
+from zhixing.config import Group, Positive, PositiveFloat, QLearningConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.heads import AtomsHead
@@ -26,8 +27,10 @@ from zhixing.ops.returns import td_target
 
 
 class QRDQNConfig(QLearningConfig):
-    quantiles: Positive = 50  # values that describe the distribution of an action's return
-    kappa: PositiveFloat = 1.0  # size of an error beyond which its cost is linear
+    quantiles: Annotated[Positive, Group.NETWORK] = 50
+    """Number of quantiles of the return distribution."""
+    kappa: PositiveFloat = 1.0
+    """Error beyond which the quantile Huber loss is linear."""
 
 
 @register("qrdqn", "DQN that learns the distribution of returns, by its quantiles")

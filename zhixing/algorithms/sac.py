@@ -13,14 +13,14 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.config import Finite, OffPolicyActorCriticConfig, Positive, PositiveFloat
+from zhixing.config import Finite, Group, OffPolicyActorCriticConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
@@ -35,18 +35,24 @@ from zhixing.ops.returns import td_target
 
 
 class SACConfig(OffPolicyActorCriticConfig):
-    critics: Positive = 2  # estimates of Q
-    target_critics: Positive = 2  # how many of them, at random, a target takes the least of
-    alpha: PositiveFloat | None = None  # weight of the entropy; none learns it
-    target_entropy: Finite | None = None  # for a learned temperature; none is -n, or 0.5 log(allowed) if discrete
-    policy_delay: Positive = 1  # critic updates per actor update
-    entropy_in_targets: bool = True  # targets count the entropy to come; without, only the actor seeks it
+    critics: Annotated[Positive, Group.NETWORK] = 2
+    """Number of critics in the ensemble."""
+    target_critics: Positive = 2
+    """Number of randomly chosen critics whose minimum is the target value."""
+    alpha: PositiveFloat | None = None
+    """Entropy coefficient; none learns it."""
+    target_entropy: Finite | None = None
+    """Target entropy of a learned alpha; none is -n for n continuous and 0.5 log(n) for n allowed discrete actions."""
+    policy_delay: Positive = 1
+    """Critic updates per actor update."""
+    entropy_in_targets: bool = True
+    """Include the entropy bonus in the targets of the critics, not only in the actor's loss."""
 
 
 class REDQConfig(SACConfig):
-    critics: Positive = 10  # estimates of Q
-    updates_per_step: PositiveFloat = 20.0  # updates per environment step, on average
-    policy_delay: Positive = 20  # critic updates per actor update
+    critics: Positive = 10
+    updates_per_step: PositiveFloat = 20.0
+    policy_delay: Positive = 20
 
 
 class Penalty(nn.Module, ABC):

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.config import NonNegative, OffPolicyActorCriticConfig, Positive, PositiveFloat
+from zhixing.config import Group, NonNegative, OffPolicyActorCriticConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner
 from zhixing.core.optimizer import Average
@@ -30,26 +30,34 @@ from zhixing.ops.returns import td_target
 
 
 class TD3Config(OffPolicyActorCriticConfig):
-    exploration_noise: NonNegative = 0.1  # spread of exploration, of the action's half range
-    noise_kind: Literal["gaussian", "ou"] = "gaussian"  # independent at each step, or a drifting process
-    ou_theta: PositiveFloat = 0.15  # noise_kind=ou: how fast the process is drawn back to zero
-    critics: Positive = 2  # estimates of Q, of which targets take the least
-    target_policy_noise: NonNegative = 0.2  # spread of the noise on target actions
-    target_noise_clip: NonNegative = 0.5  # and its largest size
-    policy_delay: Positive = 2  # critic updates per actor update
+    exploration_noise: Annotated[NonNegative, Group.COLLECTION] = 0.1
+    """Standard deviation of exploration noise, relative to half the action range."""
+    noise_kind: Annotated[Literal["gaussian", "ou"], Group.COLLECTION] = "gaussian"
+    """Exploration noise: gaussian is independent per step, ou is an Ornstein-Uhlenbeck process."""
+    ou_theta: Annotated[PositiveFloat, Group.COLLECTION] = 0.15
+    """Mean reversion rate of the Ornstein-Uhlenbeck noise."""
+    critics: Annotated[Positive, Group.NETWORK] = 2
+    """Number of critics; targets use the smallest estimate."""
+    target_policy_noise: NonNegative = 0.2
+    """Standard deviation of the noise on target actions."""
+    target_noise_clip: NonNegative = 0.5
+    """Maximum absolute noise on target actions."""
+    policy_delay: Positive = 2
+    """Critic updates per actor update."""
 
 
 class DDPGConfig(TD3Config):
-    noise_kind: Literal["gaussian", "ou"] = "ou"  # independent at each step, or a drifting process
-    exploration_noise: NonNegative = 0.2  # spread of exploration, of the action's half range
-    critics: Positive = 1  # estimates of Q, of which targets take the least
-    target_policy_noise: NonNegative = 0.0  # spread of the noise on target actions
-    policy_delay: Positive = 1  # critic updates per actor update
+    noise_kind: Literal["gaussian", "ou"] = "ou"
+    exploration_noise: NonNegative = 0.2
+    critics: Positive = 1
+    target_policy_noise: NonNegative = 0.0
+    policy_delay: Positive = 1
 
 
 class TD3BCConfig(TD3Config):
-    alpha: PositiveFloat = 2.5  # how much a better value counts against being near the recorded action
-    normalize_obs: bool = True  # running mean and spread of observations
+    alpha: PositiveFloat = 2.5
+    """Weight of the Q-value relative to the behavior cloning loss."""
+    normalize_obs: bool = True
 
 
 Objective = Callable[[TD3Config, Tensor, Tensor, Batch], Tensor]

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.config import Finite, Fraction, NonNegative, OnPolicyConfig, Positive, PositiveFloat
+from zhixing.config import Finite, Fraction, Group, NonNegative, OnPolicyConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
@@ -41,18 +42,30 @@ from zhixing.ops.policy_gradient import explained_variance, minibatches
 
 class TRPOConfig(OnPolicyConfig):
     num_envs: Positive = 8
-    max_kl: PositiveFloat = 0.01  # how far the policy may move per rollout
-    cg_iterations: Positive = 10  # steps of conjugate gradient, which solves for the direction
-    damping: NonNegative = 0.1  # added to the diagonal of the Fisher matrix
-    line_search_tries: Positive = 10  # steps tried, each shorter, before the policy is left where it was
-    line_search_shrink: Fraction = 0.8  # how much shorter each is
-    lr: PositiveFloat = 1e-3  # learning rate of the critic
-    critic_epochs: Positive = 10  # passes of the critic over each rollout
-    minibatch_size: Positive = 128  # steps per gradient of the critic at most; the rollout is cut evenly
-    max_grad_norm: PositiveFloat | None = None  # the critic's gradients are clipped to this norm
-    gae_lambda: Fraction = 0.95  # how far advantages look ahead before trusting the critic
-    normalize_obs: bool = False  # running mean and spread of observations
-    log_std_init: Finite = 0.0  # continuous actions: logarithm of the first spread
+    max_kl: PositiveFloat = 0.01
+    """Maximum KL divergence between policies before and after an update."""
+    cg_iterations: Positive = 10
+    """Conjugate gradient iterations per update."""
+    damping: NonNegative = 0.1
+    """Damping added to the diagonal of the Fisher matrix."""
+    line_search_tries: Positive = 10
+    """Maximum line search steps before the policy update is rejected."""
+    line_search_shrink: Fraction = 0.8
+    """Factor by which each line search step is shorter than the previous one."""
+    lr: PositiveFloat = 1e-3
+    """Learning rate of the critic."""
+    critic_epochs: Positive = 10
+    """Critic passes over each rollout."""
+    minibatch_size: Positive = 128
+    """Maximum steps per critic minibatch; the rollout is split evenly."""
+    max_grad_norm: PositiveFloat | None = None
+    """Maximum norm of the critic's gradients; none disables clipping."""
+    gae_lambda: Fraction = 0.95
+    """Lambda of generalized advantage estimation."""
+    normalize_obs: bool = False
+    """Normalize observations by their running mean and standard deviation."""
+    log_std_init: Annotated[Finite, Group.NETWORK] = 0.0
+    """Initial log standard deviation of continuous actions."""
 
 
 @register("trpo", "natural policy gradient within a trust region")

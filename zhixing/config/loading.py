@@ -8,27 +8,17 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import inspect
 import os
-import tokenize
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from zhixing.config.other_libraries import OTHER_NAMES
-from zhixing.config.schema import (
-    SHORT,
-    OffPolicyConfig,
-    RunConfig,
-    Strict,
-)
+from zhixing.config.schema import SHORT, OffPolicyConfig, RunConfig
 from zhixing.config.yaml_files import parse_yaml, read_yaml
 from zhixing.errors import UserError, unknown
 from zhixing.utils import importing, named_objects
@@ -271,51 +261,3 @@ def has_setting(model: type[BaseModel], name: str) -> bool:
 
 def dump(cfg: RunConfig) -> str:
     return yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def allowed(annotation: Any, limits: Sequence[Any] = ()) -> str:
-    """Return the type and the allowed values of a setting: `integer > 0`, `adam | rmsprop`, `number or none`."""
-    arguments = typing.get_args(annotation)
-    origin = typing.get_origin(annotation)
-    if origin is Annotated:
-        inner = [limit for one in arguments[1:] for limit in getattr(one, "metadata", [one])]
-        return allowed(arguments[0], [*inner, *limits])
-    if origin is Literal:
-        return " | ".join(str(choice) for choice in arguments)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(allowed(one) for one in arguments)
-    if origin is list:
-        return f"list of {allowed(arguments[0]).replace('integer', 'integers')}"
-    names = {int: "integer", float: "number", str: "text", bool: "true | false", type(None): "none"}
-    name = names.get(annotation, "options" if origin is dict else "text")
-    bounds = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-    found = {sign: getattr(limit, key) for limit in limits for key, sign in bounds.items() if hasattr(limit, key)}
-    if found.keys() == {">=", "<="}:
-        return f"{name} {found['>=']:g} to {found['<=']:g}"
-    return f"{name} {' and '.join(f'{sign} {value:g}' for sign, value in found.items())}".strip()
-
-
-def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return groups of settings by dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= flat_settings(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
-
-
-def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """The meaning of each setting: the comment behind it in the source."""
-    found: dict[str, str] = {}
-    for cls in reversed(model.__mro__):
-        if not (isinstance(cls, type) and issubclass(cls, BaseModel)) or cls in (BaseModel, Strict):
-            continue
-        name = ""
-        depth_of_class = None
-        for token in tokenize.generate_tokens(StringIO(inspect.getsource(cls)).readline):
-            if depth_of_class is None and token.type == tokenize.INDENT:
-                depth_of_class = len(token.string)
-            if token.type == tokenize.NAME and token.start[1] == depth_of_class:
-                name = token.string
-            elif token.type == tokenize.COMMENT and name in cls.model_fields and token.line.strip() != token.string:
-                found[name] = token.string.lstrip("# ").strip()
-    return found

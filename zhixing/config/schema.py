@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -23,10 +24,26 @@ Auto = Literal["auto"]
 SHORT = {"env": "name", "net": "kind"}  # groups of settings of which one may stand for the group
 
 
+class Group(Enum):
+    """Groups of settings in `zhixing show`.
+
+    A setting is in the group of its annotation (`Annotated[Positive, Group.NETWORK]`), otherwise in the `group` of the
+    class that introduces it. The settings of a nested class are in the group of the field that holds it.
+    """
+
+    RUN = "run"
+    ENVIRONMENT = "environment"
+    COLLECTION = "collection"
+    OPTIMIZATION = "optimization"
+    NETWORK = "network"
+    EVALUATION = "evaluation"
+    LOGGING = "logging"
+
+
 class Strict(BaseModel):
     """No unknown names, no silent conversions; `1e6` is a whole number all the same."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -57,9 +74,12 @@ def _whole(value: Any) -> Any:
 
 
 class EnvConfig(Strict):
+    """The environment: its name and its options, which depend on the environment."""
+
     model_config = ConfigDict(extra="allow")
 
-    name: str  # the task, as `zhixing list envs` names it, or your.module:YourEnv; further keys are its options
+    name: str
+    """Environment id from `zhixing list envs`, or your.module:YourEnv; env.KEY=VALUE sets its options."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -70,71 +90,116 @@ Backend = Literal["auto", "serial", "process", "mixed", "native", "envpool", "to
 
 
 class VectorConfig(Strict):
-    backend: Backend = "auto"  # what runs copies; auto measures
-    workers: Positive | Auto = "auto"  # processes that share the copies, with backend=process, mixed or ray
-    on_crash: Literal["stop", "replace"] = "stop"  # a copy that fails ends the run, or a new one takes its place
-    step_timeout: PositiveFloat | None = None  # how long a step of a copy may take, with backend=process
-    call_timeout: PositiveFloat | None = None  # how long any other call (constructor, reset, ...) may take, likewise
+    """How the parallel environments run."""
+
+    backend: Backend = "auto"
+    """Implementation of the vector environment; auto picks the fastest by measuring."""
+    workers: Positive | Auto = "auto"
+    """Worker processes that share the environments, with backend=process, mixed or ray."""
+    on_crash: Literal["stop", "replace"] = "stop"
+    """Reaction to an environment that fails: stop the run, or replace the environment and continue."""
+    step_timeout: PositiveFloat | None = None
+    """Time limit in seconds of one environment step, with backend=process."""
+    call_timeout: PositiveFloat | None = None
+    """Time limit in seconds of any other environment call, such as reset, with backend=process."""
 
     @property
     def isolated(self) -> bool:
-        """Whether nothing of a task runs in the process that trains: it runs in worker processes that can be ended."""
+        """Whether the environments only run in worker processes, which can be killed without ending the training."""
         guarded = self.on_crash == "replace" or self.step_timeout is not None or self.call_timeout is not None
         return self.backend == "process" or (self.backend == "auto" and guarded)
 
 
 class DistributedConfig(Strict):
-    workers: Count = 0  # Ray workers that act, each with its share of the copies; 0: this process acts itself
-    learners: Positive = 1  # processes that learn, each from its share of every batch
-    servers: Count = 0  # Ray processes that hold the weights, a slice each, for the workers of a3c
-    address: str | None = None  # a Ray cluster to join, such as 10.0.0.1:6379 or auto; none starts one on this machine
+    """Processes that collect and learn, on one machine or a Ray cluster."""
+
+    workers: Count = 0
+    """Ray workers that collect, each with a share of the environments; 0 collects in the main process."""
+    learners: Positive = 1
+    """Learner processes, each of which computes gradients on a share of every batch."""
+    servers: Count = 0
+    """Ray parameter servers, each of which holds a slice of the weights for the workers of a3c."""
+    address: str | None = None
+    """Ray cluster to join, such as 10.0.0.1:6379 or auto; none starts one on this machine."""
 
 
 class NetConfig(Strict):
-    kind: str = "auto"  # auto (from the observation's shape), or your.module:Net, called with the observation space
-    hidden_sizes: list[Positive] = [64, 64]  # units of the fully connected layers
-    activation: Literal["tanh", "relu", "silu", "elu", "gelu"] = "tanh"  # after each fully connected layer
-    cnn: Literal["auto", "nature", "small", "simple"] = "auto"  # convolutions for images; auto: simple below 36 pixels
-    recurrent: Literal["none", "gru", "lstm"] = "none"  # memory after the fully connected layers
-    recurrent_size: Positive = 64  # units of the memory
+    """The network between observations and outputs."""
+
+    kind: str = "auto"
+    """Network class: auto chooses by the observation's shape, your.module:Net is called with the space."""
+    hidden_sizes: list[Positive] = [64, 64]
+    """Units of the fully connected layers."""
+    activation: Literal["tanh", "relu", "silu", "elu", "gelu"] = "tanh"
+    """Activation after each fully connected layer."""
+    cnn: Literal["auto", "nature", "small", "simple"] = "auto"
+    """Convolutional network for images; auto is simple below 36 pixels."""
+    recurrent: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent layer after the fully connected layers."""
+    recurrent_size: Positive = 64
+    """Units of the recurrent layer."""
 
 
 class RunConfig(Strict):
     """Settings of every run."""
 
-    algorithm: str  # what learns, as `zhixing list algorithms` names it, or your.module:YourLearner
-    env: EnvConfig  # the task
-    imports: list[str] = []  # packages to import first, which register environments with Gymnasium
-    seed: Count = 0  # fixes every random number of the run
-    env_steps: Positive = 100_000  # budget: steps of the environment, over all copies
-    episodes: Positive | None = None  # budget: training episodes
-    duration: str | PositiveFloat | None = None  # budget: training time, such as 90s, 10m, 1h30m
-    stop_return: Finite | None = None  # end when 100 fresh evaluation episodes average at least this
-    num_envs: Positive = 1  # parallel environments; `zhixing train ... num_envs=auto` measures how many are fastest
-    vector: VectorConfig = VectorConfig()
-    distributed: DistributedConfig = DistributedConfig()
-    gamma: Fraction = 0.99  # discount of the future per step
-    device: str = "auto"  # cpu, cuda, mps, npu, or auto: cuda where there is one
-    num_threads: Threads | Auto = "auto"  # of torch on the CPU; unset 1, for pictures all CPUs; auto measures
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of matrix products in updates; weights are always fp32
-    compile: bool = False  # compile the update to one graph: faster, after compiling once (needs a C++ compiler)
-    init_from: str | None = None  # a run whose weights this one starts from
-    log_every_steps: Positive = 1_000  # a row of metrics every so many environment steps
-    eval_every_steps: Count = 5_000  # evaluate every so many environment steps; 0 is never
-    eval_episodes: Positive = 10  # episodes of each evaluation
-    eval_max_steps: Positive | None = (
-        None  # cut evaluation episodes here; none: see docs/reliability.md, Endless episodes
-    )
-    eval_env: dict[str, Any] = {}  # options of the task that are others in evaluations, such as levels=test
-    eval_video: bool = False  # film an episode at each evaluation, as videos/STEPS.mp4 in the run
-    plot: str | None = None  # draw this column of metrics.csv at each evaluation, as plot.png in the run
-    checkpoint_every_steps: Count = 20_000  # save every so many environment steps; 0 is only at the end
-    keep_checkpoints: Positive = 2  # newest checkpoints kept, besides the best
-    tensorboard: bool = True  # write TensorBoard events too
+    group: ClassVar[Group] = Group.RUN
 
-    scheme: ClassVar[str] = ""  # kind of training, such as on_policy
-    trainer: ClassVar[Callable[[Any], None] | None] = None  # a training function; None: that of the scheme's class
-    needs_data: ClassVar[bool] = False  # learns from recorded experience, whatever else it does
+    algorithm: str
+    """Algorithm from `zhixing list algorithms`, or your.module:YourLearner."""
+    env: Annotated[EnvConfig, Group.ENVIRONMENT]
+    imports: Annotated[list[str], Group.ENVIRONMENT] = []
+    """Packages to import first because they register environments with Gymnasium."""
+    seed: Count = 0
+    """Seed of all random number generators."""
+    env_steps: Positive = 100_000
+    """Budget in environment steps, summed over all environments."""
+    episodes: Positive | None = None
+    """Budget in training episodes."""
+    duration: str | PositiveFloat | None = None
+    """Budget in training time, such as 90s, 10m or 1h30m; a number is in seconds."""
+    stop_return: Finite | None = None
+    """Mean return over 100 fresh evaluation episodes that ends the training."""
+    num_envs: Annotated[Positive, Group.ENVIRONMENT] = 1
+    """Number of parallel environments; `zhixing train ... num_envs=auto` measures which number is fastest."""
+    vector: Annotated[VectorConfig, Group.ENVIRONMENT] = VectorConfig()
+    distributed: DistributedConfig = DistributedConfig()
+    gamma: Annotated[Fraction, Group.OPTIMIZATION] = 0.99
+    """Discount factor per step."""
+    device: str = "auto"
+    """Device of the networks: cpu, cuda, mps, npu, or auto, which is cuda if available."""
+    num_threads: Threads | Auto = "auto"
+    """CPU threads of torch. Unset: 1, or all CPUs for images; set to auto: the fastest number, by measuring."""
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], Group.OPTIMIZATION] = "fp32"
+    """Precision of matrix products in updates; weights are always fp32."""
+    compile: Annotated[bool, Group.OPTIMIZATION] = False
+    """Compile the update to one graph, which is faster after the first call; needs a C++ compiler."""
+    init_from: str | None = None
+    """Run whose weights initialize the networks."""
+    log_every_steps: Annotated[Positive, Group.LOGGING] = 1_000
+    """Environment steps between rows of metrics."""
+    eval_every_steps: Annotated[Count, Group.EVALUATION] = 5_000
+    """Environment steps between evaluations; 0 disables them."""
+    eval_episodes: Annotated[Positive, Group.EVALUATION] = 10
+    """Episodes per evaluation during training."""
+    eval_max_steps: Annotated[Positive | None, Group.EVALUATION] = None
+    """Maximum length of an evaluation episode; for none, see "Endless episodes" in docs/reliability.md."""
+    eval_env: Annotated[dict[str, Any], Group.EVALUATION] = {}
+    """Environment options that differ in evaluations, such as levels=test."""
+    eval_video: Annotated[bool, Group.EVALUATION] = False
+    """Record one episode per evaluation to videos/STEPS.mp4 in the run folder."""
+    plot: Annotated[str | None, Group.LOGGING] = None
+    """Column of metrics.csv to plot to plot.png in the run folder at each evaluation."""
+    checkpoint_every_steps: Annotated[Count, Group.LOGGING] = 20_000
+    """Environment steps between checkpoints; 0 saves only at the end."""
+    keep_checkpoints: Annotated[Positive, Group.LOGGING] = 2
+    """Number of newest checkpoints to keep in addition to the best."""
+    tensorboard: Annotated[bool, Group.LOGGING] = True
+    """Write TensorBoard event files to the run folder."""
+
+    scheme: ClassVar[str] = ""  # training scheme, such as on_policy
+    trainer: ClassVar[Callable[[Any], None] | None] = None  # training function; None is that of the scheme
+    needs_data: ClassVar[bool] = False  # whether training requires a dataset
 
     @model_validator(mode="before")
     @classmethod
@@ -156,113 +221,176 @@ class RunConfig(Strict):
         return self
 
 
-class OnPolicyConfig(RunConfig):
-    """Settings of algorithms that learn from what the current policy has just done."""
+class LearnerConfig(RunConfig):
+    """Settings of algorithms that train networks."""
 
-    rollout_steps: Positive = 128  # steps of each environment between updates
-    optimizer_eps: PositiveFloat = 1e-8  # added to the denominator of Adam and RMSProp
-    net: NetConfig = NetConfig()
+    group: ClassVar[Group] = Group.OPTIMIZATION
+
+    lr: PositiveFloat = 1e-3
+    """Learning rate of all networks."""
+    optimizer_eps: PositiveFloat = 1e-8
+    """Epsilon of Adam and RMSProp, added to the denominator."""
+
+
+class MultiAgentConfig(LearnerConfig):
+    """Settings of algorithms whose agents have networks with the same structure."""
+
+    share_weights: Annotated[bool, Group.NETWORK] = True
+    """Share one network between all agents, which receive their index as an input."""
+    last_action: Annotated[bool, Group.NETWORK] = False
+    """Add each agent's last action to its observation."""
+
+
+class OnPolicyConfig(LearnerConfig):
+    """Settings of algorithms that learn from rollouts of the current policy."""
+
+    rollout_steps: Annotated[Positive, Group.COLLECTION] = 128
+    """Steps per environment between updates."""
+    max_grad_norm: PositiveFloat | None = 0.5
+    """Maximum norm of the gradients; none disables clipping."""
+    net: Annotated[NetConfig, Group.NETWORK] = NetConfig()
 
     scheme: ClassVar[str] = "on_policy"
 
 
 class AsynchronousConfig(OnPolicyConfig):
-    """Settings of algorithms that learn from whoever is ready: actors with weights that are some updates old."""
+    """Settings of algorithms that update as soon as any actor is ready, with rollouts of slightly older weights."""
 
-    actors: Positive = 2  # who take turns in this process, unless there are distributed.workers
+    actors: Annotated[Positive, Group.COLLECTION] = 2
+    """Actors that alternate in the main process; ignored with distributed.workers."""
 
     scheme: ClassVar[str] = "asynchronous"
 
 
 class SearchConfig(RunConfig):
-    """Settings of algorithms that look ahead."""
+    """Settings of algorithms that plan by tree search."""
 
-    simulations: Positive = 100  # of each search, before each move
-    c: PositiveFloat = 1.4  # how much a search explores beside what looks best
-    rollout_steps: Positive = 1  # steps of each environment between looks at the budget
-    opponent: str | None = None  # games: whom evaluations are against, see `zhixing eval --against`; none is random
+    group: ClassVar[Group] = Group.COLLECTION
+
+    simulations: Positive = 100
+    """Simulations per search, which precedes every move."""
+    c: PositiveFloat = 1.4
+    """Exploration constant of the tree search."""
+    rollout_steps: Positive = 1
+    """Steps per environment between checks of the budget."""
+    opponent: Annotated[str | None, Group.EVALUATION] = None
+    """Opponent of evaluation games, as in `zhixing eval --against`; none is random."""
 
     scheme: ClassVar[str] = "play"
 
 
-class SelfPlayConfig(SearchConfig):
+class SelfPlayConfig(SearchConfig, LearnerConfig):
     """Settings of algorithms that learn from games against themselves."""
 
-    batch_size: Positive = 256  # positions per update
-    capacity: Positive = 100_000  # newest positions that are kept to learn from
-    rollout_steps: Positive = 8  # moves in each game between updates
-    updates_per_step: UpdatesPerStep = 0.02  # updates per move, on average
-    optimizer_eps: PositiveFloat = 1e-8  # added to the denominator of Adam and RMSProp
+    batch_size: Annotated[Positive, Group.OPTIMIZATION] = 256
+    """Positions per update."""
+    capacity: Positive = 100_000
+    """Capacity of the replay buffer in positions."""
+    rollout_steps: Positive = 8
+    """Moves per game between updates."""
+    updates_per_step: Annotated[UpdatesPerStep, Group.OPTIMIZATION] = 0.02
+    """Average number of updates per move."""
 
     scheme: ClassVar[str] = "self_play"
 
 
 class ReplayConfig(Strict):
-    capacity: Positive = 100_000  # transitions kept
-    n_step: Positive = 1  # rewards summed before bootstrapping
-    prioritized: bool = False  # sample by the size of the last error instead of uniformly
-    alpha: Fraction = 0.6  # prioritized: how much priorities count
-    beta_start: Fraction = 0.4  # prioritized: importance correction at the start, growing to 1
-    sequence_length: Positive = 20  # recurrent networks: steps of a sample that are learned from
-    burn_in: Count = 5  # recurrent networks: steps before these that only warm up the memory
-    her: bool = False  # tasks with goals: learn also as if what was reached later had been the goal
-    her_ratio: Fraction = 0.8  # hindsight: share of sampled transitions that get such a goal
-    frame_stack: Positive = 1  # observations are stacks of so many frames, stored once each
-    on_device: bool = False  # keep the replay on the learner's device
-    on_disk: bool = False  # keep the replay in memory-mapped files in the run's folder
-    start: str | None = None  # recorded experience that the replay holds from the beginning
+    """The replay buffer."""
+
+    capacity: Positive = 100_000
+    """Capacity of the replay buffer in transitions."""
+    n_step: Positive = 1
+    """Number of rewards summed before bootstrapping."""
+    prioritized: bool = False
+    """Sample transitions in proportion to their last TD error instead of uniformly."""
+    alpha: Fraction = 0.6
+    """Exponent of the priorities in prioritized replay; 0 samples uniformly."""
+    beta_start: Fraction = 0.4
+    """Initial importance-sampling exponent of prioritized replay, which grows to 1."""
+    sequence_length: Positive = 20
+    """Training steps per sampled sequence, for recurrent networks."""
+    burn_in: Count = 5
+    """Steps before each sampled sequence that only warm up the hidden state, for recurrent networks."""
+    her: bool = False
+    """Hindsight experience replay: relabel transitions with goals that were reached later."""
+    her_ratio: Fraction = 0.8
+    """Fraction of the sampled transitions that get a hindsight goal."""
+    frame_stack: Positive = 1
+    """Frames per observation, stacked at sampling time so each frame is stored once."""
+    on_device: bool = False
+    """Store the replay buffer on the learner's device."""
+    on_disk: bool = False
+    """Store the replay buffer in memory-mapped files in the run folder."""
+    start: str | None = None
+    """Dataset that fills the replay buffer before training."""
 
 
-class DataConfig(RunConfig):
-    """Settings of algorithms that can learn from recorded experience."""
+class DataConfig(LearnerConfig):
+    """Settings of algorithms that can learn from a dataset."""
 
-    net: NetConfig = NetConfig()
-    batch_size: Positive = 64  # transitions per update
-    optimizer_eps: PositiveFloat = 1e-8  # added to the denominator of Adam and RMSProp
-    normalize_obs: bool = False  # running mean and spread of observations
-    dataset: str | None = None  # recorded experience to learn from instead of an environment
-    offline_updates: Positive = 30_000  # budget with a dataset: updates, which all intervals of steps then count
+    net: Annotated[NetConfig, Group.NETWORK] = NetConfig()
+    batch_size: Positive = 64
+    """Transitions per update."""
+    normalize_obs: bool = False
+    """Normalize observations by their running mean and standard deviation."""
+    dataset: Annotated[str | None, Group.COLLECTION] = None
+    """Dataset to learn from instead of an environment."""
+    offline_updates: Annotated[Positive, Group.RUN] = 30_000
+    """Budget in updates with a dataset; all intervals in steps then count updates."""
 
     scheme: ClassVar[str] = "offline"
     needs_data: ClassVar[bool] = True
 
 
 class OffPolicyConfig(DataConfig):
-    """Settings of algorithms that learn from a replay of all that was done."""
+    """Settings of algorithms that learn from a replay buffer."""
 
-    train_every: Positive = 1  # steps of each environment between updates
-    updates_per_step: UpdatesPerStep = 1.0  # updates per environment step, on average
-    learning_starts: Count = 1_000  # environment steps of random actions before the first update
-    async_collect: bool = False  # act in another thread while learning, with weights one iteration old
-    replay: ReplayConfig = ReplayConfig()
+    train_every: Annotated[Positive, Group.COLLECTION] = 1
+    """Steps per environment between updates."""
+    updates_per_step: UpdatesPerStep = 1.0
+    """Average number of updates per environment step."""
+    learning_starts: Annotated[Count, Group.COLLECTION] = 1_000
+    """Environment steps with random actions before the first update."""
+    async_collect: Annotated[bool, Group.COLLECTION] = False
+    """Collect in a second thread while updating, with weights that are one iteration old."""
+    replay: Annotated[ReplayConfig, Group.COLLECTION] = ReplayConfig()
 
     scheme: ClassVar[str] = "off_policy"
     needs_data: ClassVar[bool] = False
 
 
 class QLearningConfig(OffPolicyConfig):
-    """Settings of algorithms that learn the values of discrete actions."""
+    """Settings of algorithms that learn Q-values of discrete actions."""
 
-    lr: PositiveFloat = 1e-3  # learning rate
-    optimizer: Literal["adam", "rmsprop"] = "adam"  # what moves the weights
-    max_grad_norm: PositiveFloat | None = 10.0  # gradients are clipped to this norm
-    target_update_interval: Positive = 200  # how often the target network moves
-    tau: Fraction = 1.0  # how far it moves then; 1 copies the network
-    epsilon_start: Fraction = 1.0  # chance of a random action at the start
-    epsilon_end: Fraction = 0.05  # and when it has fallen
-    epsilon_fraction: Fraction = 0.2  # share of the budget over which it falls
-    eval_epsilon: Fraction = 0.0  # chance of a random action in evaluations
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """Optimizer of the networks."""
+    max_grad_norm: PositiveFloat | None = 10.0
+    """Maximum norm of the gradients; none disables clipping."""
+    target_update_interval: Positive = 200
+    """Updates between changes of the target network."""
+    tau: Fraction = 1.0
+    """Polyak coefficient of the target network; 1 copies the weights."""
+    epsilon_start: Annotated[Fraction, Group.COLLECTION] = 1.0
+    """Initial exploration rate, the probability of a random action."""
+    epsilon_end: Annotated[Fraction, Group.COLLECTION] = 0.05
+    """Final exploration rate, the probability of a random action."""
+    epsilon_fraction: Annotated[Fraction, Group.COLLECTION] = 0.2
+    """Fraction of the budget over which the exploration rate falls."""
+    eval_epsilon: Annotated[Fraction, Group.EVALUATION] = 0.0
+    """Probability of a random action in evaluations."""
     net: NetConfig = NetConfig(hidden_sizes=[128, 128], activation="relu")
 
 
 class OffPolicyActorCriticConfig(OffPolicyConfig):
-    """Settings of algorithms with an actor and critics that learn from a replay."""
+    """Settings of algorithms that train an actor and critics from a replay buffer."""
 
-    lr: PositiveFloat = 1e-3  # learning rate
-    actor_lr: PositiveFloat | None = None  # the actor's own learning rate
-    tau: Fraction = 0.005  # how far targets move towards the networks at each update
-    batch_size: Positive = 256  # transitions per update
-    critic_norm: bool = False  # zero mean and unit spread before each activation of a critic
+    actor_lr: PositiveFloat | None = None
+    """Learning rate of the actor; none is lr."""
+    tau: Fraction = 0.005
+    """Polyak coefficient of the target networks."""
+    batch_size: Positive = 256
+    critic_norm: Annotated[bool, Group.NETWORK] = False
+    """Apply layer normalization before each activation of the critics."""
     net: NetConfig = NetConfig(hidden_sizes=[256, 256], activation="relu")
 
 

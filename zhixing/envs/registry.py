@@ -69,12 +69,18 @@ def names() -> list[str]:
     return sorted(name for module in {gymnasium_ids, *PREFIXES.values()} for name in module.names())
 
 
+def check_name(name: str) -> str:
+    """Return the name without a package that registers it. Raise `UserError` if there is no such environment."""
+    name = gymnasium_ids.id_in(name) or name
+    if not adapter(name).supports(name):
+        raise unknown("environment", name, names(), HINT)
+    return name
+
+
 def make(name: str, **options: Any) -> gym.Env[Any, Any]:
     """One environment, by its name. Every environment takes `max_episode_steps`: episodes are truncated there."""
-    name = gymnasium_ids.id_in(name) or name
+    name = check_name(name)
     module = adapter(name)
-    if not module.supports(name):
-        raise unknown("environment", name, names(), HINT)
     check_time_limit(name, options)
     limit = options.pop(OPTION, None) if module not in OWN_LIMIT else None
     env: gym.Env[Any, Any] = module.make(name, options)

@@ -10,7 +10,7 @@ from typing import Any
 
 from zhixing import config
 from zhixing.config import RunConfig, flat_settings
-from zhixing.config.display import IRRELEVANT, shown
+from zhixing.config.display import WITHOUT_EFFECT, format_value
 from zhixing.errors import UserError
 from zhixing.training.run import evaluate
 from zhixing.training.run_folder import RunFolder, bundled_agents
@@ -48,7 +48,7 @@ def train_command(cfg: RunConfig) -> str:
         f"{name}={_word(value)}"
         for name, value in mine.items()
         # what was auto has only been decided
-        if usual.get(name) not in (value, "auto") and name not in {*IRRELEVANT, "init_from"}
+        if usual.get(name) not in (value, "auto") and name not in {*WITHOUT_EFFECT, "init_from"}
     ]
     named = ["--seed", str(cfg.seed), *(["--init-from", _word(cfg.init_from)] if cfg.init_from else [])]
     return shlex.join(["zhixing", "train", cfg.algorithm, "--env", cfg.env.name, *named, *words])
@@ -57,7 +57,7 @@ def train_command(cfg: RunConfig) -> str:
 def _word(value: Any) -> str:
     if isinstance(value, str) and os.path.isabs(value) and Path(value).is_relative_to(Path.cwd()):
         return os.path.relpath(value)
-    return "null" if value is None else json.dumps(value) if isinstance(value, (list, dict)) else shown(value)
+    return "null" if value is None else json.dumps(value) if isinstance(value, (list, dict)) else format_value(value)
 
 
 def agents(folder: str | Path | None = None) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from zhixing import algorithms, config
 from zhixing.algorithms.dqn import DQNConfig
 from zhixing.algorithms.ppo import PPOConfig
-from zhixing.config import NetConfig, RunConfig, build, dump, load, meanings, merge, parse_overrides, parse_yaml
+from zhixing.config import NetConfig, RunConfig, build, dump, load, merge, parse_overrides, parse_yaml
 from zhixing.config.other_libraries import OTHER_NAMES
 from zhixing.errors import UserError
 
@@ -306,16 +306,7 @@ def test_any_text_is_a_configuration_or_a_user_error(tmp_path: Path, text: str) 
         assert cfg.env.name == "Acrobot-v1"
 
 
-# --- meanings, dump ---
-
-
-def test_meanings_are_the_comments() -> None:
-    found = meanings(PPOConfig)
-    assert found["clip_range"] == "how far the probability ratio may move before its gradient ends"
-    assert found["gamma"] == "discount of the future per step"
-    assert found["rollout_steps"] == "steps of each environment between updates"
-    assert "scheme" not in found
-    assert meanings(NetConfig)["cnn"] == "convolutions for images; auto: simple below 36 pixels"
+# --- dump ---
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zhixing.config import flat_settings, read_yaml
-from zhixing.config.display import IRRELEVANT, shown
+from zhixing.config.display import WITHOUT_EFFECT, format_value
 from zhixing.errors import UserError
 from zhixing.report.plots.metrics import Columns, read_metrics
 from zhixing.training.run_folder import RunFolder
@@ -78,7 +78,7 @@ def read_run(path: Path) -> Run:
     for name in ("env_steps", "seconds", "return_mean", "eval_return_mean"):
         if name not in metrics:
             raise UserError(f"{folder.metrics_file} has no column {name}")
-    relevant = {name: value for name, value in settings.items() if name not in IRRELEVANT}
+    relevant = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
     return Run(path, settings["algorithm"], settings["env.name"], settings["seed"], relevant, metrics)
 
 
@@ -94,7 +94,7 @@ def _configuration(mine: list[Run], all_firsts: list[Run]) -> Configuration:
     first = mine[0]
     rivals = [run for run in all_firsts if (run.algorithm, run.task) == (first.algorithm, first.task)]
     differing = [
-        f"{name}={shown(value)}"
+        f"{name}={format_value(value)}"
         for name, value in first.settings.items()
         if any(name not in rival.settings or rival.settings[name] != value for rival in rivals)
     ]
