@@ -37,11 +37,11 @@ GROWN = f"{TESTS}/test_leaks.py::test_nothing_grows_and_nothing_stays"
 # by name, what pytest is told; those that take long come last
 PARTS: dict[str, list[str]] = {
     **{name: [f"{TESTS}/test_{name}.py"] for name in ("disk", "formats", "nonfinite")},
-    "faults of environments": ["tests/unit/envs/test_faults.py"],
+    "environment failures": ["tests/unit/envs/test_failure_policy.py"],
     "other bad input": [f"{TESTS}/test_bad_input.py", f"--deselect={FUZZED}"],
     **{
         f"bad {reader}": [f"{FUZZED}[{reader}]"]
-        for reader in ("capsule", "dataset", "HDF5 file", "checkpoint", "configuration", "run folder")
+        for reader in ("crash report", "dataset", "HDF5 file", "checkpoint", "configuration", "run folder")
     },
     **{f"kills of {combination}": [f"{KILLED}[{combination}]"] for combination in COMBINATIONS},
     **{f"long {run}": [f"{GROWN}[{run}]"] for run in ("ppo-end", "dqn-end", "dqn-raise interrupt")},

@@ -334,23 +334,24 @@ def check(
 
 
 @app.command()
-def replay(
-    capsule: Annotated[Path, typer.Argument(metavar="CAPSULE", help="A file of a run's folder crash/.")],
+def reproduce(
+    crash: Annotated[Path, typer.Argument(metavar="CRASH", help="Crash report: a file in a run's folder crash/.")],
     env: Annotated[
-        str | None, typer.Option("--env", help="Your own task, which a capsule may name but not start by itself.")
+        str | None,
+        typer.Option("--env", help="Name of your own environment, to confirm that its code may be imported."),
     ] = None,
     imports: Imports = None,
     trust: Trust = False,
 ) -> None:
-    """Repeat a crash of an environment: its episode with the same chance and the same actions."""
-    from zhixing.envs.crash.crash_report import replay
+    """Reproduce a crash of an environment: repeat the episode with the same seed and actions."""
+    from zhixing.envs.crash import crash_report
 
     _import(imports)
-    replayed = replay(capsule, env)
-    if replayed.traceback:
-        print(replayed.traceback.rstrip())
-    print(replayed.words)
-    if not replayed.same:
+    reproduction = crash_report.reproduce(crash, env)
+    if reproduction.traceback:
+        print(reproduction.traceback.rstrip())
+    print(reproduction.message)
+    if not reproduction.same:
         raise typer.Exit(1)
 
 

@@ -218,7 +218,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], list[Change], str]] = {
         "data/*",
     ),
     "HDF5 file": (lambda folder: offline.open(folder / "d4rl" / "data.hdf5"), [bytes_of("d4rl/*")], "d4rl/*"),
-    "capsule": (
+    "crash report": (
         lambda folder: crash_report.read(folder / "crash" / "crash-001.json"),
         [json_of("crash/crash-001.json"), bytes_of("crash/crash-001.json")],
         "crash/*",
@@ -379,7 +379,7 @@ TRAPS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     ),
     "dataset": ("data/obs.npy", trapped_npy),
     "dataset, manifest": ("data/manifest.json", lambda path: path.write_bytes(pickle.dumps(Trap()))),
-    "capsule": ("crash/crash-001.json", lambda path: path.write_bytes(pickle.dumps(Trap()))),
+    "crash report": ("crash/crash-001.json", lambda path: path.write_bytes(pickle.dumps(Trap()))),
     "metrics": ("run/metrics.csv", lambda path: path.write_bytes(pickle.dumps(Trap()))),
     "references": ("run/dataset.json", lambda path: path.write_bytes(pickle.dumps(Trap()))),
 }
@@ -392,7 +392,7 @@ def test_no_trap_is_sprung(name: str, samples: Path, tmp_path: Path, monkeypatch
     shutil.copytree(samples, tmp_path / "here")
     pattern, write = TRAPS[name]
     write(next((tmp_path / "here").glob(pattern)))
-    readers = {"dataset": "dataset", "capsule": "capsule"}
+    readers = {"dataset": "dataset", "crash report": "crash report"}
     with pytest.raises(zx.UserError):
         READERS[readers.get(name.partition(",")[0], "run folder")][0](tmp_path / "here")
     assert not Path("sprung").exists()

@@ -114,9 +114,9 @@ class DiesLate(HostileEnv):
         return super().step(action)
 
 
-def test_death_in_trial_steps_leaves_a_capsule(tmp_path: Path) -> None:
+def test_death_in_trial_steps_writes_a_crash_report(tmp_path: Path) -> None:
     with pytest.raises(EnvCrashError, match=r"was killed by SIGKILL, at step 3 of an episode of index 0\nrepeat it"):
-        ProcessVectorEnv(DiesLate, 2, None, faults=FailurePolicy(folder=tmp_path))
+        ProcessVectorEnv(DiesLate, 2, None, failure_policy=FailurePolicy(folder=tmp_path))
 
 
 @pytest.mark.parametrize("sentinel", [True, False])
@@ -142,7 +142,7 @@ def test_a_worker_that_forked_and_died_is_noticed(
 
 def test_a_worker_that_forked_and_died_is_replaced(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    env = ProcessVectorEnv(hostile("step", "fork", log), 2, 2, faults=FailurePolicy("replace"))
+    env = ProcessVectorEnv(hostile("step", "fork", log), 2, 2, failure_policy=FailurePolicy("replace"))
     env.reset(seed=0)
     *_, truncated, _ = env.step(np.array([0, 1]))
     assert truncated.tolist() == [False, True]
@@ -166,7 +166,9 @@ class DiesInResets(HostileEnv):
 
 def test_a_replacement_may_die_in_its_first_reset(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    env = ProcessVectorEnv(partial(DiesInResets, "step", "leave", str(log)), 2, 2, faults=FailurePolicy("replace"))
+    env = ProcessVectorEnv(
+        partial(DiesInResets, "step", "leave", str(log)), 2, 2, failure_policy=FailurePolicy("replace")
+    )
     env.reset(seed=0)
     log.write_text("0\n")
     *_, truncated, _ = env.step(np.array([0, 1]))
@@ -177,7 +179,7 @@ def test_a_replacement_may_die_in_its_first_reset(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_in_a_reset_with_a_seed_is_replaced(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    env = ProcessVectorEnv(partial(DiesInResets, log=str(log)), 1, 1, faults=FailurePolicy("replace"))
+    env = ProcessVectorEnv(partial(DiesInResets, log=str(log)), 1, 1, failure_policy=FailurePolicy("replace"))
     env.reset(seed=0)
     log.write_text("0\n")
     env.reset(seed=1)  # as evaluations begin
@@ -190,7 +192,7 @@ def test_a_worker_that_dies_in_a_reset_with_a_seed_is_replaced(tmp_path: Path) -
 def test_a_constructor_has_a_limit() -> None:
     words = r"the constructor of Hostile \(index 0\) took longer than 0.3 s \(vector.call_timeout\)"
     with pytest.raises(EnvCrashError, match=words):
-        ProcessVectorEnv(hostile("constructor", "hang"), 2, 2, faults=FailurePolicy(call_timeout=0.3))
+        ProcessVectorEnv(hostile("constructor", "hang"), 2, 2, failure_policy=FailurePolicy(call_timeout=0.3))
 
 
 @pytest.mark.parametrize("where", ["reset", "render", "state"])
@@ -198,7 +200,7 @@ def test_every_call_has_a_limit(where: str, tmp_path: Path) -> None:
     env = ProcessVectorEnv(Switched, 2, 2)
     env.reset(seed=0)
     for worker in env._workers:
-        worker.faults = FailurePolicy(call_timeout=0.3)  # type: ignore[union-attr]  # not before: a start may take long
+        worker.failure_policy = FailurePolicy(call_timeout=0.3)  # type: ignore[union-attr]  # not before: a start may take long
     env.step(np.array([SWITCHES.index(where), 0]))
     calls = {"reset": lambda: env.reset(seed=1), "render": env.render, "state": env.state_dict}
     with pytest.raises(EnvCrashError, match=r"took longer than 0.3 s \(vector.call_timeout\)"):
@@ -224,12 +226,12 @@ class Switched(HostileEnv):
 
 
 def test_a_limit_of_steps_brings_a_generous_one_for_other_calls() -> None:
-    assert FailurePolicy().other_seconds is None
-    assert FailurePolicy(step_timeout=1.0).other_seconds == 120.0
-    assert FailurePolicy(step_timeout=60.0).other_seconds == 600.0
-    assert FailurePolicy(step_timeout=60.0, call_timeout=2.0).other_seconds == 2.0
+    assert FailurePolicy().effective_call_timeout is None
+    assert FailurePolicy(step_timeout=1.0).effective_call_timeout == 120.0
+    assert FailurePolicy(step_timeout=60.0).effective_call_timeout == 600.0
+    assert FailurePolicy(step_timeout=60.0, call_timeout=2.0).effective_call_timeout == 2.0
     with pytest.raises(UserError, match=r"a time limit .* takes worker processes"):
-        make_vector("toy/match", 2, "serial", faults=FailurePolicy(call_timeout=1.0))
+        make_vector("toy/match", 2, "serial", failure_policy=FailurePolicy(call_timeout=1.0))
 
 
 LEAVES = """

@@ -143,16 +143,16 @@ def test_shaping_without_a_colon_is_no_module(evil: Path) -> None:
         {"name": "toy/match", "options": {"import": "evil"}},
     ],
 )
-def test_a_strangers_capsule_imports_nothing(env: dict[str, Any], evil: Path, tmp_path: Path, run_cli: Command) -> None:
+def test_a_strangers_crash_report_imports_nothing(env: dict[str, Any], evil: Path, tmp_path: Path, run_cli: Command) -> None:
     origin = {"seed": 1, "rng": None, "options": None}
     error = {"type": "ValueError", "message": "no", "traceback": ""}
     told = {"backend": "serial", "step_timeout": None, "index": 0, "seed": 1, "origin": origin, "actions": [0]}
     crash_report.write(tmp_path, {"env": env, **told, "error": error})
-    code, _, said = run_cli("replay", "crash-001.json")
+    code, _, said = run_cli("reproduce", "crash-001.json")
     assert code == 2
     assert "say so with --trust" in said
     if env["name"] == "toy/match":  # naming the task approves the task, not what its options name
-        assert run_cli("replay", "crash-001.json", "--env", "toy/match")[0] == 2
+        assert run_cli("reproduce", "crash-001.json", "--env", "toy/match")[0] == 2
     assert not evil.exists()
 
 

@@ -62,7 +62,7 @@ def test_help_names_every_command(run_cli: Command) -> None:
         "list",
         "show",
         "check",
-        "replay",
+        "reproduce",
     )
     for command in (*commands, "play", "watch", "collect"):
         assert command in out

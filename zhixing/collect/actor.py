@@ -17,7 +17,7 @@ from zhixing.core.seeding import stream
 from zhixing.core.state import count
 from zhixing.core.tree import Tree, tree_map
 from zhixing.envs.crash.failure_policy import INTERRUPTED
-from zhixing.envs.env_spec import BESIDE
+from zhixing.envs.env_spec import INFO_KEYS
 from zhixing.envs.vector.base import VectorEnv
 
 
@@ -48,7 +48,7 @@ class Actor(Collector):
         self.rollout: Rollout | None = None  # the steps of the last `collect`
         self._obs: Tree = None  # current observations; None before the first step
         self._beside: dict[str, Any] = {}  # what environments return with them: mask, state, alive
-        self._names = [(name, BESIDE[name]) for name in self.spaces.beside()]
+        self._names = [(name, INFO_KEYS[name]) for name in self.spaces.extras()]
 
     def _start(self, seed: int) -> None:
         self._see(*self.env.reset(seed=seed))

@@ -106,9 +106,9 @@ class Spaces:
             "terminated": flag,
             "truncated": flag,
         }
-        return fields | self.beside()
+        return fields | self.extras()
 
-    def beside(self) -> dict[str, Field]:
+    def extras(self) -> dict[str, Field]:
         """What is shown beside observations."""
         fields = {}
         if self.mask is not None:

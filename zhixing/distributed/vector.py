@@ -14,12 +14,13 @@ import numpy as np
 
 from zhixing.core.tree import Tree, tree_leaves
 from zhixing.distributed.cluster import Cluster
-from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED, FailurePolicy
+from zhixing.envs.crash.failure_policy import INTERRUPTED, MAX_CONSECUTIVE_FAILURES, FailurePolicy
 from zhixing.envs.env_spec import EnvSpec
-from zhixing.envs.vector.base import Info, Result, VectorEnv, as_ids, partial_result, result, shown
-from zhixing.envs.vector.serial import Factory, name_of
+from zhixing.envs.vector.base import Info, Result, VectorEnv, recv_result, reset_result, sorted_ids, step_result
+from zhixing.envs.vector.serial import EnvFn, env_name_of
 from zhixing.envs.vector.step_buffers import Array, Snapshot, StepBuffers, allocate
-from zhixing.envs.vector.sub_env_group import Numbers, State, SubEnvGroup
+from zhixing.envs.vector.sub_env import ScalarInfo, State
+from zhixing.envs.vector.sub_env_group import SubEnvGroup
 from zhixing.errors import EnvCrashError
 
 Rows = list[Array]  # of all arrays of some environments, in one order
@@ -28,23 +29,25 @@ Rows = list[Array]  # of all arrays of some environments, in one order
 class EnvWorker:
     """At the other end: neighbouring environments, from `first` to before `last`."""
 
-    def __init__(self, factory: Any, name: str, layout: EnvSpec, first: int, last: int, replace: bool) -> None:
-        self.arrays = allocate(layout.spaces, last - first)
-        self.make = partial(SubEnvGroup, [factory] * (last - first), layout, self.arrays, first, name, replace=replace)
-        self.slots: SubEnvGroup | None = None
+    def __init__(self, factory: Any, name: str, env_spec: EnvSpec, first: int, last: int, replace: bool) -> None:
+        self.buffers = allocate(env_spec.spaces, last - first)
+        self.make = partial(
+            SubEnvGroup, [factory] * (last - first), env_spec, self.buffers, first, name, replace=replace
+        )
+        self.group: SubEnvGroup | None = None
 
     def call(self, method: str, *arguments: Any) -> tuple[Any, Rows]:
-        """What a method of the slots returns, and what the environments show after it."""
-        if self.slots is None:  # not sooner, so that what goes wrong is told like any other mistake
-            self.slots = self.make()
-        return getattr(self.slots, method)(*arguments), leaves(self.arrays)
+        """What a method of the sub-environments returns, and what the environments show after it."""
+        if self.group is None:  # not sooner, so that what goes wrong is told like any other mistake
+            self.group = self.make()
+        return getattr(self.group, method)(*arguments), leaves(self.buffers)
 
-    def step(self, actions: Array) -> tuple[dict[int, Numbers], list[EnvCrashError], Rows]:
-        assert self.slots is not None
-        self.arrays.action[...] = actions
-        ended = self.slots.step()
-        crashes, self.slots.crashes = self.slots.crashes, []
-        return ended, crashes, leaves(self.arrays, final=bool(ended))
+    def step(self, actions: Array) -> tuple[dict[int, ScalarInfo], list[EnvCrashError], Rows]:
+        assert self.group is not None
+        self.buffers.action[...] = actions
+        ended = self.group.step()
+        crashes, self.group.crashes = self.group.crashes, []
+        return ended, crashes, leaves(self.buffers, final=bool(ended))
 
 
 class RayVectorEnv(VectorEnv):
@@ -52,18 +55,18 @@ class RayVectorEnv(VectorEnv):
 
     def __init__(
         self,
-        factory: Factory,
+        factory: EnvFn,
         num: int,
         workers: int,
-        layout: EnvSpec,
-        faults: FailurePolicy | None = None,
+        env_spec: EnvSpec,
+        failure_policy: FailurePolicy | None = None,
         address: str | None = None,
     ) -> None:
-        self.factory, self.layout, self.faults = factory, layout, faults or FailurePolicy()
-        self.logged_info_keys, self.max_episode_steps = layout.logged_info_keys, layout.max_episode_steps
-        super().__init__(name_of(factory), layout.spaces, num, "ray", workers)
-        self.arrays = allocate(layout.spaces, num)
-        self._twin = Snapshot(self.arrays) if self.faults.replace else None
+        self.factory, self.env_spec, self.failure_policy = factory, env_spec, failure_policy or FailurePolicy()
+        self.logged_info_keys, self.max_episode_steps = env_spec.logged_info_keys, env_spec.max_episode_steps
+        super().__init__(env_name_of(factory), env_spec.spaces, num, "ray", workers)
+        self.buffers = allocate(env_spec.spaces, num)
+        self._snapshot = Snapshot(self.buffers) if self.failure_policy.replace else None
         self._bounds = list(itertools.pairwise(np.linspace(0, num, workers + 1).astype(int).tolist()))
         self._strikes = [0] * workers
         self._seed_of = [None] * num  # type: list[int | None]
@@ -81,31 +84,31 @@ class RayVectorEnv(VectorEnv):
             raise
 
     def _worker(self, first: int, last: int) -> Any:
-        return self._remote.remote(self.factory, self.name, self.layout, first, last, self.faults.replace)
+        return self._remote.remote(self.factory, self.name, self.env_spec, first, last, self.failure_policy.replace)
 
     def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
         self._seed_of = self._seeds(seed)
         self._call("reset", [(self._seed_of[first:last], options) for first, last in self._bounds])
-        return shown(self.arrays)
+        return reset_result(self.buffers)
 
     def step(self, actions: Array) -> Result:
-        self.arrays.action[...] = actions
-        if self._twin is not None:
-            self._twin.take()
+        self.buffers.action[...] = actions
+        if self._snapshot is not None:
+            self._snapshot.take()
         tasks = [self._start(worker) for worker in range(self.workers)]
-        ended: dict[int, Numbers] = {}
+        ended: dict[int, ScalarInfo] = {}
         for worker, task in enumerate(tasks):
             ended.update(self._ended(worker, task))
-        return result(self.arrays, ended)
+        return step_result(self.buffers, ended)
 
     def send(self, actions: Array, ids: Array) -> None:
-        wanted = set(as_ids(ids).tolist())
+        wanted = set(sorted_ids(ids).tolist())
         workers = [worker for worker, (first, _) in enumerate(self._bounds) if first in wanted]
         if wanted != {index for worker in workers for index in range(*self._bounds[worker])}:
             raise ValueError(f"send ids as recv gave them: {sorted(wanted)} are not the environments of whole workers")
-        self.arrays.action[ids] = actions
-        if self._twin is not None:
-            self._twin.take(as_ids(ids))
+        self.buffers.action[ids] = actions
+        if self._snapshot is not None:
+            self._snapshot.take(sorted_ids(ids))
         for worker in workers:
             self._tasks[self._start(worker)] = worker
 
@@ -114,44 +117,48 @@ class RayVectorEnv(VectorEnv):
         if sent < min_ready:
             raise ValueError(f"recv waits for {min_ready} environments, but only {sent} were sent actions")
         ids: list[int] = []
-        ended: dict[int, Numbers] = {}
+        ended: dict[int, ScalarInfo] = {}
         while len(ids) < min_ready:
             (task,), _ = self.ray.wait(list(self._tasks), num_returns=1)
             worker = self._tasks.pop(task)
             ended.update(self._ended(worker, task))
             ids += range(*self._bounds[worker])
-        return partial_result(self.arrays, ended, as_ids(ids))
+        return recv_result(self.buffers, ended, sorted_ids(ids))
 
     def _start(self, worker: int) -> Any:
         first, last = self._bounds[worker]
-        return self._workers[worker].step.remote(self.arrays.action[first:last])
+        return self._workers[worker].step.remote(self.buffers.action[first:last])
 
-    def _ended(self, worker: int, task: Any) -> dict[int, Numbers]:
+    def _ended(self, worker: int, task: Any) -> dict[int, ScalarInfo]:
         try:
             ended, crashes, rows = self._get(worker, task)
         except EnvCrashError as crash:
-            self._keep(crash, self.factory)
-            if self._twin is None or not isinstance(crash, LostWorkerError) or self._strikes[worker] >= IN_A_ROW:
+            self._save_crash_report(crash, self.factory)
+            if (
+                self._snapshot is None
+                or not isinstance(crash, LostWorkerError)
+                or self._strikes[worker] >= MAX_CONSECUTIVE_FAILURES
+            ):
                 raise
-            return self._replace(worker, self._twin)
+            return self._replace(worker, self._snapshot)
         self._write(worker, rows)
         for survived in crashes:
-            self._keep(survived, self.factory)
+            self._save_crash_report(survived, self.factory)
             self.num_env_restarts += 1
         if any(INTERRUPTED not in numbers for numbers in ended.values()):
             self._strikes[worker] = 0
         return ended
 
-    def _replace(self, worker: int, twin: Snapshot) -> dict[int, Numbers]:
+    def _replace(self, worker: int, snapshot: Snapshot) -> dict[int, ScalarInfo]:
         """Another one for a worker that is gone: the episodes of all its environments are over."""
         first, last = self._bounds[worker]
         self._strikes[worker] += 1
         self._workers[worker] = self._worker(first, last)
         self._lives[first:last] = [incarnation + 1 for incarnation in self._lives[first:last]]
         known = list(zip(self._seed_of[first:last], self._lives[first:last], strict=True))
-        _, rows = self._get(worker, self._workers[worker].call.remote("revive", known))
+        _, rows = self._get(worker, self._workers[worker].call.remote("restart", known))
         self._write(worker, rows)
-        twin.end(slice(first, last))
+        snapshot.end(slice(first, last))
         self.num_env_restarts += last - first
         return {index: {INTERRUPTED: True} for index in range(first, last)}
 
@@ -163,7 +170,7 @@ class RayVectorEnv(VectorEnv):
             try:
                 value, rows = self._get(worker, task)
             except EnvCrashError as crash:
-                self._keep(crash, self.factory)
+                self._save_crash_report(crash, self.factory)
                 raise
             self._write(worker, rows)
             found.append(value)
@@ -181,21 +188,26 @@ class RayVectorEnv(VectorEnv):
             raise LostWorkerError(f"the Ray worker of {self.name} (index {indices}) was lost: {reason}") from None
 
     def _write(self, worker: int, rows: Rows) -> None:
-        own = leaves(self.arrays.rows(slice(*self._bounds[worker])))
+        own = leaves(self.buffers.rows(slice(*self._bounds[worker])))
         for mine, theirs in zip(own, rows, strict=False):  # without `final_*` where no episode ended
             mine[...] = theirs
 
     def state_dict(self) -> State:
         states = self._call("state", [()] * self.workers)
-        return {"kind": "slots", "name": self.name, "num": self.num_envs, "envs": list(itertools.chain(*states))}
+        return {
+            "kind": "sub_envs",
+            "name": self.name,
+            "num_envs": self.num_envs,
+            "envs": list(itertools.chain(*states)),
+        }
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
-        self._check_state(state, "slots")
+        self._check_state(state, "sub_envs")
         self.inexact = list(itertools.chain(*self._call("load", [(state["envs"][a:b],) for a, b in self._bounds])))
-        self._seed_of = [slot["seed"] for slot in state["envs"]]
-        self._lives = [slot.get("replaced", 0) for slot in state["envs"]]
+        self._seed_of = [sub_env["seed"] for sub_env in state["envs"]]
+        self._lives = [sub_env["num_restarts"] for sub_env in state["envs"]]
         self.num_env_restarts = sum(self._lives)
-        return shown(self.arrays)
+        return reset_result(self.buffers)
 
     def render(self, index: int = 0) -> np.ndarray[Any, Any]:  # type: ignore[override]
         worker = next(k for k, (first, last) in enumerate(self._bounds) if first <= index < last)
@@ -211,7 +223,7 @@ class LostWorkerError(EnvCrashError):
     """A worker died with its environments."""
 
 
-def leaves(arrays: StepBuffers, final: bool = True) -> Rows:
+def leaves(buffers: StepBuffers, final: bool = True) -> Rows:
     """What is shown first, what episodes showed last behind it."""
-    found = [*tree_leaves(arrays.obs), *arrays.beside.values(), arrays.reward, arrays.terminated, arrays.truncated]
-    return [*found, *tree_leaves(arrays.final_obs), *arrays.final_beside.values()] if final else found
+    found = [*tree_leaves(buffers.obs), *buffers.extras.values(), buffers.reward, buffers.terminated, buffers.truncated]
+    return [*found, *tree_leaves(buffers.final_obs), *buffers.final_extras.values()] if final else found

@@ -39,7 +39,7 @@ class Setup:
     workers: int  # in all
     first: int  # of the run's environments
     last: int  # one past its last
-    crashes: Path  # where capsules go
+    crashes: Path  # folder of crash reports
     threads: int | None  # that torch computes with, in a process of its own
     incarnation: int = 0
     servers: ParameterServers | None = None  # that have the weights
@@ -92,7 +92,9 @@ class Worker:
                 backend=cfg.vector.backend,
                 workers=min(asked, setup.num_envs) if isinstance(asked, int) else None,
                 options=cfg.env.options,
-                faults=envs.FailurePolicy(vector.on_crash, vector.step_timeout, setup.crashes, vector.call_timeout),
+                failure_policy=envs.FailurePolicy(
+                    vector.on_crash, vector.step_timeout, setup.crashes, vector.call_timeout
+                ),
             )
             learner = algorithms.get(cfg.algorithm).make(cfg, env.spaces, torch.device("cpu"))
             if "expert" in type(cfg).model_fields:

@@ -12,7 +12,7 @@ from zhixing.distributed.cluster import Cluster
 from zhixing.distributed.worker import Setup, Weights, Worker
 from zhixing.errors import UserError
 
-IN_A_ROW = 5  # deaths of a worker without a result: then another one is no help
+MAX_CONSECUTIVE_FAILURES = 5  # deaths of a worker without a result: then another one is no help
 
 
 class WorkerPool(ABC):
@@ -150,7 +150,7 @@ class RayCrew(WorkerPool):
 
     def _replace(self, worker: int, death: Exception) -> None:
         self._strikes[worker] += 1
-        if self._strikes[worker] > IN_A_ROW:
+        if self._strikes[worker] > MAX_CONSECUTIVE_FAILURES:
             reason = str(death).strip().split("\n")[0]
             raise UserError(f"worker {worker} died {self._strikes[worker]} times in a row; the last time: {reason}")
         self.lost += 1

@@ -4,12 +4,13 @@ from zhixing.envs.checker.env_checker import Finding, check
 from zhixing.envs.crash.failure_policy import FailurePolicy
 from zhixing.envs.registry import RegisteredEnv, make, names
 from zhixing.envs.vector.base import VectorEnv
-from zhixing.envs.vector.make import make_few, make_vector
+from zhixing.envs.vector.make import make_small_vector, make_vector
 from zhixing.envs.vector.native import NativeVectorEnv
 from zhixing.envs.vector.process import ProcessVectorEnv
 from zhixing.envs.vector.serial import SerialVectorEnv
 
 __all__ = [
+    "RegisteredEnv",
     "FailurePolicy",
     "Finding",
     "NativeVectorEnv",
@@ -19,7 +20,7 @@ __all__ = [
     "VectorEnv",
     "check",
     "make",
-    "make_few",
+    "make_small_vector",
     "make_vector",
     "names",
 ]

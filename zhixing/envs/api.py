@@ -20,7 +20,7 @@ STEP = "step(action) must return (obs, reward, terminated, truncated, info)"
 PORT = "environments of the old Gym must be changed to that, or wrapped (see shimmy.GymV21CompatibilityV0)"
 
 
-class MisbehaviourError(Exception):
+class MisbehaviorError(Exception):
     """An environment gave what it must not. The words follow its name and step."""
 
 
@@ -84,33 +84,33 @@ def problem_of(error: Exception) -> str | None:
 
 
 def checked_step(result: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Return what a step gave. Raise `MisbehaviourError` unless it is five things."""
+    """Return what a step gave. Raise `MisbehaviorError` unless it is five things."""
     if not isinstance(result, (tuple, list)) or len(result) != 5:
         count = f"{len(result)} values" if isinstance(result, (tuple, list)) else type(result).__name__
-        raise MisbehaviourError(f"its step() returned {count}; {STEP}; {PORT}")
+        raise MisbehaviorError(f"its step() returned {count}; {STEP}; {PORT}")
     return tuple(result)
 
 
 def reward_of(given: Any, agents: tuple[int, ...]) -> Any:
     """Return a reward as it is stored: one number, or one for each agent. An array of one number counts as that number.
-    Raise `MisbehaviourError` for anything else."""
+    Raise `MisbehaviorError` for anything else."""
     try:
         reward = np.asarray(given if given is not None else "None", np.float64)
     except (TypeError, ValueError):
-        raise MisbehaviourError(f"its reward is {given!r}; rewards must be finite numbers") from None
+        raise MisbehaviorError(f"its reward is {given!r}; rewards must be finite numbers") from None
     if not np.isfinite(reward).all():
-        raise MisbehaviourError(f"its reward is {given}; rewards must be finite numbers")
+        raise MisbehaviorError(f"its reward is {given}; rewards must be finite numbers")
     if reward.size == 1:
         return reward.item()
     if reward.shape != agents:
         meant = f"one number, or {agents[0]} of them: one for each agent" if agents else "one number"
-        raise MisbehaviourError(f"its reward has shape {reward.shape}; it must be {meant}")
+        raise MisbehaviorError(f"its reward has shape {reward.shape}; it must be {meant}")
     return reward
 
 
 def flag_of(given: Any, name: str) -> bool:
-    """Return `terminated` or `truncated` as a bool. Raise `MisbehaviourError` if it isn't True or False, or 1 or 0."""
+    """Return `terminated` or `truncated` as a bool. Raise `MisbehaviorError` if it isn't True or False, or 1 or 0."""
     value = np.asarray(given)
     if value.size != 1 or value.dtype.kind not in "biu" or value.item() not in (0, 1):
-        raise MisbehaviourError(f"its {name} is {given!r}; it must be True or False")
+        raise MisbehaviorError(f"its {name} is {given!r}; it must be True or False")
     return bool(value.item())

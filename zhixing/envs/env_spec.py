@@ -15,8 +15,8 @@ from zhixing.envs.api import check_spaces, first_reset
 from zhixing.envs.wrappers.time_limit import time_limit_of
 from zhixing.errors import UserError
 
-BESIDE = {"mask": "action_mask", "state": "state", "alive": "alive"}  # fields of a step to where `info` has them
-MASK = BESIDE["mask"]
+INFO_KEYS = {"mask": "action_mask", "state": "state", "alive": "alive"}  # fields of a step to where `info` has them
+MASK = INFO_KEYS["mask"]
 Path = tuple[Any, ...]  # keys that lead from an observation to one of its arrays
 
 

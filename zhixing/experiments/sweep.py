@@ -22,7 +22,7 @@ import numpy as np
 from zhixing import config
 from zhixing.config import DistributedConfig, RunConfig, flat_settings
 from zhixing.config.display import format_value
-from zhixing.envs.crash.crash_report import ADVICE
+from zhixing.envs.crash.crash_report import REPRODUCE_HINT
 from zhixing.errors import UserError, write_stderr
 from zhixing.experiments.executors import ProgressBoard, drive, executor_on, locked
 from zhixing.experiments.jobs import Job, JobEvent
@@ -311,5 +311,5 @@ def picture(settings: Sequence[Setting], path: Path) -> None:
 
 def _reason(error: str) -> str:
     """The last line of a traceback, before the advice how to repeat it."""
-    lines = [line for line in error.strip().split("\n") if not line.startswith(ADVICE)]
+    lines = [line for line in error.strip().split("\n") if not line.startswith(REPRODUCE_HINT)]
     return lines[-1] if lines else error

@@ -55,7 +55,7 @@ def recording(
         arrays = _arrays(h5py, file, who)
         num_steps = arrays["rewards"].shape[0]
         spaces, limit = task or (_guess(who, arrays), None)
-        if spaces.num_agents > 1 or spaces.beside():
+        if spaces.num_agents > 1 or spaces.extras():
             raise UserError(f"{who}: D4RL's files hold steps of one agent without masks, not such as {env}")
         for name, theirs in FIELDS.items():
             _check_fits(who, theirs, arrays[theirs], num_steps, spaces.fields()[name])

@@ -142,9 +142,9 @@ def write(dataset: Dataset, dataset_id: str) -> None:
     """Write a set that Minari itself reads, under a new name, without loss: pictures aren't turned into JPEG."""
     name = dataset_id.removeprefix(PREFIX)
     spaces = dataset.spaces
-    if spaces.num_agents > 1 or spaces.beside():
-        beside = ", ".join(spaces.beside()) or "agents"
-        raise UserError(f"Minari has no place for the {beside} of {dataset.name}; keep it in zhixing's own format")
+    if spaces.num_agents > 1 or spaces.extras():
+        extras = ", ".join(spaces.extras()) or "agents"
+        raise UserError(f"Minari has no place for the {extras} of {dataset.name}; keep it in zhixing's own format")
     from_extra("h5py", f"{PREFIX}{name}")
     minari = from_extra("minari.utils", f"{PREFIX}{name}")
     try:

@@ -126,7 +126,7 @@ def filmed(
     """One copy of a task that draws itself. After an episode ended, the first picture is that of its end, which the
     vector environment leaves at once."""
     try:
-        return envs.make_few(FinalFrameEnv(name, {**options, "render_mode": "rgb_array"}), 1, vector, crashes)
+        return envs.make_small_vector(FinalFrameEnv(name, {**options, "render_mode": "rgb_array"}), 1, vector, crashes)
     except UserError as error:
         raise UserError(f"{name} can't be filmed: {error}") from error
 

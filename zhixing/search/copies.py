@@ -50,7 +50,7 @@ class Copies:
             )
         self.num_actions, self.first_action = int(spaces.action.n), int(spaces.action.start)
         self.fields = spaces.fields()["obs"]
-        self.slot = self.vector.slots.slots[0]
+        self.sub_env = self.vector.group.sub_envs[0]
         self._check()
 
     def start(self, num: int, seed: int = 0) -> Array:
@@ -64,13 +64,13 @@ class Copies:
     def from_env(self, env: VectorEnv) -> Array:
         """Where the episodes of a serial or process back end are now."""
         saved = env.state_dict()
-        if saved["kind"] != "slots":
+        if saved["kind"] != "sub_envs":
             raise UserError(
                 f"the back end {env.backend} of {self.name} can't be searched; use backend serial or process"
             )
         states = np.empty(env.num_envs, object)
         for index, episode in enumerate(saved["envs"]):
-            self.vector.load_state_dict({**saved, "num": 1, "envs": [episode]})
+            self.vector.load_state_dict({**saved, "num_envs": 1, "envs": [episode]})
             if self.vector.inexact:
                 raise UserError(f"{self.name} can't be searched: it can't be put into the middle of an episode")
             states[index] = self._present()
@@ -112,25 +112,25 @@ class Copies:
 
     def _present(self) -> Node:
         """Where the vector's own episode is."""
-        env, here = self.slot.env, self.vector.arrays.rows(0)
-        mask = here.beside["mask"].copy() if "mask" in here.beside else np.ones(self.num_actions, bool)
-        saved = env.state_dict() if self.slot.has_state else copy.deepcopy(env)  # type: ignore[attr-defined]
+        env, here = self.sub_env.env, self.vector.buffers.rows(0)
+        mask = here.extras["mask"].copy() if "mask" in here.extras else np.ones(self.num_actions, bool)
+        saved = env.state_dict() if self.sub_env.has_state else copy.deepcopy(env)  # type: ignore[attr-defined]
         return Node(saved, tree_map(np.copy, here.obs), mask, ended=False)
 
     def _open(self, node: Node) -> Any:
         """An environment at this node, to step."""
-        if not self.slot.has_state:
+        if not self.sub_env.has_state:
             return copy.deepcopy(node.env)
-        self.slot.env.load_state_dict(node.env)  # type: ignore[attr-defined]
-        return self.slot.env
+        self.sub_env.env.load_state_dict(node.env)  # type: ignore[attr-defined]
+        return self.sub_env.env
 
     def _node(self, env: Any, obs: Any, info: dict[str, Any], ended: bool) -> Node:
-        parts = iter(self.slot.layout.paths)
+        parts = iter(self.sub_env.env_spec.paths)
         seen = tree_map(lambda field: np.array(follow(obs, next(parts)), field.dtype), self.fields)
-        return Node(env.state_dict() if self.slot.has_state else env, seen, self._mask(obs, info), ended)
+        return Node(env.state_dict() if self.sub_env.has_state else env, seen, self._mask(obs, info), ended)
 
     def _mask(self, obs: Any, info: dict[str, Any]) -> Array:
-        mask = obs[MASK] if self.slot.layout.mask_in_obs else info.get(MASK)
+        mask = obs[MASK] if self.sub_env.env_spec.mask_in_obs else info.get(MASK)
         return np.ones(self.num_actions, bool) if mask is None else np.array(mask, bool)
 
     def _check(self) -> None:

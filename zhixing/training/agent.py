@@ -82,7 +82,7 @@ def load(run: str | Path, checkpoint: str = "last", *, trust: bool = False, env:
     folder = RunFolder.open(run)
     cfg = folder.read_config(trust, env, net)
     with folder.restricted():
-        vector = envs.make_few(envs.RegisteredEnv(cfg.env.name, cfg.env.options), 1, cfg.vector)
+        vector = envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, cfg.env.options), 1, cfg.vector)
         spaces = vector.spaces
         vector.close()
         policy = algorithms.get(cfg.algorithm).make(cfg, spaces, "cpu").policy

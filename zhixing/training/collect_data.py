@@ -75,7 +75,7 @@ def collect_from_agent(
         out = os.path.abspath(out)  # an environment may change the current folder
     agent, options = folder.load_agent(checkpoint), dict(cfg.env.options)
     with folder.restricted():
-        env = envs.make_few(envs.RegisteredEnv(cfg.env.name, options), ENVS, cfg.vector)
+        env = envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, options), ENVS, cfg.vector)
     try:
         limit = env.max_episode_steps
         most = max_steps or cfg.eval_max_steps or default_eval_steps(limit, agent["longest_episode"])
@@ -83,7 +83,7 @@ def collect_from_agent(
             if most is not None and (limit is None or most < limit):
                 env.close()
                 options[OPTION] = most
-                env = envs.make_few(envs.RegisteredEnv(cfg.env.name, options), ENVS, cfg.vector)
+                env = envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, options), ENVS, cfg.vector)
             policy = algorithms.get(cfg.algorithm).make(cfg, env.spaces, "cpu").policy
         with weights_must_fit(folder):
             policy.load_state_dict(agent["policy"])

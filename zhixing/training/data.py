@@ -50,7 +50,7 @@ def check_spaces(data: Dataset, spaces: Spaces, task: str) -> None:
         ("agents", data.spaces.num_agents, spaces.num_agents),
         ("observations", data.spaces.fields()["obs"], spaces.fields()["obs"]),
         ("actions", data.spaces.action, spaces.action),
-        ("what is shown beside observations", data.spaces.beside(), spaces.beside()),
+        ("what is shown beside observations", data.spaces.extras(), spaces.extras()),
     ):
         if mine != theirs:
             raise UserError(f"the data's {name} don't fit {task}: the data has {mine}, the task {theirs}")

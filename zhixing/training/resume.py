@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zhixing.config import RunConfig
 from zhixing.core.spaces import Spaces
-from zhixing.envs.vector.action_log import action_room
+from zhixing.envs.vector.action_log import max_recorded_actions
 from zhixing.errors import UserError
 from zhixing.training.run_folder import RunFolder
 
@@ -92,7 +92,7 @@ def restore(loop: TrainingLoop, evaluate: Evaluate, folder: RunFolder, spaces: S
     if lost:
         folder.notices.append(
             f"{len(lost)} of {cfg.num_envs} environments of {cfg.env.name} start a new episode: they can't be put "
-            f"back into the middle of one, or it was longer than the recorded {action_room(spaces):,} steps"
+            f"back into the middle of one, or it was longer than the recorded {max_recorded_actions(spaces):,} steps"
         )
 
 

@@ -1,7 +1,7 @@
 """The one place where a name becomes an import: `my.module:Thing` for an environment, a network or an algorithm.
 
 A name may come from the user (command line, Python) or from a file that somebody else wrote: the configuration of a
-run, a crash capsule, the manifest of a dataset. Names from a file pass two gates:
+run, a crash report, the manifest of a dataset. Names from a file pass two gates:
 
 1. `check_names(values, trust)` finds every name in the file's values and rejects those that nobody approved.
 2. `restricted_to(names)` surrounds whatever is then built from the file. Inside, `import_object` and `import_package`

@@ -227,7 +227,7 @@ def test_exact_continuation_from_a_saved_state(name: str, options: dict[str, Any
         first.step(rng.integers(0, 4, 2))
     obs, _ = second.load_state_dict(first.state_dict())
     assert second.inexact == []
-    np.testing.assert_array_equal(obs, first.arrays.obs)
+    np.testing.assert_array_equal(obs, first.buffers.obs)
     ends = 0
     for _ in range(70):
         actions = rng.integers(0, 4, 2)

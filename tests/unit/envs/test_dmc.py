@@ -191,7 +191,7 @@ def test_exact_continuation_from_a_saved_state(task: str, changed: set[str]) -> 
         for _ in range(steps):
             first.step(rng.uniform(space.low, space.high)[None])
         state = first.state_dict()
-        assert set(state["envs"][0]["task"]["model"]) == changed
+        assert set(state["envs"][0]["env_state"]["model"]) == changed
         second.load_state_dict(state)
         assert second.inexact == []
         ends = 0

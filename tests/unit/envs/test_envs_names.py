@@ -11,8 +11,8 @@ import pytest
 from zhixing import envs
 from zhixing.envs import make, make_vector, names
 from zhixing.envs.options import check_options
-from zhixing.envs.vector import choose_backend
-from zhixing.envs.vector.serial import layout_of
+from zhixing.envs.vector import backend_choice
+from zhixing.envs.vector.serial import infer_env_spec
 from zhixing.errors import UserError
 from zhixing.utils.extras import install_hint
 
@@ -66,7 +66,7 @@ def test_value_of_an_option_must_be_of_its_type() -> None:
 def test_values_that_a_constructor_takes_are_of_its_type() -> None:
     def constructor(
         flag=False, size=3, scale: float = 1.0, count: int = 1, shape: tuple[int, int] = (1, 1),  # type: ignore
-        layout: list[str] | None = None, mode: Literal["a", "b"] = "a", where: str = "", later: Unheard = 0,  # noqa: F821
+        env_spec: list[str] | None = None, mode: Literal["a", "b"] = "a", where: str = "", later: Unheard = 0,  # noqa: F821
         wrong: int = "1", **rest: object,
     ) -> None: ...  # fmt: skip
 
@@ -112,7 +112,7 @@ def test_missing_package_for_pictures_names_our_extra(monkeypatch: pytest.Monkey
     def without() -> None:
         raise gym.error.DependencyNotInstalled("pygame")
 
-    monkeypatch.setattr(env.slots.slots[0].env, "render", without)
+    monkeypatch.setattr(env.group.sub_envs[0].env, "render", without)
     with pytest.raises(UserError, match=re.escape(install_hint("toy-text"))):
         env.render()
 
@@ -157,29 +157,29 @@ def test_auto_takes_native_where_there_is_one() -> None:
 
 
 def test_auto_takes_one_process_for_cheap_tasks_and_many_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_backend, "cpu_count", lambda: 2)
+    monkeypatch.setattr(backend_choice, "cpu_count", lambda: 2)
     # measured under coverage, on a busy machine, all is slow
-    monkeypatch.setattr(choose_backend, "WAKE_SECONDS", {"process": 2e-3, "mixed": 2e-3})
+    monkeypatch.setattr(backend_choice, "WAKE_SECONDS", {"process": 2e-3, "mixed": 2e-3})
     env = make_vector("toy/match", 8)
     assert (env.backend, env.workers) == ("serial", 1)
     env = make_vector("sample_tasks:Sleeper", 5, options={"always": 0.002})
     assert (env.backend, env.workers) == ("process", 5)  # it sleeps: more workers than CPUs help
     env.close()
-    monkeypatch.setattr(choose_backend, "WAKE_SECONDS", {"process": 1.0, "mixed": 0.0})
+    monkeypatch.setattr(backend_choice, "WAKE_SECONDS", {"process": 1.0, "mixed": 0.0})
     env = make_vector("toy/match", 4)
     assert (env.backend, env.workers) == ("mixed", 2)  # this process is one of the two
     env.close()
     assert make_vector("toy/match", 4, idle=False).backend == "serial"
-    monkeypatch.setattr(choose_backend, "cpu_count", lambda: 1)
+    monkeypatch.setattr(backend_choice, "cpu_count", lambda: 1)
     assert make_vector("sample_tasks:Sleeper", 4, options={"always": 0.002}).backend == "serial"
 
 
 def test_auto_weighs_time_saved_against_waking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_backend, "cpu_count", lambda: 2)
-    layout = layout_of(envs.RegisteredEnv("toy/match"))
+    monkeypatch.setattr(backend_choice, "cpu_count", lambda: 2)
+    env_spec = infer_env_spec(envs.RegisteredEnv("toy/match"))
 
     def chosen(num: int, step_seconds: float, workers: int = 2, waits: bool = False, idle: bool = True) -> str:
-        return choose_backend.choose(num, choose_backend.Probe(layout, step_seconds, waits), workers, idle)
+        return backend_choice.choose_backend(num, backend_choice.Probe(env_spec, step_seconds, waits), workers, idle)
 
     # 8 steps of 100 us on two workers save 400 us of 800, of 30 us 120 of 240, of 10 us 40 of 80
     assert chosen(8, 100e-6) == chosen(8, 30e-6) == "mixed"

@@ -14,9 +14,9 @@ def test_native_cartpole_moves_as_the_single_one() -> None:
     rng = np.random.default_rng(0)
     ends = 0
     for _ in range(400):
-        for slot, state in zip(serial.slots.slots, native.task.env.state.T, strict=True):
-            slot.env.unwrapped.state = state.copy()
-            slot.env.unwrapped.steps_beyond_terminated = None
+        for sub_env, state in zip(serial.group.sub_envs, native.task.env.state.T, strict=True):
+            sub_env.env.unwrapped.state = state.copy()
+            sub_env.env.unwrapped.steps_beyond_terminated = None
         actions = rng.integers(0, 2, 5)
         obs, reward, terminated, _, info = native.step(actions)
         other, other_reward, other_terminated, _, other_info = serial.step(actions)

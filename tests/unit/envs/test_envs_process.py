@@ -149,7 +149,7 @@ def test_interrupted_step_leaves_the_vector_usable(monkeypatch: pytest.MonkeyPat
     with pytest.raises(KeyboardInterrupt):
         env.step(actions(2, at0=7))
     signal.signal(signal.SIGALRM, previous)
-    assert [len(slot["actions"]) for slot in env.state_dict()["envs"]] == [1, 1]
+    assert [len(sub_env["actions"]) for sub_env in env.state_dict()["envs"]] == [1, 1]
     assert env.step(actions(2))[0][:, 1].tolist() == [2, 2]
     env.close()
 

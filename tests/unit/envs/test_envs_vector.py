@@ -29,7 +29,7 @@ def record(env: VectorEnv, steps: int, seed: int) -> list[Any]:
         final = tree_leaves(info["final_obs"]) if ended.any() else []
         mask = [info["action_mask"]] if env.spaces.mask else []
         final_mask = [info["final_mask"][ended]] if env.spaces.mask and ended.any() else []
-        arrays = [
+        buffers = [
             *tree_leaves(obs),
             reward,
             terminated,
@@ -38,14 +38,14 @@ def record(env: VectorEnv, steps: int, seed: int) -> list[Any]:
             *mask,
             *final_mask,
         ]
-        shown.append(([np.copy(array) for array in arrays], info.get("final_info", {})))
+        shown.append(([np.copy(array) for array in buffers], info.get("final_info", {})))
     return shown
 
 
 def assert_same(left: list[Any], right: list[Any]) -> None:
-    for (arrays, infos), (others, other_infos) in zip(left, right, strict=True):
+    for (buffers, infos), (others, other_infos) in zip(left, right, strict=True):
         assert infos == other_infos
-        for one, other in zip(arrays, others, strict=True):
+        for one, other in zip(buffers, others, strict=True):
             assert one.dtype == other.dtype
             np.testing.assert_array_equal(one, other)
 
@@ -249,7 +249,7 @@ def test_an_endless_episode_is_recorded_up_to_a_bound(monkeypatch: pytest.Monkey
     monkeypatch.setattr(action_log, "ACTION_BYTES", 16 * 8)  # 16 actions of 8 bytes
     env = SerialVectorEnv(lambda: Counter(limit=10**9), 1)
     env.reset(seed=0)
-    (slot,) = env.slots.slots
+    (sub_env,) = env.group.sub_envs
     record(env, 16, seed=0)
     assert len(env.state_dict()["envs"][0]["actions"]) == 16
     again = SerialVectorEnv(lambda: Counter(limit=10**9), 1)
@@ -257,7 +257,7 @@ def test_an_endless_episode_is_recorded_up_to_a_bound(monkeypatch: pytest.Monkey
     assert again.inexact == []
     record(env, 1, seed=0)
     state = env.state_dict()
-    assert (state["envs"][0]["actions"], slot.log, slot.count) == (None, [], 17)
+    assert (state["envs"][0]["actions"], sub_env.log, sub_env.count) == (None, [], 17)
     again.load_state_dict(state)
     assert again.inexact == [0]
     record(again, 5, seed=0)  # what it plays from there on is recorded again

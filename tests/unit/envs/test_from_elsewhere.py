@@ -21,7 +21,7 @@ import zhixing as zx
 from zhixing.envs import make, make_vector
 from zhixing.envs.adapters import gymnasium_ids
 from zhixing.envs.portable import reference
-from zhixing.envs.vector import choose_backend
+from zhixing.envs.vector import backend_choice
 from zhixing.errors import UserError
 from zhixing.training.resolve import default_out
 from zhixing.utils import importing, named_objects
@@ -324,8 +324,8 @@ def test_auto_falls_back_to_serial_where_a_worker_cannot_make_it(
     clean: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lock = threading.Lock()  # can't be sent
-    monkeypatch.setattr(choose_backend, "cpu_count", lambda: 2)
-    monkeypatch.setattr(choose_backend, "WAKE_SECONDS", {"process": 0.0, "mixed": 0.0})
+    monkeypatch.setattr(backend_choice, "cpu_count", lambda: 2)
+    monkeypatch.setattr(backend_choice, "WAKE_SECONDS", {"process": 0.0, "mixed": 0.0})
 
     def locked() -> gym.Env[Any, Any]:
         with lock:

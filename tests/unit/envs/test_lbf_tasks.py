@@ -112,7 +112,7 @@ def test_vector_is_restored_by_replay() -> None:
         first.step(rng.integers(0, 6, (2, 2)))
     obs, _ = second.load_state_dict(first.state_dict())
     assert second.inexact == []
-    np.testing.assert_array_equal(obs, first.arrays.obs)
+    np.testing.assert_array_equal(obs, first.buffers.obs)
     for _ in range(40):
         actions = rng.integers(0, 6, (2, 2))
         for mine, its in zip(first.step(actions)[:4], second.step(actions)[:4], strict=True):

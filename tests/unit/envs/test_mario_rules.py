@@ -297,7 +297,7 @@ def test_env_passes_gymnasiums_checker_and_is_restored_by_replay() -> None:
     assert console.closed
 
     first, second = (SerialVectorEnv(lambda: make("mario/1-1", core="fake", sticky=0.2), 1) for _ in range(2))
-    assert not first.slots.slots[0].has_state  # the fake console can't save its state, so neither can the wrappers
+    assert not first.group.sub_envs[0].has_state  # the fake console can't save its state, so neither can the wrappers
     first.reset(seed=0)
     for _ in range(5):
         first.step(np.array([1]))

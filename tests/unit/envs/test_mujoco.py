@@ -60,7 +60,7 @@ def test_what_older_runs_saved_begins_anew() -> None:
     env = make_vector("Hopper-v5", 1, "serial")
     env.reset(seed=0)
     state = env.state_dict()
-    del state["envs"][0]["task"]
+    del state["envs"][0]["env_state"]
     env.load_state_dict(state)
     assert env.inexact == [0]
 

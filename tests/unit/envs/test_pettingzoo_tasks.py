@@ -273,7 +273,7 @@ def test_vector_of_them_is_restored_by_replay(name: str) -> None:
         *_, info = first.step(act(info["action_mask"]))
     obs, _ = second.load_state_dict(first.state_dict())
     assert second.inexact == []
-    np.testing.assert_array_equal(obs, first.arrays.obs)
+    np.testing.assert_array_equal(obs, first.buffers.obs)
     for _ in range(40):
         actions = act(info["action_mask"])
         obs, reward, *_, info = first.step(actions)

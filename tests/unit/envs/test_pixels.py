@@ -304,7 +304,7 @@ def everything(kind: type[Film]) -> Any:
 @pytest.mark.parametrize("when", [1, 7, 12, 29])
 def test_a_task_with_a_state_resumes_in_the_middle(when: int) -> None:
     first = SerialVectorEnv(lambda: everything(Restorable), 2)
-    assert first.slots.slots[0].has_state
+    assert first.group.sub_envs[0].has_state
     rng = np.random.default_rng(1)
     first.reset(seed=3)
     for _ in range(when):
@@ -323,7 +323,7 @@ def test_a_task_without_a_state_has_none_behind_wrappers_and_is_replayed() -> No
         return wrap_pixels(Film(length=90, noise=True), skip=3, sticky=0.3, noops=4, size=None, shaping=doubled)
 
     first, second = SerialVectorEnv(make, 1), SerialVectorEnv(make, 1)
-    assert not first.slots.slots[0].has_state
+    assert not first.group.sub_envs[0].has_state
     rng = np.random.default_rng(1)
     first.reset(seed=3)
     for _ in range(40):

@@ -12,7 +12,7 @@ from zhixing.envs.adapters import procgen_envs
 from zhixing.envs.adapters.procgen_envs import NATIVE, settings
 from zhixing.envs.adapters.procgen_envs import pool as make_pool
 from zhixing.envs.registry import adapter
-from zhixing.envs.vector.pools import Pool
+from zhixing.envs.vector.resumable_pool import ResumablePool
 from zhixing.errors import UserError
 from zhixing.utils.extras import install_hint
 
@@ -168,8 +168,8 @@ def test_games_that_show_something_else_begin_anew(backend: str, lost: list[int]
     env.reset(seed=0)
     env.step(np.array([1, 2, 3]))
     state = env.state_dict()
-    pools = [state["task"]] if backend == "native" else [own["task"] for own in state["envs"]]
-    (pools[0]["obs"][1] if backend == "native" else pools[1]["obs"][0])[0] = 77
+    resumable_pool = [state["env_state"]] if backend == "native" else [own["env_state"] for own in state["envs"]]
+    (resumable_pool[0]["obs"][1] if backend == "native" else resumable_pool[1]["obs"][0])[0] = 77
     obs, _ = env.load_state_dict(state)
     assert env.inexact == lost
     assert obs[:, 0, 0, 1].tolist() == [1, 0, 3]
@@ -248,7 +248,7 @@ def test_missing_package_and_missing_library_are_told(monkeypatch: pytest.Monkey
 # ------------------------------------------------------------------------------------ the games themselves
 
 
-def pool_of(name: str, num: int, **options: Any) -> Pool:
+def pool_of(name: str, num: int, **options: Any) -> ResumablePool:
     pytest.importorskip("envpool")
     pool = make_pool(name, num, options)
     try:

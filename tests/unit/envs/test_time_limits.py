@@ -9,7 +9,7 @@ import pytest
 
 import zhixing as zx
 from zhixing import envs
-from zhixing.envs.vector import choose_backend
+from zhixing.envs.vector import backend_choice
 
 ENVS: dict[str, dict[str, Any]] = {
     "toy/reach": {},
@@ -29,7 +29,7 @@ def lengths(vector: envs.VectorEnv, steps: int) -> list[int]:
     space.seed(0)
     for _ in range(steps):
         mask = info.get("action_mask")
-        actions = [choose_backend.random_action(space, None if mask is None else mask[i], vector.spaces.num_agents)
+        actions = [backend_choice.random_action(space, None if mask is None else mask[i], vector.spaces.num_agents)
                    for i in range(vector.num_envs)]  # fmt: skip
         _, _, _, truncated, info = vector.step(np.array(actions))
         since += 1

@@ -135,11 +135,11 @@ def test_saved_state_is_no_view_of_what_goes_on() -> None:
     env = in_torch("Pendulum-v1", 2)
     env.reset(seed=0)
     saved = env.state_dict()
-    before = {name: value.copy() for name, value in saved["task"].items()}
+    before = {name: value.copy() for name, value in saved["env_state"].items()}
     for _ in range(3):
         env.step(np.ones((2, 1), np.float32))
     for name, value in before.items():
-        np.testing.assert_array_equal(saved["task"][name], value)
+        np.testing.assert_array_equal(saved["env_state"][name], value)
 
 
 def test_actions_of_policies_are_scaled_as_for_others() -> None:
@@ -160,7 +160,7 @@ def test_actions_of_policies_are_scaled_as_for_others() -> None:
         (lambda: make_vector("CartPole-v1", 2, "torch", render_mode="rgb_array"), "no option render_mode"),
         (lambda: make_vector("CartPole-v1", 2, "torch", options={"g": 3.0}), "'g'"),
         (
-            lambda: make_vector("CartPole-v1", 2, "torch", faults=FailurePolicy("replace")),
+            lambda: make_vector("CartPole-v1", 2, "torch", failure_policy=FailurePolicy("replace")),
             "torch environments step together",
         ),
         (lambda: in_torch("CartPole-v1", 2).reset(options={"low": 0.0}), "no options at a reset"),

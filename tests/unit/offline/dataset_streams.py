@@ -52,7 +52,7 @@ class Stream:
         obs = many[0] if self.spaces.num_agents == 1 else tree_map(lambda *leaves: np.stack(leaves), *many)
         spec = self.spaces.fields()
         seen = {"obs": tree_map(lambda field, leaf: np.asarray(leaf, field.dtype), spec["obs"], obs)}
-        for name, field in self.spaces.beside().items():
+        for name, field in self.spaces.extras().items():
             seen[name] = (self.rng.random(field.shape) < 0.5) if field.dtype == bool else self.floats(field)
         return seen
 

@@ -21,7 +21,7 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.vector.sub_env_group import Numbers, State
+from zhixing.envs.vector.sub_env import ScalarInfo, State
 from zhixing.envs.wrappers.agents import built
 from zhixing.envs.wrappers.pixels import wrap_pixels
 from zhixing.errors import UserError
@@ -248,7 +248,7 @@ class NativeAtari:
         self.age += 1
         ended = (terminated | truncated).nonzero()[0]
         if len(ended):
-            numbers: dict[int, Numbers] = {index: {} for index in ended.tolist()}
+            numbers: dict[int, ScalarInfo] = {index: {} for index in ended.tolist()}
             info = {"final_obs": self._filled(told["final_obs"].copy()), "final_info": numbers}
         obs = self._begun(obs, ended)
         return obs, reward.astype(np.float32), terminated, truncated, info

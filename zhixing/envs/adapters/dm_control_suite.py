@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict
 
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.vector.sub_env_group import State
+from zhixing.envs.vector.sub_env import State
 from zhixing.envs.wrappers.agents import built
 from zhixing.envs.wrappers.headless import drawn, imported
 from zhixing.envs.wrappers.pixels import wrap_pixels

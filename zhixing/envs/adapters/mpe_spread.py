@@ -14,7 +14,7 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.vector.sub_env_group import State
+from zhixing.envs.vector.sub_env import State
 from zhixing.errors import UserError
 
 SECONDS = 0.1  # of a step

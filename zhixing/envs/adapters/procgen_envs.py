@@ -18,9 +18,9 @@ from gymnasium.spaces import Box, Discrete
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.envs.vector.base import Info, Result
-from zhixing.envs.vector.pools import Pool, ShiftedPool
+from zhixing.envs.vector.resumable_pool import ResumablePool, ShiftedObsPool
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.vector.sub_env_group import State
+from zhixing.envs.vector.sub_env import State
 from zhixing.envs.wrappers.agents import built
 from zhixing.errors import UserError
 from zhixing.utils.extras import require_extra
@@ -100,7 +100,7 @@ def settings(
     }
 
 
-def pool(name: str, num: int, options: State) -> Pool:
+def pool(name: str, num: int, options: State) -> ResumablePool:
     with require_extra(name, "procgen"):
         import envpool
     task, chosen = settings(name, **options)
@@ -113,7 +113,7 @@ def pool(name: str, num: int, options: State) -> Pool:
 
     obs = np.zeros((num, 64, 64, 3), np.uint8)
     skip, shift = options.get("skip", 1), options.get("shift", 0)
-    return ShiftedPool(make, num, obs, skip, shift) if shift else Pool(make, num, obs, skip)
+    return ShiftedObsPool(make, num, obs, skip, shift) if shift else ResumablePool(make, num, obs, skip)
 
 
 def picture(obs: Array) -> Array:
@@ -167,7 +167,7 @@ class NativeProcgen:
     options: ClassVar[frozenset[str]] = frozenset(settings.__annotations__) - {"name", "return"}
 
     def __init__(self, num: int, **options: Any) -> None:
-        self.pool: Pool = built(self.name, partial(pool, self.name, num, options), {}, named=settings)
+        self.pool: ResumablePool = built(self.name, partial(pool, self.name, num, options), {}, named=settings)
         self.spaces = Spaces(observations(), Discrete(15))
         self.inexact: list[int] = []
 

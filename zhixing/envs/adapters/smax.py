@@ -18,10 +18,10 @@ from gymnasium.spaces import Box, Discrete
 
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
-from zhixing.envs.env_spec import BESIDE
+from zhixing.envs.env_spec import INFO_KEYS
 from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.vector.sub_env_group import State
+from zhixing.envs.vector.sub_env import State
 from zhixing.envs.wrappers.agents import built
 from zhixing.utils.extras import require_extra
 
@@ -243,7 +243,7 @@ NATIVE: dict[str, type[NativeSmax]] = {name: type("NativeSmax", (NativeSmax,), {
 def _told(shown: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
     """Copies: JAX's own arrays can't be written to."""
     arrays = {name: np.array(value) for name, value in shown.items()}
-    return arrays.pop("obs"), {BESIDE[name]: value for name, value in arrays.items()}
+    return arrays.pop("obs"), {INFO_KEYS[name]: value for name, value in arrays.items()}
 
 
 def _picture(battle: Battle, state: Any) -> Array:

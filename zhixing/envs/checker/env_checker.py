@@ -15,17 +15,18 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from zhixing.core.tree import tree_leaves
-from zhixing.envs.api import MisbehaviourError, check_spaces, check_type, first_reset, problem_of
+from zhixing.envs.api import MisbehaviorError, check_spaces, check_type, first_reset, problem_of
 from zhixing.envs.checker import trial
 from zhixing.envs.checker.step_rules import Look
 from zhixing.envs.checker.trial import Shown, again, difference, episodes, stepped
 from zhixing.envs.env_spec import EnvSpec, describe, is_text
 from zhixing.envs.registry import RegisteredEnv
-from zhixing.envs.vector.choose_backend import choose, default_workers, probe, random_action
-from zhixing.envs.vector.native import suits_auto
-from zhixing.envs.vector.serial import Factory, name_of
+from zhixing.envs.vector.backend_choice import choose_backend, default_workers, probe, random_action
+from zhixing.envs.vector.native import auto_uses_native
+from zhixing.envs.vector.serial import EnvFn, env_name_of
 from zhixing.envs.vector.step_buffers import StepBuffers, allocate
-from zhixing.envs.vector.sub_env_group import SubEnvGroup, numbers_of
+from zhixing.envs.vector.sub_env import scalar_info
+from zhixing.envs.vector.sub_env_group import SubEnvGroup
 from zhixing.errors import EnvCrashError, UserError
 
 SEED = 7
@@ -56,14 +57,14 @@ class Finding(NamedTuple):
     words: str
 
 
-def check(task: str | Factory, /, **options: Any) -> list[Finding]:
+def check(task: str | EnvFn, /, **options: Any) -> list[Finding]:
     """Play a task, given by its name or by what makes it, and tell of each check how it went.
 
     A name that doesn't exist is an error, not a finding. Pictures are looked at if `render_mode` is among the options.
     """
     factory: Any = RegisteredEnv(task, options) if isinstance(task, str) else partial(task, **options)
     if not isinstance(task, str):
-        factory.name = name_of(task)
+        factory.name = env_name_of(task)
     checker = _Checker(factory, options)
     checker.run()
     return checker.findings()
@@ -71,7 +72,7 @@ def check(task: str | Factory, /, **options: Any) -> list[Finding]:
 
 class _Checker:
     def __init__(self, factory: Any, options: dict[str, Any]) -> None:
-        self.factory, self.options, self.name = factory, options, name_of(factory)
+        self.factory, self.options, self.name = factory, options, env_name_of(factory)
         self.found: dict[str, Finding] = {}
         self.done: list[str] = []  # checks that were made
 
@@ -123,7 +124,7 @@ class _Checker:
         self.done.append(name)
         try:
             return work()
-        except (EnvCrashError, MisbehaviourError, UserError) as error:
+        except (EnvCrashError, MisbehaviorError, UserError) as error:
             self.say(name, "wrong", str(error))
         except Exception as error:
             problem = problem_of(error)
@@ -145,7 +146,7 @@ class _Checker:
             check_spaces(env, self.name)
             if self._guarded("steps", partial(first_reset, env, self.name)) is None:
                 return False
-            self.layout: EnvSpec = describe(env, self.name)
+            self.env_spec: EnvSpec = describe(env, self.name)
         except UserError as error:
             self.say("spaces", "wrong", str(error))
             return False
@@ -155,15 +156,15 @@ class _Checker:
         action = env.action_space
         if isinstance(action, Box) and not action.is_bounded():
             self.say("spaces", "note", f"actions {action} have no bounds; give some, so that policies know the scale")
-        self.spaces = self.layout.spaces
+        self.spaces = self.env_spec.spaces
         return True
 
     def _play(self, env: gym.Env[Any, Any]) -> list[Shown] | None:
         """Any actions, for a while. Each thing shown is looked at; None if nothing more can be."""
-        look = Look(self.layout, self.say)
+        look = Look(self.env_spec, self.say)
         end_at = time.monotonic() + PLAYED_SECONDS
         trace: list[Shown] = []
-        for shown in episodes(env, self.layout, self._actions(), SEED):
+        for shown in episodes(env, self.env_spec, self._actions(), SEED):
             trace.append(shown)
             when = f"after {sum(one.action is not None for one in trace)} steps"
             if not isinstance(shown.info, dict):
@@ -173,7 +174,7 @@ class _Checker:
             if len(trace) > PLAYED_STEPS or time.monotonic() > end_at:
                 break
         ends = [shown for shown in trace if shown.ended]
-        limit = self.layout.max_episode_steps
+        limit = self.env_spec.max_episode_steps
         if not ends and limit is None:
             self.say("time limit", "note", f"no episode ended within {len(trace) - 1} steps; {NO_LIMIT}")
         elif limit is None and not any(shown.truncated for shown in ends):
@@ -182,8 +183,8 @@ class _Checker:
             self._after_end()
         self.done += ["observations", "rewards", "ends", "time limit", "info"]
         self.done += ["masks"] * (self.spaces.mask is not None)
-        names = {name for shown in ends for name in numbers_of(shown.info)}
-        lacking = sorted(set(self.layout.logged_info_keys) - names)
+        names = {name for shown in ends for name in scalar_info(shown.info)}
+        lacking = sorted(set(self.env_spec.logged_info_keys) - names)
         if ends and lacking:
             self.say("info", "note", f"metadata names {', '.join(lacking)}, which no last info holds")
         return trace
@@ -199,7 +200,7 @@ class _Checker:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # some say so in words
-                for shown in itertools.islice(episodes(env, self.layout, self._actions(), SEED), 2 * PLAYED_STEPS):
+                for shown in itertools.islice(episodes(env, self.env_spec, self._actions(), SEED), 2 * PLAYED_STEPS):
                     if shown.ended and not stepped(env, shown.action).ended:
                         self.say("ends", "note", "a step after the end of an episode goes on as if there had been none")
                     if shown.ended:
@@ -232,14 +233,14 @@ class _Checker:
 
     def _compare(self, name: str, trace: list[Shown], again: Iterator[Shown], advice: str) -> None:
         for step, (one, other) in enumerate(zip(trace, again, strict=False)):
-            what = difference(one, other, self.layout)
+            what = difference(one, other, self.env_spec)
             if what is not None:
                 self.say(name, "wrong", f"{what} differs after {step} steps; {advice}")
                 return
 
     def _determinism(self, trace: list[Shown]) -> None:
         def used(env: gym.Env[Any, Any]) -> None:
-            for _ in itertools.islice(episodes(env, self.layout, self._actions(), SEED + 1), REPEATED_STEPS // 2):
+            for _ in itertools.islice(episodes(env, self.env_spec, self._actions(), SEED + 1), REPEATED_STEPS // 2):
                 pass
 
         self._repeats("determinism", trace, DETERMINISM, used)
@@ -248,13 +249,13 @@ class _Checker:
         other = self.factory()
         try:
 
-            def beside(same: Iterator[Shown]) -> Iterator[Shown]:
-                neighbour = episodes(other, self.layout, self._actions(), SEED + 1)
+            def interleave(same: Iterator[Shown]) -> Iterator[Shown]:
+                neighbour = episodes(other, self.env_spec, self._actions(), SEED + 1)
                 for shown, _ in zip(same, neighbour, strict=False):
                     yield shown
 
             env = self.factory()
-            self._compare("copies", trace, beside(again(env, trace, SEED)), COPIES_ADVICE)
+            self._compare("copies", trace, interleave(again(env, trace, SEED)), COPIES_ADVICE)
             env.close()
         finally:
             other.close()
@@ -266,7 +267,7 @@ class _Checker:
         pair = []
         for _ in range(2):
             arrays = allocate(self.spaces, 1)
-            pair.append((SubEnvGroup([self.factory], self.layout, arrays, 0, self.name), arrays))
+            pair.append((SubEnvGroup([self.factory], self.env_spec, arrays, 0, self.name), arrays))
         (first, shown), (second, other) = pair
         try:
             first.reset([SEED], None)
@@ -277,9 +278,9 @@ class _Checker:
                 self.say("restore", "note", RESTORE)
                 return
             for step, action in enumerate(actions[half:], half + 1):
-                for slots, arrays in pair:
+                for group, arrays in pair:
                     arrays.action[0] = action
-                    slots.step()
+                    group.step()
                 if any(one.tobytes() != two.tobytes() for one, two in zip(_now(shown), _now(other), strict=True)):
                     words = f"put back after {half} steps, it goes on otherwise at step {step}"
                     self.say("restore", "wrong", f"{words}; state_dict must hold all that matters, also chance")
@@ -291,10 +292,10 @@ class _Checker:
     def _speed(self, trace: list[Shown]) -> None:
         found = probe(self.factory)
         workers = default_workers(COPIES, found.waits)
-        if isinstance(self.factory, RegisteredEnv) and suits_auto(self.name, self.options):
+        if isinstance(self.factory, RegisteredEnv) and auto_uses_native(self.name, self.options):
             backend = "native"
         else:
-            backend = choose(COPIES, found, workers, idle=True)
+            backend = choose_backend(COPIES, found, workers, idle=True)
             backend += "" if backend == "serial" else f" with {workers} workers"
         self.say("speed", "ok", f"{1 / found.step_seconds:,.0f} steps/s of one copy; {COPIES} would run {backend}")
 
@@ -317,4 +318,4 @@ def _parts(space: gym.Space[Any]) -> list[tuple[Any, gym.Space[Any]]]:
 
 
 def _now(arrays: StepBuffers) -> list[Any]:
-    return tree_leaves((arrays.obs, arrays.reward, arrays.terminated, arrays.truncated, arrays.beside))
+    return tree_leaves((arrays.obs, arrays.reward, arrays.terminated, arrays.truncated, arrays.extras))

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, MultiDiscrete
 
-from zhixing.envs.api import MisbehaviourError, flag_of, reward_of
+from zhixing.envs.api import MisbehaviorError, flag_of, reward_of
 from zhixing.envs.checker.trial import Shown
-from zhixing.envs.crash.failure_policy import at, fits_of, leaf_spaces
+from zhixing.envs.crash.validation import describe_path, leaf_spaces, obs_validators
 from zhixing.envs.env_spec import MASK, EnvSpec, follow
-from zhixing.envs.vector.sub_env_group import numbers_of
+from zhixing.envs.vector.sub_env import scalar_info
 
 Say = Callable[[str, str, str], None]  # check, mark and words
 
 
 class Look:
-    def __init__(self, layout: EnvSpec, say: Say) -> None:
-        self.layout, self.spaces, self.say = layout, layout.spaces, say
-        self.fits, self.leaves = fits_of(layout), leaf_spaces(layout.spaces.obs)
+    def __init__(self, env_spec: EnvSpec, say: Say) -> None:
+        self.env_spec, self.spaces, self.say = env_spec, env_spec.spaces, say
+        self.fits, self.leaves = obs_validators(env_spec), leaf_spaces(env_spec.spaces.obs)
 
     def at_step(self, shown: Shown, when: str) -> None:
         self._obs(shown.obs, when)
@@ -33,7 +33,7 @@ class Look:
     def _reward(self, given: Any, when: str) -> None:
         try:
             reward_of(given, self.spaces.agents)
-        except MisbehaviourError as error:
+        except MisbehaviorError as error:
             self.say("rewards", "wrong", f"{error} ({when})")
             return
         if np.ndim(given) and not self.spaces.agents:
@@ -44,40 +44,44 @@ class Look:
             flag = getattr(shown, name)
             try:
                 flag_of(flag, name)
-            except MisbehaviourError as error:
+            except MisbehaviorError as error:
                 self.say("ends", "wrong", f"{error} ({when})")
                 continue
             if not isinstance(flag, (bool, np.bool_)):
                 self.say("ends", "note", f"{name} is {flag!r} {when}; give True or False")
-        odd = [name for name, value in numbers_of(shown.info).items() if not np.isfinite(value)]
+        odd = [name for name, value in scalar_info(shown.info).items() if not np.isfinite(value)]
         if odd and shown.ended:
             self.say("info", "note", f"{', '.join(odd)} {when} isn't finite, and would spoil its mean in the log")
 
     def _obs(self, obs: Any, when: str) -> None:
-        for space, fit, keys in zip(self.leaves, self.fits, self.layout.paths, strict=True):
+        for space, fit, keys in zip(self.leaves, self.fits, self.env_spec.paths, strict=True):
             value = follow(obs, keys)
             try:
                 fit(value)
-            except MisbehaviourError as error:
+            except MisbehaviorError as error:
                 self.say("observations", "wrong", f"{str(error).removeprefix('its observation').strip()} ({when})")
                 continue
             given = np.asarray(value)
             if given.dtype.kind not in "biuf":
-                self.say("observations", "wrong", f"{given.dtype}{at(keys)} {when} is no number")
+                self.say("observations", "wrong", f"{given.dtype}{describe_path(keys)} {when} is no number")
                 continue
             if not np.isfinite(given).all():
-                self.say("observations", "wrong", f"not finite{at(keys)} {when}: {given}")
+                self.say("observations", "wrong", f"not finite{describe_path(keys)} {when}: {given}")
             if isinstance(space, Box):
                 kept = given.astype(space.dtype) if given.dtype.kind == "f" else given
                 outside = (kept < space.low) | (kept > space.high)
                 if outside.any():
                     worst = kept[outside].flat[0]
-                    self.say("observations", "wrong", f"{worst}{at(keys)} {when} is outside {space}; widen it")
+                    self.say(
+                        "observations", "wrong", f"{worst}{describe_path(keys)} {when} is outside {space}; widen it"
+                    )
                 elif given.dtype != space.dtype:
-                    self.say("observations", "note", f"of {given.dtype}{at(keys)}, the space says {space.dtype}")
+                    self.say(
+                        "observations", "note", f"of {given.dtype}{describe_path(keys)}, the space says {space.dtype}"
+                    )
 
     def _mask(self, shown: Shown, when: str) -> None:
-        holder = shown.obs if self.layout.mask_in_obs else shown.info
+        holder = shown.obs if self.env_spec.mask_in_obs else shown.info
         if MASK not in holder:
             self.say("masks", "wrong", f"there is no {MASK} {when}; the first reset showed one, so show it always")
             return

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from zhixing.envs.api import checked_step
-from zhixing.envs.crash.failure_policy import at
+from zhixing.envs.crash.validation import describe_path
 from zhixing.envs.env_spec import MASK, EnvSpec, follow
 
 
@@ -28,13 +28,13 @@ class Shown(NamedTuple):
         return self.action is not None and bool(self.terminated or self.truncated)
 
 
-def episodes(env: gym.Env[Any, Any], layout: EnvSpec, act: Callable[[Any], Any], seed: int) -> Iterator[Shown]:
+def episodes(env: gym.Env[Any, Any], env_spec: EnvSpec, act: Callable[[Any], Any], seed: int) -> Iterator[Shown]:
     """One episode after the other, with actions that the mask allows where it is one."""
     shown = Shown(None, *_begun(env, seed))
     yield shown
     while True:
-        mask = np.asarray((shown.obs if layout.mask_in_obs else shown.info).get(MASK, ()))
-        wanted = (*layout.spaces.agents, layout.spaces.mask)
+        mask = np.asarray((shown.obs if env_spec.mask_in_obs else shown.info).get(MASK, ()))
+        wanted = (*env_spec.spaces.agents, env_spec.spaces.mask)
         shown = stepped(env, act(mask[None] if mask.shape == wanted else None))
         yield shown
         if shown.ended:
@@ -68,12 +68,12 @@ def _kept(obs: Any) -> Any:
     return tuple(map(_kept, obs)) if isinstance(obs, tuple) else np.copy(obs)
 
 
-def difference(one: Shown, other: Shown, layout: EnvSpec) -> str | None:
+def difference(one: Shown, other: Shown, env_spec: EnvSpec) -> str | None:
     """What isn't the same, bit by bit."""
-    for keys in layout.paths:
+    for keys in env_spec.paths:
         left, right = (np.asarray(follow(shown.obs, keys)) for shown in (one, other))
         if left.shape != right.shape or left.tobytes() != right.tobytes():
-            return f"the observation{at(keys)}"
+            return f"the observation{describe_path(keys)}"
     if np.asarray(one.reward).tobytes() != np.asarray(other.reward).tobytes() and one.reward is not None:
         return "the reward"
     return None if one.ended == other.ended else "the end"

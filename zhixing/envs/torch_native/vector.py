@@ -13,16 +13,16 @@ from torch import Tensor
 
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
-from zhixing.envs.env_spec import BESIDE
+from zhixing.envs.env_spec import INFO_KEYS
 from zhixing.envs.torch_native.acrobot import Acrobot
 from zhixing.envs.torch_native.cartpole import CartPole
 from zhixing.envs.torch_native.env import TorchEnv
 from zhixing.envs.torch_native.mountain_car import MountainCar, MountainCarContinuous
 from zhixing.envs.torch_native.pendulum import Pendulum
 from zhixing.envs.torch_native.skirmish import SKIRMISHES
-from zhixing.envs.vector.base import Info, Result, TogetherVectorEnv
+from zhixing.envs.vector.base import Info, Result, LockstepVectorEnv
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.vector.sub_env_group import State
+from zhixing.envs.vector.sub_env import State
 from zhixing.errors import EnvCrashError, UserError
 
 TORCH: dict[str, type[TorchEnv]] = {
@@ -48,7 +48,7 @@ class Step(NamedTuple):
     numbers: dict[str, Tensor]  # what the task tells of those that ended; of the others they mean nothing
 
 
-class TorchVectorEnv(TogetherVectorEnv):
+class TorchVectorEnv(LockstepVectorEnv):
     """`begin` and `advance` keep everything on the device and never wait for it; `reset` and `step` are the same for
     those who speak NumPy. Each step draws a new start for every copy, whether its episode ended or not."""
 
@@ -131,11 +131,11 @@ class TorchVectorEnv(TogetherVectorEnv):
 
     def state_dict(self) -> State:
         task = {"state": _array(self._state), "elapsed": _array(self._elapsed), "rng": self.rng.get_state().numpy()}
-        return {"kind": "torch", "name": self.name, "num": self.num_envs, "task": task}
+        return {"kind": "torch", "name": self.name, "num_envs": self.num_envs, "env_state": task}
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
         self._check_state(state, "torch")
-        task = state["task"]
+        task = state["env_state"]
         self._state, self._elapsed = (torch.tensor(task[name], device=self.device) for name in ("state", "elapsed"))
         self.rng.set_state(torch.tensor(task["rng"]))
         return _in_numpy(self.shown())
@@ -150,7 +150,7 @@ class TorchVectorEnv(TogetherVectorEnv):
 
 def _in_numpy(shown: Shown) -> tuple[Tree, Info]:
     """Observations, and where `info` has the rest."""
-    info = {BESIDE[name]: _array(tensor) for name, tensor in shown.items() if name in BESIDE}
+    info = {INFO_KEYS[name]: _array(tensor) for name, tensor in shown.items() if name in INFO_KEYS}
     return _array(shown["obs"]), info
 
 

@@ -22,7 +22,7 @@ class ActionLog:
 
     def __init__(self, spaces: Spaces, num: int, memory: mmap.mmap, offset: int) -> None:
         shape, dtype = _action(spaces)
-        self.memory, self.room = memory, action_room(spaces)
+        self.memory, self.room = memory, max_recorded_actions(spaces)
         counters = memoryview(memory)[offset : offset + 3 * 8 * num].cast("q")
         # at the place of a worker's first environment: which one it steps, counted from 1; 0 for none
         self.under_way = counters[:num]
@@ -57,17 +57,17 @@ class ActionLog:
         return {**told, "actions": self.actions[index][:count].tolist() if count <= self.room else None}
 
 
-def tape_bytes(spaces: Spaces, num: int) -> int:
+def action_log_bytes(spaces: Spaces, num: int) -> int:
     shape, dtype = _action(spaces)
-    return num * (3 * 8 + ORIGIN_BYTES + action_room(spaces) * int(np.prod(shape)) * dtype.itemsize)
+    return num * (3 * 8 + ORIGIN_BYTES + max_recorded_actions(spaces) * int(np.prod(shape)) * dtype.itemsize)
 
 
-def plain(tree: Any) -> Any:
+def to_json(tree: Any) -> Any:
     """As JSON takes it; what it can't say becomes words."""
     if isinstance(tree, dict):
-        return {str(key): plain(value) for key, value in tree.items()}
+        return {str(key): to_json(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return [plain(value) for value in tree]
+        return [to_json(value) for value in tree]
     if isinstance(tree, (np.ndarray, np.generic)):
         return tree.tolist()
     return tree if tree is None or isinstance(tree, (bool, int, float, str)) else repr(tree)
@@ -77,7 +77,7 @@ def _action(spaces: Spaces) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return spaces.fields()["action"].shape, np.dtype(spaces.action.dtype)
 
 
-def action_room(spaces: Spaces) -> int:
+def max_recorded_actions(spaces: Spaces) -> int:
     """Return how many actions of an episode are recorded: 131,072 discrete ones, fewer of wide actions.
 
     It is a multiple of 8, so whatever follows in memory is aligned.

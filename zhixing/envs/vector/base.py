@@ -12,10 +12,10 @@ from gymnasium.vector.utils import batch_space
 
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
-from zhixing.envs.crash.failure_policy import FailurePolicy, keep_capsule
-from zhixing.envs.env_spec import BESIDE
+from zhixing.envs.crash.failure_policy import FailurePolicy, save_crash_report
+from zhixing.envs.env_spec import INFO_KEYS
 from zhixing.envs.vector.step_buffers import Array, StepBuffers
-from zhixing.envs.vector.sub_env_group import Numbers, State, task_seed
+from zhixing.envs.vector.sub_env import ScalarInfo, State, sub_env_seed
 from zhixing.errors import EnvCrashError, UserError
 
 Info = dict[str, Any]
@@ -39,7 +39,7 @@ class VectorEnv(gym.vector.VectorEnv[Any, Any, Any], ABC):
 
     logged_info_keys: tuple[str, ...] = ()
     max_episode_steps: int | None = None
-    faults = FailurePolicy()
+    failure_policy = FailurePolicy()
     num_env_restarts = 0
 
     closed = True  # until there is something to close: a constructor may fail half way
@@ -80,10 +80,10 @@ class VectorEnv(gym.vector.VectorEnv[Any, Any, Any], ABC):
     def render(self, index: int = 0) -> Array:  # type: ignore[override]
         """The picture of one environment."""
 
-    def _keep(self, crash: EnvCrashError, factory: Any) -> None:
+    def _save_crash_report(self, crash: EnvCrashError, factory: Any) -> None:
         """Write the capsule of a crash, where it goes anywhere."""
         task = {"name": self.name, "options": dict(getattr(factory, "options", {}))}
-        keep_capsule(crash, self.faults, env=task, backend=self.backend)
+        save_crash_report(crash, self.failure_policy, env=task, backend=self.backend)
 
     def __del__(self) -> None:
         if not self.closed:
@@ -94,20 +94,20 @@ class VectorEnv(gym.vector.VectorEnv[Any, Any, Any], ABC):
             return [None] * self.num_envs
         if seed < 0:
             raise UserError(f"seed {seed} must not be negative")
-        return [task_seed(seed, index) for index in range(self.num_envs)]
+        return [sub_env_seed(seed, index) for index in range(self.num_envs)]
 
     def _check_state(self, state: State, kind: str) -> None:
         """`kind` is who wrote it: serial and process write the same, native tasks their own."""
         for what, here, saved in (
             ("task", self.name, state["name"]),
-            ("number of environments", self.num_envs, state["num"]),
+            ("number of environments", self.num_envs, state["num_envs"]),
             ("kind of state", kind, state["kind"]),
         ):
             if here != saved:
                 raise UserError(f"the saved environments have the {what} {saved}, these have {here}")
 
 
-class TogetherVectorEnv(VectorEnv):
+class LockstepVectorEnv(VectorEnv):
     """Back ends whose copies step together: what is sent is done at once, and for all."""
 
     _sent: Result | None = None
@@ -126,29 +126,29 @@ class TogetherVectorEnv(VectorEnv):
         return np.arange(self.num_envs), *sent
 
 
-def shown(arrays: StepBuffers) -> tuple[Tree, Info]:
+def reset_result(buffers: StepBuffers) -> tuple[Tree, Info]:
     """What a reset returns."""
-    return arrays.obs, {BESIDE[name]: array for name, array in arrays.beside.items()}
+    return buffers.obs, {INFO_KEYS[name]: array for name, array in buffers.extras.items()}
 
 
-def result(arrays: StepBuffers, ended: dict[int, Numbers]) -> Result:
+def step_result(buffers: StepBuffers, ended: dict[int, ScalarInfo]) -> Result:
     """What a step returns, when these episodes ended."""
-    obs, info = shown(arrays)
+    obs, info = reset_result(buffers)
     if ended:
-        info["final_obs"], info["final_info"] = arrays.final_obs, ended
-        info.update({f"final_{name}": array for name, array in arrays.final_beside.items()})
-    return obs, arrays.reward, arrays.terminated, arrays.truncated, info
+        info["final_obs"], info["final_info"] = buffers.final_obs, ended
+        info.update({f"final_{name}": array for name, array in buffers.final_extras.items()})
+    return obs, buffers.reward, buffers.terminated, buffers.truncated, info
 
 
-def partial_result(
-    arrays: StepBuffers, ended: dict[int, Numbers], ids: Array
+def recv_result(
+    buffers: StepBuffers, ended: dict[int, ScalarInfo], ids: Array
 ) -> tuple[Array, Tree, Array, Array, Array, Info]:
     """What `recv` returns: only these rows, without a copy where they are neighbours."""
     neighbours = len(ids) == ids[-1] - ids[0] + 1
-    rows = arrays.rows(slice(ids[0], ids[-1] + 1) if neighbours else ids)
+    rows = buffers.rows(slice(ids[0], ids[-1] + 1) if neighbours else ids)
     place = {int(index): position for position, index in enumerate(ids)}
-    return ids, *result(rows, {place[index]: numbers for index, numbers in ended.items()})
+    return ids, *step_result(rows, {place[index]: numbers for index, numbers in ended.items()})
 
 
-def as_ids(ids: Any) -> Array:
+def sorted_ids(ids: Any) -> Array:
     return np.sort(np.asarray(ids, np.int64))

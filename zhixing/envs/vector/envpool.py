@@ -11,15 +11,15 @@ from gymnasium.spaces import Box, Discrete
 
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Field, Tree
-from zhixing.envs.vector.base import Info, Result, TogetherVectorEnv
-from zhixing.envs.vector.pools import Pool
+from zhixing.envs.vector.base import Info, LockstepVectorEnv, Result
+from zhixing.envs.vector.resumable_pool import ResumablePool
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.vector.sub_env_group import State
+from zhixing.envs.vector.sub_env import State
 from zhixing.errors import EnvCrashError, UserError
 from zhixing.utils.extras import require_extra
 
 
-class EnvPoolVectorEnv(TogetherVectorEnv):
+class EnvPoolVectorEnv(LockstepVectorEnv):
     """Its tasks are programs of their own: near to Gymnasium's in what they do, not the same to the last digit."""
 
     def __init__(self, name: str, num: int, spaces: Spaces, options: State) -> None:
@@ -37,7 +37,7 @@ class EnvPoolVectorEnv(TogetherVectorEnv):
         _check_same(name, spaces, spec.gymnasium_observation_space, spec.gymnasium_action_space)
         self._dtype = spec.gymnasium_action_space.dtype
         make = partial(envpool.make_gymnasium, name, **options)
-        self.pool = Pool(make, num, np.zeros((num, *field.shape), field.dtype))
+        self.pool = ResumablePool(make, num, np.zeros((num, *field.shape), field.dtype))
         super().__init__(name, spaces, num, "envpool", 1)
         self.closed = False
 
@@ -53,11 +53,11 @@ class EnvPoolVectorEnv(TogetherVectorEnv):
             raise EnvCrashError(f"environments {self.name} of EnvPool crashed:\n{traceback.format_exc()}") from error
 
     def state_dict(self) -> State:
-        return {"kind": "envpool", "name": self.name, "num": self.num_envs, "task": self.pool.state_dict()}
+        return {"kind": "envpool", "name": self.name, "num_envs": self.num_envs, "env_state": self.pool.state_dict()}
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
         self._check_state(state, "envpool")
-        self.inexact = self.pool.load_state_dict(state["task"])
+        self.inexact = self.pool.load_state_dict(state["env_state"])
         return self.pool.obs, {}
 
     def render(self, index: int = 0) -> Array:  # type: ignore[override]

@@ -14,12 +14,12 @@ class InlineWorker:
 
     fds = ()  # there is no pipe to wait for
     seconds_to_wait = 0.0
-    must_answer = True
+    ready_without_data = True
     lost = False
     consecutive_failures = 0
 
-    def __init__(self, slots: SubEnvGroup) -> None:
-        self.slots, self.first, self.last = slots, slots.first, slots.first + len(slots.slots)
+    def __init__(self, group: SubEnvGroup) -> None:
+        self.group, self.first, self.last = group, group.first, group.first + len(group.sub_envs)
         self.busy = False
         self._work: Callable[[], Any] = self._step
 
@@ -27,26 +27,26 @@ class InlineWorker:
         self.busy, self._work = True, self._step
 
     def start_call(self, method: str, arguments: Any, steps: int = 0) -> None:
-        self.busy, self._work = True, lambda: getattr(self.slots, method)(*arguments)
+        self.busy, self._work = True, lambda: getattr(self.group, method)(*arguments)
 
-    def answer(self) -> Any:
+    def receive(self) -> Any:
         self.busy = False
         return self._work()
 
     def _step(self) -> Any:
-        ended = self.slots.step()
+        ended = self.group.step()
         return (ended, []) if any(ended.values()) else None
 
     def drain(self) -> None:
         if self.busy:
-            self.answer()
+            self.receive()
 
     @property
     def range(self) -> str:
         return range_of(self.first, self.last)
 
     def close_pipes(self) -> None:
-        self.slots.close()
+        self.group.close()
 
     def kill(self) -> None:
         """A process of its own could be killed."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zhixing.envs.crash.failure_policy import ON_CRASH, FailurePolicy, keep_capsule
+from zhixing.envs.crash.failure_policy import ON_CRASH, FailurePolicy, save_crash_report
 from zhixing.envs.portable import reference
 from zhixing.envs.registry import RegisteredEnv
+from zhixing.envs.vector.backend_choice import Probe, choose_backend, default_workers, probe
 from zhixing.envs.vector.base import VectorEnv
-from zhixing.envs.vector.choose_backend import Probe, choose, default_workers, probe
-from zhixing.envs.vector.native import NativeVectorEnv, suits_auto
+from zhixing.envs.vector.native import NativeVectorEnv, auto_uses_native
 from zhixing.envs.vector.process import ProcessVectorEnv
-from zhixing.envs.vector.serial import LIMITS_NEED_PROCESSES, SerialVectorEnv, layout_of
+from zhixing.envs.vector.serial import LIMITS_NEED_PROCESSES, SerialVectorEnv, infer_env_spec
 from zhixing.envs.wrappers.time_limit import time_limit_of
 from zhixing.errors import EnvCrashError, UserError, note, unknown
 
@@ -29,7 +29,7 @@ class Request:
     task: RegisteredEnv
     num: int
     workers: int | None
-    faults: FailurePolicy
+    failure_policy: FailurePolicy
     address: str | None
     device: str
     idle: bool
@@ -46,7 +46,7 @@ def make_vector(
     workers: int | None = None,
     options: Mapping[str, Any] | None = None,
     render_mode: str | None = None,
-    faults: FailurePolicy | None = None,
+    failure_policy: FailurePolicy | None = None,
     address: str | None = None,
     device: str = "cpu",
     idle: bool = True,
@@ -58,16 +58,16 @@ def make_vector(
     ray), `device` the torch device (back end torch). `idle=False` means that this process computes something else
     while the environments step, which `auto` takes into account.
     """
-    faults = faults or FailurePolicy()
-    _check(num, backend, workers, faults)
+    failure_policy = failure_policy or FailurePolicy()
+    _check(num, backend, workers, failure_policy)
     named = {"name": name} if isinstance(name, str) else reference(name)
     env_name, given = named.pop("name"), {**named, **(options or {})}
     if render_mode is not None:
         given["render_mode"] = render_mode
-    return BACKENDS[backend](Request(RegisteredEnv(env_name, given), num, workers, faults, address, device, idle))
+    return BACKENDS[backend](Request(RegisteredEnv(env_name, given), num, workers, failure_policy, address, device, idle))
 
 
-def make_few(
+def make_small_vector(
     task: RegisteredEnv, num: int, vector: Any, folder: Path | None = None
 ) -> SerialVectorEnv | ProcessVectorEnv:
     """Make a few environments for a side job of a run with the settings `vector`, such as a video.
@@ -76,65 +76,67 @@ def make_few(
     reports go to `folder`.
     """
     if not vector.isolated:
-        return SerialVectorEnv(task, num, faults=FailurePolicy(folder=folder))
-    return ProcessVectorEnv(task, num, 1, faults=FailurePolicy.of(vector, folder))
+        return SerialVectorEnv(task, num, failure_policy=FailurePolicy(folder=folder))
+    return ProcessVectorEnv(task, num, 1, failure_policy=FailurePolicy.from_settings(vector, folder))
 
 
-def _check(num: int, backend: str, workers: int | None, faults: FailurePolicy) -> None:
+def _check(num: int, backend: str, workers: int | None, failure_policy: FailurePolicy) -> None:
     """Raise `UserError` if the arguments of `make_vector` don't fit together."""
     if backend not in BACKENDS:
         raise unknown("backend", backend, tuple(BACKENDS))
-    if faults.on_crash not in ON_CRASH:
-        raise unknown("on_crash", faults.on_crash, ON_CRASH)
+    if failure_policy.on_crash not in ON_CRASH:
+        raise unknown("on_crash", failure_policy.on_crash, ON_CRASH)
     if num < 1:
         raise UserError(f"the number of environments is {num}; it must be at least 1")
     if workers is not None and not 1 <= workers <= num:
         raise UserError(f"the number of workers is {workers}; it must be from 1 to the {num} environments")
     if workers not in (None, 1) and backend in WITHOUT_WORKERS:
         raise UserError(f"{backend} environments have no workers, not {workers}; backends process, mixed and ray have")
-    if faults.guarded and backend in (*STEP_TOGETHER, "mixed"):
+    if failure_policy.needs_processes and backend in (*STEP_TOGETHER, "mixed"):
         why = "live in this process too" if backend == "mixed" else "step together"
         raise UserError(f"{backend} environments {why}: on_crash=replace and time limits take backend process")
-    if faults.limited and backend == "ray":
+    if failure_policy.has_timeout and backend == "ray":
         raise UserError(LIMITS_NEED_PROCESSES)
 
 
 def _auto(request: Request) -> VectorEnv:
     """Choose the fastest back end: a native one if there is one, otherwise by measuring an environment."""
-    task, num, faults = request.task, request.num, request.faults
-    if faults.guarded:  # only a worker process can be killed, and measuring an environment that may fail is a risk
+    task, num, failure_policy = request.task, request.num, request.failure_policy
+    if (
+        failure_policy.needs_processes
+    ):  # only a worker process can be killed, and measuring an environment that may fail is a risk
         return _process(request)
-    if num > 1 and suits_auto(task.name, request.options):
+    if num > 1 and auto_uses_native(task.name, request.options):
         return _native(request)
     probed = _probe(request)
     workers = request.workers or default_workers(num, probed.waits)
-    backend = choose(num, probed, workers, request.idle)
+    backend = choose_backend(num, probed, workers, request.idle)
     if backend != "serial":
         try:
-            return ProcessVectorEnv(task, num, workers, probed.layout, faults, mixed=backend == "mixed")
+            return ProcessVectorEnv(task, num, workers, probed.env_spec, failure_policy, mixed=backend == "mixed")
         except (UserError, EnvCrashError) as error:
             reason = str(error).strip().splitlines()[0]
             note(f"{task.name} runs in this process (vector.backend=serial): {reason}")
-    return SerialVectorEnv(task, num, probed.layout, faults)
+    return SerialVectorEnv(task, num, probed.env_spec, failure_policy)
 
 
 def _serial(request: Request) -> VectorEnv:
-    return SerialVectorEnv(request.task, request.num, faults=request.faults)
+    return SerialVectorEnv(request.task, request.num, failure_policy=request.failure_policy)
 
 
 def _process(request: Request) -> VectorEnv:
     workers = request.workers
-    if workers is None and request.faults.guarded:
+    if workers is None and request.failure_policy.needs_processes:
         workers = default_workers(request.num, waits=False)
-    return ProcessVectorEnv(request.task, request.num, workers, faults=request.faults)
+    return ProcessVectorEnv(request.task, request.num, workers, failure_policy=request.failure_policy)
 
 
 def _mixed(request: Request) -> VectorEnv:
-    workers, layout = request.workers, None
+    workers, env_spec = request.workers, None
     if workers is None:
         probed = _probe(request)
-        workers, layout = default_workers(request.num, probed.waits), probed.layout
-    return ProcessVectorEnv(request.task, request.num, workers, layout, request.faults, mixed=True)
+        workers, env_spec = default_workers(request.num, probed.waits), probed.env_spec
+    return ProcessVectorEnv(request.task, request.num, workers, env_spec, request.failure_policy, mixed=True)
 
 
 def _native(request: Request) -> VectorEnv:
@@ -148,24 +150,24 @@ def _native(request: Request) -> VectorEnv:
 def _envpool(request: Request) -> VectorEnv:
     from zhixing.envs.vector.envpool import EnvPoolVectorEnv  # an optional dependency
 
-    layout = layout_of(request.task)
-    env = EnvPoolVectorEnv(request.task.name, request.num, layout.spaces, request.options)
-    env.max_episode_steps = layout.max_episode_steps
+    env_spec = infer_env_spec(request.task)
+    env = EnvPoolVectorEnv(request.task.name, request.num, env_spec.spaces, request.options)
+    env.max_episode_steps = env_spec.max_episode_steps
     return env
 
 
 def _torch(request: Request) -> VectorEnv:
     from zhixing.envs.torch_native import TorchVectorEnv  # worker processes start faster without torch
 
-    spaces = layout_of(request.task).spaces
+    spaces = infer_env_spec(request.task).spaces
     return TorchVectorEnv(request.task.name, request.num, spaces, request.options, request.device)
 
 
 def _ray(request: Request) -> VectorEnv:
     from zhixing.distributed.vector import RayVectorEnv  # an optional dependency
 
-    workers, layout = request.workers or request.num, layout_of(request.task)
-    return RayVectorEnv(request.task, request.num, workers, layout, request.faults, request.address)
+    workers, env_spec = request.workers or request.num, infer_env_spec(request.task)
+    return RayVectorEnv(request.task, request.num, workers, env_spec, request.failure_policy, request.address)
 
 
 def _probe(request: Request) -> Probe:
@@ -174,7 +176,9 @@ def _probe(request: Request) -> Probe:
     try:
         return probe(task)
     except EnvCrashError as crash:
-        keep_capsule(crash, request.faults, env={"name": task.name, "options": task.options}, backend="serial")
+        save_crash_report(
+            crash, request.failure_policy, env={"name": task.name, "options": task.options}, backend="serial"
+        )
         raise
 
 

@@ -14,13 +14,13 @@ from zhixing.core.tree import Tree
 from zhixing.envs.adapters import atari, procgen_envs, smax
 from zhixing.envs.adapters.mpe_spread import NativeSpread
 from zhixing.envs.adapters.skirmish.native import NATIVE as SKIRMISHES
-from zhixing.envs.vector.base import Info, Result, TogetherVectorEnv
+from zhixing.envs.vector.base import Info, LockstepVectorEnv, Result
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.vector.sub_env_group import Numbers, State
+from zhixing.envs.vector.sub_env import ScalarInfo, State
 from zhixing.errors import EnvCrashError, UserError
 
 
-class NativeTask(Protocol):
+class NativeEnv(Protocol):
     """What a native task gives: `step` as `VectorEnv.step` describes it, with same-step autoreset.
 
     It is made with the number of environments and its options; `options` names those that it takes. It may have
@@ -75,7 +75,7 @@ class NativeCartPole:
         ended = terminated | truncated
         info: Info = {}
         if ended.any():
-            numbers: dict[int, Numbers] = {index: {} for index in ended.nonzero()[0].tolist()}
+            numbers: dict[int, ScalarInfo] = {index: {} for index in ended.nonzero()[0].tolist()}
             info = {"final_obs": obs.copy(), "final_info": numbers}
             first = env.np_random.uniform(env.low, env.high, (4, len(numbers)))
             env.state[:, ended] = first
@@ -109,7 +109,7 @@ class NativeCartPole:
         self.env.close()
 
 
-NATIVE: dict[str, type[NativeTask]] = {
+NATIVE: dict[str, type[NativeEnv]] = {
     "CartPole-v1": NativeCartPole,
     "mpe/simple_spread": NativeSpread,
     **SKIRMISHES,
@@ -123,12 +123,12 @@ def has_native(name: str, options: State) -> bool:
     return name in NATIVE and NATIVE[name].options.issuperset(options)
 
 
-def suits_auto(name: str, options: State) -> bool:
+def auto_uses_native(name: str, options: State) -> bool:
     """Only those whose episodes can be resumed in the middle are taken without being asked for."""
     return has_native(name, options) and getattr(NATIVE[name], "exact", True)
 
 
-class NativeVectorEnv(TogetherVectorEnv):
+class NativeVectorEnv(LockstepVectorEnv):
     def __init__(self, name: str, num: int, options: State) -> None:
         if name not in NATIVE:
             families = sorted({f"{known.split('/')[0]}/..." if "/" in known else known for known in NATIVE})
@@ -136,7 +136,7 @@ class NativeVectorEnv(TogetherVectorEnv):
         if not has_native(name, options):
             refused = sorted(set(options) - NATIVE[name].options)
             raise UserError(f"native {name} has no option {', '.join(refused)}; use backend serial or process")
-        make: Callable[..., NativeTask] = NATIVE[name]
+        make: Callable[..., NativeEnv] = NATIVE[name]
         self.task = make(num, **options)
         self.logged_info_keys = getattr(self.task, "logged_info_keys", ())
         super().__init__(name, self.task.spaces, num, "native", 1)
@@ -154,11 +154,11 @@ class NativeVectorEnv(TogetherVectorEnv):
             raise EnvCrashError(f"native environments {self.name} crashed:\n{traceback.format_exc()}") from error
 
     def state_dict(self) -> State:
-        return {"kind": "native", "name": self.name, "num": self.num_envs, "task": self.task.state_dict()}
+        return {"kind": "native", "name": self.name, "num_envs": self.num_envs, "env_state": self.task.state_dict()}
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
         self._check_state(state, "native")
-        shown = self.task.load_state_dict(state["task"])
+        shown = self.task.load_state_dict(state["env_state"])
         self.inexact = list(getattr(self.task, "inexact", ()))
         return shown
 

@@ -24,17 +24,18 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from zhixing.core.tree import Tree
-from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED, FailurePolicy
+from zhixing.envs.crash.failure_policy import INTERRUPTED, MAX_CONSECUTIVE_FAILURES, FailurePolicy
 from zhixing.envs.env_spec import EnvSpec
-from zhixing.envs.vector.action_log import ActionLog, tape_bytes
-from zhixing.envs.vector.base import Info, Result, VectorEnv, as_ids, partial_result, result, shown
-from zhixing.envs.vector.choose_backend import Timing, default_workers
+from zhixing.envs.vector.action_log import ActionLog, action_log_bytes
+from zhixing.envs.vector.backend_choice import Timing, default_workers
+from zhixing.envs.vector.base import Info, Result, VectorEnv, recv_result, reset_result, sorted_ids, step_result
 from zhixing.envs.vector.inline_worker import InlineWorker
-from zhixing.envs.vector.leftovers import kill_marked
-from zhixing.envs.vector.serial import Factory, layout_of, name_of
+from zhixing.envs.vector.orphans import kill_marked
+from zhixing.envs.vector.serial import EnvFn, env_name_of, infer_env_spec
 from zhixing.envs.vector.step_buffers import Array, Snapshot, allocate, shared_bytes
-from zhixing.envs.vector.sub_env_group import Numbers, State, SubEnvGroup
-from zhixing.envs.vector.worker import WATCH_SECONDS, Setup
+from zhixing.envs.vector.sub_env import ScalarInfo, State
+from zhixing.envs.vector.sub_env_group import SubEnvGroup
+from zhixing.envs.vector.worker import SPIN_SECONDS, WorkerSetup
 from zhixing.envs.vector.worker_process import CLOSE_SECONDS, WorkerProcess
 from zhixing.errors import EnvCrashError, UserError, note
 from zhixing.utils import importing
@@ -43,7 +44,7 @@ from zhixing.utils.cpus import cpu_count
 Worker = WorkerProcess | InlineWorker
 CLOSE_SECONDS_PER_WORKER = 0.2  # beyond CLOSE_SECONDS: many take turns on few CPUs
 MANY_PER_CPU = 16  # worker processes; more take long enough to start that people should know why they wait
-_GOES_ON: Numbers = {INTERRUPTED: True}  # of an episode that hasn't ended, for who asks whether one ended by itself
+_GOES_ON: ScalarInfo = {INTERRUPTED: True}  # of an episode that hasn't ended, for who asks whether one ended by itself
 
 
 class ProcessVectorEnv(VectorEnv):
@@ -52,73 +53,73 @@ class ProcessVectorEnv(VectorEnv):
 
     def __init__(
         self,
-        factory: Factory,
+        factory: EnvFn,
         num: int,
         workers: int | None,
-        layout: EnvSpec | None = None,
-        faults: FailurePolicy | None = None,
+        env_spec: EnvSpec | None = None,
+        failure_policy: FailurePolicy | None = None,
         *,
         mixed: bool = False,
     ) -> None:
         if workers is not None and not 1 <= workers <= num:
             raise UserError(f"the number of workers is {workers}; it must be from 1 to the {num} environments")
-        self.factory, self.faults = factory, faults or FailurePolicy()
-        self.name, self.num_envs, self.backend = name_of(factory), num, "mixed" if mixed else "process"
+        self.factory, self.failure_policy = factory, failure_policy or FailurePolicy()
+        self.name, self.num_envs, self.backend = env_name_of(factory), num, "mixed" if mixed else "process"
         self._factory_bytes = _pickled(factory, self.name)
         self._workers: list[Worker] = []
         self._memory_fd = _unnamed_file()
         self.closed = False
         try:
             if mixed:
-                layout = layout or layout_of(factory)
-            workers = self._prepare(layout, workers, mixed)
-            super().__init__(self.name, self.layout.spaces, num, self.backend, workers)
-            self.metadata["render_fps"] = self.layout.render_fps
+                env_spec = env_spec or infer_env_spec(factory)
+            workers = self._prepare(env_spec, workers, mixed)
+            super().__init__(self.name, self.env_spec.spaces, num, self.backend, workers)
+            self.metadata["render_fps"] = self.env_spec.render_fps
             self._open(mixed)
         except BaseException as error:
             if isinstance(error, EnvCrashError):
-                self._keep(error, factory)
+                self._save_crash_report(error, factory)
             for worker in self._workers:
                 worker.kill()
             self.close()
             raise
 
-    def _prepare(self, layout: EnvSpec | None, workers: int | None, mixed: bool) -> int:
+    def _prepare(self, env_spec: EnvSpec | None, workers: int | None, mixed: bool) -> int:
         """Start the processes and allocate the memory. Gives the number of workers."""
         started = self._start((workers or 1) - mixed)
-        if layout is None:
+        if env_spec is None:
             first = started[0]
             first.drain()
             importing.approved.update(first.call("make_trial", self._factory_bytes, self.name))
-            layout = first.call("describe_trial")
-            self._allocate(layout, mixed, workers)
+            env_spec = first.call("describe_trial")
+            self._allocate(env_spec, mixed, workers)
             if workers is None:
-                first.tapes = self._tapes
+                first.action_log = self._action_log
                 timing: Timing = first.call("time_trial", self._setup(0, 1))
                 workers = default_workers(self.num_envs, timing.waits)
             first.call("close_trial")
             self._start(workers - len(started))
         else:
-            self._allocate(layout, mixed, workers)
+            self._allocate(env_spec, mixed, workers)
         assert workers is not None
         return workers
 
-    def _allocate(self, layout: EnvSpec, mixed: bool, workers: int | None) -> None:
+    def _allocate(self, env_spec: EnvSpec, mixed: bool, workers: int | None) -> None:
         num = self.num_envs
-        self.layout, self.logged_info_keys, self.max_episode_steps = (
-            layout,
-            layout.logged_info_keys,
-            layout.max_episode_steps,
+        self.env_spec, self.logged_info_keys, self.max_episode_steps = (
+            env_spec,
+            env_spec.logged_info_keys,
+            env_spec.max_episode_steps,
         )
         # where each has a CPU to itself, nobody has to be woken who has just worked
-        self._watch_seconds = WATCH_SECONDS if mixed and workers is not None and workers <= cpu_count() else 0.0
-        self._tapes_at = shared_bytes(layout.spaces, num)
-        self._size = self._tapes_at + tape_bytes(layout.spaces, num)
+        self._spin_seconds = SPIN_SECONDS if mixed and workers is not None and workers <= cpu_count() else 0.0
+        self._action_log_offset = shared_bytes(env_spec.spaces, num)
+        self._size = self._action_log_offset + action_log_bytes(env_spec.spaces, num)
         os.ftruncate(self._memory_fd, self._size)
         memory = mmap.mmap(self._memory_fd, self._size)
-        self.arrays = allocate(layout.spaces, num, memory)
-        self._tapes = ActionLog(layout.spaces, num, memory, self._tapes_at)
-        self._twin = Snapshot(self.arrays) if self.faults.replace else None
+        self.buffers = allocate(env_spec.spaces, num, memory)
+        self._action_log = ActionLog(env_spec.spaces, num, memory, self._action_log_offset)
+        self._snapshot = Snapshot(self.buffers) if self.failure_policy.replace else None
 
     def _open(self, mixed: bool) -> None:
         """Make the environments, in all workers at the same time."""
@@ -127,11 +128,11 @@ class ProcessVectorEnv(VectorEnv):
         processes = [worker for worker in self._workers if isinstance(worker, WorkerProcess)]
         for process, (first, last) in zip(processes, itertools.pairwise(bounds[mixed:]), strict=True):
             process.drain()
-            process.start_open(self._setup(first, last), self._tapes)
+            process.start_open(self._setup(first, last), self._action_log)
         if mixed:  # while the others start
-            own = self.arrays.rows(slice(0, bounds[1]))
+            own = self.buffers.rows(slice(0, bounds[1]))
             self._workers.insert(
-                0, InlineWorker(SubEnvGroup([self.factory] * bounds[1], self.layout, own, 0, self.name))
+                0, InlineWorker(SubEnvGroup([self.factory] * bounds[1], self.env_spec, own, 0, self.name))
             )
         for worker in self._workers:
             worker.drain()
@@ -146,7 +147,7 @@ class ProcessVectorEnv(VectorEnv):
             note(f"starting {count} worker processes on {cpu_count()} CPUs: this takes a while")
         for _ in range(count):
             try:
-                worker = WorkerProcess(self.name, self._memory_fd, self.faults, die_with_parent=lasting)
+                worker = WorkerProcess(self.name, self._memory_fd, self.failure_policy, die_with_parent=lasting)
             except OSError as error:
                 raise UserError(
                     f"worker process {len(self._workers) + 1} of {total} can't be started: {error.strerror}; use fewer "
@@ -156,18 +157,18 @@ class ProcessVectorEnv(VectorEnv):
             started.append(worker)
         return started
 
-    def _setup(self, first: int, last: int) -> Setup:
-        return Setup(
+    def _setup(self, first: int, last: int) -> WorkerSetup:
+        return WorkerSetup(
             self._factory_bytes,
             self.name,
-            self.layout,
+            self.env_spec,
             self.num_envs,
             first,
             last,
             self._size,
-            self._tapes_at,
-            self.faults.replace,
-            self._watch_seconds,
+            self._action_log_offset,
+            self.failure_policy.replace,
+            self._spin_seconds,
         )
 
     def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
@@ -178,32 +179,32 @@ class ProcessVectorEnv(VectorEnv):
                 worker.start_call("reset", (seeds[worker.first : worker.last], options))
         for worker in tuple(self._workers):
             try:
-                worker.answer()
+                worker.receive()
             except EnvCrashError as crash:
-                self._keep(crash, self.factory)
-                if self._twin is None or not worker.lost or options is not None:
+                self._save_crash_report(crash, self.factory)
+                if self._snapshot is None or not worker.lost or options is not None:
                     raise
-                self._replace(worker, self._twin, seeds[worker.first : worker.last])
-        return shown(self.arrays)
+                self._replace(worker, self._snapshot, seeds[worker.first : worker.last])
+        return reset_result(self.buffers)
 
     def step(self, actions: Array) -> Result:
         self._refuse_busy(self._workers)
-        self.arrays.action[...] = actions
-        if self._twin is not None:
-            self._twin.take()
+        self.buffers.action[...] = actions
+        if self._snapshot is not None:
+            self._snapshot.take()
         for worker in self._workers:
             worker.start_step()
-        return result(self.arrays, self._ended(self._workers))
+        return step_result(self.buffers, self._ended(self._workers))
 
     def send(self, actions: Array, ids: Array) -> None:
-        wanted = set(as_ids(ids).tolist())
+        wanted = set(sorted_ids(ids).tolist())
         workers = [worker for worker in self._workers if worker.first in wanted]
         if wanted != {index for worker in workers for index in range(worker.first, worker.last)}:
             raise ValueError(f"send ids as recv gave them: {sorted(wanted)} are not the environments of whole workers")
         self._refuse_busy(workers)
-        self.arrays.action[ids] = actions
-        if self._twin is not None:
-            self._twin.take(as_ids(ids))  # others may be at a step and write
+        self.buffers.action[ids] = actions
+        if self._snapshot is not None:
+            self._snapshot.take(sorted_ids(ids))  # others may be at a step and write
         for worker in workers:
             worker.start_step()
 
@@ -213,36 +214,41 @@ class ProcessVectorEnv(VectorEnv):
         if sent < min_ready:
             raise ValueError(f"recv waits for {min_ready} environments, but only {sent} were sent actions")
         ids: list[int] = []
-        ended: dict[int, Numbers] = {}
+        ended: dict[int, ScalarInfo] = {}
         while len(ids) < min_ready:
             waiting = [worker for worker in busy if worker.busy]
             seconds = [left for worker in waiting if (left := worker.seconds_to_wait) is not None]
             ready = set(wait([fd for worker in waiting for fd in worker.fds], min(seconds, default=None)))
             for worker in waiting:
-                if not ready.isdisjoint(worker.fds) or worker.must_answer:
+                if not ready.isdisjoint(worker.fds) or worker.ready_without_data:
                     ended.update(self._ended([worker]))
                     ids += range(worker.first, worker.last)
-        return partial_result(self.arrays, ended, as_ids(ids))
+        return recv_result(self.buffers, ended, sorted_ids(ids))
 
     def state_dict(self) -> State:
         states = self._call("state", [()] * self.workers)
-        return {"kind": "slots", "name": self.name, "num": self.num_envs, "envs": list(itertools.chain(*states))}
+        return {
+            "kind": "sub_envs",
+            "name": self.name,
+            "num_envs": self.num_envs,
+            "envs": list(itertools.chain(*states)),
+        }
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
-        self._check_state(state, "slots")
+        self._check_state(state, "sub_envs")
         parts = [state["envs"][worker.first : worker.last] for worker in self._workers]
         # steps that a task may have to repeat
-        steps = [sum(len(slot["actions"]) for slot in part if slot["actions"] is not None) for part in parts]
+        steps = [sum(len(sub_env["actions"]) for sub_env in part if sub_env["actions"] is not None) for part in parts]
         inexact = self._call("load", [(part,) for part in parts], steps)
         self.inexact = list(itertools.chain(*inexact))
-        self.num_env_restarts = sum(slot.get("replaced", 0) for slot in state["envs"])
-        return shown(self.arrays)
+        self.num_env_restarts = sum(sub_env["num_restarts"] for sub_env in state["envs"])
+        return reset_result(self.buffers)
 
     def render(self, index: int = 0) -> np.ndarray[Any, Any]:  # type: ignore[override]
         worker = next(worker for worker in self._workers if worker.first <= index < worker.last)
         worker.drain()
         worker.start_call("render", (index,))
-        return worker.answer()
+        return worker.receive()
 
     def goal_functions(self) -> list[str]:
         return list(self._call_first("goal_functions"))
@@ -255,7 +261,7 @@ class ProcessVectorEnv(VectorEnv):
         worker = self._workers[0]
         worker.drain()
         worker.start_call(method, arguments)
-        return worker.answer()
+        return worker.receive()
 
     def close_extras(self) -> None:
         for worker in self._workers:
@@ -277,14 +283,14 @@ class ProcessVectorEnv(VectorEnv):
                 worker.drain()
             for worker, own, count in zip(self._workers, arguments, steps or [0] * self.workers, strict=True):
                 worker.start_call(method, own, count)
-            return [worker.answer() for worker in self._workers]
+            return [worker.receive() for worker in self._workers]
         except EnvCrashError as crash:
-            self._keep(crash, self.factory)
+            self._save_crash_report(crash, self.factory)
             raise
 
-    def _ended(self, workers: list[Worker]) -> dict[int, Numbers]:
+    def _ended(self, workers: list[Worker]) -> dict[int, ScalarInfo]:
         """Wait for neighbours to end their steps; gives the last numbers of the episodes that ended, by index."""
-        ended: dict[int, Numbers] = {}
+        ended: dict[int, ScalarInfo] = {}
         # the last to begin is mostly the last to end: to wait for it first takes one sleep instead of several
         for worker in (workers[0], *reversed(workers[1:])):
             told = self._told(worker)
@@ -292,7 +298,7 @@ class ProcessVectorEnv(VectorEnv):
                 ended.update(told)
         # who had no numbers to tell said nothing: asked of all at once, for most steps end no episode
         first, last = workers[0].first, workers[-1].last
-        flags = self.arrays.terminated[first:last] | self.arrays.truncated[first:last]
+        flags = self.buffers.terminated[first:last] | self.buffers.truncated[first:last]
         if 1 in flags.tobytes():
             for row in flags.nonzero()[0].tolist():
                 ended.setdefault(first + row, {})
@@ -303,29 +309,31 @@ class ProcessVectorEnv(VectorEnv):
                 worker.consecutive_failures = 0
         return ended
 
-    def _told(self, worker: Worker) -> dict[int, Numbers] | None:
+    def _told(self, worker: Worker) -> dict[int, ScalarInfo] | None:
         try:
-            told = worker.answer()
+            told = worker.receive()
         except EnvCrashError as crash:
-            self._keep(crash, self.factory)
-            if self._twin is None or not worker.lost or worker.consecutive_failures >= IN_A_ROW:
+            self._save_crash_report(crash, self.factory)
+            if self._snapshot is None or not worker.lost or worker.consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
                 raise
-            return self._replace(worker, self._twin)
+            return self._replace(worker, self._snapshot)
         if told is None:
             return None
         ended, crashes = told
         for survived in crashes:
-            self._keep(survived, self.factory)
+            self._save_crash_report(survived, self.factory)
             self.num_env_restarts += 1
         return ended
 
-    def _replace(self, worker: Worker, twin: Snapshot, seeds: list[int | None] | None = None) -> dict[int, Numbers]:
+    def _replace(
+        self, worker: Worker, snapshot: Snapshot, seeds: list[int | None] | None = None
+    ) -> dict[int, ScalarInfo]:
         """Start a new process for one that is gone: the episodes of all its environments are over. `seeds` are those of
         the reset in which it was lost, if it was one."""
         indices = range(worker.first, worker.last)
-        tapes = [self._tapes.read(index) or {"seed": None, "replaced": 0} for index in indices]
+        action_log = [self._action_log.read(index) or {"seed": None, "num_restarts": 0} for index in indices]
         if seeds is not None:
-            tapes = [{**tape, "seed": seed} for tape, seed in zip(tapes, seeds, strict=True)]
+            action_log = [{**tape, "seed": seed} for tape, seed in zip(action_log, seeds, strict=True)]
         while True:
             position, consecutive_failures = self._workers.index(worker), worker.consecutive_failures + 1
             worker.close_pipes()
@@ -337,16 +345,16 @@ class ProcessVectorEnv(VectorEnv):
             self.num_env_restarts += len(indices)
             try:
                 new.drain()
-                new.start_open(self._setup(indices.start, indices.stop), self._tapes)
-                new.answer()
-                new.call("revive", [(tape["seed"], tape["replaced"] + 1) for tape in tapes])
+                new.start_open(self._setup(indices.start, indices.stop), self._action_log)
+                new.receive()
+                new.call("restart", [(tape["seed"], tape["num_restarts"] + 1) for tape in action_log])
             except EnvCrashError as crash:
-                self._keep(crash, self.factory)
-                if not new.lost or consecutive_failures >= IN_A_ROW:
+                self._save_crash_report(crash, self.factory)
+                if not new.lost or consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
                     raise
-                tapes = [{**tape, "replaced": tape["replaced"] + 1} for tape in tapes]
+                action_log = [{**tape, "num_restarts": tape["num_restarts"] + 1} for tape in action_log]
                 continue
-            twin.end(slice(indices.start, indices.stop))
+            snapshot.end(slice(indices.start, indices.stop))
             return {index: {INTERRUPTED: True} for index in indices}
 
     def _refuse_busy(self, workers: list[Worker]) -> None:
@@ -355,7 +363,7 @@ class ProcessVectorEnv(VectorEnv):
                 raise RuntimeError(f"environments {worker.range} are still at a step: recv first")
 
 
-def _pickled(factory: Factory, name: str) -> bytes:
+def _pickled(factory: EnvFn, name: str) -> bytes:
     try:
         return bytes(cloudpickle.dumps(factory))  # takes what __main__ defines, too
     except UserError:

@@ -11,104 +11,105 @@ import numpy as np
 from zhixing.core.tree import Tree
 from zhixing.envs.crash.failure_policy import FailurePolicy
 from zhixing.envs.env_spec import EnvSpec, describe
-from zhixing.envs.vector.base import Info, Result, VectorEnv, as_ids, partial_result, result, shown
+from zhixing.envs.vector.base import Info, Result, VectorEnv, recv_result, reset_result, sorted_ids, step_result
 from zhixing.envs.vector.step_buffers import Array, allocate
-from zhixing.envs.vector.sub_env_group import Numbers, State, SubEnvGroup
+from zhixing.envs.vector.sub_env import ScalarInfo, State
+from zhixing.envs.vector.sub_env_group import SubEnvGroup
 from zhixing.errors import EnvCrashError, UserError
 
 LIMITS_NEED_PROCESSES = (
     "a time limit (vector.step_timeout, vector.call_timeout) takes worker processes; use backend process"
 )
-Factory = Callable[[], gym.Env[Any, Any]]
+EnvFn = Callable[[], gym.Env[Any, Any]]
 
 
 class SerialVectorEnv(VectorEnv):
     def __init__(
-        self, factory: Factory, num: int, layout: EnvSpec | None = None, faults: FailurePolicy | None = None
+        self, factory: EnvFn, num: int, env_spec: EnvSpec | None = None, failure_policy: FailurePolicy | None = None
     ) -> None:
-        self.factory, self.faults = factory, faults or FailurePolicy()
-        if self.faults.limited:
+        self.factory, self.failure_policy = factory, failure_policy or FailurePolicy()
+        if self.failure_policy.has_timeout:
             raise UserError(LIMITS_NEED_PROCESSES)
-        name = name_of(factory)
-        layout = layout or layout_of(factory)
-        self.logged_info_keys, self.max_episode_steps = layout.logged_info_keys, layout.max_episode_steps
-        super().__init__(name, layout.spaces, num, "serial", 1)
-        self.arrays = allocate(layout.spaces, num)
-        self.slots = SubEnvGroup([factory] * num, layout, self.arrays, 0, name, replace=self.faults.replace)
-        self.metadata["render_fps"] = layout.render_fps
+        name = env_name_of(factory)
+        env_spec = env_spec or infer_env_spec(factory)
+        self.logged_info_keys, self.max_episode_steps = env_spec.logged_info_keys, env_spec.max_episode_steps
+        super().__init__(name, env_spec.spaces, num, "serial", 1)
+        self.buffers = allocate(env_spec.spaces, num)
+        self.group = SubEnvGroup([factory] * num, env_spec, self.buffers, 0, name, replace=self.failure_policy.replace)
+        self.metadata["render_fps"] = env_spec.render_fps
         self.closed = False
         self._sent: list[int] = []
-        self._ended: dict[int, Numbers] = {}
+        self._ended: dict[int, ScalarInfo] = {}
 
     def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
         try:
-            self.slots.reset(self._seeds(seed), options)
+            self.group.reset(self._seeds(seed), options)
         except EnvCrashError as crash:
-            self._keep(crash, self.factory)
+            self._save_crash_report(crash, self.factory)
             raise
         self._sent, self._ended = [], {}
-        return shown(self.arrays)
+        return reset_result(self.buffers)
 
     def step(self, actions: Array) -> Result:
-        self.arrays.action[...] = actions
-        return result(self.arrays, self._step())
+        self.buffers.action[...] = actions
+        return step_result(self.buffers, self._step())
 
-    def _step(self, rows: list[int] | None = None) -> dict[int, Numbers]:
+    def _step(self, rows: list[int] | None = None) -> dict[int, ScalarInfo]:
         try:
-            ended = self.slots.step(rows)
+            ended = self.group.step(rows)
         except EnvCrashError as crash:
-            self._keep(crash, self.factory)
+            self._save_crash_report(crash, self.factory)
             raise
-        for survived in self.slots.crashes:
-            self._keep(survived, self.factory)
+        for survived in self.group.crashes:
+            self._save_crash_report(survived, self.factory)
             self.num_env_restarts += 1
-        self.slots.crashes.clear()
+        self.group.crashes.clear()
         return ended
 
     def send(self, actions: Array, ids: Array) -> None:
-        self.arrays.action[ids] = actions
-        rows = as_ids(ids).tolist()
+        self.buffers.action[ids] = actions
+        rows = sorted_ids(ids).tolist()
         self._ended.update(self._step(rows))
         self._sent += rows
 
     def recv(self, min_ready: int = 1) -> tuple[Array, Tree, Array, Array, Array, Info]:
         if len(self._sent) < min_ready:
             raise ValueError(f"recv waits for {min_ready} environments, but only {len(self._sent)} were sent actions")
-        ids, ended = as_ids(self._sent), self._ended
+        ids, ended = sorted_ids(self._sent), self._ended
         self._sent, self._ended = [], {}
-        return partial_result(self.arrays, ended, ids)
+        return recv_result(self.buffers, ended, ids)
 
     def state_dict(self) -> State:
-        return {"kind": "slots", "name": self.name, "num": self.num_envs, "envs": self.slots.state()}
+        return {"kind": "sub_envs", "name": self.name, "num_envs": self.num_envs, "envs": self.group.state()}
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
-        self._check_state(state, "slots")
-        self.inexact = self.slots.load(state["envs"])
-        self.num_env_restarts = sum(slot.replaced for slot in self.slots.slots)
-        return shown(self.arrays)
+        self._check_state(state, "sub_envs")
+        self.inexact = self.group.load(state["envs"])
+        self.num_env_restarts = sum(sub_env.num_restarts for sub_env in self.group.sub_envs)
+        return reset_result(self.buffers)
 
     def render(self, index: int = 0) -> np.ndarray[Any, Any]:  # type: ignore[override]
-        return self.slots.render(index)
+        return self.group.render(index)
 
     def goal_functions(self) -> list[str]:
-        return self.slots.goal_functions()
+        return self.group.goal_functions()
 
     def compute(self, name: str, achieved: Array, desired: Array, info: State) -> Array:
         """Call a goal function of the first environment; `info` must be empty."""
-        return self.slots.compute(name, achieved, desired)
+        return self.group.compute(name, achieved, desired)
 
     def close_extras(self) -> None:
-        self.slots.close()
+        self.group.close()
 
 
-def name_of(factory: Factory) -> str:
+def env_name_of(factory: EnvFn) -> str:
     return str(getattr(factory, "name", None) or getattr(factory, "__qualname__", factory))
 
 
-def layout_of(factory: Factory) -> EnvSpec:
+def infer_env_spec(factory: EnvFn) -> EnvSpec:
     """Found on a copy that is thrown away, so that the environments in use begin untouched in every back end."""
     env = factory()
     try:
-        return describe(env, name_of(factory))
+        return describe(env, env_name_of(factory))
     finally:
         env.close()

@@ -28,8 +28,8 @@ class StepBuffers:
     reward: Array
     terminated: Array
     truncated: Array
-    beside: dict[str, Array]
-    final_beside: dict[str, Array]
+    extras: dict[str, Array]
+    final_extras: dict[str, Array]
 
     def rows(self, index: Any) -> StepBuffers:
         """Some of the rows: views of a slice, copies of a list."""
@@ -40,10 +40,10 @@ class StepBuffers:
 class Snapshot:
     """What environments showed before a step, in case that one of them doesn't survive it."""
 
-    def __init__(self, arrays: StepBuffers) -> None:
-        self.arrays = arrays
-        self.shown = [*tree_leaves(arrays.obs), *arrays.beside.values()]
-        self.final = [*tree_leaves(arrays.final_obs), *arrays.final_beside.values()]
+    def __init__(self, buffers: StepBuffers) -> None:
+        self.buffers = buffers
+        self.shown = [*tree_leaves(buffers.obs), *buffers.extras.values()]
+        self.final = [*tree_leaves(buffers.final_obs), *buffers.final_extras.values()]
         self.copies = [leaf.copy() for leaf in self.shown]
 
     def take(self, rows: Any = ...) -> None:
@@ -54,8 +54,8 @@ class Snapshot:
         """End these episodes there, as if cut by a clock, with nothing paid."""
         for copy, leaf in zip(self.copies, self.final, strict=True):
             leaf[rows] = copy[rows]
-        self.arrays.reward[rows] = 0.0
-        self.arrays.terminated[rows], self.arrays.truncated[rows] = False, True
+        self.buffers.reward[rows] = 0.0
+        self.buffers.terminated[rows], self.buffers.truncated[rows] = False, True
 
 
 def allocate(spaces: Spaces, num: int, memory: mmap.mmap | None = None) -> StepBuffers:
@@ -73,7 +73,7 @@ def allocate(spaces: Spaces, num: int, memory: mmap.mmap | None = None) -> StepB
         return array
 
     fields = spaces.fields()
-    beside = spaces.beside()
+    extras = spaces.extras()
     return StepBuffers(
         obs=tree_map(take, fields["obs"]),
         final_obs=tree_map(take, fields["obs"]),
@@ -82,15 +82,15 @@ def allocate(spaces: Spaces, num: int, memory: mmap.mmap | None = None) -> StepB
         reward=take(fields["reward"]),
         terminated=take(fields["terminated"]),
         truncated=take(fields["truncated"]),
-        beside={name: take(field) for name, field in beside.items()},
-        final_beside={name: take(field) for name, field in beside.items()},
+        extras={name: take(field) for name, field in extras.items()},
+        final_extras={name: take(field) for name, field in extras.items()},
     )
 
 
 def shared_bytes(spaces: Spaces, num: int) -> int:
     """How much memory `allocate` needs."""
-    arrays = vars(allocate(spaces, num)).values()
-    return sum(_aligned(leaf.nbytes) for tree in arrays for leaf in tree_leaves(tree))
+    buffers = vars(allocate(spaces, num)).values()
+    return sum(_aligned(leaf.nbytes) for tree in buffers for leaf in tree_leaves(tree))
 
 
 def _aligned(count: int) -> int:

@@ -12,15 +12,14 @@ import gymnasium as gym
 
 from zhixing.core.goals import one_per_row
 from zhixing.core.tree import Tree
-from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED, crash_of, totals_of
+from zhixing.envs.crash.failure_policy import INTERRUPTED, MAX_CONSECUTIVE_FAILURES, make_crash_error
+from zhixing.envs.crash.validation import finiteness_sums
 from zhixing.envs.env_spec import EnvSpec
 from zhixing.envs.vector.action_log import ActionLog
 from zhixing.envs.vector.step_buffers import Array, Snapshot, StepBuffers
-from zhixing.envs.vector.sub_env import Numbers, State, SubEnv, numbers_of, task_seed
+from zhixing.envs.vector.sub_env import ScalarInfo, State, SubEnv
 from zhixing.envs.wrappers.goals import functions_of
 from zhixing.errors import EnvCrashError, UserError
-
-__all__ = ["Numbers", "State", "SubEnv", "SubEnvGroup", "numbers_of", "task_seed"]
 
 
 class SubEnvGroup:
@@ -33,60 +32,60 @@ class SubEnvGroup:
     def __init__(
         self,
         makers: Sequence[Callable[[], gym.Env[Any, Any]]],
-        layout: EnvSpec,
-        arrays: StepBuffers,
+        env_spec: EnvSpec,
+        buffers: StepBuffers,
         first: int,
         name: str,
         *,
         replace: bool = False,
-        tapes: ActionLog | None = None,
+        action_log: ActionLog | None = None,
     ) -> None:
-        self.first, self.makers, self.arrays, self.tapes = first, list(makers), arrays, tapes
-        self.twin = Snapshot(arrays) if replace else None
+        self.first, self.makers, self.buffers, self.action_log = first, list(makers), buffers, action_log
+        self.snapshot = Snapshot(buffers) if replace else None
         self.crashes: list[EnvCrashError] = []
-        self.slots: list[SubEnv] = []
+        self.sub_envs: list[SubEnv] = []
         for row, make in enumerate(makers):
-            self.slots.append(SubEnv(make(), layout, arrays, row, first + row, name, tapes))
-        rewards = arrays.reward if layout.spaces.agents else ()  # a single one is checked at its step
-        self._totals = totals_of(arrays.obs, arrays.beside, rewards)
-        self._mask = arrays.beside.get("mask")
+            self.sub_envs.append(SubEnv(make(), env_spec, buffers, row, first + row, name, action_log))
+        rewards = buffers.reward if env_spec.spaces.agents else ()  # a single one is checked at its step
+        self._totals = finiteness_sums(buffers.obs, buffers.extras, rewards)
+        self._mask = buffers.extras.get("mask")
 
-    def step(self, rows: Sequence[int] | None = None) -> dict[int, Numbers]:
+    def step(self, rows: Sequence[int] | None = None) -> dict[int, ScalarInfo]:
         """Step all, or these; gives the last numbers of the episodes that ended, by index."""
-        ended: dict[int, Numbers] = {}
-        if self.twin is not None:
-            self.twin.take()
-        slots = self.slots if rows is None else [self.slots[row] for row in rows]
-        for slot in slots:
-            if self.tapes is not None:
-                self.tapes.under_way[self.first] = slot.index + 1
+        ended: dict[int, ScalarInfo] = {}
+        if self.snapshot is not None:
+            self.snapshot.take()
+        sub_envs = self.sub_envs if rows is None else [self.sub_envs[row] for row in rows]
+        for sub_env in sub_envs:
+            if self.action_log is not None:
+                self.action_log.under_way[self.first] = sub_env.index + 1
             try:
-                numbers = slot.step()
+                numbers = sub_env.step()
             except EnvCrashError as crash:
-                numbers = self._interrupt(slot, crash)
+                numbers = self._interrupt(sub_env, crash)
             else:
                 if numbers is not None:
-                    slot.consecutive_failures = 0
-                    self._begin(slot)
+                    sub_env.consecutive_failures = 0
+                    self._begin(sub_env)
             if numbers is not None:
-                ended[slot.index] = numbers
+                ended[sub_env.index] = numbers
         if not self._sound():
-            for slot in slots:
+            for sub_env in sub_envs:
                 try:
-                    slot.check()
+                    sub_env.check()
                 except EnvCrashError as crash:
-                    if slot.index in ended:  # it is the next episode that begins wrong
-                        self._renew(slot, crash)
+                    if sub_env.index in ended:  # it is the next episode that begins wrong
+                        self._renew(sub_env, crash)
                     else:
-                        ended[slot.index] = self._interrupt(slot, crash)
-        if self.tapes is not None:
-            self.tapes.under_way[self.first] = 0
+                        ended[sub_env.index] = self._interrupt(sub_env, crash)
+        if self.action_log is not None:
+            self.action_log.under_way[self.first] = 0
         return ended
 
-    def _under_way(self, slot: SubEnv | None) -> None:
+    def _under_way(self, sub_env: SubEnv | None) -> None:
         """Keep which environment is at work, for the case that the process doesn't survive it."""
-        if self.tapes is not None:
-            self.tapes.under_way[self.first] = 0 if slot is None else slot.index + 1
+        if self.action_log is not None:
+            self.action_log.under_way[self.first] = 0 if sub_env is None else sub_env.index + 1
 
     def _sound(self) -> bool:
         """Whether what is shown can be right: asked of all at once, since asking each would cost a part of its step."""
@@ -95,83 +94,83 @@ class SubEnvGroup:
                 return False
         return self._mask is None or bool(self._mask.any(-1).all())
 
-    def _begin(self, slot: SubEnv) -> None:
+    def _begin(self, sub_env: SubEnv) -> None:
         """The next episode of one that has just ended."""
         try:
-            slot.reset(None, None)
+            sub_env.reset(None, None)
         except EnvCrashError as crash:
-            self._renew(slot, crash)
+            self._renew(sub_env, crash)
 
-    def _interrupt(self, slot: SubEnv, crash: EnvCrashError) -> Numbers:
+    def _interrupt(self, sub_env: SubEnv, crash: EnvCrashError) -> ScalarInfo:
         """End an episode that can't go on: nobody knows what the last action led to, so nothing is paid for it."""
-        self.arrays.reward[slot.row] = 0.0
-        self._renew(slot, crash)
-        assert self.twin is not None
-        self.twin.end(slot.row)
+        self.buffers.reward[sub_env.row] = 0.0
+        self._renew(sub_env, crash)
+        assert self.snapshot is not None
+        self.snapshot.end(sub_env.row)
         return {INTERRUPTED: True}
 
-    def _renew(self, slot: SubEnv, crash: EnvCrashError) -> None:
+    def _renew(self, sub_env: SubEnv, crash: EnvCrashError) -> None:
         """Another copy, whose first reset may fail as well."""
-        if self.twin is None:
+        if self.snapshot is None:
             raise crash
         while True:
-            slot.consecutive_failures += 1
-            if slot.consecutive_failures > IN_A_ROW:
+            sub_env.consecutive_failures += 1
+            if sub_env.consecutive_failures > MAX_CONSECUTIVE_FAILURES:
                 crash.args = (
-                    f"{crash}\nit failed {slot.consecutive_failures} times without an episode that ended by itself",
+                    f"{crash}\nit failed {sub_env.consecutive_failures} times without an episode that ended by itself",
                 )
                 raise crash
             with suppress(Exception):  # it may be broken altogether
-                slot.env.close()
+                sub_env.env.close()
             self.crashes.append(crash)
             try:
-                slot.replace_env(self.makers[slot.row]())
+                sub_env.replace_env(self.makers[sub_env.row]())
                 return
             except EnvCrashError as another:
                 crash = another
 
     def restart(self, known: Sequence[tuple[int | None, int]]) -> None:
-        for slot, (seed, replaced) in zip(self.slots, known, strict=True):
-            self._under_way(slot)
-            slot.restart(seed, replaced)
+        for sub_env, (seed, num_restarts) in zip(self.sub_envs, known, strict=True):
+            self._under_way(sub_env)
+            sub_env.restart(seed, num_restarts)
         self._under_way(None)
 
     def start_recorded_episode(self, seed: int | None, origin: State) -> None:
-        self._under_way(self.slots[0])
-        self.slots[0].start_recorded_episode(seed, origin)
+        self._under_way(self.sub_envs[0])
+        self.sub_envs[0].start_recorded_episode(seed, origin)
         self._under_way(None)
 
     def reset(self, seeds: Sequence[int | None], options: State | None) -> None:
-        for slot, seed in zip(self.slots, seeds, strict=True):
-            self._under_way(slot)
-            slot.reset(seed, options)
+        for sub_env, seed in zip(self.sub_envs, seeds, strict=True):
+            self._under_way(sub_env)
+            sub_env.reset(seed, options)
         self._under_way(None)
-        for slot in self.slots:
-            slot.check()
+        for sub_env in self.sub_envs:
+            sub_env.check()
 
     def state(self) -> list[State]:
-        return [slot.state() for slot in self.slots]
+        return [sub_env.state() for sub_env in self.sub_envs]
 
     def load(self, states: Sequence[State]) -> list[int]:
         """The indices of those that could not be restored exactly."""
-        return [slot.index for slot, state in zip(self.slots, states, strict=True) if not slot.load(state)]
+        return [sub_env.index for sub_env, state in zip(self.sub_envs, states, strict=True) if not sub_env.load(state)]
 
     def render(self, index: int) -> Tree:
-        return self.slots[index - self.first].render()
+        return self.sub_envs[index - self.first].render()
 
     def goal_functions(self) -> list[str]:
-        return list(functions_of(self.slots[0].env))
+        return list(functions_of(self.sub_envs[0].env))
 
     def compute(self, name: str, achieved: Array, desired: Array) -> Array:
         """Call a function of the first environment for many pairs of goals."""
-        slot = self.slots[0]
+        sub_env = self.sub_envs[0]
         try:
-            return one_per_row(functions_of(slot.env)[name], achieved, desired)
+            return one_per_row(functions_of(sub_env.env)[name], achieved, desired)
         except UserError:
             raise
         except Exception as error:
-            raise crash_of(slot.name, slot.index, f"{name}()", error, None) from error
+            raise make_crash_error(sub_env.name, sub_env.index, f"{name}()", error, None) from error
 
     def close(self) -> None:
-        for slot in self.slots:
-            slot.env.close()
+        for sub_env in self.sub_envs:
+            sub_env.env.close()

@@ -25,7 +25,7 @@ from typing import Any
 
 from zhixing.envs.env_spec import EnvSpec, describe
 from zhixing.envs.vector.action_log import ActionLog
-from zhixing.envs.vector.choose_backend import Timing, time_steps
+from zhixing.envs.vector.backend_choice import Timing, time_steps
 from zhixing.envs.vector.step_buffers import StepBuffers, allocate
 from zhixing.envs.vector.sub_env_group import SubEnvGroup
 from zhixing.errors import EnvCrashError, UserError
@@ -37,32 +37,32 @@ LENGTH = struct.Struct("!Q")  # of the pickle that follows
 PR_SET_PDEATHSIG = 1
 # A CPU that halted takes 50 us and more to wake, as long as a step of many tasks takes. Between two steps a small
 # policy takes 100 to 150 us to act, a larger one some more.
-WATCH_SECONDS = 500e-6
+SPIN_SECONDS = 500e-6
 
 
 @dataclass(frozen=True)
-class Setup:
+class WorkerSetup:
     """What a worker must know to make its environments."""
 
     factory: bytes  # by cloudpickle
     name: str
-    layout: EnvSpec
+    env_spec: EnvSpec
     num: int  # environments in the whole vector
     first: int
     last: int  # one past this worker's last environment
     memory_bytes: int
-    tapes_at: int  # where in the memory
+    action_log_offset: int  # where in the memory
     replace: bool  # environments that fail
-    watch_seconds: float  # how long to look for the next byte before sleeping until it comes
+    spin_seconds: float  # how long to look for the next byte before sleeping until it comes
 
 
-class Host:
-    """What the parent may call in a worker before its environments are there. Later calls go to `slots`."""
+class WorkerServer:
+    """What the parent may call in a worker before its environments are there. Later calls go to `group`."""
 
     def __init__(self, memory_fd: int) -> None:
         self.memory_fd = memory_fd
-        self.slots: SubEnvGroup | None = None
-        self.watch_seconds = 0.0
+        self.group: SubEnvGroup | None = None
+        self.spin_seconds = 0.0
         self._trial: Any = None
         self._name = ""
 
@@ -74,33 +74,35 @@ class Host:
     def describe_trial(self) -> EnvSpec:
         return describe(self._trial, self._name)
 
-    def time_trial(self, setup: Setup) -> Timing:
-        arrays, tapes = self._memory(setup)
-        return time_steps(self._trial, setup.layout, self._name, arrays, tapes)
+    def time_trial(self, setup: WorkerSetup) -> Timing:
+        buffers, action_log = self._memory(setup)
+        return time_steps(self._trial, setup.env_spec, self._name, buffers, action_log)
 
     def close_trial(self) -> None:
         trial, self._trial = self._trial, None
         trial.close()
 
-    def open(self, setup: Setup) -> None:
-        arrays, tapes = self._memory(setup)
+    def open(self, setup: WorkerSetup) -> None:
+        buffers, action_log = self._memory(setup)
         makers = [lambda: _made(setup.factory, setup.name)] * (setup.last - setup.first)
-        slots = SubEnvGroup(makers, setup.layout, arrays, setup.first, setup.name, replace=setup.replace, tapes=tapes)
-        self.slots, self.watch_seconds = slots, setup.watch_seconds
+        group = SubEnvGroup(
+            makers, setup.env_spec, buffers, setup.first, setup.name, replace=setup.replace, action_log=action_log
+        )
+        self.group, self.spin_seconds = group, setup.spin_seconds
 
-    def _memory(self, setup: Setup) -> tuple[StepBuffers, ActionLog]:
+    def _memory(self, setup: WorkerSetup) -> tuple[StepBuffers, ActionLog]:
         memory = mmap.mmap(self.memory_fd, setup.memory_bytes)
-        arrays = allocate(setup.layout.spaces, setup.num, memory).rows(slice(setup.first, setup.last))
-        return arrays, ActionLog(setup.layout.spaces, setup.num, memory, setup.tapes_at)
+        buffers = allocate(setup.env_spec.spaces, setup.num, memory).rows(slice(setup.first, setup.last))
+        return buffers, ActionLog(setup.env_spec.spaces, setup.num, memory, setup.action_log_offset)
 
     def call(self, method: str, arguments: Any) -> Any:
-        return getattr(self if self.slots is None else self.slots, method)(*arguments)
+        return getattr(self if self.group is None else self.group, method)(*arguments)
 
     def close(self) -> None:
         if self._trial is not None:
             self._trial.close()
-        if self.slots is not None:
-            self.slots.close()
+        if self.group is not None:
+            self.group.close()
 
 
 def _made(factory: bytes, name: str) -> Any:
@@ -122,7 +124,7 @@ def main(commands: int, answers: int, memory_fd: int, die_with_parent: int) -> N
     for fd in (commands, answers, memory_fd):
         os.set_inheritable(fd, False)  # programs that an environment starts have no use for them
     faulthandler.enable()  # a segmentation fault shows where in the environment it happened
-    host = Host(memory_fd)
+    host = WorkerServer(memory_fd)
     code = 1
     try:
         os.write(answers, DONE)
@@ -143,35 +145,35 @@ def main(commands: int, answers: int, memory_fd: int, die_with_parent: int) -> N
         os._exit(code)  # threads that an environment left behind would keep the interpreter from ending
 
 
-def watch(pipe: Any, seconds: float) -> None:
+def spin_until_readable(pipe: Any, seconds: float) -> None:
     """Return as soon as there is something to read, but no later; others may have the CPU meanwhile."""
     until = time.perf_counter() + seconds
     while not pipe.poll(0) and time.perf_counter() < until:
         os.sched_yield()
 
 
-def _serve(commands: int, answers: int, host: Host) -> None:
+def _serve(commands: int, answers: int, host: WorkerServer) -> None:
     coming = select.poll()
     coming.register(commands, select.POLLIN)
     while True:
-        if host.watch_seconds:
-            watch(coming, host.watch_seconds)
+        if host.spin_seconds:
+            spin_until_readable(coming, host.spin_seconds)
         command = os.read(commands, 1)
         if not command:
             break
-        slots = host.slots
+        group = host.group
         if command == STEP:
-            assert slots is not None
-            _attempt(answers, lambda: _step(slots))  # noqa: B023
+            assert group is not None
+            _attempt(answers, lambda: _step(group))  # noqa: B023
         else:
             (length,) = LENGTH.unpack(_read(commands, LENGTH.size))
             method, arguments = pickle.loads(_read(commands, length))
             _attempt(answers, lambda: (VALUE, host.call(method, arguments)))  # noqa: B023
 
 
-def _step(slots: SubEnvGroup) -> tuple[bytes, Any]:
-    ended = slots.step()
-    crashes, slots.crashes = slots.crashes, []
+def _step(group: SubEnvGroup) -> tuple[bytes, Any]:
+    ended = group.step()
+    crashes, group.crashes = group.crashes, []
     return (ENDED if crashes or any(ended.values()) else DONE), (ended, crashes)
 
 

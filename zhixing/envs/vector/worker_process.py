@@ -18,13 +18,13 @@ from typing import Any
 
 from zhixing.envs.crash.failure_policy import FailurePolicy
 from zhixing.envs.vector.action_log import ActionLog
-from zhixing.envs.vector.leftovers import kill_group, kill_marked, marked, new_mark
-from zhixing.envs.vector.worker import CALL, DONE, ENDED, ERROR, LENGTH, STEP, VALUE, Setup, watch
+from zhixing.envs.vector.orphans import kill_group, kill_marked, marked, new_mark
+from zhixing.envs.vector.worker import CALL, DONE, ENDED, ERROR, LENGTH, STEP, VALUE, WorkerSetup, spin_until_readable
 from zhixing.errors import EnvCrashError
 from zhixing.utils.importing import child_environment
 
 CLOSE_SECONDS = 5.0  # how long close() waits for a step under way
-LOOK_SECONDS = 0.2  # how often to look whether a worker lives, where the system can't wait for its end
+POLL_SECONDS = 0.2  # how often to look whether a worker lives, where the system can't wait for its end
 # SIGINT is ignored before the slow imports, or Ctrl-C during the start would print a traceback per worker
 # A worker leads a process group, to be ended with all that it started; a session of its own would be scheduled apart
 PROGRAM = """
@@ -35,14 +35,14 @@ from zhixing.envs.vector.worker import main
 main(*map(int, sys.argv[1:]))
 """
 START = "the start"
-DOING = {  # what a worker does in a call, for messages
+CALL_DESCRIPTIONS = {  # what a worker does in a call, for messages
     "make_trial": "the constructor",
     "describe_trial": "the first reset",
     "time_trial": "the trial steps",
     "close_trial": "the end of a trial",
     "open": "the constructor",
     "reset": "a reset",
-    "revive": "a reset",
+    "restart": "a reset",
     "start_recorded_episode": "a reset",
     "state": "state_dict",
     "load": "load_state_dict",
@@ -55,11 +55,11 @@ DOING = {  # what a worker does in a call, for messages
 class WorkerProcess:
     """A fresh interpreter. `answer` must be called once before the first call: it waits for the imports."""
 
-    def __init__(self, name: str, memory_fd: int, faults: FailurePolicy, *, die_with_parent: bool) -> None:
-        self.name, self.faults = name, faults
+    def __init__(self, name: str, memory_fd: int, failure_policy: FailurePolicy, *, die_with_parent: bool) -> None:
+        self.name, self.failure_policy = name, failure_policy
         self.first, self.last = 0, 1  # until it is given its environments
-        self.tapes: ActionLog | None = None
-        self.watch_seconds = 0.0
+        self.action_log: ActionLog | None = None
+        self.spin_seconds = 0.0
         self.lost = False  # it was killed, by whomever
         self.consecutive_failures = 0  # how often in a row it had to be replaced
         self.mark = new_mark()
@@ -92,10 +92,15 @@ class WorkerProcess:
             self._writable.register(self.sentinel, select.POLLIN)
         self.busy = True
 
-    def start_open(self, setup: Setup, tapes: ActionLog) -> None:
+    def start_open(self, setup: WorkerSetup, action_log: ActionLog) -> None:
         """Give it its environments."""
-        self.first, self.last, self.tapes, self.watch_seconds = setup.first, setup.last, tapes, setup.watch_seconds
-        tapes.under_way[self.first] = 0  # of the worker before, where this one replaces it
+        self.first, self.last, self.action_log, self.spin_seconds = (
+            setup.first,
+            setup.last,
+            action_log,
+            setup.spin_seconds,
+        )
+        action_log.under_way[self.first] = 0  # of the worker before, where this one replaces it
         self.start_call("open", (setup,))
 
     def close_pipes(self) -> None:
@@ -107,8 +112,8 @@ class WorkerProcess:
 
     def start_step(self) -> None:
         self.busy, self._doing = True, None
-        if self.faults.step_timeout is not None:
-            self._until = time.monotonic() + self.faults.step_timeout * (self.last - self.first)
+        if self.failure_policy.step_timeout is not None:
+            self._until = time.monotonic() + self.failure_policy.step_timeout * (self.last - self.first)
         with suppress(OSError):  # if it is gone, the answer tells
             os.write(self._commands, STEP)
 
@@ -127,31 +132,31 @@ class WorkerProcess:
         """How long to wait for one of `fds` before asking `must_answer`; None for as long as it takes."""
         if self.sentinel is not None:
             return self.seconds_left
-        return LOOK_SECONDS if self.seconds_left is None else min(self.seconds_left, LOOK_SECONDS)
+        return POLL_SECONDS if self.seconds_left is None else min(self.seconds_left, POLL_SECONDS)
 
     @property
-    def must_answer(self) -> bool:
+    def ready_without_data(self) -> bool:
         """Whether `answer` can't block although nothing came: its time is up, or it is dead."""
         return self.seconds_left == 0.0 or (self.sentinel is None and self.process.poll() is not None)
 
     def start_call(self, method: str, arguments: Any, steps: int = 0) -> None:
         """Let it call a method, which may take so many environment steps."""
-        self.busy, self._doing = True, DOING[method]
-        limit = self.faults.other_seconds
+        self.busy, self._doing = True, CALL_DESCRIPTIONS[method]
+        limit = self.failure_policy.effective_call_timeout
         if limit is not None:
-            seconds = limit * (self.last - self.first) + steps * (self.faults.step_timeout or limit)
+            seconds = limit * (self.last - self.first) + steps * (self.failure_policy.step_timeout or limit)
             self._until = time.monotonic() + seconds
         text = pickle.dumps((method, arguments))
         self._write(CALL + LENGTH.pack(len(text)) + text)
 
     def call(self, method: str, *arguments: Any) -> Any:
         self.start_call(method, arguments)
-        return self.answer()
+        return self.receive()
 
-    def answer(self) -> Any:
+    def receive(self) -> Any:
         """Wait for it. None for a step in which no episode ended with numbers to tell."""
-        if self.watch_seconds:
-            watch(self._poll, self.watch_seconds)
+        if self.spin_seconds:
+            spin_until_readable(self._poll, self.spin_seconds)
         self._wait(self._poll, self.answers)
         kind = os.read(self.answers, 1)
         if not kind:
@@ -169,7 +174,7 @@ class WorkerProcess:
     def drain(self) -> None:
         """Take an answer that nobody waited for, as after an interrupted step."""
         if self.busy:
-            self.answer()
+            self.receive()
 
     @property
     def range(self) -> str:
@@ -252,20 +257,20 @@ class WorkerProcess:
         self._reap(CLOSE_SECONDS)
         kill_marked([self.mark])
         if self._doing is None:
-            what, limit, setting = "a step", self.faults.step_timeout, "vector.step_timeout"
+            what, limit, setting = "a step", self.failure_policy.step_timeout, "vector.step_timeout"
         else:
-            what, limit, setting = self._doing, self.faults.other_seconds, "vector.call_timeout"
+            what, limit, setting = self._doing, self.failure_policy.effective_call_timeout, "vector.call_timeout"
         how = f"took longer than {limit:g} s ({setting})"
         return self._lose(f"{what} of {self.name} (index {self.range}) {how}", "", "StepTimeLimit", how)
 
     def _lose(self, words: str, doing: str, kind: str, how: str) -> EnvCrashError:
         """The error for a worker that is no more, with what it was doing: as far as the tapes tell, else `doing`."""
-        index = -1 if self.tapes is None else self.tapes.under_way[self.first] - 1
-        tape = self.tapes.read(index) if self.tapes is not None and index >= 0 else None
-        if self.tapes is None or tape is None:  # between steps, or before the first of them
+        index = -1 if self.action_log is None else self.action_log.under_way[self.first] - 1
+        tape = self.action_log.read(index) if self.action_log is not None and index >= 0 else None
+        if self.action_log is None or tape is None:  # between steps, or before the first of them
             self.lost = True
             return EnvCrashError(words + doing)
-        count = self.tapes.counts[index]
+        count = self.action_log.counts[index]
         crash = EnvCrashError(f"{words}, at {f'step {count} of an episode' if count else 'a reset'} of index {index}")
         if not self.lost:
             error = {"type": kind, "message": how, "traceback": ""}

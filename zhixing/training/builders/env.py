@@ -23,7 +23,7 @@ def build_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
         backend=cfg.vector.backend,
         workers=None if cfg.vector.workers == "auto" else cfg.vector.workers,
         options=cfg.env.options,
-        faults=envs.FailurePolicy.of(cfg.vector, folder.crashes),
+        failure_policy=envs.FailurePolicy.from_settings(cfg.vector, folder.crashes),
         address=cfg.distributed.address,
         device=resolve_device(cfg).device,
         idle=not (isinstance(cfg, OffPolicyConfig) and cfg.async_collect),
@@ -34,9 +34,9 @@ def build_evaluation_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
     """Make the environments that evaluations step, with the options of `eval_env`."""
     num = min(cfg.eval_episodes, max(10, cfg.num_envs))
     options = {**cfg.env.options, **cfg.eval_env}
-    faults = envs.FailurePolicy.of(cfg.vector, folder.crashes)
+    failure_policy = envs.FailurePolicy.from_settings(cfg.vector, folder.crashes)
     backend = "serial" if cfg.vector.backend == "ray" else cfg.vector.backend  # Ray doesn't pay for a few episodes
-    return envs.make_vector(cfg.env.name, num, backend=backend, options=options, faults=faults)
+    return envs.make_vector(cfg.env.name, num, backend=backend, options=options, failure_policy=failure_policy)
 
 
 def build_goal_env(cfg: RunConfig, folder: RunFolder) -> FewEnvs | None:
@@ -46,4 +46,4 @@ def build_goal_env(cfg: RunConfig, folder: RunFolder) -> FewEnvs | None:
 
 
 def _single(cfg: RunConfig, folder: RunFolder) -> FewEnvs:
-    return envs.make_few(envs.RegisteredEnv(cfg.env.name, cfg.env.options), 1, cfg.vector, folder.crashes)
+    return envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, cfg.env.options), 1, cfg.vector, folder.crashes)

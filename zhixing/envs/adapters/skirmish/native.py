@@ -14,7 +14,7 @@ from zhixing.envs.adapters.skirmish.units import MAPS
 from zhixing.envs.adapters.skirmish.views import Views
 from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.vector.sub_env_group import State
+from zhixing.envs.vector.sub_env import State
 
 
 class NativeSkirmish:

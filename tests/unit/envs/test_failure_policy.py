@@ -16,7 +16,7 @@ import zhixing as zx
 from zhixing.collect.actor import Actor
 from zhixing.envs import FailurePolicy, ProcessVectorEnv, SerialVectorEnv, VectorEnv, make_vector
 from zhixing.envs.crash import crash_report
-from zhixing.envs.crash.failure_policy import IN_A_ROW, INTERRUPTED
+from zhixing.envs.crash.failure_policy import INTERRUPTED, MAX_CONSECUTIVE_FAILURES
 from zhixing.errors import EnvCrashError, UserError
 
 REPLACE = FailurePolicy(on_crash="replace")
@@ -47,7 +47,7 @@ class Broken:
 
 
 def zeros(env: VectorEnv) -> np.ndarray:
-    return np.zeros_like(env.arrays.action)  # type: ignore[attr-defined]
+    return np.zeros_like(env.buffers.action)  # type: ignore[attr-defined]
 
 
 def many(env: VectorEnv, actions: np.ndarray, steps: int) -> None:
@@ -82,7 +82,7 @@ def test_large_numbers_are_no_fault() -> None:
 
 
 def test_the_interrupted_episode_is_truncated_at_the_last_right_observation() -> None:
-    env = SerialVectorEnv(Broken(broken.NanObs), 3, faults=REPLACE)
+    env = SerialVectorEnv(Broken(broken.NanObs), 3, failure_policy=REPLACE)
     env.reset(seed=0)
     for _ in range(2):
         obs, *_ = env.step(zeros(env))
@@ -107,7 +107,7 @@ def test_the_interrupted_episode_is_truncated_at_the_last_right_observation() ->
 
 
 def test_a_failing_reset_takes_nothing_from_the_episode_before() -> None:
-    env = SerialVectorEnv(Broken(broken.NanFirst), 2, faults=REPLACE)
+    env = SerialVectorEnv(Broken(broken.NanFirst), 2, failure_policy=REPLACE)
     env.reset(seed=0)
     for _ in range(20):
         obs, reward, _, truncated, info = env.step(zeros(env))
@@ -132,7 +132,7 @@ class ColdStart(broken.Fails):
 
 
 def test_a_new_copy_may_fail_at_its_first_reset() -> None:
-    env = SerialVectorEnv(partial(ColdStart, chance=1.0), 1, faults=REPLACE)
+    env = SerialVectorEnv(partial(ColdStart, chance=1.0), 1, failure_policy=REPLACE)
     env.reset(seed=0)
     ColdStart.left = 2
     truncated = np.zeros(1, bool)
@@ -155,17 +155,17 @@ def trajectories(env: VectorEnv, steps: int) -> list[Any]:
 @pytest.mark.parametrize("how", ["raise", "nan", "shape"])
 def test_processes_replace_as_serial_does(how: str) -> None:
     factory = partial(broken.Fails, how)
-    serial = SerialVectorEnv(factory, 4, faults=REPLACE)
+    serial = SerialVectorEnv(factory, 4, failure_policy=REPLACE)
     wanted = trajectories(serial, 200)
     assert serial.num_env_restarts > 3
-    again = SerialVectorEnv(factory, 4, faults=REPLACE)
+    again = SerialVectorEnv(factory, 4, failure_policy=REPLACE)
     assert trajectories(again, 200) == wanted
-    process = ProcessVectorEnv(factory, 4, 2, faults=REPLACE)
+    process = ProcessVectorEnv(factory, 4, 2, failure_policy=REPLACE)
     assert trajectories(process, 200) == wanted
     assert process.num_env_restarts == serial.num_env_restarts
     middle = process.state_dict()
     process.close()
-    other = SerialVectorEnv(factory, 4, faults=REPLACE)
+    other = SerialVectorEnv(factory, 4, failure_policy=REPLACE)
     other.reset(seed=0)
     other.load_state_dict(middle)
     assert other.inexact == []
@@ -174,7 +174,7 @@ def test_processes_replace_as_serial_does(how: str) -> None:
 
 @pytest.mark.parametrize(("action", "how"), [(6, "was killed by SIGKILL"), (5, "ended with exit code 3")])
 def test_a_dead_worker_is_replaced_and_its_environments_begin_anew(action: int, how: str, tmp_path: Path) -> None:
-    env = ProcessVectorEnv(Trouble, 4, 2, faults=FailurePolicy("replace", folder=tmp_path))
+    env = ProcessVectorEnv(Trouble, 4, 2, failure_policy=FailurePolicy("replace", folder=tmp_path))
     pids = [worker.process.pid for worker in env._workers]
     env.reset(seed=0)
     for _ in range(3):
@@ -191,14 +191,14 @@ def test_a_dead_worker_is_replaced_and_its_environments_begin_anew(action: int, 
     obs, *_ = env.step(np.ones(4, int))
     assert obs[:, 1].tolist() == [5, 5, 1, 1]
     assert len(env.state_dict()["envs"]) == 4
-    (capsule,) = tmp_path.glob("*.json")
-    told = crash_report.read(capsule)
+    (report,) = tmp_path.glob("*.json")
+    told = crash_report.read(report)
     assert (told.index, told.actions, told.error.message) == (2, [1, 1, 1, action], how)
     env.close()
 
 
 def test_a_worker_killed_between_steps_is_replaced() -> None:
-    env = ProcessVectorEnv(Counter, 2, 2, faults=REPLACE)
+    env = ProcessVectorEnv(Counter, 2, 2, failure_policy=REPLACE)
     env.reset(seed=0)
     env._workers[0].process.kill()
     env._workers[0].process.wait()
@@ -208,13 +208,13 @@ def test_a_worker_killed_between_steps_is_replaced() -> None:
 
 
 def test_a_step_that_hangs_ends_the_run_or_its_worker() -> None:
-    stop = ProcessVectorEnv(Sleeper, 4, 2, faults=FailurePolicy(step_timeout=0.1))
+    stop = ProcessVectorEnv(Sleeper, 4, 2, failure_policy=FailurePolicy(step_timeout=0.1))
     stop.reset(seed=0)
     stop.step(np.ones(4, int))  # 50 ms each
     with pytest.raises(EnvCrashError, match=r"Sleeper \(index 2 to 3\) took longer than 0.1 s .*, at step 2 of .* 3"):
         stop.step(np.array([0, 0, 0, 7]))  # 350 ms, where two environments have 200
     stop.close()
-    env = ProcessVectorEnv(Sleeper, 2, 2, faults=FailurePolicy("replace", step_timeout=0.1))
+    env = ProcessVectorEnv(Sleeper, 2, 2, failure_policy=FailurePolicy("replace", step_timeout=0.1))
     env.reset(seed=0)
     _, _, _, truncated, _ = env.step(np.array([7, 0]))
     assert truncated.tolist() == [True, False]
@@ -226,23 +226,25 @@ def test_a_step_that_hangs_ends_the_run_or_its_worker() -> None:
 
 
 def test_a_task_that_always_fails_stops_after_all() -> None:
-    env = SerialVectorEnv(partial(broken.Fails, chance=1.0), 1, faults=REPLACE)
+    env = SerialVectorEnv(partial(broken.Fails, chance=1.0), 1, failure_policy=REPLACE)
     env.reset(seed=0)
-    with pytest.raises(EnvCrashError, match=f"it failed {IN_A_ROW + 1} times without an episode that ended by itself"):
+    with pytest.raises(
+        EnvCrashError, match=f"it failed {MAX_CONSECUTIVE_FAILURES + 1} times without an episode that ended by itself"
+    ):
         many(env, np.ones(1, int), 50)
-    assert env.num_env_restarts == IN_A_ROW
+    assert env.num_env_restarts == MAX_CONSECUTIVE_FAILURES
 
 
 def test_what_can_not_be_guarded_is_refused() -> None:
     with pytest.raises(UserError, match="takes worker processes; use backend process"):
-        make_vector("toy/match", 2, "serial", faults=FailurePolicy(step_timeout=1.0))
+        make_vector("toy/match", 2, "serial", failure_policy=FailurePolicy(step_timeout=1.0))
     with pytest.raises(UserError, match="native environments step together"):
-        make_vector("CartPole-v1", 2, "native", faults=REPLACE)
+        make_vector("CartPole-v1", 2, "native", failure_policy=REPLACE)
     with pytest.raises(UserError, match="mixed environments live in this process too"):
-        make_vector("toy/match", 2, "mixed", faults=FailurePolicy(step_timeout=1.0))
+        make_vector("toy/match", 2, "mixed", failure_policy=FailurePolicy(step_timeout=1.0))
     with pytest.raises(UserError, match="did you mean 'replace'"):
-        make_vector("CartPole-v1", 2, faults=FailurePolicy("replac"))
-    env = make_vector("CartPole-v1", 2, faults=REPLACE)  # auto: what survives most
+        make_vector("CartPole-v1", 2, failure_policy=FailurePolicy("replac"))
+    env = make_vector("CartPole-v1", 2, failure_policy=REPLACE)  # auto: what survives most
     assert env.backend == "process"
     env.close()
 
@@ -282,16 +284,16 @@ def test_a_run_goes_on_with_new_copies_and_shows_how_many(tmp_path: Path, capsys
 
 
 @pytest.mark.usefixtures("here")
-def test_a_run_stops_and_names_its_capsule(tmp_path: Path) -> None:
+def test_run_stops_and_names_its_crash_report(tmp_path: Path) -> None:
     with pytest.raises(EnvCrashError, match=r"crashed at step \d+ of an episode") as caught:
         zx.train("ppo", env="broken_tasks:Fails", out=tmp_path / "run", vector__backend="serial", quiet=True, **SHORT)
-    capsule = tmp_path / "run" / "crash" / "crash-001.json"
-    assert f"repeat it with: zhixing replay {capsule} --env broken_tasks:Fails" in str(caught.value)
-    assert capsule.is_file()
+    report = tmp_path / "run" / "crash" / "crash-001.json"
+    assert f"reproduce it with: zhixing reproduce {report} --env broken_tasks:Fails" in str(caught.value)
+    assert report.is_file()
 
 
 def test_evaluation_plays_another_episode_for_one_that_was_interrupted() -> None:
-    env = SerialVectorEnv(partial(broken.Fails, "nan"), 2, faults=REPLACE)
+    env = SerialVectorEnv(partial(broken.Fails, "nan"), 2, failure_policy=REPLACE)
     cfg = zx.config.load(algorithm="ppo", env="toy/match")
     actor = Actor(zx.algorithms.get("ppo").make(cfg, env.spaces).policy, env)
     evaluation = actor.evaluate(12, seed=0)

@@ -11,7 +11,7 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 
 from zhixing.envs.env_spec import EnvSpec, describe
 from zhixing.envs.vector.action_log import ActionLog
-from zhixing.envs.vector.serial import Factory, name_of
+from zhixing.envs.vector.serial import EnvFn, env_name_of
 from zhixing.envs.vector.step_buffers import Array, StepBuffers, allocate
 from zhixing.envs.vector.sub_env_group import SubEnvGroup
 from zhixing.utils.cpus import cpu_count
@@ -36,37 +36,37 @@ class Timing(NamedTuple):
 class Probe(NamedTuple):
     """What one copy of a task showed."""
 
-    layout: EnvSpec
+    env_spec: EnvSpec
     step_seconds: float
     waits: bool
 
 
-def probe(factory: Factory) -> Probe:
+def probe(factory: EnvFn) -> Probe:
     """Try a task in this process."""
-    name = name_of(factory)
+    name = env_name_of(factory)
     env = factory()
     try:
-        layout = describe(env, name)
-        return Probe(layout, *time_steps(env, layout, name, allocate(layout.spaces, 1)))
+        env_spec = describe(env, name)
+        return Probe(env_spec, *time_steps(env, env_spec, name, allocate(env_spec.spaces, 1)))
     finally:
         env.close()
 
 
 def time_steps(
-    env: gym.Env[Any, Any], layout: EnvSpec, name: str, arrays: StepBuffers, tapes: ActionLog | None = None
+    env: gym.Env[Any, Any], env_spec: EnvSpec, name: str, buffers: StepBuffers, action_log: ActionLog | None = None
 ) -> Timing:
     """Time random steps of one copy of a task, which uses the only row of `arrays`."""
-    slots = SubEnvGroup([lambda: env], layout, arrays, 0, name, tapes=tapes)
-    slots.reset([0], None)
-    action = layout.spaces.action
+    group = SubEnvGroup([lambda: env], env_spec, buffers, 0, name, action_log=action_log)
+    group.reset([0], None)
+    action = env_spec.spaces.action
     action.seed(0)
     walls: list[float] = []
     cpus: list[float] = []
     until = time.perf_counter() + PROBE_SECONDS
     while len(walls) < 3 or time.perf_counter() < until:
-        arrays.action[0] = random_action(action, arrays.beside.get("mask"), layout.spaces.num_agents)
+        buffers.action[0] = random_action(action, buffers.extras.get("mask"), env_spec.spaces.num_agents)
         wall, cpu = time.perf_counter(), time.process_time()
-        slots.step()
+        group.step()
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
     # a quarter of the steps are faster: on a busy machine the others take long, and not because of the task
@@ -91,7 +91,7 @@ def default_workers(num: int, waits: bool) -> int:
     return min(num, MAX_WAITING_WORKERS if waits else cpu_count())
 
 
-def choose(num: int, found: Probe, workers: int, idle: bool) -> str:
+def choose_backend(num: int, found: Probe, workers: int, idle: bool) -> str:
     """The back end that is fastest. Where this process computes meanwhile (not `idle`), it steps none of them itself;
     tasks that wait have more workers than there are CPUs, which must be woken anyway."""
     backend = "mixed" if idle and not found.waits else "process"

@@ -14,13 +14,13 @@ import numpy as np
 
 from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.vector.sub_env_group import Numbers, State
+from zhixing.envs.vector.sub_env import ScalarInfo, State
 from zhixing.utils.cpus import cpu_count
 
 RECORDED = 131_072  # actions of an episode that are recorded; longer episodes begin again on resume
 
 
-class Pool:
+class ResumablePool:
     """Copies whose episodes are begun by hand. EnvPool fixes seeds for good: others make another pool."""
 
     def __init__(self, make: Callable[..., Any], num: int, obs: Array, skip: int = 1) -> None:
@@ -83,7 +83,7 @@ class Pool:
         info: Info = {}
         ended = np.flatnonzero(terminated | truncated)
         if len(ended):
-            numbers: dict[int, Numbers] = {index: {} for index in ended.tolist()}
+            numbers: dict[int, ScalarInfo] = {index: {} for index in ended.tolist()}
             info = {"final_obs": obs.copy(), "final_info": numbers}
             self.begin(ended)
         return obs, reward, terminated, truncated, info
@@ -133,7 +133,7 @@ class Pool:
             self.env = None
 
 
-class ShiftedPool(Pool):
+class ShiftedObsPool(ResumablePool):
     """Pictures `[N,H,W,C]` that are moved at every step, each by chance, by up to `shift` pixels; the border repeats.
 
     An agent can't learn such pictures by heart (random crops in Laskin et al., 2020). `obs` isn't moved, `shown` is.
