@@ -143,7 +143,9 @@ def test_shaping_without_a_colon_is_no_module(evil: Path) -> None:
         {"name": "toy/match", "options": {"import": "evil"}},
     ],
 )
-def test_a_strangers_crash_report_imports_nothing(env: dict[str, Any], evil: Path, tmp_path: Path, run_cli: Command) -> None:
+def test_a_strangers_crash_report_imports_nothing(
+    env: dict[str, Any], evil: Path, tmp_path: Path, run_cli: Command
+) -> None:
     origin = {"seed": 1, "rng": None, "options": None}
     error = {"type": "ValueError", "message": "no", "traceback": ""}
     told = {"backend": "serial", "step_timeout": None, "index": 0, "seed": 1, "origin": origin, "actions": [0]}

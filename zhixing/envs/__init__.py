@@ -10,7 +10,6 @@ from zhixing.envs.vector.process import ProcessVectorEnv
 from zhixing.envs.vector.serial import SerialVectorEnv
 
 __all__ = [
-    "RegisteredEnv",
     "FailurePolicy",
     "Finding",
     "NativeVectorEnv",

@@ -16,7 +16,7 @@ from conftest import exit_code
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zhixing.envs import RegisteredEnv, FailurePolicy, VectorEnv, make_vector
+from zhixing.envs import FailurePolicy, RegisteredEnv, VectorEnv, make_vector
 from zhixing.envs.crash.crash_report import FORMAT, MAX_BYTES, MAX_FILES, Reproduction, read, reproduce
 from zhixing.errors import EnvCrashError, UserError
 

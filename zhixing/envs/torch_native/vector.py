@@ -20,7 +20,7 @@ from zhixing.envs.torch_native.env import TorchEnv
 from zhixing.envs.torch_native.mountain_car import MountainCar, MountainCarContinuous
 from zhixing.envs.torch_native.pendulum import Pendulum
 from zhixing.envs.torch_native.skirmish import SKIRMISHES
-from zhixing.envs.vector.base import Info, Result, LockstepVectorEnv
+from zhixing.envs.vector.base import Info, LockstepVectorEnv, Result
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import State
 from zhixing.errors import EnvCrashError, UserError

@@ -64,7 +64,9 @@ def make_vector(
     env_name, given = named.pop("name"), {**named, **(options or {})}
     if render_mode is not None:
         given["render_mode"] = render_mode
-    return BACKENDS[backend](Request(RegisteredEnv(env_name, given), num, workers, failure_policy, address, device, idle))
+    return BACKENDS[backend](
+        Request(RegisteredEnv(env_name, given), num, workers, failure_policy, address, device, idle)
+    )
 
 
 def make_small_vector(
