@@ -115,7 +115,7 @@ class DiesLate(HostileEnv):
 
 
 def test_death_in_trial_steps_writes_a_crash_report(tmp_path: Path) -> None:
-    with pytest.raises(EnvCrashError, match=r"was killed by SIGKILL, at step 3 of an episode of index 0\nrepeat it"):
+    with pytest.raises(EnvCrashError, match=r"was killed by SIGKILL, at step 3 of an episode of index 0\nreproduce it"):
         ProcessVectorEnv(DiesLate, 2, None, failure_policy=FailurePolicy(folder=tmp_path))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import exit_code
+from conftest import cli_exit_code
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -102,18 +102,18 @@ def test_command_prints_the_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = str(make_report(tmp_path))
-    assert exit_code(monkeypatch, "reproduce", file, "--env", FAILS) == 0
+    assert cli_exit_code(monkeypatch, "reproduce", file, "--env", FAILS) == 0
     out = capsys.readouterr().out
     assert "Traceback" in out
     assert "reproduced the same error at step" in out
     monkeypatch.setattr("zhixing.utils.importing.approved", set())  # as in a process that has imported nothing yet
-    assert exit_code(monkeypatch, "reproduce", file) == 2  # the code isn't confirmed
+    assert cli_exit_code(monkeypatch, "reproduce", file) == 2  # the code isn't confirmed
     assert f"if you trust it, say so with --trust, or with --env {FAILS}" in capsys.readouterr().err
-    assert exit_code(monkeypatch, "reproduce", file, "--env", "CartPole-v1") == 2
+    assert cli_exit_code(monkeypatch, "reproduce", file, "--env", "CartPole-v1") == 2
     report = json.loads(Path(file).read_text())
     Path(file).write_text(json.dumps(report | {"actions": [0, 0]}))
-    assert exit_code(monkeypatch, "reproduce", file, "--env", FAILS) == 1
-    assert exit_code(monkeypatch, "reproduce", "nowhere.json") == 2
+    assert cli_exit_code(monkeypatch, "reproduce", file, "--env", FAILS) == 1
+    assert cli_exit_code(monkeypatch, "reproduce", "nowhere.json") == 2
     assert "crash report nowhere.json doesn't exist" in capsys.readouterr().err
 
 

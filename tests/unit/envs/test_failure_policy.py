@@ -21,10 +21,10 @@ from zhixing.errors import EnvCrashError, UserError
 
 REPLACE = FailurePolicy(on_crash="replace")
 MISBEHAVIOUR = {
-    broken.WrongShape: r"step 3 of an episode: its observation has shape \(1,\); its space says \(2,\)",
-    broken.WrongKind: "step 3 of an episode: its observation is of float32; its space says uint8",
-    broken.TooLarge: "step 3 of an episode: its observation holds 300; .* takes 0 to 255",
-    broken.NoSuchChoice: r"step 3 of an episode: its observation holds 3; Discrete\(3\) takes 0 to 2",
+    broken.WrongShape: r"step 3 of an episode: its observation has shape \(1,\); its space has shape \(2,\)",
+    broken.WrongKind: "step 3 of an episode: its observation has dtype float32; its space has dtype uint8",
+    broken.TooLarge: "step 3 of an episode: its observation contains 300; .* allows 0 to 255",
+    broken.NoSuchChoice: r"step 3 of an episode: its observation contains 3; Discrete\(3\) allows 0 to 2",
     broken.NanObs: "step 3 of an episode: its observation holds nan",
     broken.NanLast: "step 20 of an episode: its observation holds nan",
     broken.NanFirst: "a reset: its observation holds inf",
@@ -270,7 +270,7 @@ def test_a_run_goes_on_with_new_copies_and_shows_how_many(tmp_path: Path, capsys
     env = {"name": "broken_tasks:Fails"}
     result = zx.train("ppo", env=env, out=tmp_path / "run", vector__on_crash="replace", **SHORT)
     assert result["env_steps"] == 512
-    assert "environments replaced" in capsys.readouterr().err
+    assert "environments restarted" in capsys.readouterr().err
     config = (tmp_path / "run" / "config.yaml").read_text()
     assert "backend: process" in config
     assert list((tmp_path / "run" / "crash").glob("crash-*.json"))
