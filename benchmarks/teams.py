@@ -82,14 +82,14 @@ def by_chance(mask: Any, rng: np.random.Generator) -> Any:
 def nearest_wins(num: int = 1_000) -> float:
     battles = Battles(num, "3m", None)
     battles.rng = np.random.default_rng(0)
-    battles.begin(np.arange(num))
+    battles.reset(np.arange(num))
     won, over = np.zeros(num, bool), np.zeros(num, bool)
     while not over.all():
         _, terminated, truncated = battles.step(attack_nearest(battles))
         fresh = (terminated | truncated) & ~over
-        won[fresh] = [battles.numbers(i)["won"] for i in np.flatnonzero(fresh)]
+        won[fresh] = [battles.final_info(i)["won"] for i in np.flatnonzero(fresh)]
         over |= fresh
-        battles.begin(np.flatnonzero(terminated | truncated))
+        battles.reset(np.flatnonzero(terminated | truncated))
     return float(won.mean())
 
 

@@ -23,8 +23,8 @@ def in_torch(map_name: str, num: int, **options: object) -> TorchVectorEnv:
 
 def rows_of(battles: Battles) -> torch.Tensor:
     """The same battles as a state `[k,N]`."""
-    place = np.moveaxis(battles.place, -1, 0)
-    parts = [*place, battles.health, battles.shield, battles.wait, battles.last]
+    place = np.moveaxis(battles.position, -1, 0)
+    parts = [*place, battles.health, battles.shield, battles.cooldown_left, battles.last_actions]
     return torch.from_numpy(np.concatenate([part.T for part in parts]).astype(np.float64))
 
 
@@ -58,7 +58,7 @@ def test_battles_go_as_in_numpy_from_the_same_starts(map_name: str, limit: int |
     rng = np.random.default_rng(0)
     seen = {"ends": 0, "cut": 0, "won": 0, "fell": 0}
     for step in range(150):
-        clever = rng.random(battles.last.shape) < (0.0 if step < 50 else 0.8)
+        clever = rng.random(battles.last_actions.shape) < (0.0 if step < 50 else 0.8)
         actions = np.where(clever, focus_fire(battles), random_play(battles, rng))
         obs, reward, terminated, truncated, info = env.step(actions)
         other_obs, *others, other_info = native.step(actions)
@@ -121,11 +121,11 @@ def test_battles_begin_as_in_numpy() -> None:
     env.reset(seed=0)
     assert env._state.dtype == torch.float64  # as there
     x, y, *rest = env._state.split(env.task.rows)  # type: ignore[attr-defined]
-    off = torch.stack((x, y), -1) - torch.from_numpy(battles.start).unsqueeze(1)
+    off = torch.stack((x, y), -1) - torch.from_numpy(battles.start_positions).unsqueeze(1)
     assert off.abs().max() <= JITTER
     assert torch.minimum(off.amax(1), -off.amin(1)).min() >= 0.99 * JITTER
     assert off.mean(1).abs().max() < 0.05  # their spread is 1 / sqrt(3), that of the mean of 4000 is 0.009
-    battles.begin(np.arange(4_000))
+    battles.reset(np.arange(4_000))
     for mine, theirs in zip(rest, rows_of(battles).split(env.task.rows)[2:], strict=True):  # type: ignore[attr-defined]
         assert torch.equal(mine, theirs)
 

@@ -1,4 +1,4 @@
-"""Skirmish: what `Battles` and `Views` do in NumPy, whose comments say why, for battles side by side in rows."""
+"""Skirmish: what `Battles` and `ObsBuilder` do in NumPy, whose comments say why, for battles side by side in rows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,19 @@ import torch
 from torch import Tensor
 
 from zhixing.envs.adapters.skirmish.battles import ATTACK, JITTER, KILL, NORTH, WIN, Battles
+from zhixing.envs.adapters.skirmish.observations import (
+    COOLDOWN,
+    DISTANCE,
+    FLAG,
+    HEALTH,
+    NUM_MOVES,
+    SHIELD,
+    TYPES,
+    ObsBuilder,
+    X,
+    Y,
+)
 from zhixing.envs.adapters.skirmish.units import MAPS, SIGHT, SIZE
-from zhixing.envs.adapters.skirmish.views import COOLDOWN, DISTANCE, FLAG, HEALTH, MOVES, SHIELD, TYPES, Views, X, Y
 from zhixing.envs.torch_native.env import Moved, TorchEnv, uniform
 
 if TYPE_CHECKING:
@@ -47,7 +58,7 @@ class Skirmish(TorchEnv):
         self.to(torch.device("cpu"))
 
     def to(self, device: torch.device) -> Self:
-        battles, views = self.battles, Views(self.battles)
+        battles, obs_builder = self.battles, ObsBuilder(self.battles)
         # double as in `Battles`: ties aren't rare, such as a zealot on its target, which walks off as far as it reaches
         self.dtype = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
 
@@ -55,13 +66,13 @@ class Skirmish(TorchEnv):
             return torch.as_tensor(values, dtype=torch.float32, device=device).unsqueeze(-1)
 
         self.damage, self.cooldown, self.range = map(column, (battles.damage, battles.cooldown, battles.range))
-        self.speed, self.start, self.types = map(column, (battles.speed, battles.start, battles.types))
+        self.speed, self.start, self.types = map(column, (battles.speed, battles.start_positions, battles.unit_types))
         self.max_health, self.max_shield = column(battles.max_health), column(battles.max_shield)
         self.numbered = column(range(battles.num_actions))  # [n,1]
-        self.width, wide = views.width, self.units * views.width + MOVES
-        columns = views.columns % wide + wide * views.agents  # in all agents' tables, one after the other
+        self.width, wide = obs_builder.num_features, self.units * obs_builder.num_features + NUM_MOVES
+        columns = obs_builder.columns % wide + wide * obs_builder.agents  # in all agents' tables, one after the other
         self.columns = torch.as_tensor(columns.reshape(-1), device=device)
-        self.state_columns = torch.as_tensor(views.state_columns, device=device)
+        self.state_columns = torch.as_tensor(obs_builder.state_columns, device=device)
         return self
 
     def first(self, num: int, rng: torch.Generator) -> Tensor:
@@ -113,9 +124,9 @@ class Skirmish(TorchEnv):
         health, shield = health / self.max_health, shield / self.max_shield.clamp_min(1.0)
 
         seen = ((distance <= SIGHT) & alive & alive[:allies].unsqueeze(1)).float()  # [A,U,N]
-        table = seen.new_empty(allies, units * self.width + MOVES, num)
-        table[:, -MOVES:] = available[:, NORTH:ATTACK]
-        features = table[:, :-MOVES].unflatten(1, (units, self.width))
+        table = seen.new_empty(allies, units * self.width + NUM_MOVES, num)
+        table[:, -NUM_MOVES:] = available[:, NORTH:ATTACK]
+        features = table[:, :-NUM_MOVES].unflatten(1, (units, self.width))
         features[:, :allies, FLAG], features[:, allies:, FLAG] = seen[:, :allies], available[:, ATTACK:]
         gaps = {DISTANCE: distance / SIGHT, X: gap_x / SIGHT, Y: gap_y / SIGHT}
         for feature, value in (gaps | {HEALTH: health, SHIELD: shield}).items():

@@ -1,4 +1,4 @@
-"""Battles of two small teams, in NumPy, with SMAC's actions, observations and reward: `skirmish/3m`."""
+"""Battles of two small teams in NumPy, with SMAC's actions, observations and reward: `skirmish/3m`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from zhixing.envs.adapters.skirmish.battles import Battles
 from zhixing.envs.adapters.skirmish.env import SkirmishEnv
 from zhixing.envs.adapters.skirmish.native import NATIVE, NativeSkirmish
-from zhixing.envs.adapters.skirmish.scripts import attack_nearest, focus_fire, random_play
+from zhixing.envs.adapters.skirmish.scripted import attack_nearest, focus_fire, random_play
 from zhixing.envs.adapters.skirmish.smac import SkirmishSMAC
 from zhixing.envs.adapters.skirmish.units import MAPS
 from zhixing.envs.options import check_options

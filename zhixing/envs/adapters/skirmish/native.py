@@ -1,4 +1,4 @@
-"""Many battles as one task: `skirmish/MAP` for the native back end."""
+"""N battles as one native vector environment: `skirmish/MAP` with vector.backend=native."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from gymnasium.spaces import Box, Discrete
 
 from zhixing.core.spaces import Spaces
 from zhixing.envs.adapters.skirmish.battles import Battles
-from zhixing.envs.adapters.skirmish.drawing import picture
+from zhixing.envs.adapters.skirmish.observations import ObsBuilder
+from zhixing.envs.adapters.skirmish.render import render
 from zhixing.envs.adapters.skirmish.units import MAPS
-from zhixing.envs.adapters.skirmish.views import Views
 from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import State
 
 
 class NativeSkirmish:
-    """One map of it; `NATIVE` has a class for each."""
+    """N battles on the map `map_name`; `NATIVE` has a subclass for each map."""
 
     options: ClassVar[frozenset[str]] = frozenset({"episode_limit", "render_mode"})
     logged_info_keys: ClassVar[tuple[str, ...]] = ("won",)
@@ -26,19 +26,19 @@ class NativeSkirmish:
 
     def __init__(self, num: int, episode_limit: int | None = None, render_mode: str | None = None) -> None:
         self.battles = Battles(num, self.map_name, episode_limit)
-        self.views = Views(self.battles)
-        self.spaces = spaces_of(self.views)
+        self.obs_builder = ObsBuilder(self.battles)
+        self.spaces = make_spaces(self.obs_builder)
 
     def reset(self, seed: int | None) -> tuple[Array, Info]:
         if seed is not None:
             self.battles.rng = np.random.default_rng(seed)
-        self.battles.begin(np.arange(self.battles.num))
-        return self._show()
+        self.battles.reset(np.arange(self.battles.num))
+        return self._observe()
 
     def step(self, actions: Array) -> Result:
         battles = self.battles
         reward, terminated, truncated = battles.step(actions)
-        obs, info = self._show()
+        obs, info = self._observe()
         ended = (terminated | truncated).nonzero()[0]
         if len(ended):
             info |= {
@@ -46,42 +46,42 @@ class NativeSkirmish:
                 "final_mask": info["action_mask"].copy(),
                 "final_state": info["state"].copy(),
                 "final_alive": info["alive"].copy(),
-                "final_info": {row: battles.numbers(row) for row in ended.tolist()},
+                "final_info": {row: battles.final_info(row) for row in ended.tolist()},
             }
-            battles.begin(ended)
-            obs[ended], info["state"][ended] = self.views.observations(ended), self.views.states(ended)
-            info["action_mask"][ended] = battles.available[ended]
+            battles.reset(ended)
+            obs[ended], info["state"][ended] = self.obs_builder.observations(ended), self.obs_builder.states(ended)
+            info["action_mask"][ended] = battles.action_mask[ended]
             info["alive"][ended] = True
         team_reward = np.repeat(reward.astype(np.float32)[:, None], battles.num_allies, 1)
         return obs, team_reward, terminated, truncated, info
 
-    def _show(self) -> tuple[Array, Info]:
+    def _observe(self) -> tuple[Array, Info]:
         alive = self.battles.alive[:, : self.battles.num_allies].copy()
-        info = {"action_mask": self.battles.available.copy(), "state": self.views.states(), "alive": alive}
-        return self.views.observations(), info
+        info = {"action_mask": self.battles.action_mask.copy(), "state": self.obs_builder.states(), "alive": alive}
+        return self.obs_builder.observations(), info
 
     def state_dict(self) -> State:
         return self.battles.state_dict()
 
     def load_state_dict(self, state: State) -> tuple[Array, Info]:
         self.battles.load_state_dict(state)
-        return self._show()
+        return self._observe()
 
     def render(self, index: int) -> Array | None:
-        return picture(self.battles, index)
+        return render(self.battles, index)
 
     def close(self) -> None:
         pass
 
 
-def spaces_of(views: Views) -> Spaces:
-    battles = views.battles
+def make_spaces(obs_builder: ObsBuilder) -> Spaces:
+    battles = obs_builder.battles
     return Spaces(
-        obs=Box(-1.0, 1.0, (views.obs_size,), np.float32),
+        obs=Box(-1.0, 1.0, (obs_builder.obs_size,), np.float32),
         action=Discrete(battles.num_actions),
         num_agents=battles.num_allies,
         mask=battles.num_actions,
-        state=views.state_size,
+        state=obs_builder.state_size,
         alive=True,
         reward_kind="shared",
     )

@@ -1,18 +1,18 @@
-"""Units and maps. A step is about a third of a second of the original game, whose figures these follow."""
+"""Units and maps. The numbers follow StarCraft II, with steps of about a third of a second."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 SIZE = 32.0  # side of the square map
-SIGHT = 9.0
+SIGHT = 9.0  # distance at which agents observe units
 
 
 @dataclass(frozen=True)
 class Unit:
     health: int
     shield: int
-    damage: int  # of one shot
+    damage: int  # per shot
     cooldown: int  # steps from one shot to the next
     range: float
     speed: float  # map units per step
@@ -27,13 +27,13 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Map:
-    allies: str  # a letter per unit
+    allies: str  # one letter per unit
     enemies: str
     episode_limit: int
 
     @property
     def types(self) -> str:
-        """Letters that observations tell apart: none where all units of a team are alike."""
+        """The unit types that observations encode; empty if the units of each team are all of one type."""
         mixed = len(set(self.allies)) > 1 or len(set(self.enemies)) > 1
         return "".join(sorted({*self.allies, *self.enemies})) if mixed else ""
 

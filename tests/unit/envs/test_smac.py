@@ -14,12 +14,12 @@ from zhixing.envs.env_spec import describe
 from zhixing.errors import UserError
 
 
-def test_interface_is_that_of_smac() -> None:
+def test_skirmish_has_the_interface_of_smac() -> None:
     battle = SkirmishSMAC("3m", seed=0)
-    about = {"state_shape": 48, "obs_shape": 30, "n_actions": 9, "n_agents": 3, "episode_limit": 60}
-    assert battle.get_env_info() == about
+    env_info = {"state_shape": 48, "obs_shape": 30, "n_actions": 9, "n_agents": 3, "episode_limit": 60}
+    assert battle.get_env_info() == env_info
     obs, state = battle.reset()
-    assert [one.shape for one in obs] == [(30,)] * 3
+    assert [agent_obs.shape for agent_obs in obs] == [(30,)] * 3
     assert state.shape == (48,)
     np.testing.assert_array_equal(obs, battle.get_obs())
     np.testing.assert_array_equal(state, battle.get_state())
@@ -28,55 +28,55 @@ def test_interface_is_that_of_smac() -> None:
     battle.close()
 
 
-def test_time_limit_is_told_in_smacs_way() -> None:
+def test_time_limit_is_reported_as_in_smac() -> None:
     battle = SkirmishSMAC("3m", episode_limit=2)
     battle.reset()
     assert "episode_limit" not in battle.step([1, 1, 1])[2]
     _, over, info = battle.step([1, 1, 1])
     assert (over, info["episode_limit"], info["battle_won"]) == (True, True, False)
-    with pytest.raises(RuntimeError, match="reset it"):
+    with pytest.raises(RuntimeError, match="call reset before step"):
         battle.step([1, 1, 1])
 
 
 @pytest.mark.parametrize("map_name", ["3m", "2s3z"])
-def test_wrapped_interface_goes_as_the_native_task(map_name: str) -> None:
-    """For the same seed and actions, over several battles."""
-    task, env = NATIVE[f"skirmish/{map_name}"](1), SmacEnv(partial(SkirmishSMAC, map_name))
-    rng, ends = np.random.default_rng(0), 0
-    obs, info = task.reset(7)
-    shown, told = env.reset(seed=7)
+def test_wrapped_battle_equals_the_native_env(map_name: str) -> None:
+    """With the same seed and actions, over several battles."""
+    native, env = NATIVE[f"skirmish/{map_name}"](1), SmacEnv(partial(SkirmishSMAC, map_name))
+    rng, num_ends = np.random.default_rng(0), 0
+    expected_obs, expected_info = native.reset(7)
+    obs, info = env.reset(seed=7)
     for _ in range(200):
-        np.testing.assert_array_equal(shown, obs[0])
+        np.testing.assert_array_equal(obs, expected_obs[0])
         for key in ("action_mask", "state", "alive"):
-            np.testing.assert_array_equal(told[key], info[key][0])
-        actions = random_play(task.battles, rng)
-        obs, reward, terminated, truncated, info = task.step(actions)
-        shown, paid, *over, told = env.step(actions[0])
-        np.testing.assert_array_equal(paid, reward[0])
-        assert over == [terminated[0], truncated[0]]
-        if any(over):
-            ends += 1
-            np.testing.assert_array_equal(shown, info["final_obs"][0])
-            np.testing.assert_array_equal(told["alive"], info["final_alive"][0])
-            assert {k: told[k] for k in ("won", "dead_allies", "dead_enemies")} == info["final_info"][0]
-            shown, told = env.reset()
-    assert ends >= 3
+            np.testing.assert_array_equal(info[key], expected_info[key][0])
+        actions = random_play(native.battles, rng)
+        expected_obs, expected_reward, terminated, truncated, expected_info = native.step(actions)
+        obs, reward, *ends, info = env.step(actions[0])
+        np.testing.assert_array_equal(reward, expected_reward[0])
+        assert ends == [terminated[0], truncated[0]]
+        if any(ends):
+            num_ends += 1
+            np.testing.assert_array_equal(obs, expected_info["final_obs"][0])
+            np.testing.assert_array_equal(info["alive"], expected_info["final_alive"][0])
+            assert {k: info[k] for k in ("won", "dead_allies", "dead_enemies")} == expected_info["final_info"][0]
+            obs, info = env.reset()
+    assert num_ends >= 3
 
 
-def test_a_seed_repeats_and_none_goes_on() -> None:
+def test_reset_without_a_seed_continues_the_random_stream() -> None:
     env = SmacEnv(partial(SkirmishSMAC, "3m"))
     first = env.reset(seed=1)[1]["state"]
     assert not np.array_equal(first, env.reset()[1]["state"])
     np.testing.assert_array_equal(first, env.reset(seed=1)[1]["state"])
 
 
-def test_layout_is_found() -> None:
+def test_env_spec_includes_agents_mask_and_state() -> None:
     spaces = describe(SmacEnv(partial(SkirmishSMAC, "3m")), "smac/3m").spaces
     assert (spaces.num_agents, spaces.mask, spaces.state, spaces.alive) == (3, 9, 48, True)
 
 
-class Silent(SkirmishSMAC):
-    """As StarCraft2Env by default: it ends at the limit without a word of it."""
+class SilentLimit(SkirmishSMAC):
+    """Ends at the time limit without reporting it, as StarCraft2Env does by default."""
 
     def step(self, actions: Any) -> tuple[float, bool, dict[str, Any]]:
         reward, over, info = super().step(actions)
@@ -90,15 +90,15 @@ class Crashing(SkirmishSMAC):
         return 0.0, True, {}
 
 
-@pytest.mark.parametrize("kind", [SkirmishSMAC, Silent, Crashing])
-def test_a_battle_that_nobody_lost_was_cut(kind: type[SkirmishSMAC]) -> None:
+@pytest.mark.parametrize("kind", [SkirmishSMAC, SilentLimit, Crashing])
+def test_undecided_battle_is_truncated(kind: type[SkirmishSMAC]) -> None:
     env = SmacEnv(partial(kind, "3m", episode_limit=1))
     env.reset()
     _, _, terminated, truncated, info = env.step(np.array([1, 1, 1]))
     assert (terminated, truncated, info["won"]) == (False, True, False)
 
 
-def test_missing_package_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("smac", "smac.env", "smacv2", "smacv2.env"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=r"^smac/3m needs the game StarCraft II and the package smac \(pip install"):
@@ -114,7 +114,7 @@ def test_installed_package_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (env.num_agents, env.battle.get_env_info()["episode_limit"]) == (5, 4)
     with pytest.raises(UserError, match="smac/3m has no option 'dificulty'"):
         make("smac/3m", {"dificulty": 7})
-    with pytest.raises(UserError, match="has no option 'map_name': the map is in the name"):
+    with pytest.raises(UserError, match="has no option 'map_name': the environment's name gives the map"):
         make("smac/3m", {"map_name": "8m"})
 
 
