@@ -412,20 +412,20 @@ def sweep(
     layers, words = _asked(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset)
     values = {**(sweep.read_grid(grid) if grid else {}), **sweep.parse_values(words)}
     try:
-        found, failed = sweep.sweep(layers, values, sweep.parse_seeds(seeds), out, workers, on)
+        variants, failed = sweep.sweep(layers, values, sweep.parse_seeds(seeds), out, workers, on)
     except KeyboardInterrupt:
-        write_stderr("stopped; the same command goes on")
+        write_stderr("stopped; run the same command again to continue")
         raise
-    if any(setting.results for setting in found):
-        rows = sweep.table(found)
+    if any(variant.results for variant in variants):
+        rows = sweep.table_rows(variants)
         tables.write_table(rows, out / "sweep.csv")
         tables.print_table(rows)
         print(out / "sweep.csv")
         try:
-            sweep.picture(found, out / "sweep.png")
+            sweep.plot_best(variants, out / "sweep.png")
             print(out / "sweep.png")
-        except UserError as error:  # nothing to draw, as where nothing is evaluated
-            write_stderr(f"no picture: {error}")
+        except UserError as error:  # nothing to plot, for example without evaluations
+            write_stderr(f"no plot: {error}")
     for name, reason in failed.items():
         write_stderr(f"failed: {name}: {reason} (see {out / 'output' / name}.txt)")
     if failed:
@@ -455,17 +455,17 @@ def tune(
 
     layers, words = _asked(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset, seed=seed)
     try:
-        outcomes, spaces = tune.tune(layers, words, trials, out, workers, on)
+        results, spaces = tune.tune(layers, words, trials, out, workers, on)
     except KeyboardInterrupt:
-        write_stderr("stopped; the same command goes on")
+        write_stderr("stopped; run the same command again to continue")
         raise
-    rows = tune.table(outcomes)
+    rows = tune.table_rows(results)
     tables.write_table(rows, out / "trials.csv")
     tables.print_table(rows[:20])
     print(out / "trials.csv")
-    if tune.best_of(outcomes) is None:
-        raise UserError(f"no trial came to its end; see {out / 'trials.csv'} and what they printed in {out / 'output'}")
-    tune.picture(outcomes, spaces, out / "trials.png")
+    if tune.best_trial(results) is None:
+        raise UserError(f"no trial completed; see {out / 'trials.csv'} and the trials' output in {out / 'output'}")
+    tune.plot_trials(results, spaces, out / "trials.png")
     print(out / "trials.png")
     print(f"{out / 'best.yaml'}: train with it by --config")
 
@@ -487,21 +487,21 @@ def profile(
 
     layers, words = _asked(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset)
     cfg = config.build(layers, config.parse_overrides(words))
-    found = profiler.profile(cfg, seconds)
-    title = f"{cfg.algorithm} on {cfg.env.name}: {found.speed:,.0f} {found.unit} per second"
-    tables.print_table(profiler.rows_of_parts(found), title)
-    if found.rollout is not None:
-        print(f"iterations were cut to {getattr(found.cfg, 'rollout_steps')} steps of each environment")  # noqa: B009
-    groups = ", ".join(f"{name} {100 * share:.0f} %" for name, share in found.groups.items())
-    print(f"bound by {found.bound_by} ({groups})\n")
-    write_stderr(f"trying other settings, {profiler.tries_seconds(found, seconds):.0f} seconds at most")
-    tries = profiler.try_alternatives(cfg, found, seconds, lambda one: write_stderr(f"trying {one}"))
-    tables.print_table(profiler.rows_of_tries(tries, found.unit))
-    better = profiler.advice(tries)
-    told = ", ".join(f"{one.setting} ({one.times:.2f} times)" for one in better)
-    print(f"faster: {told}" if better else "nothing that was tried is clearly faster")
-    if any(one.setting.startswith("num_envs") for one in better):
-        print("another num_envs also changes what is learned: compare both with `zhixing sweep`")
+    result = profiler.profile(cfg, seconds)
+    title = f"{cfg.algorithm} on {cfg.env.name}: {result.speed:,.0f} {result.unit} per second"
+    tables.print_table(profiler.part_rows(result), title)
+    if result.max_rollout is not None:
+        print(f"rollouts were shortened to {getattr(result.cfg, 'rollout_steps')} steps per environment")  # noqa: B009
+    shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in result.group_shares.items())
+    print(f"bound by {result.bottleneck} ({shares})\n")
+    write_stderr(f"measuring alternative settings for at most {profiler.time_budget(result, seconds):.0f} seconds")
+    measured = profiler.measure_alternatives(cfg, result, seconds, lambda name: write_stderr(f"measuring {name}"))
+    tables.print_table(profiler.alternative_rows(measured, result.unit))
+    faster = profiler.recommend(measured)
+    summary = ", ".join(f"{a.setting} ({a.speedup:.2f} times)" for a in faster)
+    print(f"faster: {summary}" if faster else "no measured alternative is clearly faster")
+    if any(a.setting.startswith("num_envs") for a in faster):
+        print("changing num_envs also changes what is learned: compare both with `zhixing sweep`")
 
 
 @app.command("list")

@@ -20,7 +20,7 @@ from zhixing import config
 from zhixing.envs.adapters.retro_games import RetroGame
 from zhixing.envs.crash import crash_report
 from zhixing.envs.wrappers.pixels import wrap_pixels
-from zhixing.experiments.tune import Choice, Range, settings_of
+from zhixing.experiments.tune import Choice, Range, trial_settings
 from zhixing.training.run_folder import read_checkpoint, write_checkpoint
 from zhixing.utils import importing
 
@@ -174,10 +174,10 @@ def test_a_strangers_dataset_imports_nothing(evil: Path, tmp_path: Path, run_cli
 
 def test_a_strangers_study_chooses_only_what_was_asked_for() -> None:
     spaces = {"net.kind": Choice(["auto", "mine:Net"]), "lr": Range(1e-4, 1e-2)}
-    assert settings_of({"net.kind": "auto", "lr": 1e-3}, spaces) == {"net": {"kind": "auto"}, "lr": 1e-3}
+    assert trial_settings({"net.kind": "auto", "lr": 1e-3}, spaces) == {"net": {"kind": "auto"}, "lr": 1e-3}
     for values in ({"net.kind": "evil:thing"}, {"lr": "evil:thing"}, {"lr": 1.0}, {"lr": True}, {"lr": [1e-3]}):
-        with pytest.raises(zx.UserError, match="none of the values to search"):
-            settings_of(values, spaces)
+        with pytest.raises(zx.UserError, match="outside the values to search"):
+            trial_settings(values, spaces)
 
 
 @pytest.mark.parametrize("scenario", ["../evil", "/tmp/evil", "evil.json", ""])

@@ -1,6 +1,6 @@
-"""Many runs at once: each is a job in a process of its own.
+"""Executors run jobs (runs of a sweep or study) in parallel, each in a separate process.
 
-`LocalProcesses` starts them on this machine, `RayJobs` (ray_jobs.py) on a Ray cluster. `drive` keeps either busy.
+`LocalProcesses` starts them on this machine, `RayJobs` (ray_jobs.py) on a Ray cluster. `run_jobs` drives either one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from zhixing.errors import UserError, write_stderr
-from zhixing.experiments.jobs import TOLD_EVERY_SECONDS, Job, JobEvent
+from zhixing.experiments.jobs import REPORT_EVERY_SECONDS, Job, JobEvent
 from zhixing.training.lock import FolderLock
 from zhixing.utils.cpus import CPU_COUNT, cpu_count
 from zhixing.utils.importing import child_environment
@@ -28,40 +28,40 @@ PROGRAM = "import sys; from zhixing.experiments.jobs import main; main(int(sys.a
 
 
 class Executor(ABC):
-    """Starts jobs and brings their news."""
+    """Start jobs and receive their events."""
 
-    workers: int  # jobs at once
+    workers: int  # number of jobs that run at the same time
 
     @property
     @abstractmethod
     def running(self) -> list[str]:
-        """Names of jobs whose last news hasn't come yet."""
+        """Return the names of jobs whose final event hasn't been received yet."""
 
     @abstractmethod
     def start(self, job: Job) -> None: ...
 
     @abstractmethod
-    def news(self, seconds: float) -> list[JobEvent]:
-        """What has come, after waiting for it so long at most."""
+    def poll(self, timeout: float) -> list[JobEvent]:
+        """Return the events received, after waiting at most `timeout` seconds for the first."""
 
     @abstractmethod
-    def answer(self, job: str, go_on: bool) -> None:
-        """To a job that asks, after each evaluation that it told."""
+    def decide(self, job: str, keep_training: bool) -> None:
+        """Send the decision that a prunable job waits for after each evaluation."""
 
     @abstractmethod
-    def ask_to_stop(self) -> None:
-        """All jobs, each with a checkpoint; their last news still come."""
+    def request_stop(self) -> None:
+        """Ask all jobs to save a checkpoint and stop. Keep polling for their final events."""
 
     @abstractmethod
     def close(self) -> None:
-        """End at once what still runs."""
+        """Kill the jobs that still run."""
 
 
 class LocalProcesses(Executor):
-    """Fresh interpreters on this machine. They notice when this process is gone, and end with a checkpoint."""
+    """Run jobs in new interpreters on this machine. If this process dies, they save a checkpoint and stop."""
 
     def __init__(self, workers: int, lock: int) -> None:
-        """`lock` is the file that claims the folder of the runs: jobs keep it claimed as long as they run."""
+        """`lock` is the descriptor of the lock on the sweep's folder: jobs inherit it, so they hold the lock too."""
         self.workers, self.lock = workers, lock
         self._processes: dict[str, tuple[subprocess.Popen[bytes], Connection]] = {}
         self._stopping = False
@@ -71,65 +71,65 @@ class LocalProcesses(Executor):
         return list(self._processes)
 
     def start(self, job: Job) -> None:
-        ours, theirs = socket.socketpair()
+        parent_end, child_end = socket.socketpair()
         job.output.parent.mkdir(parents=True, exist_ok=True)
-        with theirs, open(job.output, "ab") as output:
+        with child_end, open(job.output, "ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), self.lock),
+                [sys.executable, "-c", PROGRAM, str(child_end.fileno())],
+                pass_fds=(child_end.fileno(), self.lock),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**child_environment(), **self._share(job)},
-                start_new_session=True,  # Ctrl-C in a terminal comes to us alone, who then ask each job once
+                env={**child_environment(), **self._cpu_limits(job)},
+                start_new_session=True,  # Ctrl-C in a terminal reaches only this process, which stops each job once
             )
-        connection = Connection(ours.detach())
+        connection = Connection(parent_end.detach())
         self._processes[job.name] = (process, connection)
-        with suppress(OSError):  # it died at once, which `news` tells
+        with suppress(OSError):  # the process died at once: `poll` reports it
             connection.send(job)
 
-    def _share(self, job: Job) -> dict[str, str]:
-        """Each run has a part of the CPUs for its environments; libraries besides torch mustn't take all either."""
+    def _cpu_limits(self, job: Job) -> dict[str, str]:
+        """Return environment variables that give each job its share of the CPUs, also in libraries besides torch."""
         cpus = max(1, cpu_count() // self.workers)
         return {CPU_COUNT: str(cpus), "OMP_NUM_THREADS": str(job.settings["num_threads"])}
 
-    def news(self, seconds: float) -> list[JobEvent]:
+    def poll(self, timeout: float) -> list[JobEvent]:
         by_connection = {connection: name for name, (_, connection) in self._processes.items()}
-        found = []
-        for ready in wait(list(by_connection), seconds):
+        events = []
+        for ready in wait(list(by_connection), timeout):
             assert isinstance(ready, Connection)
             name = by_connection[ready]
             try:
-                kind, told = ready.recv()
+                kind, data = ready.recv()
             except (EOFError, OSError):
-                kind, told = self._death(name)
-            news = JobEvent(name, kind, told)
-            if news.last:
+                kind, data = self._exit_event(name)
+            event = JobEvent(name, kind, data)
+            if event.is_final:
                 process, _ = self._processes.pop(name)
                 ready.close()
                 process.wait()
-            found.append(news)
-        return found
+            events.append(event)
+        return events
 
-    def _death(self, name: str) -> tuple[str, Mapping[str, Any]]:
-        """Of a job that ended without a word."""
+    def _exit_event(self, name: str) -> tuple[str, Mapping[str, Any]]:
+        """Return the final event of a job whose process exited without sending one."""
         code = self._processes[name][0].wait()
         if self._stopping and code == -signal.SIGTERM:  # it hadn't begun to train
             return "stopped", {}
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return "failed", {"error": f"its process {how}"}
+        cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return "failed", {"error": f"the process {cause}"}
 
-    def answer(self, job: str, go_on: bool) -> None:
+    def decide(self, job: str, keep_training: bool) -> None:
         if job in self._processes:
             with suppress(OSError):
-                self._processes[job][1].send(go_on)
+                self._processes[job][1].send(keep_training)
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         self._stopping = True
         for process, connection in self._processes.values():
             process.terminate()
             with suppress(OSError):
-                connection.send(True)  # one that waits for an answer hears the signal after it
+                connection.send(True)  # a job that waits for a decision acts on the signal only after receiving one
 
     def close(self) -> None:
         for process, connection in self._processes.values():
@@ -139,8 +139,8 @@ class LocalProcesses(Executor):
         self._processes = {}
 
 
-def drive(executor: Executor, next_job: Callable[[], Job | None], on_event: Callable[[JobEvent], None]) -> None:
-    """Start jobs as long as there are some, and pass on what they tell. Ctrl-C stops all, each with a checkpoint."""
+def run_jobs(executor: Executor, next_job: Callable[[], Job | None], on_event: Callable[[JobEvent], None]) -> None:
+    """Run jobs until `next_job` returns None and all have ended. Ctrl-C stops them, each with a checkpoint."""
     try:
         more = True
         while more or executor.running:
@@ -149,73 +149,77 @@ def drive(executor: Executor, next_job: Callable[[], Job | None], on_event: Call
                 more = job is not None
                 if job is not None:
                     executor.start(job)
-            for news in executor.news(TOLD_EVERY_SECONDS):
-                on_event(news)
+            for event in executor.poll(REPORT_EVERY_SECONDS):
+                on_event(event)
     except KeyboardInterrupt:
-        write_stderr("\nstopping all runs after their present iteration (again to stop at once)")
-        executor.ask_to_stop()
+        write_stderr("\nstopping all runs after their current iteration (press Ctrl-C again to stop at once)")
+        executor.request_stop()
         while executor.running:
-            for news in executor.news(TOLD_EVERY_SECONDS):
-                if news.kind != "evaluation":  # nobody is judged any more
-                    on_event(news)
+            for event in executor.poll(REPORT_EVERY_SECONDS):
+                if event.kind != "evaluation":  # no more decisions about pruning
+                    on_event(event)
         raise
     finally:
         executor.close()
 
 
 @contextmanager
-def locked(folder: Path, seconds: float = 5.0) -> Iterator[int]:
-    """A folder of runs for this process and its jobs alone, since two at the same run would spoil it. Waits a little:
-    jobs of one that was killed may still be saving. Gives the file that holds the claim."""
+def locked(folder: Path, timeout: float = 5.0) -> Iterator[int]:
+    """Lock a sweep's folder for this process and its jobs, and yield the lock's file descriptor.
+
+    Two processes writing the same run would corrupt it. Waits up to `timeout` seconds: jobs of a killed sweep may still
+    be saving.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FolderLock(folder, seconds)
+        lock = FolderLock(folder, timeout)
     except OSError as error:
-        raise UserError(f"--out {folder} can't be written: {error.strerror or error}") from None
+        raise UserError(f"can't write to --out {folder}: {error.strerror or error}") from None
     try:
         yield lock.fd
     finally:
         lock.drop()  # jobs that still run keep the folder locked
 
 
-def executor_on(where: str, workers: int | None, lock: int) -> Executor:
-    """`local`: processes of this machine; `ray`: a Ray that is started here; else the address of a Ray cluster."""
-    if where == "local":
+def make_executor(on: str, workers: int | None, lock: int) -> Executor:
+    """Make an executor: `local` processes, a `ray` instance started here, or the Ray cluster at an address."""
+    if on == "local":
         return LocalProcesses(workers or default_workers(), lock)
-    from zhixing.experiments.ray_jobs import RayJobs  # only now: others needn't have it
+    from zhixing.experiments.ray_jobs import RayJobs  # imported here because Ray is optional
 
-    return RayJobs(workers or default_workers(), None if where == "ray" else where)
+    return RayJobs(workers or default_workers(), None if on == "ray" else on)
 
 
 def default_workers() -> int:
-    """Half the CPUs: the other half is for environments and for whoever else is there."""
+    """Return half the CPUs: the other half is for environment processes and other programs."""
     return max(1, cpu_count() // 2)
 
 
 class ProgressBoard:
-    """Progress of many runs: a live line in a terminal, and one line for each that ended."""
+    """Print the progress of several runs: a live line in a terminal, and a line for each run that ends."""
 
     def __init__(self, total: int, done: int) -> None:
         self.total, self.done, self.failed = total, done, 0
         self.live = sys.stderr is not None and sys.stderr.isatty()
         self._running: dict[str, str] = {}
-        self._shown_at = 0.0
+        self._last_update = 0.0
 
-    def on_event(self, news: JobEvent, ending: str = "") -> None:
-        """`ending` stands behind the name of a run that ended."""
-        if not news.last:
-            ret = "" if news.told["ret"] != news.told["ret"] else f" {news.told['ret']:.4g}"
-            self._running[news.job] = f"{news.job} {100 * news.told['fraction']:.0f}%{ret}"
-            self._show()
+    def on_event(self, event: JobEvent, summary: str = "") -> None:
+        """`summary` is printed after the name of a run that ended."""
+        if not event.is_final:
+            mean_return = event.data["mean_return"]
+            text = "" if mean_return != mean_return else f" {mean_return:.4g}"
+            self._running[event.job] = f"{event.job} {100 * event.data['fraction']:.0f}%{text}"
+            self._update_line()
             return
-        self._running.pop(news.job, None)
-        self.done += news.kind == "done"
-        self.failed += news.kind == "failed"
-        self._print(f"{news.kind:8} {news.job}  {ending}", "\n")
+        self._running.pop(event.job, None)
+        self.done += event.kind == "done"
+        self.failed += event.kind == "failed"
+        self._print(f"{event.kind:8} {event.job}  {summary}", "\n")
 
-    def _show(self) -> None:
-        if self.live and time.monotonic() - self._shown_at >= TOLD_EVERY_SECONDS:
-            self._shown_at = time.monotonic()
+    def _update_line(self) -> None:
+        if self.live and time.monotonic() - self._last_update >= REPORT_EVERY_SECONDS:
+            self._last_update = time.monotonic()
             failed = f", {self.failed} failed" if self.failed else ""
             line = f"{self.done} of {self.total} done{failed}  {'  '.join(self._running.values())}"
             self._print(line[: shutil.get_terminal_size().columns - 1], "")

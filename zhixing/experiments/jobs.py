@@ -1,6 +1,6 @@
-"""What happens at the other end of a sweep: one run, told of by name, that tells how it gets on.
+"""One run of a sweep or study, executed in a process that reports its progress.
 
-It doesn't know who listens, nor from where: see executors.py.
+Executors (executors.py) start jobs and receive their events.
 """
 
 from __future__ import annotations
@@ -27,84 +27,89 @@ if TYPE_CHECKING:
 
     from zhixing.collect.evaluation import Evaluation
 
-TOLD_EVERY_SECONDS = 0.5
+REPORT_EVERY_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to begin, or to go on with: whatever its folder holds."""
+    """A run to start, or to resume if its folder holds a checkpoint."""
 
     name: str
     folder: Path
-    settings: Mapping[str, Any]  # its whole configuration, plain: it may travel far
-    asks: bool = False  # after each evaluation, whether to go on
+    settings: Mapping[str, Any]  # the complete configuration as plain data: it may be sent to another machine
+    prunable: bool = False  # after each evaluation, wait for a decision whether to continue
 
     @property
     def output(self) -> Path:
-        """What the run prints, outside its folder, which is as that of any run."""
+        """File of the run's printed output. It lies outside the run folder, whose contents stay as for any run."""
         return self.folder.parent / "output" / f"{self.name}.txt"
 
 
 class JobEvent(NamedTuple):
-    """What a job tells. `progress` and `evaluation` tell `fraction`, `steps` and `ret`; `failed` tells `error`; `done`
-    tells the run's result. `stopped` left a checkpoint, unless there was nothing to save yet."""
+    """A message from a job.
+
+    `data` holds `fraction`, `steps` and `mean_return` for `progress` and `evaluation`, `error` for `failed`, and the
+    run's result for `done`. A `stopped` job has saved a checkpoint if it had begun to train.
+    """
 
     job: str
     kind: Literal["progress", "evaluation", "done", "failed", "stopped"]
-    told: Mapping[str, Any]
+    data: Mapping[str, Any]
 
     @property
-    def last(self) -> bool:
+    def is_final(self) -> bool:
         return self.kind in ("done", "failed", "stopped")
 
 
-# tells news; returns whether to go on, raises OSError when nobody listens any more
-TellNews = Callable[[str, Mapping[str, Any]], bool]
+# (kind, data) -> whether to continue training; raises OSError if the receiver is gone
+Report = Callable[[str, Mapping[str, Any]], bool]
 
 
-def run_job(job: Job, tell: TellNews) -> dict[str, Any]:
-    """Begin a run, or go on with it from its last checkpoint; returns its result."""
+def run_job(job: Job, report: Report) -> dict[str, Any]:
+    """Start a run, or resume it from its last checkpoint, and return its result."""
     from zhixing.training.session import Session
 
-    folder, told = RunFolder(job.folder), [ReportProgress(tell)]
+    folder, callbacks = RunFolder(job.folder), [ReportProgress(report)]
     if any(folder.checkpoints.glob("[0-9]*.safetensors")):
-        return Session.resume(job.folder, told, quiet=True, trust=names_in(job.settings)).run()
-    if folder.config_file.exists():  # killed before its first checkpoint: there is nothing in it to go on from
+        return Session.resume(job.folder, callbacks, quiet=True, trust=names_in(job.settings)).run()
+    if folder.config_file.exists():  # killed before its first checkpoint: nothing to resume from
         folder.lock()
         shutil.rmtree(job.folder)
         folder.unlock()
-    return Session(config.build([job.settings], {}), job.folder, told, quiet=True).run()
+    return Session(config.build([job.settings], {}), job.folder, callbacks, quiet=True).run()
 
 
 class ReportProgress(Callback):
-    """How a run gets on, now and then, and each evaluation; where nobody listens any more it ends with a checkpoint."""
+    """Report progress periodically and after each evaluation. If the receiver is gone, stop with a checkpoint."""
 
-    def __init__(self, tell: TellNews) -> None:
-        self.tell = tell
-        self._told_at = time.monotonic()
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self._last_report = time.monotonic()
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
-        if time.monotonic() - self._told_at >= TOLD_EVERY_SECONDS:
-            self._tell(loop, "progress", loop.recent_mean("episode_return"))
+        if time.monotonic() - self._last_report >= REPORT_EVERY_SECONDS:
+            self._send(loop, "progress", loop.recent_mean("episode_return"))
 
     def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
-        self._tell(loop, "evaluation", evaluation.mean_return)
+        self._send(loop, "evaluation", evaluation.mean_return)
 
-    def _tell(self, loop: TrainingLoop, kind: str, ret: float) -> None:
-        self._told_at = time.monotonic()
+    def _send(self, loop: TrainingLoop, kind: str, mean_return: float) -> None:
+        self._last_report = time.monotonic()
         try:
-            go_on = self.tell(kind, {"fraction": loop.progress, "steps": loop.steps, "ret": ret})
+            keep_training = self.report(
+                kind, {"fraction": loop.progress, "steps": loop.steps, "mean_return": mean_return}
+            )
         except OSError:
             loop.stop(INTERRUPTED)
             return
-        if not go_on and not loop.ending:
-            loop.stop("asked not to go on")
+        if not keep_training and not loop.ending:
+            loop.stop("stopped early")
 
 
-def run_and_report(job: Job, tell: Callable[[str, Mapping[str, Any]], bool]) -> tuple[str, Mapping[str, Any]]:
-    """Run a job to its end, whatever that is: the last that there is to tell of it."""
+def run_and_report(job: Job, report: Report) -> tuple[str, Mapping[str, Any]]:
+    """Run a job until it ends or fails, and return its final event as (kind, data)."""
     try:
-        return "done", run_job(job, tell)
+        return "done", run_job(job, report)
     except KeyboardInterrupt:
         return "stopped", {}
     except (UserError, EnvCrashError) as error:
@@ -116,18 +121,18 @@ def run_and_report(job: Job, tell: Callable[[str, Mapping[str, Any]], bool]) -> 
 
 
 def main(fd: int) -> None:
-    """A job that comes through a socket, in a process that `LocalProcesses` started."""
+    """Receive a job through a socket and run it. `LocalProcesses` starts processes that call this."""
     parent = Connection(fd)
     job: Job = parent.recv()
 
-    def tell(kind: str, told: Mapping[str, Any]) -> bool:
-        parent.send((kind, told))
+    def report(kind: str, data: Mapping[str, Any]) -> bool:
+        parent.send((kind, data))
         try:
-            return parent.recv() if job.asks and kind == "evaluation" else True
+            return parent.recv() if job.prunable and kind == "evaluation" else True
         except EOFError:
-            raise OSError("nobody listens any more") from None
+            raise OSError("the parent process is gone") from None
 
-    last = run_and_report(job, tell)
+    final = run_and_report(job, report)
     with suppress(OSError):
-        parent.send(last)
+        parent.send(final)
     parent.close()

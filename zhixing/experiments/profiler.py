@@ -1,7 +1,7 @@
-"""Where the time of a run goes, and which settings would make it faster.
+"""Measure where the time of a run goes and which settings would be faster.
 
-The parts of a session are timed by wrapping their methods from outside, so that a run that isn't profiled pays nothing.
-Evaluations, checkpoints and logs are left out: they cost what their intervals say.
+The parts of a session are timed by wrapping their methods from outside, so unprofiled runs pay nothing. Evaluations,
+checkpoints and logging are excluded: their cost depends on their intervals.
 """
 
 from __future__ import annotations
@@ -32,124 +32,124 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PARTS = {
-    "environment": "steps of the task",
+    "environment": "environment steps",
     "policy": "choosing actions",
-    "actor": "storing steps; in self-play games and searches",
+    "actor": "storing steps; games and searches in self-play",
     "replay": "adding and sampling",
     "loss": "losses, advantages, minibatches",
-    "gradient": "backward",
-    "optimizer": "clipping, moving weights, targets",
-    "the rest": "the loop itself",
+    "gradient": "backward pass",
+    "optimizer": "clipping, weight updates, target networks",
+    "other": "the training loop itself",
 }
 GROUPS = {
     "environments": ("environment",),
     "acting": ("policy", "actor"),
     "learning": ("replay", "loss", "gradient", "optimizer"),
 }
-WARM_SECONDS = 0.3  # at most, after the first update, since first calls are slow
-TRY_SHARE = 0.2  # of the time of the profile, for each round of each setting that is tried
+WARMUP_SECONDS = 0.3  # at most, after the first update: first calls are slow
+ALTERNATIVE_SHARE = 0.2  # of the profile's time, for one round of one alternative
 ROUNDS = 2
-TRIES_SECONDS = 30.0  # for all settings that are tried, at least; else twice the time of the profile for each
-WORTH = 1.15  # times as fast: less may be chance
-AS_IT_IS = "as it is"
+MIN_BUDGET_SECONDS = 30.0  # for measuring all alternatives together
+MIN_SPEEDUP = 1.15  # smaller differences may be noise
+BASELINE = "current settings"
 
 
-class Clock:
-    """Seconds by part. What a part inside another takes isn't counted for the outer one, so that they add up."""
+class PartTimer:
+    """Sum up the seconds spent in each part. Time in a nested part counts for that part only, so the parts add up."""
 
     def __init__(self, device: torch.device) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
-        self.inside = [0.0]  # of each call under way: what calls inside it took
-        self.waits = device.type == "cuda"  # where a call returns before its work is done
+        self.nested_seconds = [0.0]  # per active call: the time spent in timed calls inside it
+        self.synchronize = device.type == "cuda"  # calls return before their work is done
 
     def now(self) -> float:
-        if self.waits:
+        if self.synchronize:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def time(self, owner: Any, method: str, part: str) -> None:
+    def wrap(self, owner: Any, method: str, part: str) -> None:
+        """Replace a method by one that adds its time to `part`."""
         call = getattr(owner, method)
 
-        def timed(*args: Any, **settings: Any) -> Any:
-            begin = self.now()
-            self.inside.append(0.0)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = self.now()
+            self.nested_seconds.append(0.0)
             try:
-                return call(*args, **settings)
+                return call(*args, **kwargs)
             finally:
-                took = self.now() - begin
-                self.seconds[part] += took - self.inside.pop()
-                self.inside[-1] += took
+                elapsed = self.now() - start
+                self.seconds[part] += elapsed - self.nested_seconds.pop()
+                self.nested_seconds[-1] += elapsed
 
         setattr(owner, method, timed)
 
-    def watch(self, session: Session) -> None:
-        """All parts of a session."""
+    def wrap_session(self, session: Session) -> None:
         if session.env is not None:
-            for method in ("step", "reset", "advance", "begin"):  # the last two of tasks written in torch
+            for method in ("step", "reset", "advance", "begin"):  # the last two exist in torch-native envs
                 if hasattr(session.env, method):
-                    self.time(session.env, method, "environment")
+                    self.wrap(session.env, method, "environment")
         if session.actor is not None:
-            self.time(session.actor, "collect", "actor")
+            self.wrap(session.actor, "collect", "actor")
         if isinstance(session.actor, DistributedCollector):
-            self.time(session.actor, "turn", "actor")
+            self.wrap(session.actor, "turn", "actor")
             if isinstance(session.actor.crew, LocalCrew):
                 for worker in session.actor.crew.workers:
-                    own, learner = worker.begin()
-                    self.time(own.env, "step", "environment")
-                    self.time(learner.policy, "act", "policy")
-                    self.time(learner, "gradients", "loss")
-        self.time(session.learner.policy, "act", "policy")
+                    actor, learner = worker.begin()
+                    self.wrap(actor.env, "step", "environment")
+                    self.wrap(learner.policy, "act", "policy")
+                    self.wrap(learner, "gradients", "loss")
+        self.wrap(session.learner.policy, "act", "policy")
         for buffer in session.loop.buffers.values():
             for method in ("add", "sample", "set_priority"):
-                self.time(buffer, method, "replay")
-        for learner in _learners(session.learner):
-            for method, part in {"update": "loss", "gradients": "loss", "observe": "loss"}.items():
-                self.time(learner, method, part)
-            self.time(learner, "after_step", "optimizer")
-            for each in vars(learner).values():
-                if isinstance(each, Optimizer):
-                    self.time(each, "gradient", "gradient")
-                    self.time(each, "step", "optimizer")
+                self.wrap(buffer, method, "replay")
+        for learner in _nested_learners(session.learner):
+            for method in ("update", "gradients", "observe"):
+                self.wrap(learner, method, "loss")
+            self.wrap(learner, "after_step", "optimizer")
+            for attribute in vars(learner).values():
+                if isinstance(attribute, Optimizer):
+                    self.wrap(attribute, "gradient", "gradient")
+                    self.wrap(attribute, "step", "optimizer")
 
 
-def _learners(learner: Learner) -> Iterator[Learner]:
-    """It and those that it is made of."""
+def _nested_learners(learner: Learner) -> Iterator[Learner]:
+    """Yield a learner and, recursively, the learners it contains."""
     yield learner
-    for part in vars(learner).values():
-        if isinstance(part, Learner):
-            yield from _learners(part)
+    for attribute in vars(learner).values():
+        if isinstance(attribute, Learner):
+            yield from _nested_learners(attribute)
 
 
-class Stopwatch(Callback):
-    """Ends training so many seconds after it has warmed up; what was before isn't counted."""
+class MeasureSpeed(Callback):
+    """Count steps for `seconds` after the warm-up, then stop training."""
 
-    def __init__(self, seconds: float, clock: Clock) -> None:
-        self.seconds, self.clock = seconds, clock
-        self.warm_at: float | None = None  # when it will be
-        self.begin: float | None = None
-        self.steps_before, self.steps, self.took = 0, 0, 0.0
+    def __init__(self, seconds: float, timer: PartTimer) -> None:
+        self.seconds, self.timer = seconds, timer
+        self.warmup_end: float | None = None
+        self.start: float | None = None
+        self.steps_at_start, self.steps, self.elapsed = 0, 0, 0.0
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
-        now = self.clock.now()
-        if self.begin is not None:
-            self.steps, self.took = loop.steps - self.steps_before, now - self.begin
-            if self.took >= self.seconds:
+        now = self.timer.now()
+        if self.start is not None:
+            self.steps, self.elapsed = loop.steps - self.steps_at_start, now - self.start
+            if self.elapsed >= self.seconds:
                 loop.stop("measured")
-        elif self.warm_at is None and (loop.updates or loop.cfg.scheme == "play"):
-            self.warm_at = now + min(WARM_SECONDS, self.seconds)
-        elif self.warm_at is not None and now >= self.warm_at:
-            self.begin, self.steps_before = now, loop.steps
-            self.clock.seconds = dict.fromkeys(PARTS, 0.0)
+        elif self.warmup_end is None and (loop.updates or loop.cfg.scheme == "play"):
+            self.warmup_end = now + min(WARMUP_SECONDS, self.seconds)
+        elif self.warmup_end is not None and now >= self.warmup_end:
+            self.start, self.steps_at_start = now, loop.steps
+            self.timer.seconds = dict.fromkeys(PARTS, 0.0)
 
 
 @dataclass(frozen=True)
 class Profile:
-    cfg: RunConfig  # with what was decided for auto
-    unit: str  # of steps: those of the environment, or updates from a dataset
+    cfg: RunConfig  # with every `auto` resolved
+    unit: str  # what is counted: environment steps, or updates on a dataset
     steps: int
     seconds: float
-    parts: dict[str, float]  # seconds of each
-    rollout: int | None = None  # steps of an iteration, where it was cut since a whole one takes too long
+    parts: dict[str, float]  # seconds per part
+    max_rollout: int | None = None  # steps that an iteration was limited to, if a whole one would take too long
 
     @property
     def speed(self) -> float:
@@ -160,62 +160,63 @@ class Profile:
         return {part: seconds / self.seconds for part, seconds in self.parts.items()}
 
     @property
-    def groups(self) -> dict[str, float]:
-        """Shares of environments, acting and learning."""
+    def group_shares(self) -> dict[str, float]:
         return {name: sum(self.shares[part] for part in parts) for name, parts in GROUPS.items()}
 
     @property
-    def bound_by(self) -> str:
-        return max(self.groups, key=lambda name: self.groups[name])
+    def bottleneck(self) -> str:
+        return max(self.group_shares, key=lambda name: self.group_shares[name])
 
 
 def profile(cfg: RunConfig, seconds: float) -> Profile:
-    """Train for so long, writing nothing. Iterations that would take longer than half of it are cut shorter, with as
-    many updates per step."""
-    rollout = None
-    if cfg.scheme == "on_policy" and shorter(cfg, 1) != cfg:
-        speed = _measure(shorter(cfg, 1), 0.0, detail=False).speed  # of the shortest iterations there can be
-        rollout = int(speed * seconds / 2)
-    short = shorter(cfg, rollout)
-    return replace(_measure(short, seconds), rollout=rollout if short != cfg else None)
+    """Train for `seconds` without writing a run folder, and return where the time went.
+
+    If an iteration would take more than half of that time, it is shortened, with the same number of updates per step.
+    """
+    max_rollout = None
+    if cfg.scheme == "on_policy" and shorten_rollout(cfg, 1) != cfg:
+        speed = _measure(shorten_rollout(cfg, 1), 0.0, time_parts=False).speed  # with the shortest possible iterations
+        max_rollout = int(speed * seconds / 2)
+    short = shorten_rollout(cfg, max_rollout)
+    return replace(_measure(short, seconds), max_rollout=max_rollout if short != cfg else None)
 
 
-def shorter(cfg: RunConfig, rollout: int | None) -> RunConfig:
-    """With iterations halved until they have at most so many steps, but never smaller than a minibatch."""
-    if rollout is None or not isinstance(cfg, OnPolicyConfig):
+def shorten_rollout(cfg: RunConfig, max_rollout: int | None) -> RunConfig:
+    """Halve an on-policy rollout until it has at most `max_rollout` steps, but keep at least a minibatch."""
+    if max_rollout is None or not isinstance(cfg, OnPolicyConfig):
         return cfg
-    num, steps, minibatch = cfg.num_envs, cfg.rollout_steps, getattr(cfg, "minibatch_size", cfg.num_envs)
-    while num * steps > rollout and steps % 2 == 0 and num * steps // 2 >= minibatch:
+    num_envs, steps, minibatch = cfg.num_envs, cfg.rollout_steps, getattr(cfg, "minibatch_size", cfg.num_envs)
+    while num_envs * steps > max_rollout and steps % 2 == 0 and num_envs * steps // 2 >= minibatch:
         steps //= 2
     return cfg.model_copy(update={"rollout_steps": steps})
 
 
-def _measure(cfg: RunConfig, seconds: float, detail: bool = True) -> Profile:
-    """Without `detail` only the speed is measured, free of the clocks' cost."""
-    threads = torch.get_num_threads()
-    with tempfile.TemporaryDirectory() as aside:
-        session = Session(_steady(cfg), aside, quiet=True)
+def _measure(cfg: RunConfig, seconds: float, time_parts: bool = True) -> Profile:
+    """Train for `seconds` after the warm-up. Without `time_parts`, measure only the speed, free of timing overhead."""
+    num_threads = torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as folder:
+        session = Session(_steady_state(cfg), folder, quiet=True)
         try:
-            clock = Clock(session.learner.device)
-            if detail:
-                clock.watch(session)
-            stopwatch = Stopwatch(seconds, clock)
-            session.loop.callbacks = [StopOnNonFinite(), stopwatch]
-            # what overlaps can't be told apart: its parts are measured one after the other
-            overlaps = detail and session.trainer is off_policy_async
-            (off_policy if overlaps else session.trainer)(session.loop)
+            timer = PartTimer(session.learner.device)
+            if time_parts:
+                timer.wrap_session(session)
+            speed = MeasureSpeed(seconds, timer)
+            session.loop.callbacks = [StopOnNonFinite(), speed]
+            # concurrent parts can't be timed separately: run them in sequence
+            sequential = time_parts and session.trainer is off_policy_async
+            (off_policy if sequential else session.trainer)(session.loop)
         finally:
             session.close()
-            torch.set_num_threads(threads)
-    parts = dict(clock.seconds)
-    parts["the rest"] = stopwatch.took - sum(parts.values())
-    return Profile(session.cfg, session.loop.unit, stopwatch.steps, stopwatch.took, parts)
+            torch.set_num_threads(num_threads)
+    parts = dict(timer.seconds)
+    parts["other"] = speed.elapsed - sum(parts.values())
+    return Profile(session.cfg, session.loop.unit, speed.steps, speed.elapsed, parts)
 
 
-def _steady(cfg: RunConfig) -> RunConfig:
-    """As it is for most of a run: beyond the warm-up, with little exploration, far from its end."""
+def _steady_state(cfg: RunConfig) -> RunConfig:
+    """Return a config that trains as in most of a run: past the warm-up, with little exploration, far from its end."""
     changes: dict[str, Any] = {"env_steps": 10**9, "episodes": None, "duration": None, "stop_return": None}
-    changes |= {"eval_video": False, "plot": None}  # whose parts needn't be made
+    changes |= {"eval_video": False, "plot": None}
     fields = type(cfg).model_fields
     if "offline_updates" in fields:
         changes["offline_updates"] = 10**9
@@ -226,89 +227,96 @@ def _steady(cfg: RunConfig) -> RunConfig:
     return cfg.model_copy(update=changes)
 
 
-# --- what would be faster ---
+# --- faster settings ---
 
 
 @dataclass(frozen=True)
-class Try:
-    setting: str  # as one writes it
-    speed: float  # steps per second, in the better of its rounds
-    times: float  # as fast as it is now
-    untold: str = ""  # why there is no speed
+class Alternative:
+    """A setting that was tried in place of the current one, and its measured speed."""
+
+    setting: str  # as written on the command line
+    speed: float  # steps per second, in the faster round
+    speedup: float  # relative to the current settings
+    skipped: str = ""  # why it has no measurement
 
 
-def alternatives(found: Profile) -> dict[str, dict[str, Any]]:
-    """Settings to try beside those of a profile, by how one writes them."""
-    cfg = found.cfg
+def alternatives(profile: Profile) -> dict[str, dict[str, Any]]:
+    """Return the settings to try instead of the profiled ones: their overrides, by how a user writes them."""
+    cfg = profile.cfg
     changes: dict[str, Any] = {}
     for threads in sorted({1, cpu_count()} - {cfg.num_threads}):
         changes[f"num_threads={threads}"] = {"num_threads": threads}
-    if found.unit == "updates":
+    if profile.unit == "updates":
         return changes
-    num = cfg.num_envs
-    for other in (num // 2, 2 * num, 4 * num):
-        if other:  # with whatever back end suits so many
-            changes[f"num_envs={other}"] = {"num_envs": other, "vector": {"backend": "auto", "workers": "auto"}}
-    if cfg.scheme == "self_play":  # games of its own, in this process
+    for num_envs in (cfg.num_envs // 2, 2 * cfg.num_envs, 4 * cfg.num_envs):
+        if num_envs:
+            auto_backend = {"backend": "auto", "workers": "auto"}
+            changes[f"num_envs={num_envs}"] = {"num_envs": num_envs, "vector": auto_backend}
+    if cfg.scheme == "self_play":  # has no vector env
         return changes
     native = ["native"] if has_native(cfg.env.name, cfg.env.options) else []
-    for backend in ("serial", *(["process", "mixed"] if num > 1 else []), *native):
+    for backend in ("serial", *(["process", "mixed"] if cfg.num_envs > 1 else []), *native):
         if backend != cfg.vector.backend:
             changes[f"vector.backend={backend}"] = {"vector": {"backend": backend, "workers": "auto"}}
     return changes
 
 
-def try_alternatives(
-    asked: RunConfig, found: Profile, seconds: float, tell: Callable[[str], None] = lambda setting: None
-) -> list[Try]:
-    """Each for a short time, in turn, so that a machine that is busy for a while is so for all. The settings as they
-    are come first. When they take too long together, what is left isn't tried."""
-    plain = asked.model_dump(mode="json")
-    changes: dict[str, dict[str, Any]] = {AS_IT_IS: {}, **alternatives(found)}
-    until = time.monotonic() + tries_seconds(found, seconds)
+def measure_alternatives(
+    cfg: RunConfig, profile: Profile, seconds: float, on_start: Callable[[str], None] = lambda setting: None
+) -> list[Alternative]:
+    """Measure the current settings, then each alternative, in several rounds.
+
+    The rounds interleave the settings, so temporary load on the machine affects all of them. Alternatives that don't
+    fit into `time_budget` are skipped.
+    """
+    base = cfg.model_dump(mode="json")
+    changes: dict[str, dict[str, Any]] = {BASELINE: {}, **alternatives(profile)}
+    deadline = time.monotonic() + time_budget(profile, seconds)
     speeds: dict[str, list[float]] = {setting: [] for setting in changes}
-    refused: dict[str, str] = {}
+    rejected: dict[str, str] = {}
     for _ in range(ROUNDS):
-        for setting in [one for one in changes if one not in refused]:
-            if time.monotonic() > until and speeds[AS_IT_IS]:
+        for setting in [setting for setting in changes if setting not in rejected]:
+            if time.monotonic() > deadline and speeds[BASELINE]:
                 continue
-            tell(setting)
+            on_start(setting)
             try:
-                cfg = shorter(config.build([plain], changes[setting]), found.rollout)
-                speeds[setting].append(_measure(cfg, TRY_SHARE * seconds, detail=False).speed)
+                changed = shorten_rollout(config.build([base], changes[setting]), profile.max_rollout)
+                speeds[setting].append(_measure(changed, ALTERNATIVE_SHARE * seconds, time_parts=False).speed)
             except UserError as error:
-                refused[setting] = str(error).split("\n")[0]
-    now = max(speeds[AS_IT_IS])
-    tries = []
-    for setting, mine in speeds.items():
-        best = max(mine, default=0.0)
-        why = f"refused: {refused[setting]}" if setting in refused else "" if mine else "not tried: no time was left"
-        tries.append(Try(setting, best, best / now, why))
-    return tries
+                rejected[setting] = str(error).split("\n")[0]
+    baseline = max(speeds[BASELINE])
+    results = []
+    for setting, measured in speeds.items():
+        best = max(measured, default=0.0)
+        skipped = "" if measured else "not measured: out of time"
+        if setting in rejected:
+            skipped = f"rejected: {rejected[setting]}"
+        results.append(Alternative(setting, best, best / baseline, skipped))
+    return results
 
 
-def tries_seconds(found: Profile, seconds: float) -> float:
-    """How long all tries may take, but for the one that is under way then."""
-    return max(TRIES_SECONDS, 2 * seconds * (1 + len(alternatives(found))))
+def time_budget(profile: Profile, seconds: float) -> float:
+    """Return the seconds after which no further alternative is started."""
+    return max(MIN_BUDGET_SECONDS, 2 * seconds * (1 + len(alternatives(profile))))
 
 
-def advice(tries: list[Try]) -> list[Try]:
-    """What is clearly faster, the fastest first."""
-    return sorted((one for one in tries if one.times >= WORTH), key=lambda one: -one.times)
+def recommend(measured: list[Alternative]) -> list[Alternative]:
+    """Return the alternatives that are clearly faster, fastest first."""
+    return sorted((a for a in measured if a.speedup >= MIN_SPEEDUP), key=lambda a: -a.speedup)
 
 
-def rows_of_parts(found: Profile) -> list[dict[str, Any]]:
+def part_rows(profile: Profile) -> list[dict[str, Any]]:
     return [
-        {"part": part, "share": f"{100 * share:5.1f} %", "seconds": found.parts[part], "what": PARTS[part]}
-        for part, share in found.shares.items()
+        {"part": part, "share": f"{100 * share:5.1f} %", "seconds": profile.parts[part], "what": PARTS[part]}
+        for part, share in profile.shares.items()
         if share > 0
     ]
 
 
-def rows_of_tries(tries: list[Try], unit: str) -> list[dict[str, Any]]:
+def alternative_rows(measured: list[Alternative], unit: str) -> list[dict[str, Any]]:
     return [
-        {"setting": one.setting, f"{unit}/s": f"{one.speed:,.0f}", "times": f"{one.times:.2f}", "": ""}
-        if not one.untold
-        else {"setting": one.setting, f"{unit}/s": "", "times": "", "": one.untold}
-        for one in tries
+        {"setting": a.setting, f"{unit}/s": f"{a.speed:,.0f}", "speedup": f"{a.speedup:.2f}", "": ""}
+        if not a.skipped
+        else {"setting": a.setting, f"{unit}/s": "", "speedup": "", "": a.skipped}
+        for a in measured
     ]

@@ -1,4 +1,4 @@
-"""Jobs of a sweep on Ray: each is an actor there, whose runs may have workers of their own."""
+"""Run jobs on Ray, each in a Ray actor. A job's run may itself use Ray workers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from zhixing.distributed.cluster import Cluster
 from zhixing.experiments.executors import Executor
 from zhixing.experiments.jobs import Job, JobEvent, run_and_report
 
-POLL_SECONDS = 1.0  # how long a question for news waits at the other end
+POLL_SECONDS = 1.0  # how long a remote call waits for a job's next event
 
 
 class RayJobs(Executor):
-    """Jobs on a Ray cluster, or one that is started here. All machines must see the folder of the runs.
+    """Run jobs on a Ray cluster, or on a Ray instance started here. All machines must share the folder of the runs.
 
-    A job whose driver is gone goes with it; the same command goes on from its last checkpoint."""
+    Jobs die with the driver process. Rerunning the command resumes them from their last checkpoints.
+    """
 
     def __init__(self, workers: int, address: str | None = None) -> None:
         self.workers = workers
         self.cluster = Cluster(address)
         self.ray = self.cluster.ray
         self._jobs: dict[str, Any] = {}
-        self._asked: dict[Any, str] = {}  # questions for news
+        self._polls: dict[Any, str] = {}  # pending calls of `RemoteJob.poll` and the names of their jobs
         try:
             cpus = self.cluster.cpus(workers)
             self._remote = self.ray.remote(num_cpus=cpus, max_concurrency=4)(RemoteJob)
@@ -40,38 +41,38 @@ class RayJobs(Executor):
         return list(self._jobs)
 
     def start(self, job: Job) -> None:
-        job = replace(job, folder=job.folder.resolve())  # processes there work elsewhere
+        job = replace(job, folder=job.folder.resolve())  # Ray's processes have another working directory
         job.output.parent.mkdir(parents=True, exist_ok=True)
         actor = self._jobs[job.name] = self._remote.remote(job, [entry for entry in sys.path if entry])
-        self._ask(job.name, actor)
+        self._start_poll(job.name, actor)
 
-    def _ask(self, name: str, actor: Any) -> None:
-        self._asked[actor.news.remote()] = name
+    def _start_poll(self, name: str, actor: Any) -> None:
+        self._polls[actor.poll.remote()] = name
 
-    def news(self, seconds: float) -> list[JobEvent]:
-        if not self._asked:
+    def poll(self, timeout: float) -> list[JobEvent]:
+        if not self._polls:
             return []
-        ready, _ = self.ray.wait(list(self._asked), num_returns=1, timeout=seconds)
-        found: list[JobEvent] = []
-        for question in ready:
-            name = self._asked.pop(question)
+        ready, _ = self.ray.wait(list(self._polls), num_returns=1, timeout=timeout)
+        events: list[JobEvent] = []
+        for call in ready:
+            name = self._polls.pop(call)
             try:
-                told = self.ray.get(question)
+                messages = self.ray.get(call)
             except self.ray.exceptions.RayError as error:
-                told = [("failed", {"error": f"its process was lost: {str(error).strip().splitlines()[0]}"})]
-            heard = [JobEvent(name, kind, what) for kind, what in told]
-            if any(news.last for news in heard):
+                messages = [("failed", {"error": f"the process was lost: {str(error).strip().splitlines()[0]}"})]
+            job_events = [JobEvent(name, kind, data) for kind, data in messages]
+            if any(event.is_final for event in job_events):
                 self.ray.kill(self._jobs.pop(name))
             else:
-                self._ask(name, self._jobs[name])
-            found += heard
-        return found
+                self._start_poll(name, self._jobs[name])
+            events += job_events
+        return events
 
-    def answer(self, job: str, go_on: bool) -> None:
+    def decide(self, job: str, keep_training: bool) -> None:
         if job in self._jobs:
-            self._jobs[job].answer.remote(go_on)
+            self._jobs[job].decide.remote(keep_training)
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         for actor in self._jobs.values():
             actor.stop.remote()
 
@@ -83,48 +84,48 @@ class RayJobs(Executor):
 
 
 class RemoteJob:
-    """The run is in a thread of its own; questions are answered beside it."""
+    """Ray actor that runs a job in a thread and answers calls meanwhile."""
 
-    def __init__(self, job: Job, search: list[str]) -> None:
+    def __init__(self, job: Job, import_path: list[str]) -> None:
         self.job = job
-        self._told: queue.Queue[tuple[str, Mapping[str, Any]]] = queue.Queue()
-        self._answers: queue.Queue[bool] = queue.Queue()
+        self._messages: queue.Queue[tuple[str, Mapping[str, Any]]] = queue.Queue()
+        self._decisions: queue.Queue[bool] = queue.Queue()
         self._stopping = False
-        sys.path += [entry for entry in search if entry not in sys.path]
+        sys.path += [entry for entry in import_path if entry not in sys.path]
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         try:
             with open(self.job.output, "a") as output, redirect_stdout(output), redirect_stderr(output):
-                last = run_and_report(self.job, self._tell)
-        except OSError as error:  # a folder that isn't seen from here
-            last = "failed", {"error": f"{error}; all machines must see the folder of the runs"}
-        self._told.put(last)
+                final = run_and_report(self.job, self._report)
+        except OSError as error:
+            final = "failed", {"error": f"{error}; all machines must share the folder of the runs"}
+        self._messages.put(final)
 
-    def _tell(self, kind: str, told: Mapping[str, Any]) -> bool:
+    def _report(self, kind: str, data: Mapping[str, Any]) -> bool:
         if self._stopping:
-            raise OSError("asked to stop")
-        self._told.put((kind, told))
-        if not (self.job.asks and kind == "evaluation"):
+            raise OSError("a stop was requested")
+        self._messages.put((kind, data))
+        if not (self.job.prunable and kind == "evaluation"):
             return True
-        go_on = self._answers.get()
+        keep_training = self._decisions.get()
         if self._stopping:
-            raise OSError("asked to stop")
-        return go_on
+            raise OSError("a stop was requested")
+        return keep_training
 
-    def news(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """What was told since the last question, after waiting a little for it."""
+    def poll(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Return the messages since the last call, after waiting up to `POLL_SECONDS` for the first."""
         try:
-            found = [self._told.get(timeout=POLL_SECONDS)]
+            messages = [self._messages.get(timeout=POLL_SECONDS)]
         except queue.Empty:
             return []
-        while not self._told.empty():
-            found.append(self._told.get())
-        return found
+        while not self._messages.empty():
+            messages.append(self._messages.get())
+        return messages
 
-    def answer(self, go_on: bool) -> None:
-        self._answers.put(go_on)
+    def decide(self, keep_training: bool) -> None:
+        self._decisions.put(keep_training)
 
     def stop(self) -> None:
         self._stopping = True
-        self._answers.put(True)
+        self._decisions.put(True)  # wakes a job that waits for a decision

@@ -1,7 +1,7 @@
-"""Sweeps: every combination of some settings' values, with several seeds each, as ordinary runs in one folder.
+"""Sweeps: train every combination of values with several seeds, as ordinary runs in one folder.
 
-A value is a list of values where it has commas outside of brackets and quotes: `lr=1e-3,3e-4`. So a setting that is a
-list itself stays one, `net.hidden_sizes=[64,64]`, and several of them are `net.hidden_sizes=[64,64],[256,256]`.
+Commas outside brackets and quotes separate values: `lr=1e-3,3e-4` has two. A setting that takes a list stays one value,
+`net.hidden_sizes=[64,64]`, and `net.hidden_sizes=[64,64],[256,256]` has two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zhixing.config import DistributedConfig, RunConfig, flat_settings
 from zhixing.config.display import format_value
 from zhixing.envs.crash.crash_report import REPRODUCE_HINT
 from zhixing.errors import UserError, write_stderr
-from zhixing.experiments.executors import ProgressBoard, drive, executor_on, locked
+from zhixing.experiments.executors import ProgressBoard, locked, make_executor, run_jobs
 from zhixing.experiments.jobs import Job, JobEvent
 from zhixing.report.plots.interval import student_t
 from zhixing.report.plots.runs import Configuration, read_run
@@ -33,15 +33,15 @@ from zhixing.training.run_folder import RunFolder
 from zhixing.training.session import Session
 from zhixing.utils.importing import names_in
 
-Values = dict[str, list[Any]]  # of each setting, by dotted name: what it is to be, one after the other
-PICTURED = 12  # settings in the picture, the best ones: more can't be told apart
+Values = dict[str, list[Any]]  # the values to try, by dotted setting name
+MAX_CURVES = 12  # in the plot: more can't be told apart
 
 
-# --- what is asked ---
+# --- arguments ---
 
 
 def split_values(text: str) -> list[str]:
-    """The parts between commas that stand in no brackets and no quotes."""
+    """Split at the commas that are outside brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -59,27 +59,27 @@ def split_values(text: str) -> list[str]:
     return parts
 
 
-def parse_values(words: Sequence[str]) -> Values:
-    """`["lr=1e-3,3e-4", "gamma=0.9"]` as values by name; the last word on a setting wins."""
+def parse_values(arguments: Sequence[str]) -> Values:
+    """Parse arguments such as `lr=1e-3,3e-4` into values by name. The last argument for a setting wins."""
     values: Values = {}
-    for word in words:
-        name, sign, text = word.partition("=")
+    for argument in arguments:
+        name, sign, text = argument.partition("=")
         if not sign or not name or name.startswith("-"):
-            raise UserError(f"{word!r} is no setting; write name=value, or name=value,value for several")
+            raise UserError(f"{argument!r} is not a setting; write name=value, or name=value,value for several")
         parts = split_values(text)
         if len(parts) > 1 and not all(part.strip() for part in parts):
-            raise UserError(f"{word!r} has an empty value between its commas")
+            raise UserError(f"{argument!r} has an empty value between its commas")
         values.pop(name, None)
         values[name] = [config.parse_yaml(part, f"the value of {name!r}") for part in parts]
     return values
 
 
 def read_grid(path: Path) -> Values:
-    """A YAML file in which every setting, by dotted name or in its group, is a list of values."""
+    """Read a YAML file that lists the values of each setting. Names may be dotted or nested."""
     values = flat_settings(config.read_yaml(path))
-    for name, several in values.items():
-        if not isinstance(several, list) or not several:
-            raise UserError(f"{path}: {name} must be a list of values, such as [{format_value(several)}]")
+    for name, candidates in values.items():
+        if not isinstance(candidates, list) or not candidates:
+            raise UserError(f"{path}: {name} must be a list of values, such as [{format_value(candidates)}]")
     return values
 
 
@@ -93,105 +93,107 @@ def parse_seeds(text: str) -> list[int]:
         )
     seeds: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if not found or int(found[2] or found[1]) < int(found[1]):
-            raise UserError(f"--seeds {text!r} is no list of seeds; write for example 0-4 or 0,3,7")
-        seeds += range(int(found[1]), int(found[2] or found[1]) + 1)
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if not match or int(match[2] or match[1]) < int(match[1]):
+            raise UserError(f"--seeds {text!r} is not a list of seeds; write for example 0-4 or 0,3,7")
+        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
     if len(set(seeds)) < len(seeds):
-        raise UserError(f"--seeds {text!r} names a seed twice")
+        raise UserError(f"--seeds {text!r} contains a seed twice")
     return seeds
 
 
-@dataclass
-class Setting:
-    """One combination of values, and its runs that have ended."""
+# --- planning ---
 
-    label: str  # the values that vary, as people write them
+
+@dataclass
+class Variant:
+    """One combination of values, its runs, and the results of those that have ended."""
+
+    label: str  # the values that vary, as written on the command line
     values: dict[str, Any]
     jobs: list[Job]  # one per seed
-    results: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # by the name of the run
+    results: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # by the run's name
 
-    def told(self, name: str) -> list[float]:
-        """A number of all results that have it."""
-        return [float(result[name]) for result in self.results.values() if result[name] is not None]
+    def numbers(self, key: str) -> list[float]:
+        """Return a key's values in all results that have one."""
+        return [float(result[key]) for result in self.results.values() if result[key] is not None]
 
     @property
-    def mean(self) -> float:
-        returns = self.told("final_return")
+    def mean_return(self) -> float:
+        returns = self.numbers("final_return")
         return float(np.mean(returns)) if returns else math.nan
 
     @property
-    def half(self) -> float:
-        """Of the 95 % interval of the mean; NaN for less than two seeds, of which nothing can be said."""
-        returns = self.told("final_return")
+    def half_width(self) -> float:
+        """Return half the width of the mean's 95 % confidence interval, or NaN for fewer than two seeds."""
+        returns = self.numbers("final_return")
         if len(returns) < 2:
             return math.nan
         return student_t(len(returns) - 1) * float(np.std(returns, ddof=1)) / math.sqrt(len(returns))
 
 
-def plan(layers: Sequence[Mapping[str, Any]], values: Values, seeds: Sequence[int], out: Path) -> list[Setting]:
-    """Every combination of the values with every seed; what is wrong with any of them is told here."""
+def plan(layers: Sequence[Mapping[str, Any]], values: Values, seeds: Sequence[int], out: Path) -> list[Variant]:
+    """Combine all values with all seeds. Raises `UserError` if any combination is invalid."""
     if "seed" in values:
         raise UserError("seed is not a setting of a sweep; name the seeds with --seeds, such as --seeds 0-4")
-    for name, several in values.items():
-        for i, one in enumerate(several):
-            if one in several[:i]:
-                raise UserError(f"{name} is to be {format_value(one)} twice; name each value once")
-    varying = [name for name, several in values.items() if len(several) > 1]
-    settings = []
-    for chosen in itertools.product(*values.values()):
+    for name, candidates in values.items():
+        for i, value in enumerate(candidates):
+            if value in candidates[:i]:
+                raise UserError(f"{name} has the value {format_value(value)} twice; give each value once")
+    varying = [name for name, candidates in values.items() if len(candidates) > 1]
+    variants = []
+    for combination in itertools.product(*values.values()):
         overrides: dict[str, Any] = {}
-        for name, value in zip(values, chosen, strict=True):
+        for name, value in zip(values, combination, strict=True):
             overrides = config.merge(overrides, config.nest(name, value))
-        mine = {name: value for name, value in zip(values, chosen, strict=True) if name in varying}
-        label = " ".join(f"{name}={format_value(value)}" for name, value in mine.items())
+        varied = {name: value for name, value in zip(values, combination, strict=True) if name in varying}
+        label = " ".join(f"{name}={format_value(value)}" for name, value in varied.items())
         try:
             cfgs = [single_threaded(config.build(layers, {**overrides, "seed": seed})) for seed in seeds]
-            try_to_build(cfgs[0])
+            check_buildable(cfgs[0])
         except UserError as error:
             raise UserError(f"{label}: {error}" if label else str(error)) from None
-        settings.append(Setting(label, mine, [_job(mine, cfg, out) for cfg in cfgs]))
-    names = [job.name for setting in settings for job in setting.jobs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"two runs would have the same folder {twice}; sweep over these values one after the other")
-    return settings
+        variants.append(Variant(label, varied, [_make_job(varied, cfg, out) for cfg in cfgs]))
+    names = [job.name for variant in variants for job in variant.jobs]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise UserError(f"two runs would share the folder {duplicate}; sweep these values in separate sweeps")
+    return variants
 
 
 def single_threaded(cfg: RunConfig) -> RunConfig:
-    """Runs beside each other get a core each, unless somebody asks for more."""
+    """Resolve `num_threads=auto` to one thread: parallel runs would compete for cores."""
     return cfg.model_copy(update={"num_threads": 1}) if cfg.num_threads == "auto" else cfg
 
 
-def try_to_build(cfg: RunConfig) -> None:
-    """Tells what is wrong with a configuration beyond its words: the task, its options, what suits the algorithm."""
+def check_buildable(cfg: RunConfig) -> None:
+    """Build the env, networks and buffers of a run once. Raises `UserError` if they don't fit together."""
     is_distributed(cfg)
-    # nobody is to wait for processes that do nothing, unless the task must not run in this one
+    # no worker processes, which only cost time here, unless the env must not run in this process
     if cfg.vector.backend in ("auto", "process", "mixed", "ray"):
         isolated = cfg.vector.isolated
         changes: dict[str, Any] = {"backend": "process" if isolated else "serial"}
-        if not isinstance(cfg.vector.workers, int) or cfg.vector.workers <= cfg.num_envs:  # else that is told
+        if not isinstance(cfg.vector.workers, int) or cfg.vector.workers <= cfg.num_envs:  # keep an invalid number
             changes["workers"] = 1 if isolated else "auto"
         cfg = cfg.model_copy(update={"vector": cfg.vector.model_copy(update=changes)})
     cfg = cfg.model_copy(update={"distributed": DistributedConfig()})
-    with tempfile.TemporaryDirectory() as aside:
-        Session(cfg, aside, quiet=True).close()
+    with tempfile.TemporaryDirectory() as folder:
+        Session(cfg, folder, quiet=True).close()
 
 
-def _job(values: Mapping[str, Any], cfg: RunConfig, out: Path) -> Job:
-    told = [f"{name}={_safe(format_value(value))}" for name, value in {**values, "seed": cfg.seed}.items()]
-    name = "_".join(told)
-    if len(name) > 200:  # longer than names of folders can be
+def _make_job(values: Mapping[str, Any], cfg: RunConfig, out: Path) -> Job:
+    name = "_".join(f"{name}={_path_safe(format_value(value))}" for name, value in {**values, "seed": cfg.seed}.items())
+    if len(name) > 200:  # too long for a folder name
         name = f"{name[:180]}-{zlib.crc32(name.encode()):08x}_seed={cfg.seed}"
     return Job(name, out / name, cfg.model_dump(mode="json"))
 
 
-def _safe(text: str) -> str:
-    """As part of a folder's name."""
+def _path_safe(text: str) -> str:
+    """Replace characters that don't belong in a folder name."""
     return re.sub(r"[^\w.+-]+", " ", text).strip().replace(" ", "-")
 
 
-# --- doing it ---
+# --- running ---
 
 
 def sweep(
@@ -201,115 +203,118 @@ def sweep(
     out: Path,
     workers: int | None = None,
     on: str = "local",
-) -> tuple[list[Setting], dict[str, str]]:
-    """Run all that hasn't ended yet, `on` what `executor_on` knows. Returns the settings, the best first, and what went
-    wrong by the run's name."""
-    settings = plan(layers, values, seeds, out)
-    owner = {job.name: setting for setting in settings for job in setting.jobs}
+) -> tuple[list[Variant], dict[str, str]]:
+    """Run everything that hasn't ended yet, `on` an executor of `make_executor`.
+
+    Returns the variants, best first, and the errors of failed runs by name.
+    """
+    variants = plan(layers, values, seeds, out)
+    variant_of = {job.name: variant for variant in variants for job in variant.jobs}
     todo = []
     failed: dict[str, str] = {}
     with locked(out) as lock:
-        for setting in settings:
-            for job in setting.jobs:
-                result = result_of(job)
+        for variant in variants:
+            for job in variant.jobs:
+                result = read_result(job)
                 if result is None:
                     todo.append(job)
                 else:
-                    setting.results[job.name] = result
-        executor = executor_on(on, workers, lock)
-        before = len(owner) - len(todo)
-        write_stderr(f"{len(owner)} runs in {out}, {before} of them done before; {executor.workers} at once")
-        board = ProgressBoard(len(owner), before)
+                    variant.results[job.name] = result
+        executor = make_executor(on, workers, lock)
+        num_done = len(variant_of) - len(todo)
+        write_stderr(f"{len(variant_of)} runs in {out}, {num_done} already done; {executor.workers} in parallel")
+        board = ProgressBoard(len(variant_of), num_done)
 
-        def on_event(news: JobEvent) -> None:
-            ending = ""
-            if news.kind == "done":
-                owner[news.job].results[news.job] = news.told
-                ending = result_line(news.told)
-            elif news.kind == "failed":
-                failed[news.job] = ending = _reason(news.told["error"])
-            board.on_event(news, ending)
+        def on_event(event: JobEvent) -> None:
+            summary = ""
+            if event.kind == "done":
+                variant_of[event.job].results[event.job] = event.data
+                summary = format_result(event.data)
+            elif event.kind == "failed":
+                failed[event.job] = summary = _last_error_line(event.data["error"])
+            board.on_event(event, summary)
 
         jobs = iter(todo)
-        drive(executor, lambda: next(jobs, None), on_event)
-    return ranked(settings), failed
+        run_jobs(executor, lambda: next(jobs, None), on_event)
+    return rank(variants), failed
 
 
-def result_of(job: Job) -> dict[str, Any] | None:
-    """Of a run that has ended; refuses a folder with another one, which would be taken for this."""
+def read_result(job: Job) -> dict[str, Any] | None:
+    """Return the result of a run that has ended, else None. Raises `UserError` if the folder holds a different run."""
     folder = RunFolder(job.folder)
     if not folder.config_file.exists():
         return None
-    found = flat_settings(folder.read_config(names_in(job.settings)).model_dump(mode="json"))
-    asked = flat_settings(job.settings)
-    # what is left to the run was decided when it began
-    other = [name for name, value in asked.items() if value != "auto" and found.get(name) != value]
-    if other:
-        name = other[0]
+    saved = flat_settings(folder.read_config(names_in(job.settings)).model_dump(mode="json"))
+    settings = flat_settings(job.settings)
+    # the run resolved each `auto` when it started
+    differing = [name for name, value in settings.items() if value != "auto" and saved.get(name) != value]
+    if differing:
+        name = differing[0]
         raise UserError(
-            f"{job.folder} holds a run with {name}={format_value(found.get(name))}, not {format_value(asked[name])}; "
-            f"choose another --out"
+            f"{job.folder} holds a run with {name}={format_value(saved.get(name))}, "
+            f"not {format_value(settings[name])}; choose another --out"
         )
     try:
         result: dict[str, Any] = json.loads(folder.result_file.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder.result_file} can't be read: {error}") from None
+        raise UserError(f"can't read {folder.result_file}: {error}") from None
     return result
 
 
-def result_line(result: Mapping[str, Any]) -> str:
-    ret = "" if result["final_return"] is None else f"return {result['final_return']:.6g}  "
-    return f"{ret}{result['env_steps'] or result['updates']:,} steps  {result['seconds']:.1f} s"
+def format_result(result: Mapping[str, Any]) -> str:
+    final_return = "" if result["final_return"] is None else f"return {result['final_return']:.6g}  "
+    return f"{final_return}{result['env_steps'] or result['updates']:,} steps  {result['seconds']:.1f} s"
 
 
-def ranked(settings: Sequence[Setting]) -> list[Setting]:
-    """The best first. Where all were to stop at a return: those that reached it with more seeds, then sooner; else by
-    the mean return."""
+def rank(variants: Sequence[Variant]) -> list[Variant]:
+    """Sort the variants, best first: by mean return or, if all runs have a `stop_return`, by the number of seeds that
+    reached it and then by their mean steps to reach it."""
 
-    def rank(setting: Setting) -> tuple[float, ...]:
-        mean = -setting.mean if setting.results and not math.isnan(setting.mean) else math.inf
-        if any(job.settings["stop_return"] is None for one in settings for job in one.jobs):
+    def sort_key(variant: Variant) -> tuple[float, ...]:
+        mean = -variant.mean_return if variant.results and not math.isnan(variant.mean_return) else math.inf
+        if any(job.settings["stop_return"] is None for variant in variants for job in variant.jobs):
             return (mean,)
-        steps = setting.told("env_steps_to_stop")
+        steps = variant.numbers("env_steps_to_stop")
         return (-len(steps), float(np.mean(steps)) if steps else math.inf, mean)
 
-    return sorted(settings, key=rank)
+    return sorted(variants, key=sort_key)
 
 
-# --- telling it ---
+# --- reporting ---
 
 
-def table(settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    """A row per setting. NaN where there is nothing to tell."""
+def table_rows(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """Return a row per variant, with NaN for missing numbers."""
     rows = []
-    stops = any(job.settings["stop_return"] is not None for setting in settings for job in setting.jobs)
-    for setting in settings:
-        row: dict[str, Any] = {name: format_value(value) for name, value in setting.values.items()}
-        row |= {"seeds": len(setting.results), "return_mean": setting.mean}
-        row |= {"return_low": setting.mean - setting.half, "return_high": setting.mean + setting.half}
+    stops = any(job.settings["stop_return"] is not None for variant in variants for job in variant.jobs)
+    for variant in variants:
+        mean, half_width = variant.mean_return, variant.half_width
+        row: dict[str, Any] = {name: format_value(value) for name, value in variant.values.items()}
+        row |= {"seeds": len(variant.results), "return_mean": mean}
+        row |= {"return_low": mean - half_width, "return_high": mean + half_width}
         if stops:
-            steps = setting.told("env_steps_to_stop")
+            steps = variant.numbers("env_steps_to_stop")
             row |= {"reached": len(steps), "env_steps_to_stop": float(np.mean(steps)) if steps else math.nan}
-        seconds = setting.told("seconds")
+        seconds = variant.numbers("seconds")
         rows.append({**row, "seconds": float(np.mean(seconds)) if seconds else math.nan})
     return rows
 
 
-def picture(settings: Sequence[Setting], path: Path) -> None:
-    """Learning curves of the best settings."""
+def plot_best(variants: Sequence[Variant], path: Path) -> None:
+    """Plot learning curves of the best variants."""
     from zhixing.report.plots.curves import draw, save
 
     configurations = []
-    for setting in [one for one in settings if one.results][:PICTURED]:
-        runs = [read_run(job.folder) for job in setting.jobs if job.name in setting.results]
-        label = " ".join([runs[0].algorithm, setting.label]).strip()
+    for variant in [variant for variant in variants if variant.results][:MAX_CURVES]:
+        runs = [read_run(job.folder) for job in variant.jobs if job.name in variant.results]
+        label = " ".join([runs[0].algorithm, variant.label]).strip()
         configurations.append(Configuration(label, runs[0].task, runs, repeats=0))
     save(draw(configurations), path)
 
 
-def _reason(error: str) -> str:
-    """The last line of a traceback, before the advice how to repeat it."""
+def _last_error_line(error: str) -> str:
+    """Return the last line of an error, without the advice on how to reproduce a crash."""
     lines = [line for line in error.strip().split("\n") if not line.startswith(REPRODUCE_HINT)]
     return lines[-1] if lines else error

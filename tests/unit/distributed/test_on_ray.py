@@ -26,7 +26,7 @@ from zhixing.core.optimizer import Optimizer
 from zhixing.distributed.cluster import LOOPBACK, MAX_FOLDER, Cluster, _set_token
 from zhixing.distributed.collector import DistributedCollector
 from zhixing.distributed.parameter_servers import ParameterServers
-from zhixing.experiments.executors import drive
+from zhixing.experiments.executors import run_jobs
 from zhixing.experiments.jobs import Job, JobEvent
 from zhixing.experiments.ray_jobs import RayJobs
 from zhixing.training.callbacks import Progress
@@ -236,21 +236,21 @@ def test_environments_on_ray_show_the_same_numbers(cluster: Cluster) -> None:
 def test_a_sweep_on_ray_whose_runs_have_workers(cluster: Cluster, short_config: Small, tmp_path: Path) -> None:
     def job(name: str, **settings: Any) -> Job:
         cfg = short_config("a2c", env_steps=320, rollout_steps=5, num_threads=1, **settings)
-        return Job(name, tmp_path / name, cfg.model_dump(mode="json"), asks=True)
+        return Job(name, tmp_path / name, cfg.model_dump(mode="json"), prunable=True)
 
     todo = iter([job("good", distributed__workers=1), job("bad", env="dummy_envs:RaisingEnv")])
     executor = RayJobs(2)
     last: dict[str, JobEvent] = {}
 
-    def on_event(news: JobEvent) -> None:
-        if news.kind == "evaluation":
-            executor.answer(news.job, True)
-        last[news.job] = news
+    def on_event(event: JobEvent) -> None:
+        if event.kind == "evaluation":
+            executor.decide(event.job, True)
+        last[event.job] = event
 
-    drive(executor, lambda: next(todo, None), on_event)
+    run_jobs(executor, lambda: next(todo, None), on_event)
     assert last["good"].kind == "done"
-    assert last["good"].told["env_steps"] == 320
-    assert (last["bad"].kind, "the third step is broken" in last["bad"].told["error"]) == ("failed", True)
+    assert last["good"].data["env_steps"] == 320
+    assert (last["bad"].kind, "the third step is broken" in last["bad"].data["error"]) == ("failed", True)
     assert "ZeroDivisionError" in (tmp_path / "output" / "bad.txt").read_text()
 
 

@@ -21,8 +21,8 @@ from zhixing.utils.files import write_atomically
 
 FORMATS = ("png", "svg", "pdf")
 ENOUGH_EVALUATIONS = 3  # points of a curve; with fewer, training returns tell more
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's, safe for all
-STYLES = ("-", "--", ":", "-.")  # for more configurations than colours
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's, safe for all
+LINE_STYLES = ("-", "--", ":", "-.")  # for more configurations than colours
 
 X_LABELS = {"env_steps": "environment steps", "updates": "updates", "seconds": "seconds of training"}
 Y_LABELS = {
@@ -110,7 +110,7 @@ def draw(
     labels = list(dict.fromkeys(configuration.label for configuration in configurations))
     # one look per label, so that an algorithm keeps its colour in all rows
     looks = {
-        label: {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[i // len(COLOURS) % len(STYLES)]}
+        label: {"color": COLORS[i % len(COLORS)], "linestyle": LINE_STYLES[i // len(COLORS) % len(LINE_STYLES)]}
         for i, label in enumerate(labels)
     }
     rows = [[one for one in configurations if one.task == task] for task in tasks]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from zhixing.experiments.tune import Outcome
+from zhixing.experiments.tune import TrialResult
 from zhixing.report.plots.trials import draw_trials
 
 TRIALS = [
-    Outcome(0, "complete", 5.0, {"lr": 1e-3, "net.hidden_sizes": "[8,8]"}),
-    Outcome(1, "pruned", 1.0, {"lr": 1e-4, "net.hidden_sizes": "[8]"}),
-    Outcome(2, "failed", math.nan, {"lr": 1e-2, "net.hidden_sizes": "[8]"}),
-    Outcome(3, "complete", 3.0, {"lr": 2e-3, "net.hidden_sizes": "[8]"}),
-    Outcome(4, "complete", 9.0, {"lr": 3e-3, "net.hidden_sizes": "[8,8]"}),
+    TrialResult(0, "complete", 5.0, {"lr": 1e-3, "net.hidden_sizes": "[8,8]"}),
+    TrialResult(1, "pruned", 1.0, {"lr": 1e-4, "net.hidden_sizes": "[8]"}),
+    TrialResult(2, "failed", math.nan, {"lr": 1e-2, "net.hidden_sizes": "[8]"}),
+    TrialResult(3, "complete", 3.0, {"lr": 2e-3, "net.hidden_sizes": "[8]"}),
+    TrialResult(4, "complete", 9.0, {"lr": 3e-3, "net.hidden_sizes": "[8,8]"}),
 ]
 
 
@@ -35,6 +35,6 @@ def test_the_best_so_far_and_each_setting() -> None:
 
 def test_panels_without_a_setting_are_left_out() -> None:
     names = dict.fromkeys(("a", "b", "c"), False)
-    trials = [Outcome(0, "pruned", 1.0, {"a": 1, "b": 2, "c": 3})]
+    trials = [TrialResult(0, "pruned", 1.0, {"a": 1, "b": 2, "c": 3})]
     figure = draw_trials(trials, names)
     assert [panel.get_visible() for panel in figure.axes] == [True] * 4 + [False] * 2
