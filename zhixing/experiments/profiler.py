@@ -91,7 +91,7 @@ class PartTimer:
         if session.actor is not None:
             self.wrap(session.actor, "collect", "actor")
         if isinstance(session.actor, DistributedCollector):
-            self.wrap(session.actor, "turn", "actor")
+            self.wrap(session.actor, "collect_from_worker", "actor")
             if isinstance(session.actor.crew, LocalCrew):
                 for worker in session.actor.crew.workers:
                     actor, learner = worker.begin()
