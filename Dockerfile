@@ -21,4 +21,4 @@ COPY zoo zoo
 
 CMD ["sh", "-c", "if [ -f runs/mario/config.yaml ]; then zhixing resume runs/mario; \
      else zhixing train ppo --env mario/1-1 env.noops=30 --out runs/mario; fi \
-     && zhixing record runs/mario -o runs/mario/agent.mp4"]
+     && zhixing video runs/mario -o runs/mario/agent.mp4"]

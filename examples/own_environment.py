@@ -3,7 +3,7 @@
 Run it with `python own_environment.py`, or from its folder by the command line:
 
     zhixing train ppo --env own_environment:Room env.target=23 num_envs=8 lr=1e-3 env_steps=20000 --out runs/room
-    zhixing record runs/room -o room.mp4 --trust
+    zhixing video runs/room -o room.mp4 --trust
 """
 
 import gymnasium as gym

@@ -19,7 +19,7 @@ from zhixing.errors import EnvCrashError, UserError, write_stderr
 
 app = typer.Typer(
     name="zhixing",
-    help="Deep reinforcement learning: train, evaluate, resume, record and plot agents.",
+    help="Deep reinforcement learning: train, evaluate, resume, plot and record agents.",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -215,7 +215,7 @@ def collect(
 
 
 @app.command()
-def record(
+def video(
     run: Run,
     out: Annotated[Path, typer.Option("-o", "--out", help="The video: .mp4 or .gif.")],
     episodes: Episodes = 1,
@@ -224,10 +224,10 @@ def record(
     max_steps: MaxSteps = None,
     trust: Trust = False,
 ) -> None:
-    """Film a run's agent; needs no screen."""
-    from zhixing.report.video import record
+    """Record a video of a run's agent. Needs no screen."""
+    from zhixing.report.video import record_video
 
-    returns = record(run, out, episodes, seed, checkpoint, max_steps)
+    returns = record_video(run, out, episodes, seed, checkpoint, max_steps)
     print(f"{out}: {len(returns)} episodes, returns {', '.join(f'{value:.6g}' for value in returns)}")
 
 

@@ -70,7 +70,7 @@ WRONG = {
     "environment without --env": (["train", "ppo", "CartPole-v1"], "environments are named by --env"),
     "missing run": (["resume", "nowhere"], "there is no run folder nowhere"),
     "missing run to evaluate": (["eval", "nowhere"], "there is no run folder nowhere"),
-    "missing run to record": (["record", "nowhere", "-o", "a.mp4"], "there is no run folder nowhere"),
+    "missing run to video": (["video", "nowhere", "-o", "a.mp4"], "there is no run folder nowhere"),
     "missing run to plot": (["plot", "nowhere", "-o", "a.png"], "nowhere"),
     "own task that isn't there": (["train", "ppo", "--env", "no_such_module:Env"], "no_such_module"),
     "own task without that name": (

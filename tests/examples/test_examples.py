@@ -84,7 +84,7 @@ def test_memory_is_what_solves_recall(folder: Path) -> None:
 def test_the_room_takes_its_option_and_is_filmed(run_cli: Command, folder: Path) -> None:
     run_cli("train", "ppo", "--env", "own_environment:Room", "env.target=23", "env_steps=256", "--out", "room")
     assert zx.load("room").cfg.env.options == {"target": 23}
-    assert "1 episodes" in run_cli("record", "room", "-o", "room.mp4")[0]
+    assert "1 episodes" in run_cli("video", "room", "-o", "room.mp4")[0]
     assert (folder / "room.mp4").stat().st_size > 0
 
 
@@ -94,7 +94,7 @@ def test_own_algorithm_is_trained_evaluated_filmed_and_shown_by_its_name(run_cli
     summary = json.loads(run_cli("eval", "run", "--episodes", "50", "--json")[0])
     assert summary["mean_return"] >= 9.0
     assert summary["episodes"] == 50
-    run_cli("record", "run", "-o", "run.mp4")
+    run_cli("video", "run", "-o", "run.mp4")
     run_cli("plot", "run", "-o", "run.png")
     assert (folder / "run.mp4").stat().st_size > 0
     assert (folder / "run.png").stat().st_size > 0

@@ -20,7 +20,7 @@ from zhixing.envs import FailurePolicy, ProcessVectorEnv, make_vector
 from zhixing.envs.vector import worker_process
 from zhixing.errors import EnvCrashError, UserError
 from zhixing.experiments.sweep import plan
-from zhixing.report.video import record
+from zhixing.report.video import record_video
 from zhixing.training.collect_data import collect_from_agent
 
 TESTS = Path(__file__).parents[1]
@@ -302,7 +302,7 @@ def test_nothing_of_an_environment_runs_in_the_process_that_trains(tmp_path: Pat
     env = {"name": "hostile_envs:HostileEnv", "how": "made", "log": str(log)}
     zx.train("ppo", env=env, out=run, eval_video=True, **SHORT, **PPO)
     zx.evaluate(run, 2)
-    record(run, tmp_path / "video.mp4")
+    record_video(run, tmp_path / "video.mp4")
     collect_from_agent(run, str(tmp_path / "data"), 20)
     plan([{"algorithm": "ppo", "env": env, "vector": {"backend": "process"}}], {"lr": [1e-3]}, [0], tmp_path / "sweep")
     goals = {**env, "name": "hostile_envs:HostileGoalEnv"}

@@ -54,7 +54,7 @@ def test_help_names_every_command(run_cli: Command) -> None:
         "train",
         "resume",
         "eval",
-        "record",
+        "video",
         "plot",
         "sweep",
         "tune",

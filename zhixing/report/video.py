@@ -1,9 +1,8 @@
-"""Videos of agents, without a screen."""
+"""Record videos of agents, without a screen."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -15,21 +14,22 @@ from zhixing import envs
 from zhixing.collect.evaluation import default_eval_steps
 from zhixing.core.seeding import stream
 from zhixing.envs.wrappers.final_frames import FinalFrameEnv
+from zhixing.envs.wrappers.headless import headless
 from zhixing.errors import UserError, note, write_stderr
 from zhixing.training.agent import load
 
 if TYPE_CHECKING:
     from zhixing.config import VectorConfig
 
-# how ffmpeg writes each kind of video; a GIF gets a palette of its own and at most 25 frames per second, to stay small
+# ffmpeg arguments by file suffix; a GIF has its own palette and at most 25 frames per second, to stay small
 GIF = "fps='min(25,source_fps)',split[a][b];[a]palettegen[colors];[b][colors]paletteuse=dither=none"
 ENCODERS: dict[str, dict[str, Any]] = {
-    ".mp4": {},  # H.264, which every player shows
+    ".mp4": {},  # H.264, which every player supports
     ".gif": {"codec": "gif", "pix_fmt_out": "pal8", "output_params": ["-filter_complex", GIF]},
 }
 
 
-def record(
+def record_video(
     run: str | Path,
     out: str | Path,
     episodes: int = 1,
@@ -40,32 +40,35 @@ def record(
     env: Any = None,
     net: Any = None,
 ) -> list[float]:
-    """Film an agent in its task; returns the returns of the episodes shown. Episodes are cut after `max_steps`, by
-    default the run's `eval_max_steps`. `env` and `net` are classes or functions, where the run names what can't be
-    imported."""
+    """Record a run's agent in its environment, and return the episodes' returns.
+
+    Episodes are cut after `max_steps`, by default the run's `eval_max_steps`. Pass `env` and `net`, classes or
+    functions, if the run's own can't be imported by name.
+    """
     out = Path(out).absolute()  # an environment may change the current folder
     if out.suffix.lower() not in ENCODERS:
         raise UserError(f"the video {out} must end in {' or '.join(ENCODERS)}")
-    without_screen()
-    with Show(run, seed, checkpoint, max_steps, env=env, net=net) as show:
-        write_video(out, show.frames(episodes), show.fps)
-    if show.cut_episodes:
-        note(f"{show.cut_episodes} of {episodes} episodes were cut after {show.max_steps:,} steps: they had not ended")
-    return show.returns
+    use_offscreen_rendering()
+    with AgentRenderer(run, seed, checkpoint, max_steps, env=env, net=net) as renderer:
+        write_video(out, renderer.frames(episodes), renderer.fps)
+    if renderer.num_cut:
+        note(f"{renderer.num_cut} of {episodes} episodes were cut after {renderer.max_steps:,} steps, before they ended")
+    return renderer.returns
 
 
-def without_screen() -> None:
-    """Let pygame draw on a machine without a screen. Some environments draw nothing with SDL's driver `dummy`, so
-    `offscreen` takes its place: it shows nothing either, but is a driver like any other."""
-    headless = sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    if headless and os.environ.get("SDL_VIDEODRIVER", "dummy") == "dummy":
+def use_offscreen_rendering() -> None:
+    """Let pygame render on a machine without a screen.
+
+    Replaces SDL's driver `dummy`, with which some environments draw nothing, by `offscreen`.
+    """
+    if headless() and os.environ.get("SDL_VIDEODRIVER", "dummy") == "dummy":
         os.environ["SDL_VIDEODRIVER"] = "offscreen"
 
 
-class Show:
-    """A run's agent in its task, picture by picture. `returns` are those of the episodes that have ended.
+class AgentRenderer:
+    """Run an agent in its environment and render each step. `returns` holds the returns of finished episodes.
 
-    Episodes are cut after `max_steps`, by default the run's `eval_max_steps`; `cut_episodes` counts them.
+    Episodes are cut after `max_steps`, by default the run's `eval_max_steps`. `num_cut` counts them.
     """
 
     def __init__(
@@ -79,104 +82,107 @@ class Show:
         net: Any = None,
     ) -> None:
         self.agent, self.seed = load(run, checkpoint, env=env, net=net), seed
-        task = self.agent.cfg.env
-        self.env = filmed(task.name, task.options, self.agent.cfg.vector)
+        cfg = self.agent.cfg
+        self.env = make_rendered_env(cfg.env.name, cfg.env.options, cfg.vector)
         self.agent.policy.bind_env(self.env)
         self.returns: list[float] = []
-        usual = default_eval_steps(self.env.max_episode_steps, self.agent.longest_episode)
-        self.max_steps, self.cut_episodes = max_steps or self.agent.cfg.eval_max_steps or usual, 0
+        default_steps = default_eval_steps(self.env.max_episode_steps, self.agent.longest_episode)
+        self.max_steps, self.num_cut = max_steps or cfg.eval_max_steps or default_steps, 0
 
     @property
     def fps(self) -> float:
         return float(self.env.metadata["render_fps"])
 
     def frames(self, episodes: int) -> Iterator[Any]:
+        """Yield the frames of each episode, from its first observation to its last."""
         env, agent = self.env, self.agent
         obs, info = env.reset(seed=stream(self.seed, "record"))
         yield env.render()
-        total, steps = 0.0, 0
+        episode_return, steps = 0.0, 0
         while True:
             obs, reward, terminated, truncated, info = env.step(agent.act(obs, info.get("action_mask")))
-            total += float(np.mean(reward[0]))
+            episode_return += float(np.mean(reward[0]))
             steps += 1
             ended = terminated[0] or truncated[0]
             cut = not ended and steps == self.max_steps
             if ended or cut:
-                self.returns.append(total)
-                self.cut_episodes += cut
-                yield env.render()  # of the end
+                self.returns.append(episode_return)
+                self.num_cut += cut
+                yield env.render()  # the final frame
                 if len(self.returns) == episodes:
                     return
-                total, steps = 0.0, 0
+                episode_return, steps = 0.0, 0
                 agent.reset()
             if cut:
                 obs, info = env.reset(seed=stream(self.seed, "record", len(self.returns)))
             yield env.render()
 
-    def __enter__(self) -> Show:
+    def __enter__(self) -> AgentRenderer:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.env.close()
 
 
-def filmed(
+def make_rendered_env(
     name: str, options: dict[str, Any], vector: VectorConfig, crashes: Path | None = None
 ) -> envs.SerialVectorEnv | envs.ProcessVectorEnv:
-    """One copy of a task that draws itself. After an episode ended, the first picture is that of its end, which the
-    vector environment leaves at once."""
+    """Make a vector of one environment that renders.
+
+    The first frame after the end of an episode is its final frame, which the vector environment's autoreset would skip.
+    """
     try:
         return envs.make_small_vector(FinalFrameEnv(name, {**options, "render_mode": "rgb_array"}), 1, vector, crashes)
     except UserError as error:
-        raise UserError(f"{name} can't be filmed: {error}") from error
+        raise UserError(f"{name} can't be recorded: {error}") from error
 
 
 def write_video(path: Path, frames: Iterable[Any], fps: float) -> None:
-    with Video(path, fps) as video:
+    with VideoWriter(path, fps) as video:
         for frame in frames:
             video.add(frame)
 
 
-class Video:
-    """An .mp4 or .gif file, written frame by frame. It is written under another name and renamed at its end."""
+class VideoWriter:
+    """Write an .mp4 or .gif file frame by frame. A temporary file is renamed to `path` when the video is complete."""
 
     def __init__(self, path: Path, fps: float) -> None:
         self.path, self.fps = path, fps
-        self.aside = path.with_name(f".{path.stem}.tmp{path.suffix.lower()}")
+        self.temporary = path.with_name(f".{path.stem}.tmp{path.suffix.lower()}")
         self._writer: Any = None
-        self._even = (0, 0)  # players want even sizes: a black line pads where needed
-        self._first: Any = None  # frame
-        self.frames, self.still = 0, True  # `still` as long as all frames are equal
+        self._even_size = (0, 0)  # players expect even sizes: odd ones get a black row or column
+        self._first_frame: Any = None
+        self.num_frames, self.all_equal = 0, True
 
-    def __enter__(self) -> Video:
+    def __enter__(self) -> VideoWriter:
         return self
 
     def add(self, frame: Any) -> None:
         if not isinstance(frame, np.ndarray) or frame.shape[2:] != (3,) or frame.dtype != np.uint8:
             raise UserError(
-                "this task gives no pictures: render() must return an RGB array of uint8 (height, width, 3)"
+                "this environment renders no images: render() must return an RGB array of uint8 (height, width, 3)"
             )
         height, width = frame.shape[:2]
         try:
             if self._writer is None:
                 self._open(height, width)
-                self._first = frame.copy()
-            self.frames += 1
-            self.still = self.still and np.array_equal(frame, self._first)
-            padded = np.zeros((*self._even, 3), np.uint8)
+                self._first_frame = frame.copy()
+            self.num_frames += 1
+            self.all_equal = self.all_equal and np.array_equal(frame, self._first_frame)
+            padded = np.zeros((*self._even_size, 3), np.uint8)
             padded[:height, :width] = frame
             self._writer.send(padded)
         except OSError as error:
-            raise self._refused(error) from None
+            raise self._write_error(error) from None
 
     def _open(self, height: int, width: int) -> None:
         import imageio_ffmpeg
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._even = (height + height % 2, width + width % 2)
+        self._even_size = (height + height % 2, width + width % 2)
         self._writer = imageio_ffmpeg.write_frames(
-            str(self.aside),
-            self._even[::-1],
+            str(self.temporary),
+            self._even_size[::-1],
             fps=self.fps,
             macro_block_size=1,
             ffmpeg_log_level="error",
@@ -189,31 +195,31 @@ class Video:
     ) -> None:
         if self._writer is None:
             return
-        self._writer.close()  # also when a frame failed: it holds a process
+        self._writer.close()  # also after a failed frame: it holds a process
         try:
             if kind is None:
-                self._look()
-                self.aside.replace(self.path)
-                self._warn_if_still()
-        except OSError as failed:
-            raise self._refused(failed) from None
+                self._check_complete()
+                self.temporary.replace(self.path)
+                self._warn_if_all_equal()
+        except OSError as failure:
+            raise self._write_error(failure) from None
         finally:
-            self.aside.unlink(missing_ok=True)
+            self.temporary.unlink(missing_ok=True)
 
-    def _warn_if_still(self) -> None:
-        if self.still and self.frames > 1:
-            what = "equal" if self._first.any() else "black"
-            advice = "check its render() and, without a screen, its options for drawing offscreen"
-            write_stderr(f"warning: all {self.frames} frames of {self.path} are {what}; {advice}")
+    def _warn_if_all_equal(self) -> None:
+        if self.all_equal and self.num_frames > 1:
+            problem = "equal" if self._first_frame.any() else "black"
+            hint = "check the environment's render() and, without a screen, its options for offscreen rendering"
+            write_stderr(f"warning: all {self.num_frames} frames of {self.path} are {problem}; {hint}")
 
-    def _look(self) -> None:
-        """The encoder may have failed on its last bytes, of which nobody tells."""
+    def _check_complete(self) -> None:
+        """Raise `OSError` if the file is incomplete: the encoder doesn't report an error on its last bytes."""
         import imageio_ffmpeg
 
         try:
-            imageio_ffmpeg.count_frames_and_secs(str(self.aside))
+            imageio_ffmpeg.count_frames_and_secs(str(self.temporary))
         except RuntimeError:
             raise OSError("the encoder could not finish it; is the disk full?") from None
 
-    def _refused(self, error: OSError) -> UserError:
-        return UserError(f"the video {self.path} can't be written: {error.strerror or str(error).splitlines()[0]}")
+    def _write_error(self, error: OSError) -> UserError:
+        return UserError(f"can't write the video {self.path}: {error.strerror or str(error).splitlines()[0]}")

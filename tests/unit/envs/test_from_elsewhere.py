@@ -134,14 +134,14 @@ def test_ids_of_packages_work_with_every_back_end(package: Path, name: str, back
 def test_a_run_records_what_to_import(
     package: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], recorded: str
 ) -> None:
-    """Another process finds it again: that of `eval`, `record` and `resume`."""
+    """Another process finds it again: that of `eval`, `video` and `resume`."""
     assert cli_exit_code(monkeypatch, "train", "ppo", *words, *WORDS, "vector.backend=process", "--out", "run") == 0
     text = (package / "run" / "config.yaml").read_text()
     assert f"imports: {recorded}" in text or "imports:\n- my_rooms\n" in text
     script = (
         "import zhixing as zx, zhixing.report.video\n"
         "assert zx.evaluate('run', 2).summary()['mean_return'] == 3\n"
-        "assert zhixing.report.video.record('run', 'v.mp4') == [3.0]\n"
+        "assert zhixing.report.video.record_video('run', 'v.mp4') == [3.0]\n"
         "assert zx.Session.resume('run', env_steps=128, quiet=True).run()['final_return'] == 3\n"
     )
     env = {**importing.child_environment(), "ZHIXING_TRUST": "1"}

@@ -66,7 +66,7 @@ def test_an_exported_agent_acts_as_its_run_and_commands_take_it(
         "eval", "run", "--episodes", "5", "--json"
     )
     assert zx.load("zoo/one", "best").act([0.0, 0.0, 0.0, 0.0]) in (0, 1)  # it has but one set of weights
-    assert run_cli("record", "zoo/one", "-o", "one.mp4")[0] == 0
+    assert run_cli("video", "zoo/one", "-o", "one.mp4")[0] == 0
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     assert run_cli("play", "zoo/one", "--random", "--episodes", "1")[1].startswith("return ")
     code, out, _ = run_cli("zoo", "zoo")

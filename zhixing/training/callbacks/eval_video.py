@@ -23,17 +23,17 @@ class EvalVideo(Callback):
     """At each evaluation writes `videos/STEPS.mp4`: one more episode, played as those of the evaluation are.
 
     It has a copy of the task and random numbers of its own, so that training and evaluations stay as they are without
-    it. The same steps give the same film, also after a resume; a film that was interrupted is made then.
+    it. The same steps give the same video, also after a resume, which records an interrupted one again.
     """
 
     def __init__(self, run: RunFolder, policy: Policy, cfg: RunConfig, device: torch.device | str = "cpu") -> None:
         """A task that can't be drawn is refused here, before anything is trained."""
-        from zhixing.report.video import filmed, without_screen
+        from zhixing.report.video import make_rendered_env, use_offscreen_rendering
 
-        without_screen()
+        use_offscreen_rendering()
         self.folder = run.path / "videos"
-        self.missing = False  # the last film was interrupted
-        self.env = filmed(cfg.env.name, {**cfg.env.options, **cfg.eval_env}, cfg.vector, run.crashes)
+        self.missing = False  # the last video was interrupted
+        self.env = make_rendered_env(cfg.env.name, {**cfg.env.options, **cfg.eval_env}, cfg.vector, run.crashes)
         try:
             self.actor = Actor(policy, self.env, device=device)
             self.env.reset(seed=0)
@@ -44,12 +44,12 @@ class EvalVideo(Callback):
 
     def train_begin(self, loop: TrainingLoop) -> None:
         if self.missing:
-            self._film(loop)
+            self._record(loop)
 
     def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
-        self._film(loop)
+        self._record(loop)
 
-    def _film(self, loop: TrainingLoop) -> None:
+    def _record(self, loop: TrainingLoop) -> None:
         try:
             self._write(loop)
             self.missing = False
@@ -57,10 +57,10 @@ class EvalVideo(Callback):
             self.missing = loop.interrupted = True
 
     def _write(self, loop: TrainingLoop) -> None:
-        from zhixing.report.video import Video
+        from zhixing.report.video import VideoWriter
 
         path = self.folder / f"{loop.steps:012d}.mp4"
-        with loop.paused(), Video(path, float(self.env.metadata["render_fps"])) as video:
+        with loop.paused(), VideoWriter(path, float(self.env.metadata["render_fps"])) as video:
 
             def on_step() -> None:
                 loop.evaluation_step()
