@@ -88,7 +88,7 @@ def video(kind: str, name: str, disk: Path) -> None:
     Fault(kind, disk, 0, 0).set(True)
     from zhixing.report.video import record_video
 
-    with pytest.raises(zx.UserError, match=r"the video .*a.mp4 can't be written: "):
+    with pytest.raises(zx.UserError, match=r"can't write the video .*a.mp4: "):
         record_video(disk / "run", disk / "a.mp4")
     assert (disk / "a.mp4").read_bytes() == b"the old one"
     assert not list(disk.glob(".a*"))

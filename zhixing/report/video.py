@@ -52,7 +52,9 @@ def record_video(
     with AgentRenderer(run, seed, checkpoint, max_steps, env=env, net=net) as renderer:
         write_video(out, renderer.frames(episodes), renderer.fps)
     if renderer.num_cut:
-        note(f"{renderer.num_cut} of {episodes} episodes were cut after {renderer.max_steps:,} steps, before they ended")
+        note(
+            f"{renderer.num_cut} of {episodes} episodes were cut after {renderer.max_steps:,} steps, before they ended"
+        )
     return renderer.returns
 
 

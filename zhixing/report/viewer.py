@@ -89,7 +89,9 @@ class Window:
 
 
 def _no_screen(reason: str) -> UserError:
-    return UserError(f"no screen to open a window on ({reason}); use `zhixing video RUN -o video.mp4`, which needs none")
+    return UserError(
+        f"no screen to open a window on ({reason}); use `zhixing video RUN -o video.mp4`, which needs none"
+    )
 
 
 def play(
@@ -157,7 +159,7 @@ def choose_action(pressed: tuple[str, ...], keymap: Keymap) -> Any:
 def make_keymap(env: gym.Env[Any, Any], name: str) -> Keymap:
     """Return the action for each combination of held keys, and print them.
 
-    The environment's `get_keys_to_action` has priority. Without it, number keys select one of up to ten discrete actions.
+    The environment's `get_keys_to_action` has priority. Without it, number keys select up to ten discrete actions.
     """
     env_keymap = _read_env_keymap(env)
     if env_keymap:

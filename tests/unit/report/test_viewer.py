@@ -1,4 +1,4 @@
-"""Windows without a screen: what is drawn and which keys do what, with real events."""
+"""Tests of the window without a screen: shown frames, and actions of keys, with real pygame events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gymnasium.spaces import Discrete
 
 import zhixing as zx
 from zhixing.cli import main
-from zhixing.report.viewer import Window, WindowClosed, action_of, keys_of, play, watch
+from zhixing.report.viewer import Window, WindowClosed, choose_action, make_keymap, play, watch
 
 pygame = pytest.importorskip("pygame")
 
@@ -30,11 +30,11 @@ def no_screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Corridor(gym.Env):
-    """Step right three times; the picture shows how far one is, and what was done is kept."""
+    """Walk right three times to reach the end. The image shows the position, and `actions` records the actions."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 1000}  # noqa: RUF012
     observation_space, action_space = Discrete(4), Discrete(3)
-    done: list[int] = []  # noqa: RUF012
+    actions: list[int] = []  # noqa: RUF012
 
     def __init__(self, render_mode: str | None = None, keys: bool = False) -> None:
         self.render_mode = render_mode
@@ -47,9 +47,9 @@ class Corridor(gym.Env):
         return 0, {}
 
     def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
-        self.done.append(int(action))
+        self.actions.append(int(action))
         self.x = min(max(self.x + int(action) - 1, 0), 3)
-        return self.x, float(self.x == 3), self.x == 3, len(self.done) > 200, {}
+        return self.x, float(self.x == 3), self.x == 3, len(self.actions) > 200, {}
 
     def render(self) -> np.ndarray:
         frame = np.zeros((8, 16, 3), np.uint8)
@@ -58,16 +58,16 @@ class Corridor(gym.Env):
 
 
 @pytest.fixture
-def holding(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Keys as if somebody held them; the events themselves come from pygame."""
+def hold_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pretend that keys are held down. Events still come from pygame."""
 
     def hold(*codes: int) -> None:
-        monkeypatch.setattr(pygame.key, "get_pressed", lambda: _Held(codes))
+        monkeypatch.setattr(pygame.key, "get_pressed", lambda: PressedKeys(codes))
 
     return hold
 
 
-class _Held:
+class PressedKeys:
     def __init__(self, codes: tuple[int, ...]) -> None:
         self.codes = codes
 
@@ -75,69 +75,73 @@ class _Held:
         return code in self.codes
 
 
-def test_keys_move_and_returns_are_told(holding: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
-    Corridor.done.clear()
-    holding(pygame.K_RIGHT)
-    assert play("test_window:Corridor", episodes=2) == [1.0, 1.0]
-    assert Corridor.done == [2] * 6
+def test_keys_select_actions_and_returns_are_printed(
+    hold_keys: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Corridor.actions.clear()
+    hold_keys(pygame.K_RIGHT)
+    assert play("test_viewer:Corridor", episodes=2) == [1.0, 1.0]
+    assert Corridor.actions == [2] * 6
     assert capsys.readouterr().out.count("return 1") == 2
 
 
-def test_a_tasks_own_keys_win(holding: Callable[..., None]) -> None:
-    keymap = keys_of(Corridor(keys=True), "corridor")
+def test_keys_of_the_env_have_priority(hold_keys: Callable[..., None]) -> None:
+    keymap = make_keymap(Corridor(keys=True), "corridor")
     assert keymap == {(): 1, ("d",): 2, ("right",): 2, ("a", "space"): 0, ("left", "space"): 0}
-    Corridor.done.clear()
-    holding(pygame.K_d)
-    assert play("test_window:Corridor", {"keys": True}, episodes=1) == [1.0]
-    assert Corridor.done == [2, 2, 2]
+    Corridor.actions.clear()
+    hold_keys(pygame.K_d)
+    assert play("test_viewer:Corridor", {"keys": True}, episodes=1) == [1.0]
+    assert Corridor.actions == [2, 2, 2]
 
 
-def test_chance_plays_the_same_by_seed() -> None:
+def test_random_play_depends_only_on_the_seed() -> None:
     games = []
     for seed in (0, 0, 1):
-        Corridor.done.clear()
-        play("test_window:Corridor", random=True, episodes=1, seed=seed)
-        games.append(list(Corridor.done))
+        Corridor.actions.clear()
+        play("test_viewer:Corridor", random=True, episodes=1, seed=seed)
+        games.append(list(Corridor.actions))
     assert games[0] == games[1] != games[2]
 
 
-def test_escape_and_the_closed_window_end_it(holding: Callable[..., None]) -> None:
-    holding()
+def test_escape_and_closing_the_window_end_the_game(hold_keys: Callable[..., None]) -> None:
+    hold_keys()
     for event in (pygame.event.Event(pygame.KEYDOWN, key=pygame.K_ESCAPE), pygame.event.Event(pygame.QUIT)):
         with Window("any", 1000) as window:
-            window.show(np.zeros((8, 8, 3), np.uint8))
-            assert window.keys() == ()
+            window.show_frame(np.zeros((8, 8, 3), np.uint8))
+            assert window.pressed_keys() == ()
             pygame.event.post(event)
             with pytest.raises(WindowClosed):
-                window.keys()
+                window.pressed_keys()
 
 
-def test_pictures_are_enlarged_and_drawn_upright() -> None:
+def test_images_are_enlarged_and_upright() -> None:
     with Window("any", 1000) as window:
         frame = np.zeros((2, 4, 3), np.uint8)
         frame[0, 3] = 255, 0, 0
-        window.show(frame)
+        window.show_frame(frame)
         assert window.screen.get_size() == (480, 240)
         assert window.screen.get_at((479, 0))[:3] == (255, 0, 0)
         assert window.screen.get_at((0, 239))[:3] == (0, 0, 0)
-        with pytest.raises(zx.UserError, match="no pictures"):
-            window.show(None)
+        with pytest.raises(zx.UserError, match="renders no images"):
+            window.show_frame(None)
 
 
-def test_what_has_no_keys_is_an_error() -> None:
+def test_env_without_keys_is_rejected() -> None:
     with pytest.raises(zx.UserError, match="try --random"):
         play("Pendulum-v1", episodes=1)
 
 
-def test_watch_shows_whole_episodes(short_config: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_shows_complete_episodes(
+    short_config: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     zx.Session(short_config("ppo", env__max_episode_steps=20), tmp_path / "run", quiet=True).run()
     returns = watch(tmp_path / "run", episodes=2)
     assert len(returns) == 2
     assert capsys.readouterr().out.count("return") == 2
 
 
-def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["zhixing", "play", "test_window:Corridor", "--random", "--episodes", "1"])
+def test_play_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["zhixing", "play", "test_viewer:Corridor", "--random", "--episodes", "1"])
     main()
     assert "return" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["zhixing", "play", "CartPole-v1", "lr=1"])
@@ -147,7 +151,7 @@ def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert "lr" in capsys.readouterr().err
 
 
-def test_no_screen_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_screen_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("SDL_VIDEODRIVER", "DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")
@@ -158,61 +162,61 @@ def test_no_screen_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "no screen" in capsys.readouterr().err
 
 
-def test_held_keys_choose_the_largest_combination() -> None:
+def test_largest_pressed_combination_wins() -> None:
     keymap = {(): 0, ("right",): 1, ("right", "z"): 2, ("left",): 6}
-    for held, action in {
+    for pressed, action in {
         (): 0,
         ("right",): 1,
         ("right", "z"): 2,
-        ("q", "right", "z"): 2,  # further keys change nothing
+        ("q", "right", "z"): 2,  # unknown keys are ignored
         ("z",): 0,
         ("left", "x"): 6,
     }.items():
-        assert action_of(held, keymap) == action
+        assert choose_action(pressed, keymap) == action
 
 
-def test_arrows_work_where_letters_do() -> None:
-    class Letters(Corridor):
+def test_arrow_keys_are_added_for_wasd() -> None:
+    class WasdEnv(Corridor):
         def get_keys_to_action(self) -> dict[tuple[str, ...], int]:
             return {("w",): 1, ("d", " "): 2}
 
-    keymap = keys_of(Letters(), "letters")
+    keymap = make_keymap(WasdEnv(), "wasd")
     assert keymap == {(): 0, ("w",): 1, ("up",): 1, ("d", "space"): 2, ("right", "space"): 2}
 
 
-def test_arrow_codes_of_gymnasium_are_understood() -> None:
-    keymap = keys_of(gym.make("MountainCar-v0"), "MountainCar-v0")
+def test_pygame_key_codes_of_gymnasium_are_understood() -> None:
+    keymap = make_keymap(gym.make("MountainCar-v0"), "MountainCar-v0")
     assert (keymap[()], keymap[("left",)], keymap[("right",)]) == (1, 0, 2)
 
 
-def test_nothing_held_is_the_middle_of_three_actions(capsys: pytest.CaptureFixture[str]) -> None:
-    keymap = keys_of(Corridor(), "corridor")
+def test_no_key_is_the_middle_of_three_actions(capsys: pytest.CaptureFixture[str]) -> None:
+    keymap = make_keymap(Corridor(), "corridor")
     assert (keymap[()], keymap[("left",)], keymap[("right",)]) == (1, 0, 2)
     assert "left and right arrow" in capsys.readouterr().out
 
 
-def test_mario_has_keys_for_every_set_of_actions() -> None:
+def test_mario_has_keys_for_every_action_set() -> None:
     from zhixing.envs.adapters.mario import env
 
     for name, buttons in env.ACTIONS.items():
         mario = env.SuperMarioEnv.__new__(env.SuperMarioEnv)  # its keys need no emulator
         mario.buttons = buttons
         keymap = mario.get_keys_to_action()
-        assert buttons[action_of(("right",), keymap)] == env.RIGHT, name
-        assert buttons[action_of(("right", "space", "x"), keymap)] == env.RIGHT | env.A | env.B, name
+        assert buttons[choose_action(("right",), keymap)] == env.RIGHT, name
+        assert buttons[choose_action(("right", "space", "x"), keymap)] == env.RIGHT | env.A | env.B, name
         if name != "right":
-            assert buttons[action_of(("left",), keymap)] == env.LEFT, name
-            assert buttons[action_of(("z",), keymap)] == env.A, name
+            assert buttons[choose_action(("left",), keymap)] == env.LEFT, name
+            assert buttons[choose_action(("z",), keymap)] == env.A, name
         if name in ("complex", "all"):
-            assert buttons[action_of(("down",), keymap)] == env.DOWN, name
-            assert buttons[action_of(("left", "z"), keymap)] == env.LEFT | env.A, name
+            assert buttons[choose_action(("down",), keymap)] == env.DOWN, name
+            assert buttons[choose_action(("left", "z"), keymap)] == env.LEFT | env.A, name
 
 
 def test_atari_has_keys() -> None:
     pytest.importorskip("ale_py")
     env = zx.envs.make("ALE/Breakout-v5", render_mode="rgb_array")
-    keymap = keys_of(env, "ALE/Breakout-v5")  # its actions are NOOP, FIRE, RIGHT, LEFT
-    assert [action_of(held, keymap) for held in ((), ("space",), ("right",), ("left",))] == [0, 1, 2, 3]
+    keymap = make_keymap(env, "ALE/Breakout-v5")  # its actions are NOOP, FIRE, RIGHT, LEFT
+    assert [choose_action(pressed, keymap) for pressed in ((), ("space",), ("right",), ("left",))] == [0, 1, 2, 3]
     env.close()
 
 
@@ -223,10 +227,10 @@ from zhixing.report import viewer
 
 make, positions = envs.make, []
 
-def make_and_look(name, **options):
+def make_recorded_env(name, **options):
     env = make(name, **options)
     step = env.step
-    def step_and_look(action):
+    def recorded_step(action):
         result = step(action)
         positions.append(result[4]["x_pos"])
         if len(positions) == 40:
@@ -234,10 +238,10 @@ def make_and_look(name, **options):
         elif len(positions) == 100:
             subprocess.run(["xdotool", "keyup", "Right", "key", "Escape"], check=True)
         return result
-    env.step = step_and_look
+    env.step = recorded_step
     return env
 
-envs.make = make_and_look
+envs.make = make_recorded_env
 viewer.play("mario/1-1", {"noops": 0, "skip": 1})
 print(positions[39], positions[99])
 """
@@ -248,6 +252,6 @@ def test_mario_runs_right_in_a_real_window() -> None:
     pytest.importorskip("stable_retro")
     environment = {name: value for name, value in os.environ.items() if name != "SDL_VIDEODRIVER"}
     command = ["xvfb-run", "-a", sys.executable, "-c", PRESS_RIGHT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    start, end = map(int, done.stdout.split()[-2:])
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    start, end = map(int, process.stdout.split()[-2:])
     assert end > start + 20
