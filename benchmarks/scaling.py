@@ -136,7 +136,7 @@ def rollout_message(ray: Any, **options: Any) -> dict[str, float]:
         "bytes_of_weights": size(weights),
         "bytes_per_step": round(size(turn) / steps, 1),
         "put_weights_ms": round(1e3 * timed(lambda: actor.crew.share(packed(learner))), 3),
-        "take_us_per_step": round(1e6 * timed(lambda: Rollout.joined([ray.get(stored).part])) / steps, 3),
+        "take_us_per_step": round(1e6 * timed(lambda: Rollout.join([ray.get(stored).part])) / steps, 3),
         "learn_us_per_step": round(1e6 * timed(lambda: learner.update(joined(turn))) / steps, 3),
     }
     actor.close()
@@ -145,7 +145,7 @@ def rollout_message(ray: Any, **options: Any) -> dict[str, float]:
 
 def joined(turn: WorkerResult) -> zx.Batch:
     assert turn.part is not None
-    return Rollout.joined([turn.part]).to("cpu")
+    return Rollout.join([turn.part]).to("cpu")
 
 
 def messages(cluster: Cluster) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def replay_bytes(num: int = 8) -> dict[str, Any]:
         batch = {"obs": stack, "action": no.astype(np.int64), "reward": no.astype(np.float32)}
         buffer.add(Batch(**batch, terminated=over, truncated=no, next_obs=after))
         stack = np.repeat(frames[step % 64][:, None], STACK, 1) if over[0] else after
-    ours = arrays_in(buffer.storage, set())
+    ours = arrays_in(buffer.ring, set())
     observations = STEPS * STACK * SIDE * SIDE
     further = STEPS * (8 + 4 + 4 + 4)  # actions as int64; rewards, dones and timeouts as float32
     return {

@@ -190,7 +190,7 @@ def read_whole_run(folder: Path) -> None:
     run = RunFolder.open(folder / "run")
     run.read_config()
     run.load()
-    for path in run.replay.glob("*/*.npz"):
+    for path in run.replay.glob("*.npz"):
         segments.read(path.parent, path.name)
     run.read_references()
     read_run(run.path)
@@ -226,8 +226,8 @@ READERS: dict[str, tuple[Callable[[Path], Any], list[Change], str]] = {
     "run folder": (
         read_whole_run,
         [
-            bytes_of("run/replay/replay/*.npz"),
-            bytes_of("run/replay/replay/*.npz", inside=True),
+            bytes_of("run/replay/*.npz"),
+            bytes_of("run/replay/*.npz", inside=True),
             bytes_of("run/metrics.csv"),
             json_of("run/dataset.json"),
             yaml_of,
@@ -368,7 +368,7 @@ TRAPS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "run/checkpoints/0*.safetensors",
         lambda path: torch.save(Trap(), path, _use_new_zipfile_serialization=False),
     ),
-    "replay": ("run/replay/replay/*.npz", trapped_npz),
+    "replay": ("run/replay/*.npz", trapped_npz),
     "configuration": (
         "run/config.yaml",
         lambda path: path.write_text("algorithm: !!python/object/apply:os.system ['touch sprung']"),
@@ -509,7 +509,7 @@ def run(samples: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    "name", ["metrics.csv", "checkpoints/best.safetensors", "replay/replay/segment-00000000.npz", "crash"]
+    "name", ["metrics.csv", "checkpoints/best.safetensors", "replay/segment-00000000.npz", "crash"]
 )
 def test_links_out_of_a_run_are_refused(name: str, run: Path) -> None:
     (run / name).unlink(missing_ok=True)
@@ -536,9 +536,9 @@ def test_a_pipe_in_a_run_is_not_waited_for(run: Path) -> None:
 def test_a_checkpoint_names_no_file_elsewhere(name: Any, run: Path) -> None:
     path = next((run / "checkpoints").glob("0*.safetensors"))
     state = read_checkpoint(path)
-    state["buffers"]["replay"]["segments"][0]["name"] = name
+    state["replay"]["segments"][0]["name"] = name
     write_checkpoint(path, state)
-    with pytest.raises(zx.UserError, match="is no name of a replay segment"):
+    with pytest.raises(zx.UserError, match="is not the name of a replay segment"):
         zx.Session.resume(run)
 
 

@@ -1,20 +1,19 @@
-"""Replay: storage, samplers, views and relabelling, composed."""
+"""Replay buffers: storage, a sampler, a view and optionally hindsight experience replay, composed."""
 
 from zhixing.buffers.buffer import Buffer
 from zhixing.buffers.fields import SUCCESSORS
-from zhixing.buffers.her import Hindsight
-from zhixing.buffers.samplers import Prioritized, Reservoir, Uniform
-from zhixing.buffers.views import Episode, NStep, Sequence, View
+from zhixing.buffers.her import HER
+from zhixing.buffers.samplers import Prioritized, Uniform
+from zhixing.buffers.views import EpisodeView, NStep, SequenceView, View
 
 __all__ = [
+    "HER",
     "SUCCESSORS",
     "Buffer",
-    "Episode",
-    "Hindsight",
+    "EpisodeView",
     "NStep",
     "Prioritized",
-    "Reservoir",
-    "Sequence",
+    "SequenceView",
     "Uniform",
     "View",
 ]

@@ -1,9 +1,9 @@
-"""Storage of streams: each environment is a column, a ring of rows; what follows a row is the next row.
+"""Ring storage of experience: each environment is a column, and the successor of a row is the column's next row.
 
-A transition is known by `index = position * N + column`, where `position` counts the rows ever added to its column.
-It lies in the flat row `index % ((rows + 1) * N)`, its successor in that of `index + N`. There is one row more than
-transitions, for the newest `next_obs`. Where the next row doesn't follow (an episode's end, or rows that don't belong
-together) the true successor lies in a side pool and `slot` tells where.
+The i-th row ever added to a column has the position i and the index `i * N + column`. Indices are never reused. The row
+lies at `index % ((capacity_per_env + 1) * N)` in the arrays, its successor at the row of `index + N`. Each column has
+one row more than transitions, for the newest `next_obs`. Where the next row isn't the successor (after the end of an
+episode, or where the stream was interrupted), the true successor lies in a pool, and `slot` gives its place there.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ Leaves = list[Array]
 
 
 class Ring:
+    """Hold the newest transitions of `num_envs` environments; see the top of this module for the layout."""
+
     def __init__(
         self,
         spec: Mapping[str, Tree],
@@ -32,54 +34,54 @@ class Ring:
         device: str = "cpu",
         folder: Path | None = None,
     ) -> None:
-        self.reader = BatchValidator(spec)
+        self.validator = BatchValidator(spec)
         self.num_envs, self.frame_stack = num_envs, frame_stack
-        self.rows = -(-capacity // num_envs)
-        self.size = (self.rows + 1) * num_envs
+        self.capacity_per_env = -(-capacity // num_envs)
+        self.size = (self.capacity_per_env + 1) * num_envs
         stored = {**spec, "obs": _single_frames(spec["obs"], frame_stack)} if frame_stack > 1 else dict(spec)
-        followed = self.reader.followed
-        self.table = ArrayStore(stored, self.size, device, folder)
-        self.final_obs_pool = SlotAllocator({name: stored[name] for name in followed}, device)
-        self.slot = np.full(self.size, -1, np.int32)  # where the row's true successor lies; -1: it is the next row
-        self.episode_start = np.zeros(self.size, np.int64)  # the position of the first row of the row's episode
+        obs_fields = self.validator.obs_fields
+        self.store = ArrayStore(stored, self.size, device, folder)
+        self.final_obs_pool = SlotAllocator({name: stored[name] for name in obs_fields}, device)
+        self.slot = np.full(self.size, -1, np.int32)  # of the row's successor in the pool; -1: it is the next row
+        self.episode_start = np.zeros(self.size, np.int64)  # position of the first row of the row's episode
         self.count = np.zeros(num_envs, np.int64)  # rows ever added, per column
-        self.base = np.zeros(num_envs, np.int64)  # rows before this one were cleared
-        self.next_began = np.zeros(num_envs, np.int64)  # of the row to come: its own where an episode ended
-        # the newest successors as they came: what the next row must begin with to follow, also on a device
+        self.cleared_before = np.zeros(num_envs, np.int64)  # rows before this position were cleared
+        self.next_episode_start = np.zeros(num_envs, np.int64)  # `episode_start` of the next row to add
+        # The newest successors as they were added, in memory and with whole frame stacks. A row continues its column
+        # if its observation equals them.
         self.latest_next_obs: dict[str, Leaves] = {
             name: [np.zeros((num_envs, *field.shape), field.dtype) for field in tree_leaves(spec[name])]
-            for name in followed
+            for name in obs_fields
         }
-        self.fixed = False  # true where rows are only read
-        self._columns_aligned = True  # all columns have had as many rows: then one slice holds a step of all
-        self._any_new_episode = True  # some columns begin an episode with the row to come
-        # the same arrays without names, in the order of the reader's parts
-        self._plain_arrays = [array for name in self.reader.plain for array in self.table.arrays[name]]
-        self._followed_arrays = [array for name in followed for array in self.table.arrays[name]]
-        self._heads = [head for name in followed for head in self.latest_next_obs[name]]
-        self._stacks = (
-            len(self.latest_next_obs["obs"]) if frame_stack > 1 else 0
-        )  # so many of them are stacks of frames
+        self.read_only = False
+        self._columns_aligned = True  # all columns have equal counts, so a slice of rows is a step of all
+        self._any_new_episode = True  # the next row of at least one column begins an episode
+        # the arrays without names, in the order of the validator's leaves
+        self._step_arrays = [array for name in self.validator.step_fields for array in self.store.arrays[name]]
+        self._obs_arrays = [array for name in obs_fields for array in self.store.arrays[name]]
+        self._latest_leaves = [leaf for name in obs_fields for leaf in self.latest_next_obs[name]]
+        # so many of the first observation leaves are stacks of frames
+        self._num_stacked = len(self.latest_next_obs["obs"]) if frame_stack > 1 else 0
 
     @staticmethod
-    def over(
-        spec: Mapping[str, Tree], arrays: Mapping[str, Tree], final_obs_pool: Mapping[str, Tree], ends: Array
+    def from_arrays(
+        spec: Mapping[str, Tree], arrays: Mapping[str, Tree], final_fields: Mapping[str, Tree], ends: Array
     ) -> Ring:
-        """A full ring of one column whose rows are arrays `[S,...]` that are only read, such as mapped files.
+        """Wrap arrays `[S,...]`, such as memory-mapped files, as a full, read-only ring of one column.
 
-        After the rows `ends` the stream begins anew; `lasts` are the true successors of these rows. The last row must
-        be one of them, so that no row is needed behind it.
+        The stream is interrupted after the rows `ends`, whose true successors are `final_fields`. The last row must be
+        one of them.
         """
         ring, size = Ring(spec, 1, 1), int(ends[-1]) + 1
-        ring.rows = ring.size = size
-        ring.table = ArrayStore.over(spec, arrays)
-        ring.final_obs_pool.table = ArrayStore.over({name: spec[name] for name in final_obs_pool}, final_obs_pool)
+        ring.capacity_per_env = ring.size = size  # without an extra row: the last row's successor is in the pool
+        ring.store = ArrayStore.from_arrays(spec, arrays)
+        ring.final_obs_pool.store = ArrayStore.from_arrays({name: spec[name] for name in final_fields}, final_fields)
         ring.slot = np.full(size, -1, np.int32)
         ring.slot[ends] = np.arange(len(ends))
         starts = np.concatenate([[0], ends[:-1] + 1])
         ring.episode_start = np.repeat(starts, np.diff(np.append(starts, size)))
         ring.count[:] = size
-        ring.fixed = True
+        ring.read_only = True
         return ring
 
     def __len__(self) -> int:
@@ -91,371 +93,384 @@ class Ring:
     @property
     def oldest(self) -> Array:
         """The position of each column's oldest row."""
-        return np.maximum(self.count - self.rows, self.base)
+        return np.maximum(self.count - self.capacity_per_env, self.cleared_before)
 
     @property
     def _span(self) -> tuple[int, int]:
-        """The positions from the oldest row to behind the newest, where they are the same for all columns."""
+        """The position of the oldest row and of the next row to add, for aligned columns."""
         count = int(self.count[0])
-        return max(count - self.rows, int(self.base[0])), count
+        return max(count - self.capacity_per_env, int(self.cleared_before[0])), count
 
-    # ------------------------------------------------------------------ adding
+    # --- adding ---
 
-    def add(self, batch: Batch, ids: Array | None = None) -> None:
-        """Store a step `[M]` or steps `[T,M]`."""
-        if self.fixed:
-            raise UserError("recorded experience takes no new steps; give the buffer a capacity of its own for these")
-        plain, now, after, lead = self.reader.parts(batch)
-        columns = self.num_envs if ids is None else len(ids)
-        if lead[-1] != columns:
-            of = "num_envs" if ids is None else "len(ids)"
-            raise UserError(f"field 'terminated' has shape {list(lead)}, expected {columns} columns ({of})")
-        if ids is None and self._columns_aligned and (len(lead) == 1 or lead[0] == 1):
-            self._add_step(plain, now, after)
+    def add(self, batch: Batch, env_ids: Array | None = None) -> None:
+        """Store a step `[M]` or steps `[T,M]` of all environments or of `env_ids`."""
+        if self.read_only:
+            raise UserError("this buffer reads recorded experience and takes no new steps; make one with a capacity")
+        step, obs, next_obs, leading = self.validator.split(batch)
+        num_columns = self.num_envs if env_ids is None else len(env_ids)
+        if leading[-1] != num_columns:
+            source = "num_envs" if env_ids is None else "len(env_ids)"
+            raise UserError(
+                f"field 'terminated' has shape {list(leading)}, expected {num_columns} columns, as {source} says"
+            )
+        if env_ids is None and self._columns_aligned and (len(leading) == 1 or leading[0] == 1):
+            self._add_step(step, obs, next_obs)
             return
-        if len(lead) == 1:
-            plain, now, after = ([leaf[None] for leaf in leaves] for leaves in (plain, now, after))
-        self._add_block(plain, now, after, ids)
+        if len(leading) == 1:
+            step, obs, next_obs = ([leaf[None] for leaf in leaves] for leaves in (step, obs, next_obs))
+        self._add_block(step, obs, next_obs, env_ids)
 
-    def newest(self, num_steps: int, ids: Array | None = None) -> Array:
-        """The indices of the newest rows, as far as they are stored, `[T,M]`."""
-        columns = np.arange(self.num_envs) if ids is None else ids
-        back = np.arange(-min(num_steps, self.rows), 0)[:, None]
-        return (self.count[columns] + back) * self.num_envs + columns
-
-    def _add_step(self, plain: Leaves, now: Leaves, after: Leaves) -> None:
-        """One row `[N]` or `[1,N]` for all columns, in step."""
+    def _add_step(self, step: Leaves, obs: Leaves, next_obs: Leaves) -> None:
+        """Store one step `[N]` or `[1,N]` of all columns, which must be aligned."""
         N, count = self.num_envs, int(self.count[0])
-        start, stop = count * N % self.size, (count + 1) * N % self.size
-        where, behind = slice(start, start + N), slice(stop, stop + N)
-        if not self._continues(now):
-            now, after = self._rows(now), self._rows(after)
-            follows = self._follows(now, slice(None))
-            self._begin(now, after, ~follows)
-            self._break(count * N + np.flatnonzero(~follows & (self.next_began < count)))
-            self.next_began[~follows] = count
-            self.table.write(self._followed_arrays, where, self._stored(now, 1))
-        # else the rows hold these observations already, as the successors of the rows before
-        self._release(behind)
-        stored = self._stored(self._rows(after), 1) if self._stacks else after
-        self.table.write(self._followed_arrays, behind, stored)
-        for head, value in zip(self._heads, after):  # noqa: B905 (hot, see Table.write)
-            head[...] = value
-        self.table.write(self._plain_arrays, where, plain)
-        self.episode_start[where] = self.next_began
-        self._any_new_episode = 1 in plain[0].tobytes() or 1 in plain[1].tobytes()  # a tenth of the cost of any()
+        start, next_start = count * N % self.size, (count + 1) * N % self.size
+        rows, next_rows = slice(start, start + N), slice(next_start, next_start + N)
+        if not self._all_continue(obs):
+            obs, next_obs = self._without_time(obs), self._without_time(next_obs)
+            continues = self._continues(obs, slice(None))
+            self._check_first_stacks(obs, next_obs, ~continues)
+            self._end_streams(count * N + np.flatnonzero(~continues & (self.next_episode_start < count)))
+            self.next_episode_start[~continues] = count
+            self.store.write(self._obs_arrays, rows, self._newest_frames(obs, 1))
+        # else the rows hold these observations already, as successors of the rows before
+        self._release_slots(next_rows)
+        stored = self._newest_frames(self._without_time(next_obs), 1) if self._num_stacked else next_obs
+        self.store.write(self._obs_arrays, next_rows, stored)
+        for latest, value in zip(self._latest_leaves, next_obs):  # noqa: B905 (hot, see ArrayStore.write)
+            latest[...] = value
+        self.store.write(self._step_arrays, rows, step)
+        self.episode_start[rows] = self.next_episode_start
+        self._any_new_episode = 1 in step[0].tobytes() or 1 in step[1].tobytes()  # a tenth of the cost of any()
         if self._any_new_episode:
-            ends = np.flatnonzero(plain[0] | plain[1])
-            self._keep_lasts(count * N + ends, [value[ends] for value in self._rows(after)])
-            self.next_began[ends] = count + 1
+            ends = np.flatnonzero(step[0] | step[1])
+            self._store_successors(count * N + ends, [value[ends] for value in self._without_time(next_obs)])
+            self.next_episode_start[ends] = count + 1
         self.count.fill(count + 1)
 
-    def _add_block(self, plain: Leaves, now: Leaves, after: Leaves, ids: Array | None) -> None:
-        """Rows `[T,M]` at once: the same result as one after another, without a loop over T."""
-        T, N = len(plain[0]), self.num_envs
-        columns: Any = slice(None) if ids is None else ids
-        in_step = ids is None and self._columns_aligned
-        index: Array
-        if in_step:
-            first = int(self.count[0]) * N
-            index = np.arange(first, first + T * N).reshape(T, N)
-        else:
-            numbers = np.arange(N) if ids is None else ids
-            index = (self.count[columns] + np.arange(T)[:, None]) * N + numbers
-        ended: Array = plain[0] | plain[1]
-        cut, episode_start = ended, np.empty(index.shape, np.int64)
-        episode_start[:] = self.next_began[columns]
-        if not in_step or 1 in ended[:-1].tobytes() or not self._unbroken(now, after):
-            follows = np.empty(ended.shape, bool)
-            follows[0] = self._follows([value[0] for value in now], columns)
-            follows[1:] = ~ended[:-1]
-            for value, successor in zip(now, after, strict=True):
-                follows[1:] &= _same(value[1:], successor[:-1], 2)
-            self._begin(now, after, ~follows)
-            self._break(index[0][~follows[0] & (episode_start[0] < self.count[columns])])
-            episode_start = np.maximum.accumulate(np.where(follows, episode_start, index // N), axis=0)
-            cut = ended.copy()
-            cut[:-1] |= ~follows[1:]
-
-        if self.rows < T:  # rows that the same batch would overwrite aren't written at all
-            index, episode_start, cut = index[-self.rows :], episode_start[-self.rows :], cut[-self.rows :]
-            plain, now, after = ([leaf[-self.rows :] for leaf in leaves] for leaves in (plain, now, after))
-            self._release((index % self.size).reshape(-1))
-        where: Any  # the rows themselves, those of their successors, and of the last successors
-        behind: Any
-        newest: Any
-        start = int(index[0, 0]) % self.size
-        stop = start + index.size
-        if in_step and stop + N <= self.size:  # slices, which cost a fraction
-            where, behind, newest = slice(start, stop), slice(start + N, stop + N), slice(stop, stop + N)
-        else:
-            where, behind = (index % self.size).reshape(-1), ((index + N) % self.size).reshape(-1)
-            newest = behind[-index.shape[1] :]
-        self._release(behind)
-        self.table.write(self._followed_arrays, where, [_flat(value) for value in self._stored(now, 2)])
-        latest_next_obs = [value[-1] for value in after]
-        self.table.write(self._followed_arrays, newest, self._stored(latest_next_obs, 1))
-        for head, value in zip(self._heads, latest_next_obs, strict=True):
-            head[columns] = value
-        self.table.write(self._plain_arrays, where, [_flat(value) for value in plain])
-        self.episode_start[where] = episode_start.reshape(-1)
+    def _add_block(self, step: Leaves, obs: Leaves, next_obs: Leaves, env_ids: Array | None) -> None:
+        """Store steps `[T,M]` at once. The result equals that of single steps, without a loop over T."""
+        columns: Any = slice(None) if env_ids is None else env_ids
+        aligned = env_ids is None and self._columns_aligned
+        ended: Array = step[0] | step[1]
+        T = len(ended)
+        index = self._next_index(T, env_ids, aligned)
+        episode_start, boundary = self._find_episodes(index, ended, obs, next_obs, columns, aligned)
+        if self.capacity_per_env < T:  # skip the rows that the block itself would overwrite
+            index, episode_start, boundary = (a[-self.capacity_per_env :] for a in (index, episode_start, boundary))
+            step, obs, next_obs = ([a[-self.capacity_per_env :] for a in leaves] for leaves in (step, obs, next_obs))
+            self._release_slots((index % self.size).reshape(-1))
+        rows, next_rows, newest_rows = self._block_rows(index, aligned)
+        self._release_slots(next_rows)
+        latest_next_obs = [value[-1] for value in next_obs]
+        self.store.write(self._obs_arrays, rows, [_flatten(value) for value in self._newest_frames(obs, 2)])
+        self.store.write(self._obs_arrays, newest_rows, self._newest_frames(latest_next_obs, 1))
+        for latest, value in zip(self._latest_leaves, latest_next_obs, strict=True):
+            latest[columns] = value
+        self.store.write(self._step_arrays, rows, [_flatten(value) for value in step])
+        self.episode_start[rows] = episode_start.reshape(-1)
         self.count[columns] += T
-        self.next_began[columns] = episode_start[-1]
-        if 1 in cut.tobytes():
-            self._keep_lasts(index[cut], [value[cut] for value in after])
-            self.next_began[columns] = np.where(ended[-1], self.count[columns], episode_start[-1])
+        self.next_episode_start[columns] = episode_start[-1]
+        if 1 in boundary.tobytes():
+            self._store_successors(index[boundary], [value[boundary] for value in next_obs])
+            self.next_episode_start[columns] = np.where(ended[-1], self.count[columns], episode_start[-1])
         self._refresh_flags()
 
-    def _refresh_flags(self) -> None:
-        """Look at all columns again after more than a step."""
-        self._columns_aligned = len({*self.count.tolist()}) == len({*self.base.tolist()}) == 1
-        self._any_new_episode = True in (self.next_began == self.count).tolist()
+    def _next_index(self, num_steps: int, env_ids: Array | None, aligned: bool) -> Array:
+        """Return the indices of the next steps `[T,M]`."""
+        N = self.num_envs
+        if aligned:
+            first = int(self.count[0]) * N
+            return np.arange(first, first + num_steps * N).reshape(num_steps, N)
+        columns = np.arange(N) if env_ids is None else env_ids
+        index: Array = (self.count[columns] + np.arange(num_steps)[:, None]) * N + columns
+        return index
 
-    def _continues(self, now: Leaves) -> bool:
-        """Whether all columns surely go on from their newest successors: a quick look, before `_follows`."""
+    def _find_episodes(
+        self, index: Array, ended: Array, obs: Leaves, next_obs: Leaves, columns: Any, aligned: bool
+    ) -> tuple[Array, Array]:
+        """Return `episode_start` of the rows of a block, and which of them the next row doesn't continue."""
+        episode_start = np.empty(index.shape, np.int64)
+        episode_start[:] = self.next_episode_start[columns]
+        if aligned and 1 not in ended[:-1].tobytes() and self._block_continues(obs, next_obs):
+            return episode_start, ended
+        continues = np.empty(ended.shape, bool)
+        continues[0] = self._continues([value[0] for value in obs], columns)
+        continues[1:] = ~ended[:-1]
+        for value, successor in zip(obs, next_obs, strict=True):
+            continues[1:] &= _equal(value[1:], successor[:-1], 2)
+        self._check_first_stacks(obs, next_obs, ~continues)
+        self._end_streams(index[0][~continues[0] & (episode_start[0] < self.count[columns])])
+        position = index // self.num_envs
+        episode_start = np.maximum.accumulate(np.where(continues, episode_start, position), axis=0)
+        boundary = ended.copy()
+        boundary[:-1] |= ~continues[1:]
+        return episode_start, boundary
+
+    def _block_rows(self, index: Array, aligned: bool) -> tuple[Any, Any, Any]:
+        """Return the rows of a block, the rows of its successors, and those of the last step's successors."""
+        N, start = self.num_envs, int(index[0, 0]) % self.size
+        stop = start + index.size
+        if aligned and stop + N <= self.size:  # slices cost a fraction of index arrays
+            return slice(start, stop), slice(start + N, stop + N), slice(stop, stop + N)
+        rows, next_rows = (index % self.size).reshape(-1), ((index + N) % self.size).reshape(-1)
+        return rows, next_rows, next_rows[-index.shape[1] :]
+
+    def _refresh_flags(self) -> None:
+        """Recompute the cached facts about all columns."""
+        self._columns_aligned = len({*self.count.tolist()}) == len({*self.cleared_before.tolist()}) == 1
+        self._any_new_episode = True in (self.next_episode_start == self.count).tolist()
+
+    def _all_continue(self, obs: Leaves) -> bool:
+        """Return whether all columns surely continue: a fast test before the exact `_continues`."""
         if self._any_new_episode:
             return False
-        for head, value in zip(self._heads, now):  # noqa: B905, SIM110 (hot, see Table.write)
-            if head.tobytes() != value.tobytes():
+        for latest, value in zip(self._latest_leaves, obs):  # noqa: B905, SIM110 (hot, see ArrayStore.write)
+            if latest.tobytes() != value.tobytes():
                 return False
         return True
 
-    def _unbroken(self, now: Leaves, after: Leaves) -> bool:
-        """Whether all columns go on from their newest successors, and each row of a block from the one before."""
-        return self._continues([value[0] for value in now]) and all(
-            value[1:].tobytes() == successor[:-1].tobytes() for value, successor in zip(now, after, strict=True)
+    def _block_continues(self, obs: Leaves, next_obs: Leaves) -> bool:
+        """Return whether all columns surely continue and each step of the block continues the one before."""
+        return self._all_continue([value[0] for value in obs]) and all(
+            value[1:].tobytes() == successor[:-1].tobytes() for value, successor in zip(obs, next_obs, strict=True)
         )
 
-    def _rows(self, values: Leaves) -> Leaves:
-        """What came as `[1,N]` as `[N]`."""
-        return [value.reshape(head.shape) for value, head in zip(values, self._heads, strict=True)]
+    def _continues(self, obs: Leaves, columns: Any) -> Array:
+        """Return, per column, whether its newest row ended no episode and has this observation as its successor."""
+        continues = self.next_episode_start[columns] < self.count[columns]
+        for latest, value in zip(self._latest_leaves, obs, strict=True):
+            continues &= _equal(latest[columns], value, 1)
+        return continues
 
-    def _follows(self, now: Leaves, columns: Any) -> Array:
-        """For each column, whether its row follows the newest one: that one didn't end and led here."""
-        follows = self.next_began[columns] < self.count[columns]
-        for head, value in zip(self._heads, now, strict=True):
-            follows &= _same(head[columns], value, 1)
-        return follows
+    def _without_time(self, values: Leaves) -> Leaves:
+        """Reshape leaves of one step from `[1,N,...]` to `[N,...]`."""
+        return [value.reshape(latest.shape) for value, latest in zip(values, self._latest_leaves, strict=True)]
 
-    def _break(self, index: Array) -> None:
-        """The rows before `index` turn out to have no next row: their successors move to the pool."""
+    def _end_streams(self, index: Array) -> None:
+        """Move the successors of the rows before `index` to the pool, because the rows at `index` aren't these."""
         if len(index):
-            at = index % self.num_envs
-            self._keep_lasts(index - self.num_envs, [head[at] for head in self._heads])
+            columns = index % self.num_envs
+            self._store_successors(index - self.num_envs, [latest[columns] for latest in self._latest_leaves])
 
-    def _begin(self, now: Leaves, after: Leaves, starts: Array) -> None:
-        """Frames are stored once, so a stack must be what a stacker makes: its first frame repeated, then shifted."""
-        if not self._stacks or not starts.any():
+    def _check_first_stacks(self, obs: Leaves, next_obs: Leaves, starts: Array) -> None:
+        """Check that frame stacks can be rebuilt from single frames: the first one repeated, then shifted by one."""
+        if not self._num_stacked or not starts.any():
             return
-        for stack, successor in list(zip(now, after, strict=True))[: self._stacks]:
-            first, then = stack[starts], successor[starts]
-            if not (_same(first[:, 1:], first[:, :-1], 1).all() and _same(then[:, :-1], first[:, 1:], 1).all()):
+        for stack, successor in list(zip(obs, next_obs, strict=True))[: self._num_stacked]:
+            first, second = stack[starts], successor[starts]
+            if not (_equal(first[:, 1:], first[:, :-1], 1).all() and _equal(second[:, :-1], first[:, 1:], 1).all()):
                 raise UserError(
                     f"frame_stack={self.frame_stack}: an episode must begin with its first frame repeated and each "
                     f"step shift the stack by one; for other stacks use frame_stack=1"
                 )
 
-    def _stored(self, values: Leaves, lead: int) -> Leaves:
-        """The part of followed leaves that is kept: the newest frame of a stack."""
-        newest = (slice(None),) * lead + (-1,)
-        return [value[newest] if i < self._stacks else value for i, value in enumerate(values)]
+    def _newest_frames(self, values: Leaves, num_leading: int) -> Leaves:
+        """Return the stored part of observation leaves: of frame stacks the newest frame."""
+        newest = (slice(None),) * num_leading + (-1,)
+        return [value[newest] if i < self._num_stacked else value for i, value in enumerate(values)]
 
-    def _keep_lasts(self, index: Array, successors: Leaves) -> None:
+    def _store_successors(self, index: Array, successors: Leaves) -> None:
+        """Store the successors of the rows `index` in the pool."""
         if len(index):
-            slots = self.slot[index % self.size] = self.final_obs_pool.allot(len(index))
-            arrays = [array for leaves in self.final_obs_pool.table.arrays.values() for array in leaves]
-            self.final_obs_pool.table.write(arrays, slots, self._stored(successors, 1))
+            slots = self.slot[index % self.size] = self.final_obs_pool.allocate(len(index))
+            arrays = [array for leaves in self.final_obs_pool.store.arrays.values() for array in leaves]
+            self.final_obs_pool.store.write(arrays, slots, self._newest_frames(successors, 1))
 
-    def _release(self, where: Any) -> None:
-        """The rows `where` are about to be no transitions any more: their slots are free again."""
-        slots = self.slot[where]
+    def _release_slots(self, rows: Any) -> None:
+        """Release the pool slots of rows that are about to be overwritten."""
+        slots = self.slot[rows]
         if slots.tobytes() != b"\xff" * slots.nbytes:  # not all are -1; a tenth of the cost of any()
             self.final_obs_pool.release(slots[slots >= 0])
-            self.slot[where] = -1
+            self.slot[rows] = -1
 
-    # ----------------------------------------------------------------- reading
+    # --- reading ---
 
-    def uniform(self, n: int, rng: np.random.Generator) -> Array:
-        """The indices of `n` stored rows, each as likely as any other."""
+    def sample_uniform(self, n: int, rng: np.random.Generator) -> Array:
+        """Return the indices of `n` stored rows, drawn uniformly with replacement."""
         if self._columns_aligned:
             first, count = self._span
-            drawn = (rng.random(n) * ((count - first) * self.num_envs)).astype(np.int64)
-            return drawn + first * self.num_envs
+            draws = (rng.random(n) * ((count - first) * self.num_envs)).astype(np.int64)
+            return draws + first * self.num_envs
         oldest = self.oldest
         sizes = self.count - oldest
-        drawn = (rng.random(n) * int(sizes.sum())).astype(np.int64)
+        draws = (rng.random(n) * int(sizes.sum())).astype(np.int64)
         edges = np.cumsum(sizes)
-        column = np.searchsorted(edges, drawn, side="right")
-        return (oldest[column] + drawn - (edges - sizes)[column]) * self.num_envs + column
+        column = np.searchsorted(edges, draws, side="right")
+        return (oldest[column] + draws - (edges - sizes)[column]) * self.num_envs + column
 
-    def all(self) -> Array:
-        """The indices of all stored rows, in the order of their positions."""
-        return self.since(self.base)
+    def indices(self) -> Array:
+        """Return the indices of all stored rows in increasing order."""
+        return self.indices_since(self.cleared_before)
 
-    def since(self, mark: Array) -> Array:
-        """The indices of the rows that were added after a mark and are stored, in the order of their positions."""
-        if self._columns_aligned and len({*mark.tolist()}) == 1:
-            first, count = self._span
-            return np.arange(max(first, int(mark[0])) * self.num_envs, count * self.num_envs)
-        oldest = np.maximum(self.oldest, mark)
+    def indices_since(self, count: Array) -> Array:
+        """Return the indices of the stored rows added since `self.count` was `count`, in increasing order."""
+        if self._columns_aligned and len({*count.tolist()}) == 1:
+            first, stop = self._span
+            return np.arange(max(first, int(count[0])) * self.num_envs, stop * self.num_envs)
+        oldest = np.maximum(self.oldest, count)
         index = np.arange(int(oldest.min()) * self.num_envs, int(self.count.max()) * self.num_envs)
         position, column = np.divmod(index, self.num_envs)
         return index[(position >= oldest[column]) & (position < self.count[column])]
 
-    def index_of(self, flat: Array) -> Array:
-        """The indices of the rows that lie at `flat` now."""
+    def newest_indices(self, num_steps: int, env_ids: Array | None = None) -> Array:
+        """Return the indices of the newest steps `[T,M]`, T at most the capacity."""
+        columns = np.arange(self.num_envs) if env_ids is None else env_ids
+        back = np.arange(-min(num_steps, self.capacity_per_env), 0)[:, None]
+        return (self.count[columns] + back) * self.num_envs + columns
+
+    def to_row(self, index: Array) -> Array:
+        """Return where the rows `index` lie in the arrays."""
+        return index % self.size
+
+    def to_index(self, row: Array) -> Array:
+        """Return the indices of the transitions that lie at these rows of the arrays."""
         if self._columns_aligned:
             end = int(self.count[0]) * self.num_envs
-            return flat + (end - end % self.size) - (flat >= end % self.size) * self.size
-        row, column = np.divmod(flat, self.num_envs)
+            return row + (end - end % self.size) - (row >= end % self.size) * self.size
+        column_row, column = np.divmod(row, self.num_envs)
         newest = self.count[column] - 1
-        return (newest - (newest - row) % (self.rows + 1)) * self.num_envs + column
+        return (newest - (newest - column_row) % (self.capacity_per_env + 1)) * self.num_envs + column
 
-    def live(self, index: Array) -> Array:
-        """Which of these indices are still stored."""
+    def is_stored(self, index: Array) -> Array:
+        """Return which of these rows are still stored."""
         if self._columns_aligned:
             first, count = self._span
             return (index >= first * self.num_envs) & (index < count * self.num_envs)
         position, column = np.divmod(index, self.num_envs)
         return (position >= self.oldest[column]) & (position < self.count[column])
 
-    def allowed(self, index: Array, ahead: int) -> Array:
-        """Which of these rows are stored with the `ahead` rows after them and all frames of their stack."""
+    def is_complete(self, index: Array, lookahead: int) -> Array:
+        """Return which of these rows are stored with the next `lookahead` rows and all frames of their stack."""
         position, column = np.divmod(index, self.num_envs)
-        reach = np.minimum(position - self.episode_start[index % self.size], self.frame_stack - 1)
-        return (position - reach >= self.oldest[column]) & (position + ahead < self.count[column])
+        frames_back = np.minimum(position - self.episode_start[index % self.size], self.frame_stack - 1)
+        return (position - frames_back >= self.oldest[column]) & (position + lookahead < self.count[column])
 
-    def cut(self, index: Array) -> Array:
-        """Which of these rows aren't followed by the next row of their column."""
+    def is_boundary(self, index: Array) -> Array:
+        """Return which of these rows end an episode, or aren't continued by the next row of their column."""
         return self.slot[index % self.size] >= 0
 
     def is_first(self, index: Array) -> Array:
+        """Return which of these rows begin an episode."""
         return self.episode_start[index % self.size] == index // self.num_envs
 
-    def flat(self, index: Array) -> Array:
-        """Where the rows `index` lie."""
-        return index % self.size
+    def take(self, name: str, rows: Array) -> Tree:
+        """Return a field at rows `[B]` of the arrays, as tensors on the device."""
+        return self.store.take(name, self._stack_rows(rows) if self.frame_stack > 1 and name == "obs" else rows)
 
-    def take(self, name: str, flat: Array) -> Tree:
-        """The rows at `flat` (one dimension) of a field, as tensors on the device."""
-        return self.table.take(name, self._frames(flat) if self.frame_stack > 1 and name == "obs" else flat)
-
-    def take_all(self, flat: Array) -> dict[str, Tree]:
-        """The same of every field."""
+    def take_all(self, rows: Array) -> dict[str, Tree]:
+        """Return every field at rows `[B]` of the arrays, as tensors on the device."""
         if self.frame_stack > 1:
-            return {name: self.take(name, flat) for name in self.table.spec}
-        return self.table.take_all(flat)
+            return {name: self.take(name, rows) for name in self.store.spec}
+        return self.store.take_all(rows)
 
-    def successor(self, name: str, flat: Array) -> Tree:
-        """What `name` became after the rows at `flat`."""
+    def take_successors(self, name: str, rows: Array) -> Tree:
+        """Return the values of the field `name` after the steps at rows `[B]` of the arrays."""
         stacked = self.frame_stack > 1 and name == "obs"
-        after = (flat + self.num_envs) % self.size
-        slots = self.slot.take(flat)
-        hits = (slots >= 0).nonzero()[0]
-        if self.table.on_cpu and name in self.table.single and not stacked:  # the same as below: this is hot
-            rows = self.table.arrays[name][0].take(after, 0)
-            if len(hits):
-                rows[hits] = self.final_obs_pool.table.arrays[name][0].take(slots.take(hits), 0)
-            return self.table.tensor(rows)
+        next_rows = (rows + self.num_envs) % self.size
+        slots = self.slot.take(rows)
+        in_pool = (slots >= 0).nonzero()[0]
+        if self.store.on_cpu and name in self.store.single and not stacked:  # hot: equals the general case below
+            array = self.store.arrays[name][0].take(next_rows, 0)
+            if len(in_pool):
+                array[in_pool] = self.final_obs_pool.store.arrays[name][0].take(slots.take(in_pool), 0)
+            return self.store.to_tensor(array)
         if stacked:
-            after = np.concatenate([self._frames(flat)[:, 1:], after[:, None]], axis=1)
-        leaves = self.table.leaves(name, after)
-        if len(hits):
-            at: Any = hits if self.table.on_cpu else self.table.tensor(hits)
-            for leaf, last in zip(leaves, self.final_obs_pool.table.leaves(name, slots[hits]), strict=True):
-                (leaf[:, -1] if stacked else leaf)[at] = last
-        return self.table.tree(name, leaves)
+            next_rows = np.concatenate([self._stack_rows(rows)[:, 1:], next_rows[:, None]], axis=1)
+        leaves = self.store.take_leaves(name, next_rows)
+        if len(in_pool):
+            at: Any = in_pool if self.store.on_cpu else self.store.to_tensor(in_pool)
+            final_leaves = self.final_obs_pool.store.take_leaves(name, slots[in_pool])
+            for leaf, final in zip(leaves, final_leaves, strict=True):
+                (leaf[:, -1] if stacked else leaf)[at] = final
+        return self.store.to_tree(name, leaves)
 
-    def _frames(self, flat: Array) -> Array:
-        """The rows of the frames of each stack, oldest first `[B,k]`; before an episode's first, that one again."""
-        age = self.index_of(flat) // self.num_envs - self.episode_start[flat]
+    def _stack_rows(self, rows: Array) -> Array:
+        """Return the rows of the frames of each stack `[B,k]`, oldest first. An episode's first frame is repeated."""
+        age = self.to_index(rows) // self.num_envs - self.episode_start[rows]
         back = np.minimum(np.arange(self.frame_stack - 1, -1, -1), age[:, None])
-        return (flat[:, None] - back * self.num_envs) % self.size
-
-    # ------------------------------------------------------------ saving, see segments.py
+        return (rows[:, None] - back * self.num_envs) % self.size
 
     def clear(self) -> None:
-        """Forget all rows; their indices stay used, so that late priorities for them are ignored."""
-        self._release(slice(None))
-        self.base = self.count.copy()
-        self.next_began[:] = self.count
+        """Remove all rows. Their indices stay used, so priorities that arrive later are ignored."""
+        self._release_slots(slice(None))
+        self.cleared_before = self.count.copy()
+        self.next_episode_start[:] = self.count
         self._refresh_flags()
 
-    def mark(self) -> Array:
-        """How much was ever added."""
-        return self.count.copy()
+    # --- saving and loading, see segments.py ---
 
-    def keeps(self, start: Array, end: Array) -> bool:
-        """Whether any row added between two marks is still stored."""
+    def holds_any(self, start: Array, end: Array) -> bool:
+        """Return whether any row added while `self.count` grew from `start` to `end` is still stored."""
         return bool((end > np.maximum(self.oldest, start)).any())
 
-    def contents(self, since: Array | None = None) -> dict[str, Array]:
-        """All stored rows, or those added since a mark."""
-        index = self.all()
-        final_obs_pool = index[self.cut(index)]
+    def export_rows(self, since: Array | None = None) -> dict[str, Array]:
+        """Return all stored rows, or those added since `self.count` was `since`."""
+        index = self.indices()
+        boundary = index[self.is_boundary(index)]
         if since is not None:
-            index = self.since(since)
-            # the newest row of that time may have turned out since to have no next row
-            position, column = np.divmod(final_obs_pool, self.num_envs)
-            final_obs_pool = final_obs_pool[position >= since[column] - 1]
-        flat = index % self.size
-        successors = self.final_obs_pool.table.rows(self.slot[final_obs_pool % self.size].astype(np.int64))
+            index = self.indices_since(since)
+            # the newest row of that time may have become a boundary since
+            position, column = np.divmod(boundary, self.num_envs)
+            boundary = boundary[position >= since[column] - 1]
+        rows = index % self.size
+        successors = self.final_obs_pool.store.export_rows(self.slot[boundary % self.size].astype(np.int64))
         return {
             "index": index,
-            "age": (index // self.num_envs - self.episode_start[flat]).astype(
-                np.int32
-            ),  # rows since the first of its episode
-            "cut": final_obs_pool,
-            **self.table.rows(flat),
-            **{f"last.{name}": rows for name, rows in successors.items()},
+            "age": (index // self.num_envs - self.episode_start[rows]).astype(np.int32),  # rows since episode start
+            "boundary": boundary,
+            **self.store.export_rows(rows),
+            **{f"final.{name}": leaf for name, leaf in successors.items()},
         }
 
-    def restore(self, rows: Mapping[str, Array]) -> int:
-        """Put back what `contents` gave, as far as the counts say it is still stored; returns the number of rows."""
-        index, cut = rows["index"], rows["cut"]
-        keep = self.live(index)
-        flat = index % self.size
-        self.episode_start[flat[keep]] = (index // self.num_envs - rows["age"])[keep]
-        self.table.set_rows(flat, rows, keep)
-        final_obs_pool = {name.removeprefix("last."): leaf for name, leaf in rows.items() if name.startswith("last.")}
-        keep_cut = self.live(cut)
-        self._release(cut[keep_cut] % self.size)  # two saves may both have kept the row between them
-        self.slot[cut[keep_cut] % self.size] = self.final_obs_pool.allot(int(keep_cut.sum()))
-        self.final_obs_pool.table.set_rows(self.slot[cut % self.size], final_obs_pool, keep_cut)
+    def import_rows(self, leaves: Mapping[str, Array]) -> int:
+        """Restore what `export_rows` returned and the counts say is still stored. Return the number of rows."""
+        index, boundary = leaves["index"], leaves["boundary"]
+        keep, rows = self.is_stored(index), index % self.size
+        self.episode_start[rows[keep]] = (index // self.num_envs - leaves["age"])[keep]
+        self.store.import_rows(rows, leaves, keep)
+        successors = {name.removeprefix("final."): leaf for name, leaf in leaves.items() if name.startswith("final.")}
+        keep_boundary, rows = self.is_stored(boundary), boundary % self.size
+        self._release_slots(rows[keep_boundary])  # two consecutive segments may both have the boundary between them
+        self.slot[rows[keep_boundary]] = self.final_obs_pool.allocate(int(keep_boundary.sum()))
+        self.final_obs_pool.store.import_rows(self.slot[rows], successors, keep_boundary)
         return int(keep.sum())
 
-    def state(self) -> dict[str, Any]:
-        latest_next_obs = {
-            f"head.{name}.{i}": leaf for name, leaves in self.latest_next_obs.items() for i, leaf in enumerate(leaves)
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts and newest successors."""
+        latest = {
+            f"latest_next.{name}.{i}": leaf
+            for name, leaves in self.latest_next_obs.items()
+            for i, leaf in enumerate(leaves)
         }
-        next_age = (self.count - self.next_began).astype(np.int32)  # rows so far of the episodes that go on
-        return {"count": self.count, "base": self.base, "next_age": next_age, **latest_next_obs}
+        next_age = (self.count - self.next_episode_start).astype(np.int32)  # rows so far of the current episodes
+        return {"count": self.count, "cleared_before": self.cleared_before, "next_age": next_age, **latest}
 
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        """Empty the ring and set its counts and heads; `restore` then brings the rows."""
-        self._release(slice(None))
-        self.count[:], self.base[:] = state["count"], state["base"]
-        self.next_began[:] = self.count - state["next_age"]
-        head = (self.count * self.num_envs + np.arange(self.num_envs)) % self.size
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Empty the ring and set its counts and newest successors. `import_rows` then restores the rows."""
+        self._release_slots(slice(None))
+        self.count[:], self.cleared_before[:] = state["count"], state["cleared_before"]
+        self.next_episode_start[:] = self.count - state["next_age"]
         for name, leaves in self.latest_next_obs.items():
             for i, leaf in enumerate(leaves):
-                leaf[:] = state[f"head.{name}.{i}"]
-        self.table.write(self._followed_arrays, head, self._stored(self._heads, 1))
+                leaf[:] = state[f"latest_next.{name}.{i}"]
+        rows = (self.count * self.num_envs + np.arange(self.num_envs)) % self.size
+        self.store.write(self._obs_arrays, rows, self._newest_frames(self._latest_leaves, 1))
         self._refresh_flags()
 
 
-def _same(a: Array, b: Array, lead: int) -> Array:
-    """Equality of all numbers behind the leading dimensions; a NaN equals a NaN."""
+def _equal(a: Array, b: Array, num_leading: int) -> Array:
+    """Return whether all elements behind the leading dimensions are equal. A NaN equals a NaN."""
     equal = a == b
-    if equal.all():  # then there is no need to look at each row, which takes much longer
-        return np.ones(equal.shape[:lead], bool)
+    if equal.all():  # common, and much faster than testing each row
+        return np.ones(equal.shape[:num_leading], bool)
     if a.dtype.kind == "f":
         equal |= np.isnan(a) & np.isnan(b)
-    return equal.reshape(*equal.shape[:lead], -1).all(-1)
+    return equal.reshape(*equal.shape[:num_leading], -1).all(-1)
 
 
-def _flat(value: Array) -> Array:
-    """`[T,N,...]` as `[B,...]`."""
+def _flatten(value: Array) -> Array:
+    """Reshape `[T,N,...]` to `[B,...]`."""
     return value.reshape(-1, *value.shape[2:])
 
 
@@ -463,7 +478,7 @@ def _single_frames(tree: Tree, frame_stack: int) -> Tree:
     def single(field: Field) -> Field:
         if field.shape[:1] != (frame_stack,):
             raise UserError(
-                f"frame_stack={frame_stack} needs stacks [{frame_stack}, ...] as observations, not {list(field.shape)}"
+                f"frame_stack={frame_stack} needs observations of shape [{frame_stack}, ...], not {list(field.shape)}"
             )
         return Field(field.shape[1:], field.dtype)
 

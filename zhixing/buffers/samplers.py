@@ -1,40 +1,33 @@
-"""Which rows a sample takes: all alike, in proportion to a priority, or from a reservoir."""
+"""Samplers: which rows of a ring are sampled, uniformly or in proportion to their priority."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from zhixing.buffers.fields import Array
 from zhixing.buffers.ring import Ring
 from zhixing.buffers.sum_tree import SumTree
-from zhixing.buffers.views import Storage, View
+from zhixing.buffers.views import View
 from zhixing.errors import UserError
 from zhixing.ops.schedules import linear_schedule
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every row that the view allows is as likely as any other."""
-
-
-@dataclass(frozen=True)
-class Reservoir:
-    """Uniform over a subset that is itself uniform over all transitions ever added; see reservoir.py."""
-
-    seed: int = 0
+    """Sample all rows that the view allows with equal probability."""
 
 
 @dataclass(frozen=True)
 class Prioritized:
     """Proportional prioritized replay (Schaul et al., 2016).   P(i) = p_i^α / Σ p^α,   p_i = |priority| + ε
 
-    weight_i = (P(i) · len)^-β / max_j weight_j, the maximum over the batch as in the paper's algorithm 1; so the
-    largest weight is always 1. Draws are stratified: one from each of n equal parts of the total. β grows from
-    `beta_start` to `beta_end` over the run, with what `Buffer.set_progress` is given.
+    weight_i = (P(i) · len)^-β / max_j weight_j, with the maximum over the batch as in the paper's algorithm 1, so the
+    largest weight is 1. Sampling is stratified: one row from each of n equal parts of the total. β grows from
+    `beta_start` to `beta_end` with the progress that `Buffer.set_progress` sets.
     """
 
     alpha: float = 0.6
@@ -44,124 +37,132 @@ class Prioritized:
 
     def __post_init__(self) -> None:
         if self.alpha < 0 or self.epsilon <= 0:
-            raise UserError(f"Prioritized(alpha={self.alpha}, epsilon={self.epsilon}): need alpha >= 0 and epsilon > 0")
+            raise UserError(
+                f"Prioritized(alpha={self.alpha}, epsilon={self.epsilon}): alpha must be at least 0 and epsilon "
+                f"positive"
+            )
 
 
-def draw_uniform(n: int, rng: np.random.Generator, storage: Storage, view: View) -> Array:
-    """Indices of `n` rows among those the view allows."""
-    candidates = view.candidates(storage)
-    if candidates is not None or len(storage) == 0:
-        return _pick(candidates, n, rng, storage)
-    index = storage.uniform(n, rng)
-    if not isinstance(storage, Ring) or (view.ahead == 0 and storage.frame_stack == 1):
+def sample_uniform(n: int, rng: np.random.Generator, ring: Ring, view: View) -> Array:
+    """Return the indices of `n` rows among those that the view allows."""
+    candidates = view.candidates(ring)
+    if candidates is not None or len(ring) == 0:
+        return _choose(candidates, n, rng, ring)
+    index = ring.sample_uniform(n, rng)
+    if view.lookahead == 0 and ring.frame_stack == 1:
         return index
-    # draw anew what isn't allowed: the rest stays uniform
+    # rejection sampling: redraw the rows that aren't complete
     for _ in range(20):
-        wrong = np.flatnonzero(~storage.allowed(index, view.ahead))
-        if len(wrong) == 0:
+        rejected = np.flatnonzero(~ring.is_complete(index, view.lookahead))
+        if len(rejected) == 0:
             return index
-        index[wrong] = storage.uniform(len(wrong), rng)
-    # hardly any row is allowed: look at all of them
-    index = storage.all()
-    return _pick(index[storage.allowed(index, view.ahead)], n, rng, storage)
+        index[rejected] = ring.sample_uniform(len(rejected), rng)
+    # hardly any row is complete: list those that are
+    index = ring.indices()
+    return _choose(index[ring.is_complete(index, view.lookahead)], n, rng, ring)
 
 
-def _pick(candidates: Array | None, n: int, rng: np.random.Generator, storage: Storage) -> Array:
+def _choose(candidates: Array | None, n: int, rng: np.random.Generator, ring: Ring) -> Array:
     if candidates is None or len(candidates) == 0:
-        raise UserError(
-            f"nothing to sample yet: {len(storage)} transitions are stored and the view finds none to begin with"
-        )
+        raise_empty(ring)
     return candidates[(rng.random(n) * len(candidates)).astype(np.int64)]
 
 
-class Priorities:
-    """The priorities of a ring's rows under `Prioritized`. Rows that the view forbids keep theirs but weigh nothing.
+def raise_empty(ring: Ring) -> NoReturn:
+    raise UserError(
+        f"nothing to sample yet: {len(ring)} transitions are stored, and a sample of this view can begin at none of "
+        f"them; add more steps first"
+    )
 
-    Rows that were added get theirs only when somebody asks (`_catch_up`): many at once cost little more than one.
+
+class Priorities:
+    """The priorities of a ring's rows under `Prioritized`. Rows that can't be sampled have the weight 0 meanwhile.
+
+    New rows get their priority only when it is needed (`_add_new_rows`): many at once cost little more than one.
     """
 
-    def __init__(self, settings: Prioritized, ring: Ring, ahead: int) -> None:
-        self.settings, self.ring, self.ahead = settings, ring, ahead
-        self._all_allowed = ahead == 0 and ring.frame_stack == 1
+    def __init__(self, settings: Prioritized, ring: Ring, lookahead: int) -> None:
+        self.settings, self.ring, self.lookahead = settings, ring, lookahead
+        self._all_complete = lookahead == 0 and ring.frame_stack == 1
         self.tree = SumTree(ring.size)
         self.priority = np.zeros(ring.size)  # p^α of every row
-        self.highest = 1.0  # for new rows: the maximum so far, that each is seen once soon
-        self.progress = 0.0  # how much of the run's budget is used, 0 to 1
-        self._seen = ring.mark()  # rows up to here have their priority
+        self.max_priority = 1.0  # for new rows: the maximum so far, so each is soon sampled once
+        self.progress = 0.0  # used fraction of the run's budget, 0 to 1
+        self._count = ring.count.copy()  # rows before these positions have their priority
 
-    def _catch_up(self) -> None:
-        """Rows that were added since the last time get the highest priority so far."""
+    def _add_new_rows(self) -> None:
+        """Give rows added since the last call the highest priority so far."""
         ring, N = self.ring, self.ring.num_envs
-        if self._seen.tobytes() == ring.count.tobytes():
+        if self._count.tobytes() == ring.count.tobytes():
             return
-        seen, self._seen = self._seen, ring.mark()
-        index = ring.since(seen)
-        flat = ring.flat(index)
-        self.priority[flat] = self.highest
+        old_count, self._count = self._count, ring.count.copy()
+        index = ring.indices_since(old_count)
+        rows = ring.to_row(index)
+        self.priority[rows] = self.max_priority
         columns = np.arange(N)
-        # where the newest successor lies is no transition
-        self.tree.set(ring.flat(ring.count * N + columns), 0.0)
-        if self._all_allowed:
-            self.tree.set(flat, self.highest)
+        # the row of the newest successor is no transition
+        self.tree.set(ring.to_row(ring.count * N + columns), 0.0)
+        if self._all_complete:
+            self.tree.set(rows, self.max_priority)
             return
-        # rows before the new ones may now have enough after them, the oldest ones may have lost frames
-        before = (seen - np.arange(1, self.ahead + 1)[:, None]) * N + columns
+        # rows before the new ones may have become complete, the oldest ones may have lost frames
+        before = (old_count - np.arange(1, self.lookahead + 1)[:, None]) * N + columns
         oldest = (ring.oldest + np.arange(ring.frame_stack)[:, None]) * N + columns
-        self._weigh(np.concatenate([index, before.reshape(-1), oldest.reshape(-1)]))
+        self._update_weights(np.concatenate([index, before.reshape(-1), oldest.reshape(-1)]))
 
     def fill(self) -> None:
-        """All rows are there already, each as likely as any other."""
-        self.priority[:] = self.highest
-        self._weigh(self.ring.all())
+        """Give all stored rows the same priority."""
+        self.priority[:] = self.max_priority
+        self._update_weights(self.ring.indices())
 
-    def _weigh(self, index: Array) -> None:
-        index = index[(index >= 0) & self.ring.live(index)]
-        flat = index % self.ring.size
-        self.tree.set(flat, np.where(self.ring.allowed(index, self.ahead), self.priority[flat], 0.0))
+    def _update_weights(self, index: Array) -> None:
+        index = index[(index >= 0) & self.ring.is_stored(index)]
+        rows = index % self.ring.size
+        self.tree.set(rows, np.where(self.ring.is_complete(index, self.lookahead), self.priority[rows], 0.0))
 
     def set(self, index: Array, priority: Array) -> None:
-        """New priorities after an update; rows overwritten since they were drawn are passed over."""
+        """Set the priorities of sampled rows, except those that were overwritten since."""
         if index.shape != priority.shape:
             raise UserError(f"set_priority got {list(priority.shape)} priorities for {list(index.shape)} indices")
-        self._catch_up()
-        # an error that isn't finite says nothing of its row; whoever watches the losses will tell
-        usable = self.ring.live(index) & np.isfinite(priority)
+        self._add_new_rows()
+        # a non-finite error says nothing about its row; the check of losses reports it
+        usable = self.ring.is_stored(index) & np.isfinite(priority)
         if 0 in usable.tobytes():
             index, priority = index[usable], priority[usable]
         if len(index) == 0:
             return
         weight = (np.abs(priority.astype(np.float64)) + self.settings.epsilon) ** self.settings.alpha
-        self.highest = max(self.highest, float(weight.max()))
-        flat = index % self.ring.size
-        self.priority[flat] = weight
-        if self._all_allowed:
-            self.tree.set(flat, weight)
+        self.max_priority = max(self.max_priority, float(weight.max()))
+        rows = index % self.ring.size
+        self.priority[rows] = weight
+        if self._all_complete:
+            self.tree.set(rows, weight)
         else:
-            self._weigh(index)
+            self._update_weights(index)
 
-    def draw(self, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Indices of `n` rows and their importance weights."""
-        self._catch_up()
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Return the indices of `n` rows and their importance weights."""
+        self._add_new_rows()
         total = self.tree.total
         if total <= 0:
-            _pick(None, n, rng, self.ring)
-        flat = self.tree.find((np.arange(n) + rng.random(n)) * (total / n))
+            raise_empty(self.ring)
+        rows = self.tree.find((np.arange(n) + rng.random(n)) * (total / n))
         s = self.settings
         beta = linear_schedule(s.beta_start, s.beta_end, self.progress)
-        weight = self.tree.weights[flat]
-        # Σ p^α and len cancel against the largest weight, which is that of the smallest priority drawn
-        return self.ring.index_of(flat), ((weight.min() / weight) ** beta).astype(np.float32)
+        weight = self.tree.weights[rows]
+        # Σ p^α and len cancel in the division by the largest weight, which is that of the smallest priority
+        return self.ring.to_index(rows), ((weight.min() / weight) ** beta).astype(np.float32)
 
     def clear(self) -> None:
-        self.tree, self._seen = SumTree(self.ring.size), self.ring.mark()
+        self.tree, self._count = SumTree(self.ring.size), self.ring.count.copy()
 
-    def state(self) -> dict[str, Any]:
-        self._catch_up()
-        return {"priority": self.priority, "highest": self.highest}
+    def state_dict(self) -> dict[str, Any]:
+        self._add_new_rows()
+        return {"priority": self.priority, "max_priority": self.max_priority}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """After the ring's own rows were restored."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore priorities. The rows of the ring must be restored before."""
         self.priority[:] = state["priority"]
-        self.highest = float(state["highest"])
+        self.max_priority = float(state["max_priority"])
         self.clear()
-        self._weigh(self.ring.all())
+        self._update_weights(self.ring.indices())

@@ -1,6 +1,6 @@
-"""Files of a buffer's rows: each save adds one segment with what is new, so that no row is written twice.
+"""Segment files of a buffer: each save writes the new rows to one more file, so no row is written twice.
 
-A segment is an uncompressed .npz of plain arrays, read without unpickling. Its number says when it was written.
+A segment is an uncompressed .npz of plain arrays, read without unpickling. Segments are numbered in the order of saves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = re.compile(r"segment-(\d{8})\.npz")
 
 
 def write(folder: Path, number: int, rows: Mapping[str, Array]) -> str:
-    """Write a segment and return its name. It is whole or not there, also after a crash."""
+    """Write a segment atomically, so a crash leaves no partial file. Return its name."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"segment-{number:08d}.npz"
     write_atomically(folder / name, lambda file: np.savez(file, allow_pickle=False, **rows))
@@ -30,43 +30,48 @@ def write(folder: Path, number: int, rows: Mapping[str, Array]) -> str:
 
 
 def read(folder: Path, name: str) -> dict[str, Array]:
-    """Of a file whose name may come from anywhere: it takes no more memory than the file is large."""
+    """Read a segment. Neither its name nor its content is trusted, and it takes no more memory than its file size."""
     if not (isinstance(name, str) and NAME.fullmatch(name)):
-        raise UserError(f"{str(name)[:80]!r} is no name of a replay segment in {folder}: the checkpoint is damaged")
+        raise UserError(
+            f"{str(name)[:80]!r} is not the name of a replay segment in {folder}: the checkpoint is damaged"
+        )
     path = folder / name
     try:
         with zipfile.ZipFile(path) as parts:
             if any(info.compress_type or not info.filename.endswith(".npy") for info in parts.infolist()):
-                raise ValueError("it is compressed, or holds more than arrays")
+                raise ValueError("it is compressed, or contains more than arrays")
             if sum(info.file_size for info in parts.infolist()) > path.stat().st_size:
                 raise ValueError("its parts are larger than the file")
-            return {info.filename.removesuffix(".npy"): _array(parts.read(info)) for info in parts.infolist()}
+            return {info.filename.removesuffix(".npy"): _parse_npy(parts.read(info)) for info in parts.infolist()}
     except FileNotFoundError:
-        raise UserError(f"replay segment {path} is missing: this checkpoint can't be resumed without it") from None
-    except Exception as error:  # foreign bytes fail in many ways
+        raise UserError(
+            f"replay segment {path} is missing: this checkpoint can't be resumed without it; resume from another one"
+        ) from None
+    except Exception as error:  # damaged files raise many kinds of errors
         reason = str(error).split("\n")[0][:200] or type(error).__name__
         raise UserError(f"replay segment {path} is damaged ({reason}); resume from another checkpoint") from None
 
 
-def _array(content: bytes) -> Array:
-    """What a .npy file holds; its header is held against the bytes that are there before any memory is taken."""
+def _parse_npy(content: bytes) -> Array:
+    """Return the array of a .npy file, after checking that its header fits the size of the content."""
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read_header(file)
     if dtype.hasobject or len(content) - file.tell() != math.prod(shape) * dtype.itemsize:
-        raise ValueError("an array is no plain one, or not as large as it says")
+        raise ValueError("an array holds objects, or its size differs from its header")
     return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
 
 
-def drop_from(folder: Path, number: int) -> None:
-    """Delete segments written at `number` or later."""
+def delete_from(folder: Path, number: int) -> None:
+    """Delete the segments with this or a higher number."""
     for path in _segments(folder):
-        if _number(path) >= number:
+        if int(path.stem.removeprefix("segment-")) >= number:
             path.unlink()
 
 
-def drop_except(folder: Path, names: Iterable[str]) -> None:
+def delete_except(folder: Path, names: Iterable[str]) -> None:
+    """Delete the segments with other names."""
     keep = set(names)
     for path in _segments(folder):
         if path.name not in keep:
@@ -75,7 +80,3 @@ def drop_except(folder: Path, names: Iterable[str]) -> None:
 
 def _segments(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if NAME.fullmatch(path.name)] if folder.is_dir() else []
-
-
-def _number(path: Path) -> int:
-    return int(path.name[len("segment-") :].removesuffix(".npz"))

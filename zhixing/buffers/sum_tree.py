@@ -1,4 +1,4 @@
-"""A sum tree: draw an item in proportion to its weight among millions, and change weights, in a few array calls."""
+"""Sum tree: sample items in proportion to their weights, and change weights, with a few array operations."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 Array = np.ndarray[Any, Any]
 BITS = 4
-FANOUT = 1 << BITS  # 16 children: few levels, each one a small array operation, suit NumPy better than 20 binary ones
-TOP = 16384  # sums that one cumsum and one binary search go through faster than through further levels
+FANOUT = 1 << BITS  # 16 children: in NumPy a few levels of small array operations are faster than 20 binary levels
+TOP = 16384  # up to so many sums, one cumsum and one binary search are faster than more levels
 
 
 class SumTree:
-    """Weights of `size` items; level i+1 holds the sums of 16 neighbours of level i, up to a top of at most 16384.
+    """Weights of `size` items. Level i+1 holds the sums of 16 neighbors of level i, up to a top of at most 16,384 sums.
 
-    Sums are recomputed from the children, never adjusted by differences: no drift, and an item given twice in one
-    update is no special case. Sums are brought up to date only when something is drawn.
+    Sums are recomputed from their children, never adjusted by differences. So they don't drift, and one update may set
+    an item twice. They are recomputed only when needed.
     """
 
     def __init__(self, size: int) -> None:
@@ -28,18 +28,18 @@ class SumTree:
             self.levels.append(np.zeros(blocks * FANOUT))
             size = blocks
         self.levels.append(np.zeros(size))
-        self._edges = np.zeros(size + 1)  # where the stretch of each sum of the top begins, and the end
+        self._edges = np.zeros(size + 1)  # cumulative sums of the top level, beginning with 0
         self._changed: list[Array] = []
 
     @property
     def weights(self) -> Array:
-        """One per item (and zeros up to a full block); to be changed through `set` only."""
+        """The weight of each item, padded with zeros to a full block. Change it only with `set`."""
         return self.levels[0]
 
     def set(self, items: Array, weights: Array | float) -> None:
         self.weights[items] = weights
         self._changed.append(items)
-        if len(self._changed) > 1000:  # a long time without draws must not pile up
+        if len(self._changed) > 1000:  # bounds the list if nothing is sampled for long
             self._refresh()
 
     @property
@@ -48,14 +48,14 @@ class SumTree:
         return float(self._edges[-1])
 
     def find(self, mass: Array) -> Array:
-        """For each number in [0, total), the item whose stretch of the summed weights holds it."""
+        """Return, for each number in [0, total), the item whose interval of the cumulative weights contains it."""
         mass = np.minimum(mass, math.nextafter(self.total, 0.0))
         node = self._edges[1:].searchsorted(mass, side="right")
         mass -= self._edges.take(node)
         for level in reversed(self.levels[:-1]):
-            sums = _running_sums(level.reshape(-1, FANOUT).take(node, 0))
+            sums = _cumulative_sums(level.reshape(-1, FANOUT).take(node, 0))
             if 1 in (mass >= sums[:, -1]).tobytes():
-                # rounding has left a mass at or past the end of its block: stay below, on an item with weight
+                # rounding has moved a mass to or past the end of its block: move it back onto an item with weight
                 np.minimum(mass, np.nextafter(sums[:, -1], 0.0), out=mass)
             child = (sums > mass[:, None]).argmax(1)
             node = node * FANOUT + child
@@ -65,6 +65,7 @@ class SumTree:
         return node
 
     def _refresh(self) -> None:
+        """Recompute the sums of changed items."""
         if not self._changed:
             return
         nodes = self._changed[0] if len(self._changed) == 1 else np.concatenate(self._changed)
@@ -72,13 +73,13 @@ class SumTree:
         for children, parents in zip(self.levels[:-1], self.levels[1:], strict=True):
             blocks = children.reshape(-1, FANOUT)
             nodes = nodes >> BITS
-            if len(nodes) >= len(blocks):  # cheaper all at once
+            if len(nodes) >= len(blocks):  # then recomputing all of them is cheaper
                 nodes = np.arange(len(blocks))
             parents[nodes] = blocks.take(nodes, 0).sum(1)
-        self._edges[1:] = _running_sums(self.levels[-1])
+        self._edges[1:] = _cumulative_sums(self.levels[-1])
 
 
-def _running_sums(array: Array) -> Array:
-    """Along the last dimension. Torch takes a quarter of NumPy's time for the same bits."""
+def _cumulative_sums(array: Array) -> Array:
+    """Sum along the last dimension. Torch takes a quarter of NumPy's time and returns the same bits."""
     sums: Array = torch.from_numpy(array).cumsum(-1).numpy()
     return sums

@@ -1,6 +1,6 @@
-"""What a sample shows of the rows drawn: a transition of one or n steps, a window, a whole episode.
+"""Views: the form in which sampled rows are returned, as transitions of one or n steps, windows or whole episodes.
 
-A view says which rows may be drawn (`ahead` rows must follow them, or `candidates` lists them) and gathers them.
+A view determines which rows can be sampled (`lookahead` rows must follow, or `candidates` lists them) and gathers them.
 """
 
 from __future__ import annotations
@@ -13,95 +13,92 @@ import numpy as np
 import torch
 
 from zhixing.buffers.fields import SUCCESSORS, Array
-from zhixing.buffers.reservoir import ReservoirStorage
 from zhixing.buffers.ring import Ring
 from zhixing.core.tree import Tree, tree_map
 from zhixing.errors import UserError
 
-Storage = Ring | ReservoirStorage
-
 
 class View(Protocol):
     @property
-    def ahead(self) -> int:
-        """How many rows must follow a row for it to be drawn."""
+    def lookahead(self) -> int:
+        """The number of rows that must follow a row for it to be sampled."""
 
     @property
-    def rows(self) -> int:
-        """How many rows of each environment a buffer must hold for a full sample."""
+    def min_rows(self) -> int:
+        """The number of rows per environment that a buffer must have room for."""
 
-    def candidates(self, storage: Storage) -> Array | None:
-        """The only rows that may be drawn, or None for all that `ahead` allows."""
+    def candidates(self, ring: Ring) -> Array | None:
+        """Return the only rows that can be sampled, or None for all that `lookahead` allows."""
 
-    def gather(self, storage: Storage, index: Array) -> dict[str, Tree]:
-        """The fields of a sample that begins at the rows `index`."""
+    def gather(self, ring: Ring, index: Array) -> dict[str, Tree]:
+        """Return the fields of samples that begin at the rows `index` [B]."""
 
 
 @dataclass(frozen=True)
 class NStep:
     """Transitions over up to `n` steps [B]: target = reward + discount · ~terminated · value(next_obs).
 
-    `reward` is Σ γ^i r_i over the k steps used and `discount` γ^k. k < n at an episode's end and at the newest row;
-    `terminated`, `truncated` and the successors are those of the last step used. With `alive_only`, an agent's rewards
-    after it has left (`alive` false before the step) are not added.
+    `reward` is Σ γ^i r_i over the k steps used, `discount` is γ^k. k < n at the end of an episode and at the newest
+    row. `terminated`, `truncated` and the successors are those of the last step used. With `alive_only`, the rewards of
+    an agent that has left the episode (`alive` is false before the step) are not added.
     """
 
     n: int
     gamma: float
     alive_only: bool = False
-    ahead = 0
+    lookahead = 0
 
     @property
-    def rows(self) -> int:
+    def min_rows(self) -> int:
         return self.n
 
     def __post_init__(self) -> None:
         if self.n < 1 or not 0.0 <= self.gamma <= 1.0:
             raise UserError(f"NStep(n={self.n}, gamma={self.gamma}): n must be at least 1 and gamma in [0, 1]")
 
-    def candidates(self, storage: Storage) -> Array | None:
+    def candidates(self, ring: Ring) -> Array | None:
         return None
 
-    def gather(self, storage: Storage, index: Array) -> dict[str, Tree]:
-        first = storage.flat(index)
-        fields = storage.take_all(first)
-        if self.n > 1 and isinstance(storage, Ring):
-            steps, fields["reward"] = self._sums(storage, index)
-            last = storage.flat(index + (steps - 1) * storage.num_envs)
-            fields |= {name: storage.take(name, last) for name in ("terminated", "truncated")}
+    def gather(self, ring: Ring, index: Array) -> dict[str, Tree]:
+        first = ring.to_row(index)
+        fields = ring.take_all(first)
+        if self.n > 1:
+            steps, fields["reward"] = self._sum_rewards(ring, index)
+            last = ring.to_row(index + (steps - 1) * ring.num_envs)
+            fields |= {name: ring.take(name, last) for name in ("terminated", "truncated")}
             discount = (self.gamma ** np.arange(self.n + 1)).astype(np.float32)[steps]
         else:
             last = first
             discount = np.full(len(index), self.gamma, np.float32)
         for name in [name for name in SUCCESSORS if name in fields]:
-            fields[SUCCESSORS[name]] = storage.successor(name, last)
-        fields["discount"] = storage.table.tensor(discount)
+            fields[SUCCESSORS[name]] = ring.take_successors(name, last)
+        fields["discount"] = ring.store.to_tensor(discount)
         return fields
 
-    def _sums(self, storage: Ring, index: Array) -> tuple[Array, torch.Tensor]:
-        """How many steps are used [B], and the sum of their rewards."""
-        path = index[:, None] + np.arange(self.n) * storage.num_envs  # [B,n]
-        newest = storage.count[index % storage.num_envs] - 1
-        goes_on = ~storage.cut(path[:, :-1]) & (path[:, :-1] // storage.num_envs < newest[:, None])
+    def _sum_rewards(self, ring: Ring, index: Array) -> tuple[Array, torch.Tensor]:
+        """Return the number of steps used [B] and the discounted sum of their rewards."""
+        path = index[:, None] + np.arange(self.n) * ring.num_envs  # [B,n]
+        newest = ring.count[index % ring.num_envs] - 1
+        continues = ~ring.is_boundary(path[:, :-1]) & (path[:, :-1] // ring.num_envs < newest[:, None])
         used = np.ones(path.shape, bool)
-        used[:, 1:] = np.logical_and.accumulate(goes_on, axis=1)
+        used[:, 1:] = np.logical_and.accumulate(continues, axis=1)
         factor = np.where(used, self.gamma ** np.arange(self.n), 0.0).astype(np.float32)
-        # an unused step may lie on a row of another time: its reward must not enter, not even as 0 · NaN
-        rows = storage.flat(np.where(used, path, index[:, None]).reshape(-1))
-        reward = storage.take("reward", rows)
+        # an unused step may lie on an unrelated row, whose reward must not count, not even as 0 · NaN
+        rows = ring.to_row(np.where(used, path, index[:, None]).reshape(-1))
+        reward = ring.take("reward", rows)
         if self.alive_only:
-            reward = reward.masked_fill(~storage.take("alive", rows), 0.0)
+            reward = reward.masked_fill(~ring.take("alive", rows), 0.0)
         reward = reward.reshape(*path.shape, *reward.shape[1:])
-        weight = storage.table.tensor(factor)
+        weight = ring.store.to_tensor(factor)
         return used.sum(1), (reward * weight.reshape(*path.shape, *[1] * (reward.dim() - 2))).sum(1)
 
 
 @dataclass(frozen=True)
-class Sequence:
-    """Windows [B,T] of consecutive rows of one column, T = burn_in + length; they may cross episodes' ends.
+class SequenceView:
+    """Windows [B,T] of consecutive rows of one environment, T = burn_in + length. They may span several episodes.
 
-    `is_first` marks the first row of an episode, where a recurrent state must be reset. The first `burn_in` rows
-    are there to warm that state up; the learner gives them no loss.
+    `is_first` marks the first row of an episode, where a recurrent state must be reset. The first `burn_in` rows warm
+    up that state; the learner computes no loss on them.
     """
 
     length: int
@@ -109,81 +106,84 @@ class Sequence:
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.burn_in < 0:
-            raise UserError(f"Sequence(length={self.length}, burn_in={self.burn_in}): need length >= 1, burn_in >= 0")
+            raise UserError(
+                f"SequenceView(length={self.length}, burn_in={self.burn_in}): length must be at least 1, burn_in at "
+                f"least 0"
+            )
 
     @property
-    def ahead(self) -> int:
+    def lookahead(self) -> int:
         return self.burn_in + self.length - 1
 
     @property
-    def rows(self) -> int:
-        return self.ahead + 1
+    def min_rows(self) -> int:
+        return self.lookahead + 1
 
-    def candidates(self, storage: Storage) -> Array | None:
+    def candidates(self, ring: Ring) -> Array | None:
         return None
 
-    def gather(self, storage: Storage, index: Array) -> dict[str, Tree]:
-        assert isinstance(storage, Ring)
-        return _windows(storage, index[:, None] + np.arange(self.ahead + 1) * storage.num_envs)
+    def gather(self, ring: Ring, index: Array) -> dict[str, Tree]:
+        return _gather_windows(ring, index[:, None] + np.arange(self.lookahead + 1) * ring.num_envs)
 
 
 @dataclass(frozen=True)
-class Episode:
-    """Complete episodes [B,T], T that of the longest drawn. After its end (`valid` false) a shorter one's last row
-    repeats, so that padding holds ordinary numbers."""
+class EpisodeView:
+    """Complete episodes [B,T], where T is the length of the longest one sampled.
 
-    ahead = 0
-    rows = 1
+    `valid` is false on the padding of shorter episodes, which repeats their last row so that it holds ordinary numbers.
+    """
 
-    def candidates(self, storage: Storage) -> Array | None:
-        """First rows of the episodes that ended and lie in the ring from first to last row."""
-        assert isinstance(storage, Ring)
-        flat = np.flatnonzero(storage.slot >= 0)
-        ended = (storage.table.take("terminated", flat) | storage.table.take("truncated", flat)).cpu().numpy()
-        first = storage.episode_start[flat] * storage.num_envs + flat % storage.num_envs
-        return np.sort(first[ended & storage.live(first)])
+    lookahead = 0
+    min_rows = 1
 
-    def gather(self, storage: Storage, index: Array) -> dict[str, Tree]:
-        assert isinstance(storage, Ring)
-        length = _episode_lengths(storage, index)
+    def candidates(self, ring: Ring) -> Array | None:
+        """Return the first rows of the finished episodes that are stored completely."""
+        rows = np.flatnonzero(ring.slot >= 0)
+        ended = (ring.store.take("terminated", rows) | ring.store.take("truncated", rows)).cpu().numpy()
+        first = ring.episode_start[rows] * ring.num_envs + rows % ring.num_envs
+        return np.sort(first[ended & ring.is_stored(first)])
+
+    def gather(self, ring: Ring, index: Array) -> dict[str, Tree]:
+        length = _episode_lengths(ring, index)
         time = np.arange(length.max())
-        path = index[:, None] + np.minimum(time, length[:, None] - 1) * storage.num_envs
-        valid = storage.table.tensor(time < length[:, None])
-        return {**_windows(storage, path), "valid": valid}
+        path = index[:, None] + np.minimum(time, length[:, None] - 1) * ring.num_envs
+        valid = ring.store.to_tensor(time < length[:, None])
+        return {**_gather_windows(ring, path), "valid": valid}
 
 
 def _episode_lengths(ring: Ring, index: Array) -> Array:
-    """Rows up to the first cut, looking ahead in doubling strides."""
-    reach = 64
+    """Return the number of rows up to the first boundary. Doubles the search window until all have one."""
+    window = 64
     while True:
-        cut = ring.cut(index[:, None] + np.arange(reach) * ring.num_envs)
-        if cut.any(1).all():
-            return cut.argmax(1) + 1
-        reach *= 2
+        boundary = ring.is_boundary(index[:, None] + np.arange(window) * ring.num_envs)
+        if boundary.any(1).all():
+            return boundary.argmax(1) + 1
+        window *= 2
 
 
-def _windows(ring: Ring, path: Array) -> dict[str, Tree]:
-    """The rows `path` [B,T] of every field.
+def _gather_windows(ring: Ring, path: Array) -> dict[str, Tree]:
+    """Return every field at the rows `path` [B,T].
 
-    Successors are put together only when read, for most learners shift `obs`; but all that needs the ring is taken
-    now, because later rows may overwrite it: what follows the last row and the rows that the next doesn't follow.
+    Successors are assembled only when read, because most learners shift `obs` instead. The values for it that are not
+    in the window (after its last row and after boundaries) are copied now, because new rows may overwrite them.
     """
 
-    def shape(leaf: torch.Tensor) -> torch.Tensor:
+    def unflatten(leaf: torch.Tensor) -> torch.Tensor:
         return leaf.reshape(*path.shape, *leaf.shape[1:])
 
-    flat = ring.flat(path)
-    fields: dict[str, Any] = {name: tree_map(shape, ring.take(name, flat.reshape(-1))) for name in ring.table.spec}
-    cuts = np.nonzero(ring.cut(path[:, :-1]))
-    at = tuple(ring.table.tensor(part) for part in cuts)
-    for name in [name for name in SUCCESSORS if name in ring.table.spec]:
-        last, lost = ring.successor(name, flat[:, -1]), ring.successor(name, flat[:, :-1][cuts])
+    rows = ring.to_row(path)
+    fields: dict[str, Any] = {name: tree_map(unflatten, ring.take(name, rows.reshape(-1))) for name in ring.store.spec}
+    boundaries = np.nonzero(ring.is_boundary(path[:, :-1]))
+    at = tuple(ring.store.to_tensor(part) for part in boundaries)
+    for name in [name for name in SUCCESSORS if name in ring.store.spec]:
+        last = ring.take_successors(name, rows[:, -1])
+        at_boundaries = ring.take_successors(name, rows[:, :-1][boundaries])
 
-        def shifted(rows: torch.Tensor, last: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
-            after = torch.cat([rows[:, 1:], last[:, None]], dim=1)
-            after[at] = lost
-            return after
+        def shift(values: torch.Tensor, last: torch.Tensor, at_boundaries: torch.Tensor) -> torch.Tensor:
+            successors = torch.cat([values[:, 1:], last[:, None]], dim=1)
+            successors[at] = at_boundaries
+            return successors
 
-        fields[SUCCESSORS[name]] = partial(tree_map, shifted, fields[name], last, lost)
-    fields["is_first"] = ring.table.tensor(ring.is_first(path))
+        fields[SUCCESSORS[name]] = partial(tree_map, shift, fields[name], last, at_boundaries)
+    fields["is_first"] = ring.store.to_tensor(ring.is_first(path))
     return fields

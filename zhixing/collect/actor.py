@@ -109,9 +109,9 @@ class Actor(Collector):
     def _finish(self, ended: Any, info: dict[str, Any], rollout: Rollout | None, t: int) -> dict[int, Episode]:
         envs = np.flatnonzero(ended)
         if rollout is not None:
-            rollout.write_last(t, envs, "obs", info["final_obs"])
+            rollout.write_final(t, envs, "obs", info["final_obs"])
             for name in self._beside:
-                rollout.write_last(t, envs, name, info[f"final_{name}"])
+                rollout.write_final(t, envs, name, info[f"final_{name}"])
         final_info = info.get("final_info", {})
         episodes = {
             i: Episode(float(np.mean(self._returns[i])), int(self._lengths[i]), final_info.get(i, {}))
@@ -130,7 +130,7 @@ class Actor(Collector):
         if self.rollout is None or self.rollout.num_steps != steps:
             new = Rollout({**self.spaces.fields(), **self.fields}, steps, self.env.num_envs)
             if old is not None:
-                new.take(old)
+                new.copy_from(old)
             self.rollout = new
         return self.rollout
 

@@ -76,7 +76,6 @@ class Learner(ABC):
     many_agents: ClassVar[bool | None] = False  # for tasks of several agents, and only for these; None: for any
     shard_dim: ClassVar[int] = 0  # along which several learners share a batch that `descend` gets
     gradients_on_workers = False  # workers take the gradients of their own rollouts: `rollout_gradients`
-    further_buffers: ClassVar[dict[str, Literal["uniform", "reservoir"]]] = {}  # by name, with their samplers
     policy: Policy
 
     def __init__(self, cfg: RunConfig, spaces: Spaces, device: torch.device | str = "cpu") -> None:
@@ -170,7 +169,7 @@ class Learner(ABC):
         raise UserError(f"{type(self).__name__} plays no games against itself")
 
     def update(self, batch: Batch) -> Update:
-        """Learn from a rollout, or a sample of the replay. Samples of further buffers come as keywords, by name."""
+        """Learn from a rollout, or from a sample of the replay buffer."""
         return self.descend(self.gradients, batch)
 
     def rollout_gradients(self, batch: Batch) -> Gradients:

@@ -83,7 +83,7 @@ class DistributedCollector(Collector):
         )
         self.env_steps += steps * self.num_envs
         self._num_env_restarts = [turn.num_env_restarts for turn in turns]
-        batch = Rollout.joined([turn.part for turn in turns if turn.part is not None])
+        batch = Rollout.join([turn.part for turn in turns if turn.part is not None])
         return Experience(batch, [episode for turn in turns for episode in turn.episodes])
 
     def collect_from_worker(
@@ -107,7 +107,7 @@ class DistributedCollector(Collector):
         setup = self.crew.setups[worker]
         self.env_steps += steps * setup.num_envs
         self._num_env_restarts[worker] = turn.num_env_restarts
-        batch = None if turn.part is None else Rollout.joined([turn.part])
+        batch = None if turn.part is None else Rollout.join([turn.part])
         envs = np.arange(setup.first, setup.last)
         return WorkerExperience(batch, turn.episodes, envs, turn.gradients, turn.update, turn.priority)
 

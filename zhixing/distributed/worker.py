@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from zhixing import algorithms, config, envs
-from zhixing.buffers.rollout import Part, Rollout
+from zhixing.buffers.rollout import Rollout, RolloutPart
 from zhixing.collect.actor import Actor
 from zhixing.collect.evaluation import Episode
 from zhixing.core.batch import Batch
@@ -23,7 +23,7 @@ from zhixing.core.seeding import stream
 from zhixing.distributed.parameter_servers import ParameterServers
 from zhixing.envs import portable
 from zhixing.nets.policies import GreedyPolicy
-from zhixing.training.data import expert_policy
+from zhixing.training.data import load_expert
 
 SPREAD = 7.0  # how much less the last worker explores than the first, as a power of epsilon (Horgan et al., 2018)
 
@@ -64,7 +64,7 @@ class WorkerResult(NamedTuple):
 
     episodes: list[Episode]
     num_env_restarts: int  # environments that failed so far
-    part: Part | None = None
+    part: RolloutPart | None = None
     gradients: Gradients | None = None
     update: Update | None = None  # what servers did with the gradients
     priority: np.ndarray[Any, Any] | None = None  # of each step of the rollout `[T,n]`, for a replay
@@ -98,7 +98,7 @@ class Worker:
             )
             learner = algorithms.get(cfg.algorithm).make(cfg, env.spaces, torch.device("cpu"))
             if "expert" in type(cfg).model_fields:
-                learner.ask(expert_policy(cfg, env.spaces))
+                learner.ask(load_expert(cfg, env.spaces))
             if isinstance(learner.policy, GreedyPolicy) and setup.number:
                 self._explore_less(learner.policy)
             self.actor = Actor(learner.policy, env, learner.fields, seed=setup.seed)
@@ -128,7 +128,9 @@ class Worker:
         experience = actor.collect(steps=steps, phase=Phase(phase))
         assert isinstance(actor.rollout, Rollout)
         priority = self._priority(learner, experience.batch) if rate else None
-        return WorkerResult(experience.episodes, actor.num_env_restarts, actor.rollout.part(steps), priority=priority)
+        return WorkerResult(
+            experience.episodes, actor.num_env_restarts, actor.rollout.to_part(steps), priority=priority
+        )
 
     def gradients(self, steps: int, phase: str, env_steps: int) -> WorkerResult:
         """What a rollout teaches: others apply it. Where that isn't finite they get the rollout, too, to look at."""
@@ -138,7 +140,7 @@ class Worker:
         assert isinstance(actor.rollout, Rollout)
         found = learner.rollout_gradients(experience.batch.to("cpu"))
         fine = all(bool(part.isfinite().all()) for parts in found.by_optimizer.values() for part in parts)
-        part = None if fine else actor.rollout.part(steps)
+        part = None if fine else actor.rollout.to_part(steps)
         return WorkerResult(experience.episodes, actor.num_env_restarts, part, found)
 
     def learn(self, steps: int, phase: str, env_steps: int, rates: Mapping[str, float], turn: int) -> WorkerResult:

@@ -99,9 +99,9 @@ class PartTimer:
                     self.wrap(learner.policy, "act", "policy")
                     self.wrap(learner, "gradients", "loss")
         self.wrap(session.learner.policy, "act", "policy")
-        for buffer in session.loop.buffers.values():
+        if session.loop.buffer is not None:
             for method in ("add", "sample", "set_priority"):
-                self.wrap(buffer, method, "replay")
+                self.wrap(session.loop.buffer, method, "replay")
         for learner in _nested_learners(session.learner):
             for method in ("update", "gradients", "observe"):
                 self.wrap(learner, method, "loss")

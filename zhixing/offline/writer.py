@@ -76,7 +76,7 @@ class Writer:
         """
         if self._closed:
             raise UserError(f"the dataset {self._files.folder} is closed and takes no more steps")
-        values, lead = self._reader.read(batch.select([name for name in self._reader.expected if name in batch]))
+        values, lead = self._reader.validate(batch.select([name for name in self._reader.expected if name in batch]))
         if len(lead) != 2:
             raise UserError(f"field 'terminated' has shape {list(lead)}, expected steps of streams [T, N]")
         T, N = lead

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from zhixing import algorithms, envs, offline
-from zhixing.buffers.ring import Ring
 from zhixing.collect.actor import Actor
 from zhixing.collect.evaluation import default_eval_steps
 from zhixing.core.policy import Decision, Phase, Policy
@@ -22,7 +21,7 @@ from zhixing.core.tree import Tree
 from zhixing.envs.wrappers.time_limit import OPTION
 from zhixing.errors import UserError
 from zhixing.offline import Dataset, Writer, minari_data
-from zhixing.training.data import rows_of
+from zhixing.training.data import gather_steps
 from zhixing.training.run_folder import RunFolder, weights_must_fit
 
 ENVS = 8  # copies that play side by side
@@ -123,13 +122,13 @@ def export_replay(run: str | Path, out: str, *, references: Mapping[str, float] 
     session = Session.resume(run, quiet=True)
     try:
         buffer, cfg = session.loop.buffer, session.cfg
-        if buffer is None or not isinstance(buffer.storage, Ring) or session.data is not None:
+        if buffer is None or session.data is not None:
             raise UserError(f"{run} has no replay: {cfg.algorithm} keeps none, or learned from data")
-        index = buffer.storage.all().reshape(-1, buffer.num_envs)  # [T,N]
+        index = buffer.ring.indices().reshape(-1, buffer.num_envs)  # [T,N]
         note = f"replay of {cfg.algorithm} of {Path(run).name}"
         with _written(out, session.spaces, cfg.env.name, cfg.env.options, references, note) as writer:
             for begin in range(0, len(index), CHUNK):
-                writer.add(rows_of(buffer.storage, index[begin : begin + CHUNK], session.spaces.fields()))
+                writer.add(gather_steps(buffer.ring, index[begin : begin + CHUNK], session.spaces.fields()))
     finally:
         session.close()
     return offline.open(out)

@@ -1,4 +1,4 @@
-"""Recorded experience as a run uses it: opened, checked against the task, and read by buffers."""
+"""Datasets in a run: opened, checked against the environment, and read by buffers."""
 
 from __future__ import annotations
 
@@ -23,66 +23,66 @@ from zhixing.training.agent import load
 if TYPE_CHECKING:
     from zhixing.training.loop import TrainingLoop
 
-NO_ENV = "none"  # the name of no task: learn without evaluations
+NO_ENV = "none"  # --env none: train on a dataset without evaluations
 
 
 def open_data(cfg: RunConfig) -> Dataset | None:
-    """What a run learns from instead of an environment, if it does."""
+    """Open the dataset that a run trains on, or return None if it trains in an environment."""
     if cfg.needs_data and getattr(cfg, "dataset", None) is None:
-        raise UserError(f"{cfg.algorithm} learns from recorded experience: name it with --dataset")
+        raise UserError(f"{cfg.algorithm} trains on a dataset: name one with --dataset")
     if not isinstance(cfg, DataConfig) or cfg.dataset is None:
         if cfg.env.name == NO_ENV:
-            raise UserError(
-                "--env none is for learning from recorded experience: name it with --dataset, or name a task"
-            )
+            raise UserError("--env none is for training on a dataset: name one with --dataset, or name an environment")
         return None
     start = cfg.replay.start if isinstance(cfg, OffPolicyConfig) else None
     for name, value in (("episodes", cfg.episodes), ("replay.start", start)):
         if value is not None:
-            raise UserError(f"{name}={value} means nothing with a dataset, where no environment is stepped")
-    named = cfg.env.name != NO_ENV
-    return offline.open(cfg.dataset, cfg.env.name if named else None, cfg.env.options if named else None)
+            raise UserError(
+                f"{name}={value} has no effect with a dataset, because no environment is stepped: leave it out"
+            )
+    has_env = cfg.env.name != NO_ENV
+    return offline.open(cfg.dataset, cfg.env.name if has_env else None, cfg.env.options if has_env else None)
 
 
-def check_spaces(data: Dataset, spaces: Spaces, task: str) -> None:
-    """Refuse data of another kind of task than the one that an agent will act in."""
-    for name, mine, theirs in (
+def check_data(data: Dataset, spaces: Spaces, env: str) -> None:
+    """Raise `UserError` if the spaces of a dataset differ from those of the environment that the agent acts in."""
+    for name, actual, expected in (
         ("agents", data.spaces.num_agents, spaces.num_agents),
         ("observations", data.spaces.fields()["obs"], spaces.fields()["obs"]),
         ("actions", data.spaces.action, spaces.action),
-        ("what is shown beside observations", data.spaces.extras(), spaces.extras()),
+        ("extra fields", data.spaces.extras(), spaces.extras()),
     ):
-        if mine != theirs:
-            raise UserError(f"the data's {name} don't fit {task}: the data has {mine}, the task {theirs}")
+        if actual != expected:
+            raise UserError(f"the dataset's {name} don't fit {env}: the dataset has {actual}, {env} has {expected}")
 
 
-def demonstrations(cfg: Any, spaces: Spaces) -> Batch:
-    """The steps `[B]` of some episodes of an expert: which ones depends on the seed."""
+def load_demonstrations(cfg: Any, spaces: Spaces) -> Batch:
+    """Return the steps `[B]` of `cfg.demonstrations` episodes of an expert, chosen at random by the seed."""
     data = offline.open(cfg.dataset, cfg.env.name, cfg.env.options)
-    check_spaces(data, spaces, cfg.env.name)
+    check_data(data, spaces, cfg.env.name)
     num = data.num_episodes if cfg.demonstrations is None else cfg.demonstrations
     if num > data.num_episodes:
         raise UserError(f"demonstrations={num} are more than the {data.num_episodes} episodes of {cfg.dataset}")
     chosen = np.random.default_rng(stream(cfg.seed, "demonstrations")).permutation(data.num_episodes)[:num]
     steps = data.select(np.sort(chosen)).arrays
-    return Batch(obs=steps["obs"], action=steps["action"]).map(np.array)  # a copy that torch may hold
+    return Batch(obs=steps["obs"], action=steps["action"]).map(np.array)  # torch needs writable copies
 
 
-def expert_policy(cfg: Any, spaces: Spaces) -> Policy:
-    """The policy of a run that can be asked."""
+def load_expert(cfg: Any, spaces: Spaces) -> Policy:
+    """Return the policy of the run `cfg.expert`."""
     if cfg.expert is None:
-        raise UserError(f"{cfg.algorithm} asks an expert: name its run with expert=RUN")
+        raise UserError(f"{cfg.algorithm} queries an expert: name its run with expert=RUN")
     agent = load(cfg.expert)
     if agent.spaces.fields() != spaces.fields() or agent.spaces.action != spaces.action:
         raise UserError(
-            f"the expert {cfg.expert} is for {agent.cfg.env.name}, whose observations or actions aren't those of "
+            f"the expert {cfg.expert} is for {agent.cfg.env.name}, whose observations or actions differ from those of "
             f"{cfg.env.name}"
         )
     return agent.policy
 
 
-def summary_of(data: Dataset) -> dict[str, Any]:
-    """What a run keeps of the data that it learned from."""
+def summarize(data: Dataset) -> dict[str, Any]:
+    """Return what a run stores about the dataset that it trained on."""
     return {
         "env": data.env,
         "steps": len(data),
@@ -93,39 +93,40 @@ def summary_of(data: Dataset) -> dict[str, Any]:
     }
 
 
-def storage_of(data: Dataset) -> Ring:
-    return Ring.over(data.spaces.fields(), data.arrays, data.lasts, data.ends)
+def open_ring(data: Dataset) -> Ring:
+    """Return a read-only ring over the arrays of a dataset."""
+    return Ring.from_arrays(data.spaces.fields(), data.arrays, data.lasts, data.ends)
 
 
-def fill(buffer: Buffer, data: Dataset, rows: int = 4096) -> None:
-    """Put recorded steps into an empty buffer, as many as it holds, in equal parts for its columns."""
-    ring, columns = storage_of(data), buffer.num_envs
-    length = min(len(data), buffer.capacity) // columns
+def fill_buffer(buffer: Buffer, data: Dataset, chunk_steps: int = 4096) -> None:
+    """Add the newest recorded steps to an empty buffer, as many as fit, in equal parts per environment."""
+    ring, num_envs = open_ring(data), buffer.num_envs
+    length = min(len(data), buffer.capacity) // num_envs
     if length == 0:
-        raise UserError(f"the data holds {len(data)} steps, too few for {columns} environments: set num_envs=1")
-    first = len(data) - length * columns  # the newest ones
-    for begin in range(0, length, rows):
-        time = np.arange(begin, min(begin + rows, length))[:, None]
-        index = first + time + np.arange(columns) * length  # [T,N]
-        buffer.add(rows_of(ring, index, ring.table.spec))
+        raise UserError(f"the dataset holds {len(data)} steps, too few for {num_envs} environments: set num_envs=1")
+    first = len(data) - length * num_envs
+    for start in range(0, length, chunk_steps):
+        time = np.arange(start, min(start + chunk_steps, length))[:, None]
+        index = first + time + np.arange(num_envs) * length  # [T,N]
+        buffer.add(gather_steps(ring, index, ring.store.spec))
 
 
-def rows_of(ring: Ring, index: Array, names: Iterable[str]) -> Batch:
-    """Stored steps `[T,N]` with what followed them, as a batch to be added elsewhere."""
-    flat = ring.flat(index.reshape(-1))
-    fields = {name: ring.take(name, flat) for name in names}
-    fields |= {after: ring.successor(name, flat) for name, after in SUCCESSORS.items() if name in fields}
+def gather_steps(ring: Ring, index: Array, names: Iterable[str]) -> Batch:
+    """Return stored steps `[T,N]` with their successors, as a batch that can be added to a buffer or dataset."""
+    rows = ring.to_row(index.reshape(-1))
+    fields = {name: ring.take(name, rows) for name in names}
+    fields |= {after: ring.take_successors(name, rows) for name, after in SUCCESSORS.items() if name in fields}
     return Batch(**fields).map(lambda leaf: leaf.reshape(*index.shape, *leaf.shape[1:])).numpy()
 
 
-def start_with_data(loop: TrainingLoop, data: Dataset | None, spaces: Spaces) -> None:
-    """Prepare a new run: set observation statistics from its dataset, and fill its replay from `replay.start`."""
+def initialize_from_data(loop: TrainingLoop, data: Dataset | None, spaces: Spaces) -> None:
+    """Prepare a new run: compute observation statistics of its dataset, and fill its buffer from `replay.start`."""
     cfg, learner = loop.cfg, loop.learner
     if isinstance(cfg, DataConfig) and data is not None and cfg.normalize_obs:
         for batch in data.batches(10_000):
             learner.observe(batch.map(np.array).to(learner.device))
     if isinstance(cfg, OffPolicyConfig) and cfg.replay.start is not None:
         recorded = offline.open(cfg.replay.start, cfg.env.name, cfg.env.options)
-        check_spaces(recorded, spaces, cfg.env.name)
+        check_data(recorded, spaces, cfg.env.name)
         assert loop.buffer is not None
-        fill(loop.buffer, recorded)
+        fill_buffer(loop.buffer, recorded)

@@ -52,14 +52,12 @@ class TrainingLoop:
         learner: Learner,
         *,
         buffer: Buffer | None = None,
-        extra_buffers: Mapping[str, Buffer] | None = None,
         callbacks: Callback | Sequence[Callback] = (),
     ) -> None:
-        """`extra_buffers` are the extra buffers that the learner declares, by name. Offline training has no actor."""
+        """Offline training has no actor, on-policy training no buffer."""
         self.cfg, self.actor, self.learner, self.buffer = cfg, actor, learner, buffer
-        self.extra_buffers = dict(extra_buffers or {})
         self.callbacks = as_list(callbacks)
-        self.rng = np.random.default_rng(stream(cfg.seed, "replay"))  # samples from the buffers
+        self.rng = np.random.default_rng(stream(cfg.seed, "replay"))  # samples from the buffer
         self.episodes = 0
         self.seconds = 0.0  # of training, without evaluations and checkpoints
         self.recent_episodes: deque[Episode] = deque(maxlen=100)
@@ -200,8 +198,8 @@ class TrainingLoop:
     def _set_progress(self, fraction: float) -> None:
         """Set all schedules to the used fraction of the budget, whichever of the budgets it is."""
         self.learner.set_progress(fraction)
-        for buffer in self.buffers.values():
-            buffer.set_progress(fraction)
+        if self.buffer is not None:
+            self.buffer.set_progress(fraction)
         if self.actor is not None:
             # schedules of policies count environment steps; a budget of episodes or time may be used faster
             self.actor.schedule_lead = max(0, int(fraction * self.cfg.env_steps) - self.env_steps)
@@ -281,12 +279,8 @@ class TrainingLoop:
         values = [episode.info[name] for episode in self.recent_episodes if name in episode.info]
         return float(np.mean(values)) if values else math.nan
 
-    @property
-    def buffers(self) -> dict[str, Buffer]:
-        return ({} if self.buffer is None else {"replay": self.buffer}) | self.extra_buffers
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the state without the buffers, which are large and saved in their own files."""
+        """Return the state without the buffer, which is large and saved in its own files."""
         self._tick()
         return {
             "learner": self.learner.state_dict(),

@@ -80,7 +80,7 @@ def _word(value: Any) -> str:
 def restore(loop: TrainingLoop, evaluate: Evaluate, folder: RunFolder, spaces: Spaces, state: dict[str, Any]) -> None:
     """Restore a run from a checkpoint; note how many environments can't continue their episode."""
     try:
-        state = _restore_buffers(loop, folder, state)
+        state = _restore_buffer(loop, folder, state)
         lost = loop.load_state_dict(state["loop"])
     except UserError:
         raise
@@ -96,15 +96,15 @@ def restore(loop: TrainingLoop, evaluate: Evaluate, folder: RunFolder, spaces: S
         )
 
 
-def _restore_buffers(loop: TrainingLoop, folder: RunFolder, state: dict[str, Any]) -> dict[str, Any]:
-    """Fill the buffers and return the checkpoint that was used: an older one if files of the given one are damaged."""
+def _restore_buffer(loop: TrainingLoop, folder: RunFolder, state: dict[str, Any]) -> dict[str, Any]:
+    """Fill the buffer and return the checkpoint that was used: an older one if files of the given one are damaged."""
     try:
-        for name, buffer in loop.buffers.items():
-            buffer.load(state["buffers"][name], folder.replay / name)
+        if loop.buffer is not None:
+            loop.buffer.load(state["replay"], folder.replay)
     except UserError as error:
         older = folder.load_before(state["steps"])
         if older is None:
             raise
         folder.notices.append(f"{error}; going on from the checkpoint of step {older['steps']:,}")
-        return _restore_buffers(loop, folder, older)
+        return _restore_buffer(loop, folder, older)
     return state

@@ -55,7 +55,7 @@ class RunFolder:
         self.data_file = path / "dataset.json"
         self.agent_file = path / "agent.safetensors"  # the weights of an exported agent, which has no checkpoints
         self.card_file = path / "agent.json"  # and what it was measured at
-        # steps of the kept checkpoints and the states of their buffers, newest first
+        # steps of the kept checkpoints and the states of their replay buffer, newest first
         self._kept: dict[int, dict[str, Any]] = {}
         self.code: set[str] | None = None  # names that its configuration may import; None: it was never read
         self.own = True  # made by this user, so its code may be signed; false if it was read without a signature
@@ -143,19 +143,16 @@ class RunFolder:
         """Write all that a resume needs, then drop what is older than the kept ones."""
         state: dict[str, Any] = {"kind": "run", "steps": loop.steps, "loop": loop.state_dict()}
         state["policy"] = loop.learner.policy.state_dict()
-        state["buffers"] = {}
-        for name, buffer in loop.buffers.items():
-            (self.replay / name).mkdir(parents=True, exist_ok=True)
-            state["buffers"][name] = buffer.save(self.replay / name)
+        state["replay"] = {} if loop.buffer is None else loop.buffer.save(self.replay)
         self._write(self.checkpoints / f"{loop.steps:012d}.safetensors", state)
         # later ones belong to steps that were done again since a resume
         later = [file for file in self._newest_first() if int(file.stem) > loop.steps]
         for old in (*later, *self._newest_first()[len(later) + loop.cfg.keep_checkpoints :]):
             old.unlink()
-        kept = {loop.steps: state["buffers"]} | {steps: old for steps, old in self._kept.items() if steps < loop.steps}
+        kept = {loop.steps: state["replay"]} | {steps: old for steps, old in self._kept.items() if steps < loop.steps}
         self._kept = dict(list(kept.items())[: loop.cfg.keep_checkpoints])
-        for name, buffer in loop.buffers.items():
-            buffer.prune(self.replay / name, [buffers[name] for buffers in self._kept.values()])
+        if loop.buffer is not None:
+            loop.buffer.prune(self.replay, self._kept.values())
 
     def save_best(self, policy: Mapping[str, Any], steps: int, mean_return: float, longest_episode: int = 0) -> None:
         best = {"kind": "agent", "steps": steps, "return": mean_return, "policy": policy}
@@ -193,7 +190,7 @@ class RunFolder:
             if int(file.stem) < steps:
                 with suppress(UserError):
                     state = read_checkpoint(file)
-                    self._kept = {state["steps"]: state["buffers"]}
+                    self._kept = {state["steps"]: state["replay"]}
                     return state
         return None
 
@@ -213,7 +210,7 @@ class RunFolder:
                 problems.append(str(error))
         else:
             raise UserError("; ".join(problems))
-        self._kept = {state["steps"]: state["buffers"]}  # older checkpoints may lose their replay from now on
+        self._kept = {state["steps"]: state["replay"]}  # older checkpoints may lose their replay from now on
         self.notices = [f"{problem}; going on from the one before, {file.name}" for problem in problems]
         return state
 
@@ -289,7 +286,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"the checkpoint {path} is damaged or no checkpoint ({reason})") from None
     parts: dict[Any, dict[str, type]] = {
         "agent": {"policy": dict},
-        "run": {"policy": dict, "loop": dict, "buffers": dict, "steps": int},
+        "run": {"policy": dict, "loop": dict, "replay": dict, "steps": int},
         "batch": {"batch": dict},
     }
     version, kind = (state.get("format"), state.get("kind")) if isinstance(state, dict) else (None, None)

@@ -20,7 +20,7 @@ from zhixing.errors import UserError
 from zhixing.training import builders
 from zhixing.training.callbacks import Callback, Evaluate
 from zhixing.training.callbacks.base import as_list
-from zhixing.training.data import open_data, start_with_data, summary_of
+from zhixing.training.data import initialize_from_data, open_data, summarize
 from zhixing.training.loop import TrainingLoop
 from zhixing.training.resolve import default_out, is_distributed, resolve
 from zhixing.training.resume import changes, check_changes, restore
@@ -36,7 +36,7 @@ class Closable(Protocol):
 
 
 C = TypeVar("C", bound=Closable)
-BUILDERS = ("build_env", "build_learner", "build_collector", "build_evaluator", "build_buffers", "build_callbacks")
+BUILDERS = ("build_env", "build_learner", "build_collector", "build_evaluator", "build_buffer", "build_callbacks")
 
 
 class Session:
@@ -57,7 +57,7 @@ class Session:
         build_learner: Callable[..., Learner] = builders.build_learner,
         build_collector: Callable[..., Collector] = builders.build_collector,
         build_evaluator: Callable[..., Evaluator | None] = builders.build_evaluator,
-        build_buffers: Callable[..., dict[str, Buffer]] = builders.build_buffers,
+        build_buffer: Callable[..., Buffer | None] = builders.build_buffer,
         build_callbacks: Callable[..., list[Callback]] = builders.build_callbacks,
     ) -> None:
         """Build the run in the new folder `out`, or continue that in `folder`, which `resume` passes.
@@ -96,9 +96,8 @@ class Session:
             goal_env = builders.build_goal_env(cfg, self.folder)
             if goal_env is not None:
                 self._keep(goal_env)
-            buffers = build_buffers(cfg, self.learner, self.spaces, self.folder, data=self.data, goal_env=goal_env)
-            replay = buffers.pop("replay", None)
-            self.loop = TrainingLoop(cfg, self.actor, self.learner, buffer=replay, extra_buffers=buffers)
+            buffer = build_buffer(cfg, self.learner, self.spaces, self.folder, data=self.data, goal_env=goal_env)
+            self.loop = TrainingLoop(cfg, self.actor, self.learner, buffer=buffer)
             self.evaluate = Evaluate(self.evaluator)
             self.loop.callbacks = build_callbacks(self.loop, self.folder, self.evaluate, own, quiet=quiet)
             for callback in self.loop.callbacks:
@@ -106,7 +105,7 @@ class Session:
             if self.state is not None:
                 restore(self.loop, self.evaluate, self.folder, self.spaces, self.state)
             else:
-                start_with_data(self.loop, self.data, self.spaces)
+                initialize_from_data(self.loop, self.data, self.spaces)
             if self.actor is not None:
                 self.actor.start()
         except BaseException:
@@ -191,7 +190,7 @@ class Session:
             else:
                 self.folder.create(self.cfg)
             if self.state is None and self.data is not None:
-                self.folder.write_data(summary_of(self.data))
+                self.folder.write_data(summarize(self.data))
             with interruptible(self.loop), self.folder.restricted():
                 if not self.finished:
                     self.trainer(self.loop)

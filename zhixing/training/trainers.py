@@ -73,7 +73,7 @@ def off_policy(loop: TrainingLoop) -> None:
     with loop.running():
         for _ in loop.iterations():
             experience = actor.collect(steps=cfg.train_every, phase=_phase(loop, cfg))
-            add_to_buffers(loop, cfg, experience.batch)
+            add_to_buffer(loop, cfg, buffer, experience.batch)
             loop.iteration_end(experience.episodes, _learn(loop, buffer, cfg.batch_size, num_updates_due(loop, cfg)))
 
 
@@ -95,7 +95,7 @@ def off_policy_async(loop: TrainingLoop) -> None:
             collecting = executor.submit(actor.collect, steps=cfg.train_every, phase=phase)
             metrics = _learn(loop, buffer, cfg.batch_size, due)
             experience = collecting.result()
-            add_to_buffers(loop, cfg, experience.batch)
+            add_to_buffer(loop, cfg, buffer, experience.batch)
             loop.iteration_end(experience.episodes, metrics)
 
 
@@ -114,8 +114,6 @@ def off_policy_distributed(loop: TrainingLoop) -> None:
             turn = actor.collect_from_worker(cfg.train_every, _phase(loop, cfg), priorities=cfg.replay.prioritized)
             assert turn.batch is not None
             buffer.add(turn.batch, turn.envs, turn.priority)
-            for extra in loop.extra_buffers.values():
-                extra.add(turn.batch, turn.envs)
             if cfg.normalize_obs:
                 learner.observe(turn.batch.to(learner.device))
             loop.iteration_end(turn.episodes, _learn(loop, buffer, cfg.batch_size, num_updates_due(loop, cfg)))
@@ -190,9 +188,8 @@ def _phase(loop: TrainingLoop, cfg: OffPolicyConfig) -> Phase:
     return Phase.RANDOM if loop.env_steps < cfg.learning_starts else Phase.COLLECT
 
 
-def add_to_buffers(loop: TrainingLoop, cfg: OffPolicyConfig, batch: Batch) -> None:
-    for buffer in loop.buffers.values():
-        buffer.add(batch)
+def add_to_buffer(loop: TrainingLoop, cfg: OffPolicyConfig, buffer: Buffer, batch: Batch) -> None:
+    buffer.add(batch)
     if cfg.normalize_obs:
         loop.learner.observe(batch.to(loop.learner.device))
 
@@ -212,10 +209,7 @@ def _learn(loop: TrainingLoop, buffer: Buffer, batch_size: int, times: int) -> M
     metrics: Mapping[str, Tensor] = {}
     for _ in range(times):
         batch = loop.learns_from(_moved(buffer.sample(batch_size, loop.rng), learner))
-        extras = {
-            name: _moved(extra.sample(batch_size, loop.rng), learner) for name, extra in loop.extra_buffers.items()
-        }
-        update = learner.update(batch, **extras)  # only learners that declare extra buffers get some
+        update = learner.update(batch)
         buffer.set_priority(batch.index, update.priority)
         metrics = update.metrics
     return metrics

@@ -80,7 +80,8 @@ def test_replay_is_prioritized_with_n_step_returns(tmp_path: Path) -> None:
     cfg = zx.config.load(algorithm="rainbow", env="CartPole-v1")
     session = zx.Session(cfg, tmp_path / "run", quiet=True)
     try:
-        replay = session.loop.buffers["replay"]
+        replay = session.loop.buffer
+        assert replay is not None
         assert isinstance(replay.sampler, Prioritized)
         assert isinstance(replay.view, NStep)
         assert replay.view.n == 3

@@ -1,4 +1,4 @@
-"""Random streams of experience, and a naive buffer to compare with: a list of transitions per environment."""
+"""Random streams of experience, and a naive reference buffer: a list of transitions per environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SUCCESSORS = {"obs": "next_obs", "mask": "next_mask"}
 
 
 class Stream:
-    """One environment's steps: every observation has a number of its own, `id`."""
+    """The steps of one environment. Every observation has a unique number `id`."""
 
     def __init__(self, seed: int, end: float = 0.2, jump: float = 0.0) -> None:
         self.rng = np.random.default_rng(seed)
@@ -39,7 +39,7 @@ class Stream:
         return {"pos": pos, "id": np.int64(self.number)}, self.rng.random(3) < 0.5
 
     def step(self) -> dict[str, Any]:
-        if self.rng.random() < self.jump:  # rows that don't follow the ones before, without an end
+        if self.rng.random() < self.jump:  # an interrupted stream: a row that doesn't continue the one before
             self.obs, self.mask = self.observe()
         next_obs, next_mask = self.observe()
         terminated, truncated = (self.rng.random(2) < self.end / 2).tolist()
@@ -59,7 +59,7 @@ class Stream:
 
 
 def stack(rows: list[Any]) -> Any:
-    """Join rows (trees) along a new first dimension."""
+    """Stack rows (trees) along a new first dimension."""
     first = rows[0]
     if isinstance(first, dict):
         return {key: stack([row[key] for row in rows]) for key in first}
@@ -79,18 +79,18 @@ def block(streams: list[Stream], length: int) -> tuple[Batch, list[list[dict[str
 
 
 class Naive:
-    """What a buffer must hold: for each environment the last `rows` transitions and their positions."""
+    """The reference: the newest `rows` transitions of each environment and their positions."""
 
     def __init__(self, rows: int, num_envs: int) -> None:
         self.rows = rows
         self.columns: list[list[dict[str, Any]]] = [[] for _ in range(num_envs)]
 
-    def add(self, rows: list[dict[str, Any]], ids: Any = None) -> None:
-        for column, row in zip(range(len(rows)) if ids is None else ids, rows, strict=True):
+    def add(self, rows: list[dict[str, Any]], env_ids: Any = None) -> None:
+        for column, row in zip(range(len(rows)) if env_ids is None else env_ids, rows, strict=True):
             self.columns[column].append(row)
 
     def stored(self) -> dict[int, dict[str, Any]]:
-        """By index = position * N + column."""
+        """Return the stored transitions by index = position * N + column."""
         N = len(self.columns)
         return {
             position * N + c: column[position]
@@ -98,8 +98,8 @@ class Naive:
             for position in range(max(0, len(column) - self.rows), len(column))
         }
 
-    def follows(self, column: int, position: int) -> bool:
-        """Whether the row after `position` continues it."""
+    def continues(self, column: int, position: int) -> bool:
+        """Return whether the row after `position` continues it."""
         rows = self.columns[column]
         row = rows[position]
         if position + 1 >= len(rows) or row["terminated"] or row["truncated"]:
@@ -107,17 +107,17 @@ class Naive:
         return bool(row["next_obs"]["id"] == rows[position + 1]["obs"]["id"])
 
 
-def assert_equal(given: Any, expected: Any, at: str = "") -> None:
-    """Trees of tensors or arrays are equal, bit for bit."""
+def assert_equal(actual: Any, expected: Any, at: str = "") -> None:
+    """Assert that trees of tensors or arrays are equal, bit for bit."""
     if isinstance(expected, dict):
-        assert list(given) == list(expected), at
+        assert list(actual) == list(expected), at
         for key in expected:
-            assert_equal(given[key], expected[key], f"{at}.{key}")
+            assert_equal(actual[key], expected[key], f"{at}.{key}")
     elif isinstance(expected, tuple):
-        for i, (a, b) in enumerate(zip(given, expected, strict=True)):
+        for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
             assert_equal(a, b, f"{at}.{i}")
     else:
-        a, b = np.asarray(given), np.asarray(expected)
+        a, b = np.asarray(actual), np.asarray(expected)
         assert a.dtype == b.dtype, at
         assert a.shape == b.shape, at
         assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f"), f"{at}: {a} {b}"
@@ -130,7 +130,7 @@ def assert_same_batch(a: Batch, b: Batch) -> None:
 
 
 def simple(obs: list[float], reward: list[float], terminated: int = -1, truncated: int = -1) -> Batch:
-    """A stream [T,1] through the observations `obs` (one more than rewards); an end at one row."""
+    """Return a stream [T,1] through the observations `obs`, one more than rewards, that may end at one row."""
     T = len(reward)
     values = np.array(obs, np.float32)[:, None, None]
     ends = [np.arange(T)[:, None] == at for at in (terminated, truncated)]

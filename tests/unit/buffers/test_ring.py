@@ -25,12 +25,12 @@ from zhixing.errors import UserError
 
 
 def check_all_stored(buffer: Buffer, naive: Naive) -> None:
-    """Every stored transition, by its index, has all its fields and its true successors."""
+    """Check that every stored transition has all its fields and its true successors."""
     stored = naive.stored()
     assert len(buffer) == len(stored)
     index = np.array(sorted(stored))
-    assert np.array_equal(np.sort(buffer.storage.all()), index)
-    fields = buffer.view.gather(buffer.storage, index)
+    assert np.array_equal(np.sort(buffer.ring.indices()), index)
+    fields = buffer.view.gather(buffer.ring, index)
     for i, key in enumerate(index.tolist()):
         for name in [*SPEC, *SUCCESSORS.values()]:
             assert_equal(tree_map(lambda leaf, i=i: leaf[i], fields[name]), stored[key][name], name)
@@ -41,58 +41,58 @@ def check_all_stored(buffer: Buffer, naive: Naive) -> None:
     seed=st.integers(0, 10_000),
     num_envs=st.integers(1, 4),
     capacity=st.integers(1, 20),
-    end=st.sampled_from([0.0, 0.3, 2.0]),  # 2.0: every step is an end
+    end=st.sampled_from([0.0, 0.3, 2.0]),  # 2.0: every step ends an episode
     jump=st.sampled_from([0.0, 0.3, 1.0]),  # 1.0: unrelated transitions
     lengths=st.lists(st.integers(0, 30), min_size=1, max_size=12),
     subsets=st.booleans(),
 )
-def test_every_stored_transition_is_what_was_added(seed, num_envs, capacity, end, jump, lengths, subsets):
+def test_stored_transitions_equal_the_added_ones(seed, num_envs, capacity, end, jump, lengths, subsets):
     rng = np.random.default_rng(seed)
     streams = [Stream(i, end, jump) for i in range(num_envs)]
     buffer = Buffer(SPEC, capacity, num_envs, view=NStep(1, 0.9))
     naive = Naive(-(-capacity // num_envs), num_envs)
     for length in lengths:
-        ids = rng.permutation(num_envs)[: rng.integers(1, num_envs + 1)] if subsets else None
-        chosen = streams if ids is None else [streams[i] for i in ids]
+        env_ids = rng.permutation(num_envs)[: rng.integers(1, num_envs + 1)] if subsets else None
+        chosen = streams if env_ids is None else [streams[i] for i in env_ids]
         if length == 0:
             batch, rows = step(chosen)
-            buffer.add(batch, ids)
-            naive.add(rows, ids)
+            buffer.add(batch, env_ids)
+            naive.add(rows, env_ids)
         else:
             batch, blocks = block(chosen, length)
-            buffer.add(batch, ids)
+            buffer.add(batch, env_ids)
             for rows in blocks:
-                naive.add(rows, ids)
+                naive.add(rows, env_ids)
         check_all_stored(buffer, naive)
 
 
-def test_pool_of_last_observations_is_reused_when_rows_are_overwritten():
+def test_slots_of_final_observations_are_reused_when_rows_are_overwritten():
     buffer = Buffer(SPEC, 8, 2)
     streams = [Stream(i, end=2.0) for i in range(2)]
     for _ in range(500):
         buffer.add(step(streams)[0])
-    assert buffer.storage.final_obs_pool._size <= 16
+    assert buffer.ring.final_obs_pool._size <= 16
     assert len(buffer) == 8
     assert buffer.full
 
 
-def test_blocks_give_the_same_ring_as_single_steps():
+def test_blocks_and_single_steps_give_the_same_ring():
     streams = [Stream(i, 0.2, 0.1) for i in range(3)], [Stream(i, 0.2, 0.1) for i in range(3)]
-    one, many = Buffer(SPEC, 30, 3), Buffer(SPEC, 30, 3)
+    by_step, by_block = Buffer(SPEC, 30, 3), Buffer(SPEC, 30, 3)
     for length in (2, 7, 25, 3):
-        many.add(block(streams[0], length)[0])
+        by_block.add(block(streams[0], length)[0])
         for _ in range(length):
-            one.add(step(streams[1])[0])
-        index = one.storage.all()
-        assert np.array_equal(index, many.storage.all())
-        assert np.array_equal(one.storage.is_first(index), many.storage.is_first(index))
-        assert np.array_equal(one.storage.cut(index), many.storage.cut(index))
+            by_step.add(step(streams[1])[0])
+        index = by_step.ring.indices()
+        assert np.array_equal(index, by_block.ring.indices())
+        assert np.array_equal(by_step.ring.is_first(index), by_block.ring.is_first(index))
+        assert np.array_equal(by_step.ring.is_boundary(index), by_block.ring.is_boundary(index))
         rng = np.random.default_rng(0), np.random.default_rng(0)
-        assert_equal(one.sample(50, rng[0])._fields, many.sample(50, rng[1])._fields)
+        assert_equal(by_step.sample(50, rng[0])._fields, by_block.sample(50, rng[1])._fields)
 
 
-def test_equal_observations_after_an_end_are_still_two_episodes():
-    # a bandit that always shows 0: the next episode's first observation equals the last one's successor
+def test_episodes_with_equal_observations_stay_separate():
+    # in a bandit that always observes 0, the first observation of an episode equals the final one of the last
     buffer = Buffer(SIMPLE, 4, view=NStep(3, 1.0))
     for reward in (1.0, 2.0, 3.0):
         buffer.add(simple([0, 0], [reward], terminated=0))
@@ -106,10 +106,10 @@ def test_nan_observations_and_negative_zero_continue_the_stream():
     buffer.add(simple([0, float("nan")], [1]))
     buffer.add(simple([float("nan"), -0.0], [1]))
     buffer.add(simple([0.0, 1], [1]))
-    assert not buffer.storage.cut(buffer.storage.all()).any()
+    assert not buffer.ring.is_boundary(buffer.ring.indices()).any()
 
 
-def test_lazy_and_torch_fields_and_double_precision_are_taken():
+def test_lazy_torch_and_double_precision_fields_are_accepted():
     spec = {**SIMPLE, "logp": Field((), F32)}
     buffer = Buffer(spec, 4)
     for t in range(3):
@@ -123,12 +123,12 @@ def test_lazy_and_torch_fields_and_double_precision_are_taken():
                 next_obs=lambda t=t: np.array([[(t + 1) / 3]]),
             )
         )
-    assert not buffer.storage.cut(buffer.storage.all()).any()
+    assert not buffer.ring.is_boundary(buffer.ring.indices()).any()
     assert buffer.sample(2, np.random.default_rng(0)).obs.dtype == torch.float32
 
 
 @pytest.mark.parametrize("step_as_block", [False, True])
-def test_wrong_fields_are_named_with_what_was_given_and_expected(step_as_block):
+def test_errors_name_the_field_with_its_actual_and_expected_form(step_as_block):
     def batch(**changes):
         fields = {"obs": np.zeros((2, 1)), "reward": np.zeros(2), "terminated": np.zeros(2, bool)}
         fields |= {"truncated": np.zeros(2, bool), "next_obs": np.zeros((2, 1))} | changes
@@ -143,25 +143,25 @@ def test_wrong_fields_are_named_with_what_was_given_and_expected(step_as_block):
         buffer.add(batch(rewards=np.zeros(2)))
     with pytest.raises(UserError, match=r"'obs' has shape \[.*2, 3\], expected \[.*2, 1\]"):
         buffer.add(batch(obs=np.zeros((2, 3))))
-    with pytest.raises(UserError, match="'truncated' has numbers of type float64, expected bool"):
+    with pytest.raises(UserError, match="'truncated' has dtype float64, expected bool"):
         buffer.add(batch(truncated=np.zeros(2)))
     with pytest.raises(UserError, match="expected 1 columns"):
-        buffer.add(batch(), ids=np.array([0]))
-    with pytest.raises(UserError, match=r"ids \[0, 2\]"):
-        buffer.add(batch(), ids=np.array([0, 2]))
+        buffer.add(batch(), env_ids=np.array([0]))
+    with pytest.raises(UserError, match=r"env_ids \[0, 2\]"):
+        buffer.add(batch(), env_ids=np.array([0, 2]))
     with pytest.raises(UserError, match="parts"):
         Buffer(SPEC, 4).add(Batch(**{**step([Stream(0)])[0]._fields, "obs": {"pos": np.zeros((1, 2))}}))
     assert len(buffer) == 2
 
 
-def test_spec_with_next_obs_or_without_reward_is_refused():
+def test_spec_with_next_obs_or_without_reward_is_rejected():
     with pytest.raises(UserError, match="next_obs"):
         Buffer({**SIMPLE, "next_obs": SIMPLE["obs"]}, 4)
     with pytest.raises(UserError, match="'reward'"):
         Buffer({"obs": SIMPLE["obs"], "terminated": FLAG, "truncated": FLAG}, 4)
 
 
-def test_clear_forgets_rows_and_goes_on():
+def test_cleared_buffer_can_be_filled_again():
     buffer = Buffer(SIMPLE, 4)
     buffer.add(simple([0, 1, 2], [1, 1]))
     buffer.clear()
@@ -174,11 +174,11 @@ def test_clear_forgets_rows_and_goes_on():
     assert (batch.next_obs == 8).all()
 
 
-def test_uniform_draws_each_row_equally_also_in_uneven_columns():
+def test_uniform_sampling_weights_rows_equally_in_uneven_columns():
     buffer = Buffer(SPEC, 30, 3)
     streams = [Stream(i) for i in range(3)]
     buffer.add(block(streams, 4)[0])
-    buffer.add(block(streams[1:2], 5)[0], ids=[1])
+    buffer.add(block(streams[1:2], 5)[0], env_ids=[1])
     index = buffer.sample(17_000, np.random.default_rng(0)).index.numpy()
     _, counts = np.unique(index, return_counts=True)
     assert len(counts) == 17
@@ -196,7 +196,7 @@ def test_memory_mapped_buffer_gives_the_same_samples(tmp_path):
 
 
 def stacked_steps(rng: np.random.Generator, k: int, length: int, end: float) -> list[dict[str, np.ndarray]]:
-    """What a frame stacker over one environment gives: repeats the first frame at a reset."""
+    """Return the steps of one environment with frame stacking, which repeats the first frame at a reset."""
 
     def frame() -> np.ndarray:
         return rng.integers(0, 255, (2, 3), np.uint8)
@@ -220,7 +220,7 @@ def stacked_steps(rng: np.random.Generator, k: int, length: int, end: float) -> 
     end=st.sampled_from([0.0, 0.2, 1.0]),
     at_once=st.booleans(),
 )
-def test_rebuilt_frame_stacks_equal_the_stacks_that_came_in(seed, k, capacity, end, at_once):
+def test_rebuilt_frame_stacks_equal_the_added_ones(seed, k, capacity, end, at_once):
     spec = {**SIMPLE, "obs": Field((k, 2, 3), U8)}
     rows = stacked_steps(np.random.default_rng(seed), k, 40, end)
     buffer = Buffer(spec, capacity, frame_stack=k)
@@ -234,18 +234,18 @@ def test_rebuilt_frame_stacks_equal_the_stacks_that_came_in(seed, k, capacity, e
     for i, position in enumerate(batch.index.tolist()):
         for name in fields:
             assert_equal(getattr(batch, name)[i], rows[position][name])
-    # the rows that may be drawn are those whose frames are all there: back to the oldest row or an episode's first
+    # only rows whose frames are all stored can be sampled, back to the oldest row or the first of the episode
     oldest = 40 - capacity
     ended = [bool(row["terminated"] | row["truncated"]) for row in rows]
-    allowed = {p for p in range(oldest, 40) if p - k + 1 >= oldest or any(ended[max(oldest, p - k + 1) - 1 : p])}
-    whole = {p for p in allowed if all(s >= oldest for s in frames_of(ended, p, k))}
-    assert set(batch.index.tolist()) <= whole
-    index = buffer.storage.all()
-    assert set(index[buffer.storage.allowed(index, 0)].tolist()) == whole
+    recent = {p for p in range(oldest, 40) if p - k + 1 >= oldest or any(ended[max(oldest, p - k + 1) - 1 : p])}
+    complete = {p for p in recent if all(s >= oldest for s in frames_of(ended, p, k))}
+    assert set(batch.index.tolist()) <= complete
+    index = buffer.ring.indices()
+    assert set(index[buffer.ring.is_complete(index, 0)].tolist()) == complete
 
 
 def frames_of(ended: list[bool], position: int, k: int) -> list[int]:
-    """Positions of the frames in a stack."""
+    """Return the positions of the frames in a stack."""
     rows = [position]
     while len(rows) < k and rows[-1] > 0 and not ended[rows[-1] - 1]:
         rows.append(rows[-1] - 1)
@@ -255,10 +255,10 @@ def frames_of(ended: list[bool], position: int, k: int) -> list[int]:
 def test_frames_are_stored_once():
     spec = {**SIMPLE, "obs": Field((4, 84, 84), U8)}
     buffer = Buffer(spec, 100, frame_stack=4)
-    assert buffer.storage.table.arrays["obs"][0].nbytes == 101 * 84 * 84
+    assert buffer.ring.store.arrays["obs"][0].nbytes == 101 * 84 * 84
 
 
-def test_stacks_that_cannot_be_rebuilt_are_refused():
+def test_stacks_that_cannot_be_rebuilt_are_rejected():
     buffer = Buffer({**SIMPLE, "obs": Field((2, 1), F32)}, 8, frame_stack=2)
     flags = {"reward": np.zeros(1), "terminated": np.zeros(1, bool), "truncated": np.zeros(1, bool)}
     with pytest.raises(UserError, match="first frame repeated"):
@@ -268,10 +268,10 @@ def test_stacks_that_cannot_be_rebuilt_are_refused():
         Buffer({**SIMPLE, "obs": Field((2, 1), F32)}, 8, frame_stack=3)
 
 
-def test_more_than_the_memory_holds_is_told_with_what_to_do() -> None:
+def test_too_large_a_buffer_is_rejected_with_advice() -> None:
     from zhixing.buffers.fields import ArrayStore
 
-    # 10^9 pictures of 1 MiB each: 2^20 * (10^9 + 1) / 2^30 = 976,563 GiB
+    # 10^9 images of 1 MiB each: 2^20 * (10^9 + 1) / 2^30 = 976,563 GiB
     spec = {"obs": Field((1024, 1024), np.dtype(np.uint8))}
     with pytest.raises(UserError, match=r"1,000,000,000 steps of 'obs' take 976563 GiB.*replay\.on_disk=true"):
         ArrayStore(spec, 1_000_000_001)

@@ -1,4 +1,4 @@
-"""The rows of a collect: what follows them, and the true last observations."""
+"""Rollouts: rows, their successors, and the final observations of episodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPEC = {"obs": {"x": NUMBER}, "mask": Field((2,), np.dtype(bool)), "reward": NUM
 
 
 def filled(steps: int = 3) -> Rollout:
-    """Observation 10 t + n."""
+    """Return a rollout with the observations 10 t + n."""
     rollout = Rollout(SPEC, steps, 2)
     for t in range(steps + 1):
         rollout.write(t, obs={"x": np.array([10 * t, 10 * t + 1])}, mask=np.array([[t % 2, 1]] * 2, bool))
@@ -29,59 +29,59 @@ def test_next_observation_is_the_next_row() -> None:
     assert batch.reward.tolist() == [[0, 0], [1, -1], [2, -2]]
 
 
-def test_true_last_observations_take_the_place_of_the_next_row() -> None:
+def test_final_observations_replace_the_next_row() -> None:
     rollout = filled()
-    rollout.write_last(1, np.array([1]), "obs", {"x": np.array([-1.0, 99.0])})
-    rollout.write_last(1, np.array([1]), "mask", np.array([[True, True], [False, False]]))
-    rollout.write_last(2, np.array([0, 1]), "obs", {"x": np.array([77.0, 88.0])})
+    rollout.write_final(1, np.array([1]), "obs", {"x": np.array([-1.0, 99.0])})
+    rollout.write_final(1, np.array([1]), "mask", np.array([[True, True], [False, False]]))
+    rollout.write_final(2, np.array([0, 1]), "obs", {"x": np.array([77.0, 88.0])})
     batch = rollout.batch()
     assert batch.next_obs["x"].tolist() == [[10, 11], [20, 99], [77, 88]]
     assert batch.next_mask[1].tolist() == [[False, True], [False, False]]
-    assert batch.obs["x"].tolist() == [[0, 1], [10, 11], [20, 21]]  # the first of the next episode stays
+    assert batch.obs["x"].tolist() == [[0, 1], [10, 11], [20, 21]]  # the first observation of the next episode stays
 
 
-def test_last_observations_are_copied_when_written() -> None:
-    rollout, live = filled(), np.array([5.0, 6.0])
-    rollout.write_last(0, np.array([0]), "obs", {"x": live})
-    live[:] = 0.0  # the environment goes on in the same memory
+def test_final_observations_are_copied() -> None:
+    rollout, obs = filled(), np.array([5.0, 6.0])
+    rollout.write_final(0, np.array([0]), "obs", {"x": obs})
+    obs[:] = 0.0  # the environment reuses its array
     assert rollout.batch().next_obs["x"][0].tolist() == [5.0, 11.0]
 
 
-def test_next_observations_are_put_together_only_when_read() -> None:
+def test_next_observations_are_assembled_only_when_read() -> None:
     rollout = filled()
     batch = rollout.batch()
     assert "next_obs=<not read yet>" in repr(batch)
-    rollout.write_last(0, np.array([1]), "obs", {"x": np.array([0.0, 42.0])})
+    rollout.write_final(0, np.array([1]), "obs", {"x": np.array([0.0, 42.0])})
     assert batch.next_obs["x"][0].tolist() == [10.0, 42.0]
     assert batch.next_obs is batch.next_obs
 
 
-def test_a_part_of_the_rows_has_its_own_last_successor() -> None:
+def test_a_shorter_batch_has_its_own_successors() -> None:
     batch = filled(4).batch(num_steps=2)
     assert len(batch) == 2
     assert batch.next_obs["x"].tolist() == [[10, 11], [20, 21]]
 
 
-def test_clear_forgets_the_last_observations() -> None:
+def test_clear_discards_final_observations() -> None:
     rollout = filled()
-    rollout.write_last(0, np.array([0]), "obs", {"x": np.array([5.0, 6.0])})
+    rollout.write_final(0, np.array([0]), "obs", {"x": np.array([5.0, 6.0])})
     rollout.clear()
     assert rollout.batch().next_obs["x"][0].tolist() == [10.0, 11.0]
 
 
-def test_a_larger_rollout_takes_over_rows_and_last_observations() -> None:
+def test_a_longer_rollout_copies_rows_and_final_observations() -> None:
     old = filled(2)
-    old.write_last(1, np.array([0]), "obs", {"x": np.array([99.0, 0.0])})
+    old.write_final(1, np.array([0]), "obs", {"x": np.array([99.0, 0.0])})
     new = Rollout(SPEC, 4, 2)
-    new.take(old)
+    new.copy_from(old)
     new.write(3, obs={"x": np.array([30, 31])}, mask=np.ones((2, 2), bool))
     batch = new.batch(num_steps=3)
-    assert batch.obs["x"].tolist() == [[0, 1], [10, 11], [20, 21]]  # with the row that is shown but not acted on yet
+    assert batch.obs["x"].tolist() == [[0, 1], [10, 11], [20, 21]]  # with the observation of the step to come
     assert batch.next_obs["x"].tolist() == [[10, 11], [99, 21], [30, 31]]
     assert batch.reward[:2].tolist() == [[0, 0], [1, -1]]
 
 
-def test_memory_is_written_again() -> None:
+def test_arrays_are_reused() -> None:
     rollout = filled()
     batch = rollout.batch()
     rollout.write(0, obs={"x": np.array([5.0, 6.0])})
@@ -89,7 +89,7 @@ def test_memory_is_written_again() -> None:
     assert np.shares_memory(batch.obs["x"], rollout.arrays["obs"]["x"])
 
 
-def test_tuples_of_memory_are_kept_too() -> None:
+def test_tuples_of_hidden_state_are_stored() -> None:
     rollout = Rollout({"hidden": (NUMBER, NUMBER)}, 2, 1)
     rollout.write(0, hidden=(np.array([1.0]), np.array([2.0])))
     batch = rollout.batch()

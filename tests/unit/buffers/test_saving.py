@@ -3,7 +3,7 @@ import pytest
 import torch
 from buffer_streams import F32, SIMPLE, SPEC, Stream, assert_same_batch, block, simple, step
 
-from zhixing.buffers import Buffer, Episode, NStep, Prioritized, Reservoir, Sequence, Uniform
+from zhixing.buffers import Buffer, EpisodeView, NStep, Prioritized, SequenceView, Uniform
 from zhixing.core.batch import Batch
 from zhixing.core.tree import Field
 from zhixing.errors import UserError
@@ -11,15 +11,14 @@ from zhixing.errors import UserError
 KINDS = {
     "uniform": {"view": NStep(3, 0.9)},
     "prioritized": {"sampler": Prioritized(), "view": NStep(1, 0.9)},
-    "prioritized sequences": {"sampler": Prioritized(), "view": Sequence(3)},
-    "episodes": {"view": Episode()},
-    "reservoir": {"sampler": Reservoir(3)},
+    "prioritized sequences": {"sampler": Prioritized(), "view": SequenceView(3)},
+    "episodes": {"view": EpisodeView()},
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 class Run:
-    """A buffer in use: streams that feed it, a generator that samples it, priorities that come back."""
+    """A buffer in use: streams that fill it, a generator that samples it, and new priorities."""
 
     def __init__(self, kind: str) -> None:
         self.buffer = Buffer(SPEC, 24, 2, **KINDS[kind])
@@ -31,7 +30,7 @@ class Run:
         samples = []
         for t in range(n):
             if t % 4 == 3:
-                buffer.add(step(self.streams[1:])[0], ids=np.array([1]))
+                buffer.add(step(self.streams[1:])[0], env_ids=np.array([1]))
             else:
                 buffer.add(step(self.streams)[0])
             if t >= 8:
@@ -40,68 +39,68 @@ class Run:
         return samples
 
 
-def on_disk(state, tmp_path):
-    """A state as a checkpoint keeps it: written and read without unpickling objects."""
+def save_and_load(state, tmp_path):
+    """Return a state as a checkpoint stores it: written and read without unpickling objects."""
     torch.save(state, tmp_path / "state.pt")
     return torch.load(tmp_path / "state.pt", weights_only=True)
 
 
 @every_kind
 @pytest.mark.parametrize("before", [[0], [10], [9, 9, 30, 2, 40, 1, 1]])
-def test_loaded_buffer_goes_on_bit_for_bit(kind, before, tmp_path):
-    one, other = Run(kind), Run(kind)
+def test_loaded_buffer_continues_bit_for_bit(kind, before, tmp_path):
+    expected, run = Run(kind), Run(kind)
     for n in before:
-        one.steps(n)
-        other.steps(n)
-        state = on_disk(other.buffer.save(tmp_path / "replay"), tmp_path)
-    fresh = Buffer(SPEC, 24, 2, **KINDS[kind])
-    fresh.load(state, tmp_path / "replay")
-    assert len(fresh) == len(one.buffer)
-    for a, b in zip(one.steps(60), other.steps(60, fresh), strict=True):
+        expected.steps(n)
+        run.steps(n)
+        state = save_and_load(run.buffer.save(tmp_path / "replay"), tmp_path)
+    restored = Buffer(SPEC, 24, 2, **KINDS[kind])
+    restored.load(state, tmp_path / "replay")
+    assert len(restored) == len(expected.buffer)
+    for a, b in zip(expected.steps(60), run.steps(60, restored), strict=True):
         assert_same_batch(a, b)
 
 
 @every_kind
 def test_saving_and_loading_again_after_a_load(kind, tmp_path):
-    one, other = Run(kind), Run(kind)
-    buffer = other.buffer
+    expected, run = Run(kind), Run(kind)
+    buffer = run.buffer
     for n in (12, 5, 30, 7):
-        one.steps(n)
-        other.steps(n, buffer)
-        state = on_disk(buffer.save(tmp_path), tmp_path)
+        expected.steps(n)
+        run.steps(n, buffer)
+        state = save_and_load(buffer.save(tmp_path), tmp_path)
         Buffer.prune(tmp_path, [state])
         buffer = Buffer(SPEC, 24, 2, **KINDS[kind])
         buffer.load(state, tmp_path)
-    for a, b in zip(one.steps(20), other.steps(20, buffer), strict=True):
+    for a, b in zip(expected.steps(20), run.steps(20, buffer), strict=True):
         assert_same_batch(a, b)
 
 
 @every_kind
-def test_resuming_from_an_older_state_redoes_the_steps(kind, tmp_path):
-    run, redo = Run(kind), Run(kind)
+def test_resuming_from_an_older_state_repeats_the_steps(kind, tmp_path):
+    run, repeated = Run(kind), Run(kind)
     run.steps(15)
-    redo.steps(15)
-    older = on_disk(run.buffer.save(tmp_path), tmp_path)
+    repeated.steps(15)
+    older = save_and_load(run.buffer.save(tmp_path), tmp_path)
     expected = run.steps(9)
     run.buffer.save(tmp_path)
     run.steps(9)
     run.buffer.save(tmp_path)
-    fresh = Buffer(SPEC, 24, 2, **KINDS[kind])
-    fresh.load(older, tmp_path)
+    restored = Buffer(SPEC, 24, 2, **KINDS[kind])
+    restored.load(older, tmp_path)
     assert sorted(path.name for path in tmp_path.glob("segment*")) == ["segment-00000000.npz"]
-    for a, b in zip(expected, redo.steps(9, fresh), strict=True):
+    for a, b in zip(expected, repeated.steps(9, restored), strict=True):
         assert_same_batch(a, b)
-    assert fresh.save(tmp_path)["segments"][-1]["name"] == "segment-00000001.npz"
+    assert restored.save(tmp_path)["segments"][-1]["name"] == "segment-00000001.npz"
 
 
 @every_kind
 def test_state_dict_holds_everything(kind):
-    one, other = Run(kind), Run(kind)
-    one.steps(40)
-    other.steps(40)
-    fresh = Buffer(SPEC, 24, 2, **KINDS[kind])
-    fresh.load_state_dict(other.buffer.state_dict())
-    for a, b in zip(one.steps(40), other.steps(40, fresh), strict=True):
+    expected, run = Run(kind), Run(kind)
+    expected.steps(40)
+    run.steps(40)
+    restored = Buffer(SPEC, 24, 2, **KINDS[kind])
+    restored.load_state_dict(run.buffer.state_dict())
+    for a, b in zip(expected.steps(40), run.steps(40, restored), strict=True):
         assert_same_batch(a, b)
 
 
@@ -123,7 +122,7 @@ def test_each_transition_is_written_once(tmp_path):
         name = buffer.save(tmp_path)["segments"][-1]["name"]
         written += np.load(tmp_path / name)["index"].tolist()
     assert sorted(written) == list(range(70))
-    buffer.save(tmp_path)  # nothing is new: no file
+    buffer.save(tmp_path)  # no new rows: no new file
     assert len(list(tmp_path.iterdir())) == 5
 
 
@@ -134,14 +133,14 @@ def test_a_save_writes_at_most_the_capacity(tmp_path):
     assert len(np.load(tmp_path / state["segments"][0]["name"])["index"]) == 10
 
 
-def test_prune_keeps_what_kept_states_need(tmp_path):
+def test_prune_keeps_the_segments_that_states_need(tmp_path):
     buffer = Buffer(SPEC, 20, 2)
     streams = [Stream(0), Stream(1)]
     states = []
     for _ in range(8):
         buffer.add(block(streams, 4)[0])
         states.append(buffer.save(tmp_path))
-    # rings of 10 rows, 4 rows a save: the last 10 rows lie in the last three segments
+    # the ring holds 10 rows per environment, a save writes 4: the last 10 rows lie in the last three segments
     assert [part["name"][-5] for part in states[-1]["segments"]] == ["5", "6", "7"]
     Buffer.prune(tmp_path, states[-2:])
     assert sorted(path.name[-5] for path in tmp_path.iterdir()) == ["4", "5", "6", "7"]
@@ -151,7 +150,7 @@ def test_prune_keeps_what_kept_states_need(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
-def test_damaged_segment_is_named(tmp_path, damage):
+def test_damaged_segment_is_reported(tmp_path, damage):
     buffer = Buffer(SPEC, 20, 2)
     buffer.add(block([Stream(0), Stream(1)], 10)[0])
     state = buffer.save(tmp_path)
@@ -166,27 +165,25 @@ def test_damaged_segment_is_named(tmp_path, damage):
         Buffer(SPEC, 20, 2).load(state, tmp_path)
 
 
-def test_state_of_another_buffer_is_refused(tmp_path):
+def test_state_of_another_kind_of_buffer_is_rejected(tmp_path):
     buffer = Buffer(SPEC, 20, 2)
     buffer.add(block([Stream(0), Stream(1)], 10)[0])
     with pytest.raises(UserError, match="another kind of buffer"):
         Buffer(SPEC, 20, 3).load(buffer.save(tmp_path), tmp_path)
-    with pytest.raises(UserError, match="another kind of buffer"):
-        Buffer(SPEC, 20, sampler=Reservoir()).load_state_dict(buffer.state_dict())
     with pytest.raises(UserError, match="capacity"):
         Buffer(SPEC, 30, 2).load(buffer.save(tmp_path), tmp_path)
     with pytest.raises(UserError, match="sampler"):
         Buffer(SPEC, 20, 2, sampler=Prioritized()).load(buffer.save(tmp_path), tmp_path)
 
 
-def test_a_break_found_after_a_save_is_in_the_next_segment(tmp_path):
+def test_boundary_detected_after_a_save_is_in_the_next_segment(tmp_path):
     buffer = Buffer(SIMPLE, 10)
     buffer.add(simple([0, 1], [1]))
     buffer.save(tmp_path)
-    buffer.add(simple([5, 6], [1]))  # 5 doesn't follow 1
-    fresh = Buffer(SIMPLE, 10)
-    fresh.load(buffer.save(tmp_path), tmp_path)
-    batch = fresh.sample(20, np.random.default_rng(0))
+    buffer.add(simple([5, 6], [1]))  # 5 isn't the successor 1
+    restored = Buffer(SIMPLE, 10)
+    restored.load(buffer.save(tmp_path), tmp_path)
+    batch = restored.sample(20, np.random.default_rng(0))
     assert {*zip(batch.obs[:, 0].tolist(), batch.next_obs[:, 0].tolist(), strict=True)} == {(0, 1), (5, 6)}
 
 
@@ -197,10 +194,10 @@ def test_saving_after_clear_and_into_another_folder(tmp_path):
     buffer.clear()
     buffer.add(simple([7, 8], [1]))
     for folder in ("a", "b"):
-        fresh = Buffer(SIMPLE, 10)
-        fresh.load(buffer.save(tmp_path / folder), tmp_path / folder)
-        assert len(fresh) == 1
-        assert fresh.sample(3, np.random.default_rng(0)).obs.tolist() == [[7]] * 3
+        restored = Buffer(SIMPLE, 10)
+        restored.load(buffer.save(tmp_path / folder), tmp_path / folder)
+        assert len(restored) == 1
+        assert restored.sample(3, np.random.default_rng(0)).obs.tolist() == [[7]] * 3
 
 
 def test_frame_stacks_and_memory_maps_resume(tmp_path):
@@ -216,10 +213,10 @@ def test_frame_stacks_and_memory_maps_resume(tmp_path):
     def make(name):
         return Buffer(spec, 8, sampler=Uniform(), frame_stack=2, folder=tmp_path / name)
 
-    one = make("one")
-    one.add(part(0, 11))
-    other = make("other")
-    other.load(one.save(tmp_path / "replay"), tmp_path / "replay")
-    for buffer in (one, other):
+    original = make("original")
+    original.add(part(0, 11))
+    restored = make("restored")
+    restored.load(original.save(tmp_path / "replay"), tmp_path / "replay")
+    for buffer in (original, restored):
         buffer.add(part(11, 13))
-    assert_same_batch(*(buffer.sample(40, np.random.default_rng(0)) for buffer in (one, other)))
+    assert_same_batch(*(buffer.sample(40, np.random.default_rng(0)) for buffer in (original, restored)))

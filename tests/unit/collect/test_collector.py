@@ -89,7 +89,7 @@ class Counts(zx.Learner):
     def gradients(self, batch: zx.Batch) -> zx.Gradients:
         return zx.Gradients({}, {})
 
-    def update(self, batch: zx.Batch, **extras: zx.Batch) -> zx.Update:
+    def update(self, batch: zx.Batch) -> zx.Update:
         self.updates += 1
         return zx.Update({"reward": batch.reward.mean()})
 

@@ -84,12 +84,12 @@ def test_parts_side_by_side_are_one_rollout(short_config: Small, tmp_path: Path)
     assert isinstance(actor.crew, LocalCrew)
     alone = [worker.collect(40, "random", 0) for worker in actor.crew.workers]
     parts = [turn.part for turn in alone]
-    joined = Rollout.joined([part for part in parts if part is not None])
+    joined = Rollout.join([part for part in parts if part is not None])
     assert joined.obs.shape == (40, 5, 4)
     first = 0
     for part in parts:
         assert part is not None
-        one = Rollout.joined([part])
+        one = Rollout.join([part])
         columns = slice(first, first + one.terminated.shape[1])
         for name in ("obs", "action", "reward", "terminated", "next_obs", "logp"):
             assert np.array_equal(getattr(joined, name)[:, columns], getattr(one, name)), name
@@ -126,7 +126,7 @@ def test_a_worker_rates_its_steps_as_the_learner_would(name: str, short_config: 
     assert turn.part is not None
     assert turn.priority is not None
     assert turn.priority.shape == (6, 2)
-    batch = Rollout.joined([turn.part]).to("cpu").flatten()
+    batch = Rollout.join([turn.part]).to("cpu").flatten()
     steps = {name: getattr(batch, name) for name in ("obs", "action", "reward", "terminated", "next_obs")}
     full = zx.Batch(**steps, discount=torch.full((12,), 0.9), weight=torch.ones(12), index=torch.arange(12))
     learner.rng = torch.Generator().manual_seed(0)

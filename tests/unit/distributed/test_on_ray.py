@@ -200,7 +200,7 @@ def test_replay_is_filled_by_workers_that_rate_what_they_did(
         assert loop.buffer is not None
         priorities = loop.buffer._priorities
         assert priorities is not None
-        index = loop.buffer.storage.all()  # type: ignore[union-attr]
+        index = loop.buffer.ring.indices()
         rated.append(len(np.unique(priorities.priority[index % len(priorities.priority)])) > len(index) // 2)
 
     session.loop.callbacks.insert(0, At(100, look))

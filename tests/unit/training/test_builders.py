@@ -72,16 +72,16 @@ def test_a_failing_builder_closes_what_was_built(short_config: Small, tmp_path: 
         built.append(collector)
         return collector
 
-    def build_buffers(*args: Any, **given: Any) -> Any:
-        raise zx.UserError("no buffers today")
+    def build_buffer(*args: Any, **given: Any) -> Any:
+        raise zx.UserError("no buffer today")
 
-    with pytest.raises(zx.UserError, match="no buffers today"):
+    with pytest.raises(zx.UserError, match="no buffer today"):
         zx.Session(
             short_config("dqn", vector__backend="serial"),
             tmp_path / "run",
             quiet=True,
             build_collector=build_collector,
-            build_buffers=build_buffers,
+            build_buffer=build_buffer,
         )
     assert built[0].closed
     assert built[0].env.closed

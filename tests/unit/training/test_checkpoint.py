@@ -235,7 +235,7 @@ def test_a_damaged_replay_segment_costs_only_the_newest_checkpoint(
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, run, [_StopAt(1000)], quiet=True).run()
-    segment = max((run / "replay" / "replay").iterdir())
+    segment = max((run / "replay").iterdir())
     content = segment.read_bytes()
     if damage == "missing":
         segment.unlink()
@@ -254,7 +254,7 @@ def test_a_damaged_replay_segment_costs_only_the_newest_checkpoint(
 def test_damaged_replay_segments_of_all_checkpoints_are_told(short_config: Callable, tmp_path: Path) -> None:
     run = tmp_path / "run"
     zx.Session(short_config("dqn", "toy/match", checkpoint_every_steps=400), run, quiet=True).run()
-    for segment in (run / "replay" / "replay").iterdir():
+    for segment in (run / "replay").iterdir():
         segment.write_bytes(b"")
     with pytest.raises(UserError, match=r"replay segment .* is damaged"):
         zx.Session.resume(run, quiet=True)

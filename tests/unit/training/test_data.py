@@ -18,7 +18,7 @@ from zhixing.cli import main
 from zhixing.collect.evaluation import normalized_score
 from zhixing.report.plots.runs import read_run
 from zhixing.training.collect_data import collect_from_agent, export_replay
-from zhixing.training.data import fill
+from zhixing.training.data import fill_buffer
 
 SHORT = {"tensorboard": False, "quiet": True, "eval_episodes": 2, "num_threads": 1}
 
@@ -63,11 +63,11 @@ def test_noise_is_the_chance_of_any_action(run: Path, tmp_path: Path) -> None:
 def test_a_replay_is_recorded_whole(run: Path, tmp_path: Path) -> None:
     data = export_replay(run, str(tmp_path / "data"))
     session = zx.Session.resume(run, quiet=True)
-    ring = session.loop.buffer.storage
+    ring = session.loop.buffer.ring
     session.close()
     assert len(data) == len(ring) == 600
     rewards = np.sort(np.array(data.arrays["obs"])[:, 0])
-    assert np.array_equal(rewards, np.sort(ring.table.take("obs", ring.all()).numpy()[:, 0]))
+    assert np.array_equal(rewards, np.sort(ring.store.take("obs", ring.indices()).numpy()[:, 0]))
     # episodes end where the environments said so, and pieces only at the end of each of the three streams
     cut = data.arrays["terminated"][data.ends] | data.arrays["truncated"][data.ends]
     assert (~cut).sum() <= 3
@@ -97,7 +97,7 @@ def test_offline_counts_updates_and_steps_no_environment(random_dataset: Callabl
         "000000000060.safetensors",
         "000000000090.safetensors",
     ]
-    assert not (tmp_path / "run" / "replay" / "replay").exists() or not list((tmp_path / "run").glob("replay/*/*"))
+    assert not list((tmp_path / "run").glob("replay/*"))
     assert read_run(tmp_path / "run").offline
     assert read_run(tmp_path / "run").length == 90
 
@@ -153,7 +153,7 @@ def test_a_replay_starts_with_data_and_goes_on_online(random_dataset: Callable, 
 def test_filling_keeps_what_followed_each_step(random_dataset: Callable, columns: int) -> None:
     data = offline.open(random_dataset("CartPole-v1"))
     buffer = Buffer(data.spaces.fields(), 120, columns, view=NStep(1, 0.9))
-    fill(buffer, data, rows=17)
+    fill_buffer(buffer, data, chunk_steps=17)
     assert len(buffer) == 120
     batch = buffer.sample(500, np.random.default_rng(0))
     known = {}
@@ -189,8 +189,8 @@ def test_scores_are_told_where_the_data_has_references(run: Path, tmp_path: Path
     [
         ({"env": "Pendulum-v1"}, "observations don't fit Pendulum-v1"),
         ({"net__recurrent": "gru"}, "set net.recurrent=none"),
-        ({"episodes": 5}, "episodes=5 means nothing"),
-        ({"replay__start": "elsewhere"}, "replay.start=elsewhere means nothing"),
+        ({"episodes": 5}, "episodes=5 has no effect"),
+        ({"replay__start": "elsewhere"}, "replay.start=elsewhere has no effect"),
         ({"dataset": "nowhere"}, "nowhere"),
     ],
 )
@@ -211,11 +211,11 @@ def test_what_does_not_fit_the_data_is_refused(
 
 def test_a_data_set_is_asked_for_by_name(tmp_path: Path) -> None:
     for algorithm in ("bc", "gail"):
-        with pytest.raises(zx.UserError, match=f"{algorithm} learns from recorded experience: name it with --dataset"):
+        with pytest.raises(zx.UserError, match=f"{algorithm} trains on a dataset: name one with --dataset"):
             zx.train(algorithm, env="CartPole-v1", out=tmp_path / "run", quiet=True)
     with pytest.raises(zx.UserError, match="ppo takes no dataset: it learns from what it has just done itself"):
         zx.train("ppo", env="CartPole-v1", dataset="somewhere", out=tmp_path / "run", quiet=True)
-    with pytest.raises(zx.UserError, match="--env none is for learning from recorded experience"):
+    with pytest.raises(zx.UserError, match="--env none is for training on a dataset"):
         zx.train("ppo", env="none", out=tmp_path / "run", quiet=True)
 
 

@@ -60,7 +60,7 @@ class Counts(Learner):
     def gradients(self, batch: Batch) -> Gradients:
         return Gradients({}, {})
 
-    def update(self, batch: Batch, **further: Batch) -> Update:
+    def update(self, batch: Batch) -> Update:
         self.updates += 1
         self.sizes.append(batch.reward.numel())
         return Update({"rows": torch.tensor(float(self.updates))})
@@ -219,7 +219,7 @@ def test_priorities_go_back_to_the_rows_they_came_from() -> None:
     given = []
 
     class Wants(Counts):
-        def update(self, batch: Batch, **further: Batch) -> Update:
+        def update(self, batch: Batch) -> Update:
             given.append(batch.index.clone())
             return super().update(batch)._replace(priority=torch.zeros(4))
 

@@ -1,6 +1,6 @@
 """Builders: plain functions that make the parts of a run. `Session` calls them and takes replacements by keyword."""
 
-from zhixing.training.builders.buffers import build_buffers
+from zhixing.training.builders.buffer import build_buffer
 from zhixing.training.builders.callbacks import build_callbacks
 from zhixing.training.builders.collector import build_collector
 from zhixing.training.builders.env import build_env, build_evaluation_env, build_goal_env
@@ -8,7 +8,7 @@ from zhixing.training.builders.evaluator import build_evaluator
 from zhixing.training.builders.learner import build_learner
 
 __all__ = [
-    "build_buffers",
+    "build_buffer",
     "build_callbacks",
     "build_collector",
     "build_env",

@@ -10,7 +10,7 @@ from zhixing.envs import VectorEnv
 from zhixing.offline import Dataset
 from zhixing.search import GAMES
 from zhixing.training.builders.env import build_evaluation_env
-from zhixing.training.data import NO_ENV, check_spaces
+from zhixing.training.data import NO_ENV, check_data
 from zhixing.training.matches import MatchEvaluator, make_game
 from zhixing.training.run_folder import RunFolder
 
@@ -30,7 +30,7 @@ def build_evaluator(
     env = env or build_evaluation_env(cfg, folder)
     try:
         if data is not None:
-            check_spaces(data, env.spaces, cfg.env.name)
+            check_data(data, env.spaces, cfg.env.name)
         return Actor(policy, env, device=cfg.device)
     except BaseException:
         env.close()

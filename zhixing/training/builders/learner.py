@@ -10,7 +10,7 @@ from zhixing.core.learner import Learner
 from zhixing.core.spaces import Spaces
 from zhixing.distributed.learner_group import LearnerGroup, check_learners
 from zhixing.distributed.parameter_servers import check_servers
-from zhixing.training.data import demonstrations, expert_policy
+from zhixing.training.data import load_demonstrations, load_expert
 from zhixing.training.run_folder import RunFolder, weights_must_fit
 
 
@@ -22,9 +22,9 @@ def build_learner(cfg: RunConfig, spaces: Spaces, folder: RunFolder, *, resumed:
     device = torch.device(cfg.device)
     learner = algorithms.get(cfg.algorithm).make(cfg, spaces, device)
     if "demonstrations" in type(cfg).model_fields:
-        learner.show(demonstrations(cfg, spaces).to(device))
+        learner.show(load_demonstrations(cfg, spaces).to(device))
     if "expert" in type(cfg).model_fields:
-        learner.ask(expert_policy(cfg, spaces).to(device))
+        learner.ask(load_expert(cfg, spaces).to(device))
     if cfg.init_from is not None and not resumed:
         start = RunFolder.open(cfg.init_from)
         with weights_must_fit(start):

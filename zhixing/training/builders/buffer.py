@@ -1,0 +1,78 @@
+"""Build the replay buffer of a run."""
+
+from __future__ import annotations
+
+from zhixing.buffers import HER, Buffer, EpisodeView, NStep, Prioritized, SequenceView, Uniform, View
+from zhixing.config import OffPolicyConfig, RunConfig, SelfPlayConfig
+from zhixing.core.learner import Learner
+from zhixing.core.spaces import Spaces
+from zhixing.envs.wrappers.goals import goal_functions
+from zhixing.errors import UserError
+from zhixing.offline import Dataset
+from zhixing.training.builders.env import FewEnvs
+from zhixing.training.data import open_ring
+from zhixing.training.run_folder import RunFolder
+
+
+def build_buffer(
+    cfg: RunConfig,
+    learner: Learner,
+    spaces: Spaces,
+    folder: RunFolder,
+    *,
+    data: Dataset | None = None,
+    goal_env: FewEnvs | None = None,
+) -> Buffer | None:
+    """Build the buffer that updates sample from, or return None for on-policy algorithms.
+
+    With `data` the buffer reads a dataset. `goal_env` computes the rewards of relabeled goals.
+    """
+    if isinstance(cfg, SelfPlayConfig):
+        return Buffer(learner.fields, cfg.capacity, 1, sampler=Uniform(), view=NStep(1, cfg.gamma))
+    if not isinstance(cfg, OffPolicyConfig):
+        return None if data is None else _data_buffer(cfg, learner, data, Uniform(), NStep(1, cfg.gamma))
+    replay = cfg.replay
+    sampler = Prioritized(replay.alpha, replay.beta_start) if replay.prioritized else Uniform()
+    view = _view(cfg, learner, spaces)
+    her = None if goal_env is None else HER(*goal_functions(goal_env), replay.her_ratio)
+    if data is not None:
+        return _data_buffer(cfg, learner, data, sampler, view, her)
+    return Buffer(
+        {**spaces.fields(), **learner.fields},
+        replay.capacity,
+        cfg.num_envs,
+        sampler=sampler,
+        view=view,
+        her=her,
+        frame_stack=replay.frame_stack,
+        device=cfg.device if replay.on_device else "cpu",
+        folder=folder.path / "replay-memory" if replay.on_disk else None,
+    )
+
+
+def _view(cfg: OffPolicyConfig, learner: Learner, spaces: Spaces) -> View:
+    """Return the view for the kind of samples that the learner reads."""
+    replay = cfg.replay
+    views: dict[str, View] = {  # makes all, so invalid settings of any are rejected
+        "transitions": NStep(replay.n_step, cfg.gamma, alive_only=spaces.individual_ends),
+        "sequences": SequenceView(replay.sequence_length, replay.burn_in),
+        "episodes": EpisodeView(),
+    }
+    return views[learner.reads]
+
+
+def _data_buffer(
+    cfg: RunConfig,
+    learner: Learner,
+    data: Dataset,
+    sampler: Uniform | Prioritized,
+    view: View,
+    her: HER | None = None,
+) -> Buffer:
+    """Build a buffer that reads a dataset. Raise `UserError` if the learner needs fields that datasets lack."""
+    if learner.fields:
+        raise UserError(
+            f"{cfg.algorithm} with these settings needs the fields {', '.join(learner.fields)}, which datasets lack; "
+            f"set net.recurrent=none, or train in an environment"
+        )
+    return Buffer.from_ring(open_ring(data), sampler=sampler, view=view, her=her)
