@@ -24,12 +24,12 @@ def make(name: str = PONG, **options: Any) -> Any:
     return atari.make(name, options)
 
 
-# ------------------------------------------------------------------------------------ what needs no game
+# --- without ale-py ---
 
 
-class Counting:
-    """ALE's vector environment in small: frames are numbers that count on, episodes end after `LIMIT` steps, stacks
-    begin with black frames, and what ended begins anew in the same step."""
+class FakeAtariVectorEnv:
+    """Replaces ALE's vector environment. Frames count up, episodes end after `LIMIT` steps and restart in the same
+    step, and stacks start with black frames."""
 
     LIMIT = 6
 
@@ -42,7 +42,7 @@ class Counting:
 
     def reset(self, seed: Any) -> tuple[Any, dict[str, Any]]:
         self.seeds.append(seed)
-        self.steps = np.arange(self.num)  # they end one after the other
+        self.steps = np.arange(self.num)  # episodes end one after the other
         self.frames[:] = 0
         self.frames[:, -1] = (100 + 10 * np.arange(self.num))[:, None, None]
         return self.frames.copy(), {}
@@ -63,32 +63,32 @@ class Counting:
 
 
 @pytest.fixture
-def counting(monkeypatch: pytest.MonkeyPatch) -> type[atari.NativeAtari]:
+def native_pong(monkeypatch: pytest.MonkeyPatch) -> type[atari.NativeAtari]:
     module = ModuleType("ale_py.vector_env")
-    module.AtariVectorEnv = Counting  # type: ignore[attr-defined]
+    module.AtariVectorEnv = FakeAtariVectorEnv  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ale_py", ModuleType("ale_py"))
     monkeypatch.setitem(sys.modules, "ale_py.vector_env", module)
     monkeypatch.setattr(atari, "games", lambda: {PONG: "pong"})
     return type("NativePong", (atari.NativeAtari,), {"name": PONG})
 
 
-def test_native_stacks_begin_with_the_first_picture_repeated(counting: Any) -> None:
-    task = counting(2, size=[3, 5])
-    assert task.spaces.obs.shape == (STACK, 3, 5)
-    obs, info = task.reset(1)
+def test_native_stacks_start_with_the_first_frame_repeated(native_pong: Any) -> None:
+    env = native_pong(2, size=[3, 5])
+    assert env.spaces.obs.shape == (STACK, 3, 5)
+    obs, info = env.reset(1)
     assert info == {}
     assert obs[..., 0, 0].tolist() == [[100] * 4, [110] * 4]
-    wanted = [  # the newest frames of each environment, and how its episodes go on
+    expected_frames = [  # the stacks of both environments after every step
         ([100, 100, 100, 101], [110, 110, 110, 111]),
         ([100, 100, 101, 102], [110, 110, 111, 112]),
         ([100, 101, 102, 103], [110, 111, 112, 113]),
         ([101, 102, 103, 104], [111, 112, 113, 114]),
-        ([102, 103, 104, 105], [200, 200, 200, 200]),  # the second one ended: it had begun a step earlier
+        ([102, 103, 104, 105], [200, 200, 200, 200]),  # the second episode ended, one step before the first
         ([200, 200, 200, 200], [200, 200, 200, 201]),
         ([200, 200, 200, 201], [200, 200, 201, 202]),
     ]
-    for step, frames in enumerate(wanted):
-        obs, reward, terminated, truncated, info = task.step(np.array([2, 0]))
+    for step, frames in enumerate(expected_frames):
+        obs, reward, terminated, truncated, info = env.step(np.array([2, 0]))
         assert tuple(obs[..., 0, 0].tolist()) == frames
         assert (reward.tolist(), reward.dtype) == ([2.0, 0.0], np.float32)
         assert terminated.tolist() == [step == 5, step == 4]
@@ -96,39 +96,39 @@ def test_native_stacks_begin_with_the_first_picture_repeated(counting: Any) -> N
         assert list(info.get("final_info", {})) == ([1] if step == 4 else [0] if step == 5 else [])
         if step == 4:
             assert info["final_obs"][1, :, 0, 0].tolist() == [112, 113, 114, 115]
-    task.close()
+    env.close()
 
 
-def test_native_last_picture_of_a_short_episode_is_filled_too(counting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Counting, "LIMIT", 2)
-    task = counting(1)
-    task.reset(0)
-    task.step(np.array([0]))
-    *_, info = task.step(np.array([0]))
+def test_native_final_stack_of_a_short_episode_is_filled(native_pong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeAtariVectorEnv, "LIMIT", 2)
+    env = native_pong(1)
+    env.reset(0)
+    env.step(np.array([0]))
+    *_, info = env.step(np.array([0]))
     assert info["final_obs"][0, :, 0, 0].tolist() == [100, 100, 101, 102]
 
 
-def test_native_games_that_are_loaded_begin_anew_and_alike(counting: Any) -> None:
-    task = counting(3)
-    task.reset(1)
-    saved = task.state_dict()
+def test_native_env_loads_a_state_by_starting_the_same_new_episodes(native_pong: Any) -> None:
+    env = native_pong(3)
+    env.reset(1)
+    state = env.state_dict()
     for _ in range(2):
-        obs, _ = task.load_state_dict(saved)
+        obs, _ = env.load_state_dict(state)
         assert obs[:, 0, 0, 0].tolist() == [100, 110, 120]
-    assert task.inexact == [0, 1, 2]
-    first, second, third = task.env.seeds
+    assert env.inexact == [0, 1, 2]
+    first, second, third = env.env.seeds
     assert second.tolist() == third.tolist() != first.tolist()
 
 
-def test_native_takes_the_settings_by_their_names(counting: Any) -> None:
-    task = counting(1, skip=3, pool="last", sticky=0.5, noops=7, clip_reward=True, max_episode_steps=100)
-    chosen = task.env.settings
-    assert (chosen["frameskip"], chosen["maxpool"], chosen["repeat_action_probability"]) == (3, False, 0.5)
-    assert (chosen["noop_max"], chosen["reward_clipping"], chosen["max_num_frames_per_episode"]) == (7, True, 300)
-    assert chosen["use_fire_reset"] is False
-    assert counting(1, max_episode_steps=None).env.settings["max_num_frames_per_episode"] == 2**31 - 1
-    with pytest.raises(UserError, match="native ALE/Pong-v5 needs a size"):
-        counting(1, size=None)
+def test_native_options_are_passed_to_ale(native_pong: Any) -> None:
+    env = native_pong(1, skip=3, pool="last", sticky=0.5, noops=7, clip_reward=True, max_episode_steps=100)
+    settings = env.env.settings
+    assert (settings["frameskip"], settings["maxpool"], settings["repeat_action_probability"]) == (3, False, 0.5)
+    assert (settings["noop_max"], settings["reward_clipping"], settings["max_num_frames_per_episode"]) == (7, True, 300)
+    assert settings["use_fire_reset"] is False
+    assert native_pong(1, max_episode_steps=None).env.settings["max_num_frames_per_episode"] == 2**31 - 1
+    with pytest.raises(UserError, match=r"ALE/Pong-v5: env.size=null isn't available with vector.backend=native"):
+        native_pong(1, size=None)
 
 
 def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,41 +145,41 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
         assert str(caught.value) == f"{PONG} needs the extra 'atari': {install_hint('atari')}"
 
 
-def test_wrong_options_are_told() -> None:
+def test_invalid_options_are_rejected() -> None:
     with pytest.raises(UserError, match=r"ALE/Pong-v5 has no option 'frameskip', allowed: full_action_space, .*'skip'"):
         atari.make(PONG, {"frameskip": 2})
 
 
-# ------------------------------------------------------------------------------------ the games themselves
+# --- with ale-py ---
 
 
-def test_names_are_those_of_the_package() -> None:
+def test_names_are_those_of_ale_py() -> None:
     ale_py = pytest.importorskip("ale_py")
     gym.register_envs(ale_py)
     assert set(atari.names()) == {id for id in gym.registry if id.startswith("ALE/")}
     assert not atari.supports("ALE/Pingpong-v5")
 
 
-def test_pictures_and_rewards_are_those_of_the_usual_preparation() -> None:
+def test_observations_and_rewards_equal_gymnasiums_preprocessing() -> None:
     ale_py = pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
     gym.register_envs(ale_py)
-    plain = gym.make(PONG, frameskip=1, repeat_action_probability=0.0)
-    usual = gym.wrappers.AtariPreprocessing(plain, noop_max=0, frame_skip=4, screen_size=84)
-    usual = gym.wrappers.FrameStackObservation(usual, STACK)
-    ours = make(sticky=0.0, noops=0)
-    assert ours.observation_space == usual.observation_space
+    reference = gym.make(PONG, frameskip=1, repeat_action_probability=0.0)
+    reference = gym.wrappers.AtariPreprocessing(reference, noop_max=0, frame_skip=4, screen_size=84)
+    reference = gym.wrappers.FrameStackObservation(reference, STACK)
+    env = make(sticky=0.0, noops=0)
+    assert env.observation_space == reference.observation_space
     rng = np.random.default_rng(0)
-    seen, _ = ours.reset(seed=0)
-    wanted, _ = usual.reset(seed=0)
-    np.testing.assert_array_equal(seen[-1], wanted[-1])
+    obs, _ = env.reset(seed=0)
+    expected_obs, _ = reference.reset(seed=0)
+    np.testing.assert_array_equal(obs[-1], expected_obs[-1])
     total = 0.0
     for _ in range(150):
         action = int(rng.integers(6))
-        seen, reward, *ends, _ = ours.step(action)
-        wanted, its_reward, *its_ends, _ = usual.step(action)
-        np.testing.assert_array_equal(seen, wanted)
-        assert (reward, ends) == (its_reward, its_ends)
+        obs, reward, *ends, _ = env.step(action)
+        expected_obs, expected_reward, *expected_ends, _ = reference.step(action)
+        np.testing.assert_array_equal(obs, expected_obs)
+        assert (reward, ends) == (expected_reward, expected_ends)
         total += reward
     assert total <= -2.0  # some points were lost
 
@@ -195,13 +195,13 @@ def test_defaults_and_actions() -> None:
     assert env.metadata["render_fps"] == 15
     assert make(grey=False).observation_space.shape == (12, 84, 84)
     assert make(render_mode="rgb_array").render().shape == (210, 160, 3)
-    with pytest.raises(UserError, match="ALE/Pong-v5: difficulty=7 is none of 0, 1"):
+    with pytest.raises(UserError, match=r"ALE/Pong-v5: env.difficulty=7: allowed are 0, 1"):
         make(difficulty=7)
     make(mode=0, difficulty=1)
 
 
-def test_a_seed_begins_the_very_first_game_whatever_was_before() -> None:
-    """Beam Rider begins differently after another game."""
+def test_reset_with_a_seed_does_not_depend_on_earlier_episodes() -> None:
+    """Without reloading its ROM, Beam Rider starts differently after another episode."""
     env = make("ALE/BeamRider-v5", size=None, stack=1)
 
     def play() -> list[Any]:
@@ -217,7 +217,7 @@ def test_a_seed_begins_the_very_first_game_whatever_was_before() -> None:
     ("name", "options"),
     [(PONG, {"max_episode_steps": 45}), ("ALE/Breakout-v5", {"end_on_life_loss": True, "clip_reward": True})],
 )
-def test_exact_continuation_from_a_saved_state(name: str, options: dict[str, Any]) -> None:
+def test_state_is_restored_exactly(name: str, options: dict[str, Any]) -> None:
     pytest.importorskip("ale_py")
     first, second = (make_vector(name, 2, "serial", options=options) for _ in range(2))
     rng = np.random.default_rng(0)
@@ -228,17 +228,17 @@ def test_exact_continuation_from_a_saved_state(name: str, options: dict[str, Any
     obs, _ = second.load_state_dict(first.state_dict())
     assert second.inexact == []
     np.testing.assert_array_equal(obs, first.buffers.obs)
-    ends = 0
+    num_ends = 0
     for _ in range(70):
         actions = rng.integers(0, 4, 2)
-        mine, its = first.step(actions), second.step(actions)
-        for one, other in zip(mine[:4], its[:4], strict=True):
-            assert one.tobytes() == other.tobytes()
-        ends += int((mine[2] | mine[3]).sum())
-    assert ends >= 2
+        expected_step, step = first.step(actions), second.step(actions)
+        for expected, actual in zip(expected_step[:4], step[:4], strict=True):
+            assert actual.tobytes() == expected.tobytes()
+        num_ends += int((step[2] | step[3]).sum())
+    assert num_ends >= 2
 
 
-def test_native_games_are_those_of_the_other_back_ends() -> None:
+def test_native_games_equal_serial_games() -> None:
     pytest.importorskip("ale_py")
     options = {"sticky": 0.0, "noops": 0, "max_episode_steps": 40}
     native, serial = (make_vector(PONG, 2, backend, options=options) for backend in ("native", "serial"))
@@ -249,16 +249,16 @@ def test_native_games_are_those_of_the_other_back_ends() -> None:
     for _ in range(100):
         actions = rng.integers(0, 6, 2)
         obs, reward, terminated, truncated, info = native.step(actions)
-        its_obs, its_reward, its_terminated, its_truncated, its_info = serial.step(actions)
-        np.testing.assert_array_equal(obs, its_obs)
-        assert (reward.tolist(), reward.dtype) == (its_reward.tolist(), np.float32)
-        assert (terminated.tolist(), truncated.tolist()) == (its_terminated.tolist(), its_truncated.tolist())
+        expected_obs, expected_reward, expected_terminated, expected_truncated, expected_info = serial.step(actions)
+        np.testing.assert_array_equal(obs, expected_obs)
+        assert (reward.tolist(), reward.dtype) == (expected_reward.tolist(), np.float32)
+        assert (terminated.tolist(), truncated.tolist()) == (expected_terminated.tolist(), expected_truncated.tolist())
         if truncated.any():
             ends += 1
-            assert sorted(info["final_info"]) == sorted(its_info["final_info"]) == [0, 1]
-            different = info["final_obs"] != its_info["final_obs"]
-            assert not different[:, :-1].any()
-            assert different.mean() < 0.01  # of the very last frame ALE shows an earlier part
+            assert sorted(info["final_info"]) == sorted(expected_info["final_info"]) == [0, 1]
+            differs = info["final_obs"] != expected_info["final_obs"]
+            assert not differs[:, :-1].any()
+            assert differs.mean() < 0.01  # ALE's last frame is slightly older
             assert (obs == obs[:, -1:]).all()
     assert ends == 2
     state = native.state_dict()

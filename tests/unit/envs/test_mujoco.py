@@ -15,10 +15,10 @@ from zhixing.envs.wrappers import headless
 from zhixing.errors import UserError
 from zhixing.utils.extras import install_hint
 
-TASKS = ("HalfCheetah-v5", "Ant-v5", "Hopper-v5", "Humanoid-v5", "Pusher-v5", "InvertedDoublePendulum-v5")
+ENVS = ("HalfCheetah-v5", "Ant-v5", "Hopper-v5", "Humanoid-v5", "Pusher-v5", "InvertedDoublePendulum-v5")
 
 
-def refusal(name: str, **options: Any) -> str:
+def error_of(name: str, **options: Any) -> str:
     with pytest.raises(UserError) as caught:
         make(name, **options)
     return str(caught.value)
@@ -28,11 +28,11 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in [name for name in sys.modules if name.startswith(("gymnasium.envs.mujoco", "mujoco"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mujoco", None)
-    assert refusal("Hopper-v5") == f"Hopper-v5 needs the extra 'mujoco': {install_hint('mujoco')}"
+    assert error_of("Hopper-v5") == f"Hopper-v5 needs the extra 'mujoco': {install_hint('mujoco')}"
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_exact_continuation_from_a_saved_state(name: str) -> None:
+@pytest.mark.parametrize("name", ENVS)
+def test_state_is_restored_exactly(name: str) -> None:
     pytest.importorskip("mujoco")
     first, second = (make_vector(name, 1, "serial", options={"max_episode_steps": 40}) for _ in range(2))
     rng = np.random.default_rng(0)
@@ -44,18 +44,18 @@ def test_exact_continuation_from_a_saved_state(name: str) -> None:
             first.step(rng.uniform(space.low, space.high)[None])
         second.load_state_dict(first.state_dict())
         assert second.inexact == []
-        ends = 0
-        for _ in range(60):  # over an end
+        num_ends = 0
+        for _ in range(60):  # past the end of an episode
             action = rng.uniform(space.low, space.high)[None]
-            mine, its = first.step(action), second.step(action)
-            for one, other in zip(mine[:4], its[:4], strict=True):
-                assert one.tobytes() == other.tobytes()
-            ends += int((mine[2] | mine[3]).sum())
-        assert ends >= 1
+            expected_step, step = first.step(action), second.step(action)
+            for expected, actual in zip(expected_step[:4], step[:4], strict=True):
+                assert actual.tobytes() == expected.tobytes()
+            num_ends += int((step[2] | step[3]).sum())
+        assert num_ends >= 1
 
 
-def test_what_older_runs_saved_begins_anew() -> None:
-    """They replayed their actions and have no state of the task."""
+def test_checkpoint_without_an_env_state_starts_a_new_episode() -> None:
+    """Checkpoints of older runs contain only actions to replay."""
     pytest.importorskip("mujoco")
     env = make_vector("Hopper-v5", 1, "serial")
     env.reset(seed=0)
@@ -65,38 +65,38 @@ def test_what_older_runs_saved_begins_anew() -> None:
     assert env.inexact == [0]
 
 
-def test_pixels_follow_the_body_and_can_be_saved() -> None:
+def test_pixel_observations_are_restored_exactly() -> None:
     pytest.importorskip("mujoco")
     if not headless.has_egl():
         pytest.skip(headless.INSTALL)
-    for name in ("Hopper-v5", "InvertedPendulum-v5"):  # with a camera that follows, and without
-        env, other = (make(name, obs="pixels", size=32, stack=2) for _ in range(2))
-        obs, _ = env.reset(seed=0)
+    for name in ("Hopper-v5", "InvertedPendulum-v5"):  # with a tracking camera, and with a fixed one
+        first, second = (make(name, obs="pixels", size=32, stack=2) for _ in range(2))
+        obs, _ = first.reset(seed=0)
         assert (obs.shape, obs.dtype) == ((6, 32, 32), np.uint8)
-        env.step(env.action_space.high)
-        other.load_state_dict(env.state_dict())
+        first.step(first.action_space.high)
+        second.load_state_dict(first.state_dict())
         for _ in range(3):
-            mine, its = env.step(env.action_space.low), other.step(env.action_space.low)
-            np.testing.assert_array_equal(mine[0], its[0])
-            assert mine[1:4] == its[1:4]
+            expected, actual = first.step(first.action_space.low), second.step(first.action_space.low)
+            np.testing.assert_array_equal(actual[0], expected[0])
+            assert actual[1:4] == expected[1:4]
 
 
-def test_wrong_options_are_told() -> None:
-    wrong = {
-        "Hopper-v5: obs='ram' is none of state, pixels": {"obs": "ram"},
-        "Hopper-v5: size, stack go with obs=pixels, which is not set": {"size": 32, "stack": 3},
+def test_invalid_options_are_rejected() -> None:
+    invalid_options = {
+        "Hopper-v5: env.obs='ram': allowed are state, pixels": {"obs": "ram"},
+        "Hopper-v5: size, stack need env.obs=pixels": {"size": 32, "stack": 3},
     }
-    for message, options in wrong.items():
+    for message, options in invalid_options.items():
         with pytest.raises(UserError) as caught:
             mujoco_v5.make("Hopper-v5", options)
         assert str(caught.value) == message
     pytest.importorskip("mujoco")
-    assert "Hopper-v5 has no option 'frames', allowed: " in refusal("Hopper-v5", frames=2)
-    assert "obs, size, grey, stack" in refusal("Hopper-v5", frames=2)
+    assert "Hopper-v5 has no option 'frames', allowed: " in error_of("Hopper-v5", frames=2)
+    assert "obs, size, grey, stack" in error_of("Hopper-v5", frames=2)
 
 
-class Drawn(gym.Env[Any, Any]):
-    """Counts, and draws its count and where its camera looks."""
+class CountingEnv(gym.Env[Any, Any]):
+    """Counts steps and renders the count plus the point that its camera looks at."""
 
     render_mode = "rgb_array"
     observation_space = Box(0.0, 9.0, (1,))
@@ -127,12 +127,12 @@ class Drawn(gym.Env[Any, Any]):
         self.count = state["count"]
 
 
-def test_pictures_take_the_place_of_numbers_and_keep_where_the_camera_looks() -> None:
-    env, other = (mujoco_v5.Seen(Drawn(), "drawn", 8) for _ in range(2))
+def test_images_replace_observations_and_the_camera_is_restored() -> None:
+    env, other = (mujoco_v5.PixelObservation(CountingEnv(), "counting", 8) for _ in range(2))
     obs, _ = env.reset(seed=0)
     assert env.observation_space.contains(obs)
     assert [int(env.step(None)[0][0, 0, 0]) for _ in range(2)] == [1, 2]
-    other.load_state_dict(env.state_dict())  # its first picture is drawn only now, with the count at 2
+    other.load_state_dict(env.state_dict())  # `other` renders its first image only now, at count 2
     obs, reward, terminated, _, _ = other.step(None)
     assert (int(obs[0, 0, 0]), reward, terminated) == (3, 1.0, True)
 
@@ -146,11 +146,11 @@ def test_pictures_take_the_place_of_numbers_and_keep_where_the_camera_looks() ->
         *((learner, "Ant-v5") for learner in ("ppo", "sac", "td3", "ddpg")),
     ],
 )
-def test_presets_of_these_families_are_valid(learner: str, name: str) -> None:
+def test_presets_are_valid(learner: str, name: str) -> None:
     from zhixing import config
 
-    found = config.preset(learner, name)
+    preset = config.preset(learner, name)
     cfg = config.load(algorithm=learner, env=name)
-    assert cfg.env_steps == found["env_steps"]
+    assert cfg.env_steps == preset["env_steps"]
     assert cfg.env.name == name
-    assert cfg.env.options == found.get("env", {})
+    assert cfg.env.options == preset.get("env", {})

@@ -1,8 +1,8 @@
-"""Atari games (package ale-py) as agents are usually compared on them: `ALE/Pong-v5`, under Gymnasium's ids.
+"""Atari games (package ale-py) under Gymnasium's ids: `ALE/Pong-v5`.
 
-The usual preparation is the default (Machado et al., 2018): each action for 4 frames, of which the last two are laid
-over each other, grey, 84 by 84, 4 of these stacked, up to 30 frames of nothing at the start, and a chance of 1/4 that a
-frame takes the action of the frame before. Lost lives don't end an episode and rewards aren't clipped unless asked for.
+The defaults are the standard preprocessing (Machado et al., 2018): frame skip 4, max-pooling over the last two frames,
+grayscale, 84 x 84, frame stack 4, up to 30 no-op frames at the start, and sticky actions with probability 0.25. By
+default, a lost life doesn't end an episode and rewards aren't clipped.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from zhixing.errors import UserError
 from zhixing.utils.extras import require_extra
 
 NAME = re.compile(r"ALE/\w+-v5")
-FOR_TWO = {"combat", "joust", "maze_craze", "warlords"}  # games that one player can't play
+TWO_PLAYER = {"combat", "joust", "maze_craze", "warlords"}  # games that need two players
 
 
 @cache
 def games() -> dict[str, str]:
-    """Names to the ROMs that the package holds; nothing without it. Found without importing it."""
+    """Return the ROM of each environment name, without importing ale-py; empty if ale-py isn't installed."""
     spec = find_spec("ale_py")
     folders = [] if spec is None else spec.submodule_search_locations or []
-    found = {file.stem for folder in folders for file in Path(folder, "roms").glob("*.bin")} - FOR_TWO
-    return {f"ALE/{rom.title().replace('_', '')}-v5": rom for rom in sorted(found)}
+    roms = {file.stem for folder in folders for file in Path(folder, "roms").glob("*.bin")} - TWO_PLAYER
+    return {f"ALE/{rom.title().replace('_', '')}-v5": rom for rom in sorted(roms)}
 
 
 def names() -> list[str]:
@@ -45,17 +45,17 @@ def names() -> list[str]:
 
 
 def supports(name: str) -> bool:
-    """Without the package any name may be right: `make` then says what is missing."""
+    """Accept any id of the right form if ale-py isn't installed; `make` then names the missing package."""
     return name in games() or (not games() and NAME.fullmatch(name) is not None)
 
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
-    constructor = partial(prepared, name)
+    constructor = partial(make_preprocessed, name)
     env: gym.Env[Any, Any] = built(name, constructor, options, named=constructor)
     return env
 
 
-def prepared(
+def make_preprocessed(
     name: str,
     /,
     full_action_space: bool = False,
@@ -74,9 +74,9 @@ def prepared(
     stack: int = 4,
     render_mode: str | None = None,
 ) -> gym.Env[Any, Any]:
-    """A game as agents see it. 27 000 steps of 4 frames are half an hour of play."""
+    """Return a preprocessed game. The default time limit of 27,000 steps of 4 frames is half an hour of play."""
     return wrap_pixels(
-        Game(name, full_action_space, mode, difficulty, grey, render_mode),
+        AtariEnv(name, full_action_space, mode, difficulty, grey, render_mode),
         skip=skip,
         pool=pool,
         sticky=sticky,
@@ -91,8 +91,8 @@ def prepared(
     )
 
 
-class Game(gym.Env[Any, Any]):
-    """A game frame by frame; the screen is grey as the emulator itself makes it, or in colours."""
+class AtariEnv(gym.Env[Any, Any]):
+    """A game with one frame per step. The screen is ALE's grayscale, or RGB."""
 
     metadata = {  # noqa: RUF012  (as in gym.Env)
         "render_modes": ["rgb_array"],
@@ -114,10 +114,10 @@ class Game(gym.Env[Any, Any]):
         self.ale_py: Any = ale_py
         self.rom = self.ale_py.roms.get_rom_path(games()[name])
         self.mode, self.difficulty, self.grey, self.render_mode = mode, difficulty, grey, render_mode
-        self.ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # before the first one greets
+        self.ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # before the first ALE prints its banner
         self.ale = self.ale_py.ALEInterface()
-        self.ale.setFloat("repeat_action_probability", 0.0)  # `sticky` draws from our own generator
-        self._load(name)
+        self.ale.setFloat("repeat_action_probability", 0.0)  # `sticky` uses the env's generator instead
+        self._load_rom(name)
         ale = self.ale
         self.actions = ale.getLegalActionSet() if full_action_space else ale.getMinimalActionSet()
         self.action_space = Discrete(len(self.actions))
@@ -125,23 +125,23 @@ class Game(gym.Env[Any, Any]):
         self.observation_space = Box(0, 255, tuple(shape), np.uint8)
         self.name = name
 
-    def _load(self, name: str) -> None:
+    def _load_rom(self, name: str) -> None:
         self.ale.loadROM(self.rom)
-        for what, value, allowed, choose in (
+        for option, value, allowed, set_value in (
             ("mode", self.mode, self.ale.getAvailableModes(), self.ale.setMode),
             ("difficulty", self.difficulty, self.ale.getAvailableDifficulties(), self.ale.setDifficulty),
         ):
             if value is not None and value not in allowed:
-                raise UserError(f"{name}: {what}={value!r} is none of {', '.join(map(str, allowed))}")
+                raise UserError(f"{name}: env.{option}={value!r}: allowed are {', '.join(map(str, allowed))}")
             if value is not None:
-                choose(value)
-        self.fresh = True
+                set_value(value)
+        self.rom_is_fresh = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
-        if seed is not None and not self.fresh:
-            self._load(self.name)  # some games begin differently after others: a seed means the very first
-        self.fresh = False
+        if seed is not None and not self.rom_is_fresh:
+            self._load_rom(self.name)  # some games start differently after an earlier episode
+        self.rom_is_fresh = False
         self.ale.reset_game()
         return self.picture(), {"lives": self.ale.lives()}
 
@@ -150,7 +150,7 @@ class Game(gym.Env[Any, Any]):
         return self.picture(), reward, terminated, truncated, info
 
     def advance(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
-        """A step without its picture."""
+        """Step without rendering the screen."""
         reward = float(self.ale.act(self.actions[action]))
         return reward, self.ale.game_over(with_truncation=False), False, {"lives": self.ale.lives()}
 
@@ -163,29 +163,29 @@ class Game(gym.Env[Any, Any]):
     def get_keys_to_action(self) -> dict[tuple[str, ...], int]:
         """Return the action for each combination of held keys, as in Gymnasium; see `zhixing play`."""
         keymap: dict[tuple[str, ...], int] = {}
-        for number, action in enumerate(self.actions):  # their names are NOOP, FIRE, UP, ..., DOWNLEFTFIRE
+        for index, action in enumerate(self.actions):  # named NOOP, FIRE, UP, ..., DOWNLEFTFIRE
             directions = tuple(key for key in ("up", "down", "left", "right") if key.upper() in action.name)
             for fire in (("space",), ("z",)) if "FIRE" in action.name else ((),):
                 keys = (*directions, *fire)
-                keymap[keys] = number
+                keymap[keys] = index
         return keymap
 
     def state_dict(self) -> State:
-        saved = np.frombuffer(self.ale.cloneState().serialize(), np.uint8).copy()
-        return {"game": saved, "rng": dict(self.np_random.bit_generator.state)}
+        game = np.frombuffer(self.ale.cloneState().serialize(), np.uint8).copy()
+        return {"game": game, "rng": dict(self.np_random.bit_generator.state)}
 
     def load_state_dict(self, state: State) -> None:
         self.ale.restoreState(self.ale_py.ALEState(state["game"].tobytes()))
         self.np_random.bit_generator.state = state["rng"]
-        self.fresh = False
+        self.rom_is_fresh = False
 
 
 class NativeAtari:
-    """ALE's own vector environment: games in threads. It can't be put back into the middle of an episode; the process
-    back end can.
+    """ALE's vector environment, which runs games in threads. It can't be restored in the middle of an episode; use the
+    process back end for that.
 
-    Its stacks begin with black frames; here, as elsewhere, with the first picture repeated. No-ops count as frames of
-    the limit of an episode, and an episode's very last picture is that of a frame or two before.
+    ALE starts frame stacks with black frames; this class repeats the first frame instead, as the other back ends do.
+    Unlike there, no-ops count toward the time limit, and the last frame of an episode is one or two frames old.
     """
 
     name: ClassVar[str]
@@ -210,7 +210,7 @@ class NativeAtari:
         with require_extra(self.name, "atari"):
             from ale_py.vector_env import AtariVectorEnv
         if size is None:
-            raise UserError(f"native {self.name} needs a size of pictures; use backend process for size=null")
+            raise UserError(f"{self.name}: env.size=null isn't available with vector.backend=native; use process")
         height, width = (size, size) if isinstance(size, int) else size
         frames = np.iinfo(np.int32).max if max_episode_steps is None else max_episode_steps * skip
         self.env: Any = AtariVectorEnv(
@@ -233,43 +233,43 @@ class NativeAtari:
         self.spaces = Spaces(self.env.single_observation_space, self.env.single_action_space)
         self.rng = np.random.default_rng()
         self.inexact = list(range(num))
-        self.age = np.zeros(num, np.int64)  # steps since an episode's first picture
-        self.first = np.zeros((num, height, width), np.uint8)
+        self.episode_steps = np.zeros(num, np.int64)
+        self.first_frame = np.zeros((num, height, width), np.uint8)
 
     def reset(self, seed: int | None) -> tuple[Tree, Info]:
         if seed is not None:
             self.rng = np.random.default_rng(seed)
         obs, _ = self.env.reset(seed=self.rng.integers(2**31 - 1, size=self.num))
-        return self._begun(obs, np.arange(self.num)), {}
+        return self._start_episodes(obs, np.arange(self.num)), {}
 
     def step(self, actions: Array) -> Result:
-        obs, reward, terminated, truncated, told = self.env.step(actions)
+        obs, reward, terminated, truncated, ale_info = self.env.step(actions)
         info: Info = {}
-        self.age += 1
+        self.episode_steps += 1
         ended = (terminated | truncated).nonzero()[0]
         if len(ended):
-            numbers: dict[int, ScalarInfo] = {index: {} for index in ended.tolist()}
-            info = {"final_obs": self._filled(told["final_obs"].copy()), "final_info": numbers}
-        obs = self._begun(obs, ended)
+            final_info: dict[int, ScalarInfo] = {index: {} for index in ended.tolist()}
+            info = {"final_obs": self._fill_stacks(ale_info["final_obs"].copy()), "final_info": final_info}
+        obs = self._start_episodes(obs, ended)
         return obs, reward.astype(np.float32), terminated, truncated, info
 
-    def _begun(self, obs: Array, rows: Array) -> Array:
-        """Take the first pictures of the episodes that begin in these rows."""
-        self.age[rows] = 0
-        self.first[rows] = obs[rows, -1]
-        return self._filled(obs)
+    def _start_episodes(self, obs: Array, rows: Array) -> Array:
+        """Remember the first frames of the new episodes in these rows. Return all stacks, filled."""
+        self.episode_steps[rows] = 0
+        self.first_frame[rows] = obs[rows, -1]
+        return self._fill_stacks(obs)
 
-    def _filled(self, obs: Array) -> Array:
-        """Stacks of episodes that have hardly begun, their black frames replaced by the first picture."""
-        for row in np.flatnonzero(self.age < self.stack - 1):
-            obs[row, : self.stack - 1 - self.age[row]] = self.first[row]
+    def _fill_stacks(self, obs: Array) -> Array:
+        """Replace the black frames at the start of an episode with its first frame, in place."""
+        for row in np.flatnonzero(self.episode_steps < self.stack - 1):
+            obs[row, : self.stack - 1 - self.episode_steps[row]] = self.first_frame[row]
         return obs
 
     def state_dict(self) -> State:
         return {"rng": dict(self.rng.bit_generator.state)}
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
-        """New episodes, the same ones each time that this state is loaded."""
+        """Start new episodes, the same ones whenever this state is loaded."""
         self.rng.bit_generator.state = state["rng"]
         return self.reset(None)
 
@@ -280,5 +280,5 @@ class NativeAtari:
         self.env.close()
 
 
-# one class per game: a native task is made with nothing but the number of environments and options
+# one class per game, because a native environment is constructed with only the number of environments and options
 NATIVE: dict[str, type[NativeAtari]] = {name: type("NativeAtari", (NativeAtari,), {"name": name}) for name in names()}

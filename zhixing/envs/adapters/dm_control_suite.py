@@ -1,7 +1,7 @@
-"""Tasks of DM Control's suite (package dm-control): `dmc/walker-walk` is the task walk of the domain walker.
+"""The DeepMind Control Suite (package dm-control): `dmc/walker-walk` is the task walk of the domain walker.
 
-Observations are one vector of all that the task shows, in its own order. An episode ends by its time, which truncates;
-only where the task says that nothing follows (its discount is 0) it terminates.
+Observations are concatenated into one vector, in the suite's order. The suite's time limit truncates an episode; a
+discount of 0 terminates it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ DOMAINS = {
     "walker": "stand walk run",
 }
 OBSERVATIONS = ("state", "pixels", "both")
-NUMBERS = (bool, int, float, np.ndarray)
-PICTURE = (240, 320)  # height and width of what `render` gives
-LOOKS = ("bvh", "flex", "mesh", "name", "oct", "skin", "tex", "text")  # large arrays of a model that no task changes
+STATE_TYPES = (bool, int, float, np.ndarray)  # attributes of a dm_control task that are saved
+RENDER_SIZE = (240, 320)  # height and width
+CONSTANT_FIELDS = ("bvh", "flex", "mesh", "name", "oct", "skin", "tex", "text")  # large model arrays no task changes
 
 
 def names() -> list[str]:
@@ -60,12 +60,12 @@ def supports(name: str) -> bool:
 
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
-    constructor = partial(shown, name)
+    constructor = partial(make_env, name)
     env: gym.Env[Any, Any] = built(name, constructor, options, named=constructor)
     return env
 
 
-def shown(
+def make_env(
     name: str,
     /,
     obs: str = "state",
@@ -77,30 +77,33 @@ def shown(
     time_limit: float | None = None,
     render_mode: str | None = None,
 ) -> gym.Env[Any, Any]:
-    """`obs` is state, pixels (`size` by `size`, seen by `camera`, the last 3 or `stack` pictures together) or both: a
-    dict of numbers and one picture. An action is held for `action_repeat` of the task's steps, whose rewards are added;
-    `time_limit` is in seconds."""
+    """Make an environment.
+
+    `obs` is "state" (a vector), "pixels" (the last `stack` images of `size` x `size` pixels, by default 3, rendered by
+    `camera`), or "both" (a dict of the vector and one image). Each action is repeated for `action_repeat` steps, whose
+    rewards are summed. `time_limit` is in seconds.
+    """
     if obs not in OBSERVATIONS:
-        raise UserError(f"{name}: obs={obs!r} is none of {', '.join(OBSERVATIONS)}")
+        raise UserError(f"{name}: env.obs={obs!r}: allowed are {', '.join(OBSERVATIONS)}")
     if action_repeat < 1 or size < 1:
-        raise UserError(f"{name}: action_repeat={action_repeat} and size={size} must be at least 1")
+        raise UserError(f"{name}: env.action_repeat={action_repeat} and env.size={size} must be at least 1")
     if obs != "pixels" and (grey or stack is not None):
-        raise UserError(f"{name}: grey and stack go with obs=pixels, not with obs={obs}")
-    env = Control(name, obs, size, camera, action_repeat, time_limit, render_mode)
+        raise UserError(f"{name}: grey and stack need env.obs=pixels, not {obs}")
+    env = DMControlEnv(name, obs, size, camera, action_repeat, time_limit, render_mode)
     if obs != "pixels":
         return env
     return wrap_pixels(env, skip=1, pool="last", grey=grey, size=None, stack=3 if stack is None else stack)
 
 
-def _packages() -> tuple[Any, Any]:
+def _import_packages() -> tuple[Any, Any]:
     import mujoco
     from dm_control import suite
 
     return mujoco, suite
 
 
-class Control(gym.Env[Any, Any]):
-    """One task, its observations a vector of numbers, a picture [size, size, 3], or both."""
+class DMControlEnv(gym.Env[Any, Any]):
+    """One task. Observations are a state vector, an image [size, size, 3], or a dict of both."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 40}  # noqa: RUF012  (as in gym.Env)
 
@@ -115,25 +118,25 @@ class Control(gym.Env[Any, Any]):
         render_mode: str | None,
     ) -> None:
         with require_extra(name, "dmc"):
-            mujoco, suite = imported(_packages)
+            mujoco, suite = imported(_import_packages)
         self.mujoco = mujoco
         domain, task = name.removeprefix("dmc/").split("-")
-        # lqr builds its model with this seed: one model for all copies; the first reset seeds the episodes
-        settings: State = {"random": 0} if time_limit is None else {"random": 0, "time_limit": time_limit}
-        with _quiet():
-            self.env: Any = suite.load(domain, task, task_kwargs=settings)
-        self.name, self.kind, self.size, self.camera, self.action_repeat = name, obs, size, camera, action_repeat
+        # lqr builds its model with this seed, so all environments have the same model; `reset` seeds the episodes
+        task_kwargs: State = {"random": 0} if time_limit is None else {"random": 0, "time_limit": time_limit}
+        with _silence_absl():
+            self.env: Any = suite.load(domain, task, task_kwargs=task_kwargs)
+        self.name, self.obs_kind, self.size, self.camera, self.action_repeat = name, obs, size, camera, action_repeat
         self.render_mode, self.seeded = render_mode, False
         self.metadata = {**self.metadata, "render_fps": 1.0 / (self.env.control_timestep() * action_repeat)}
         action = self.env.action_spec()
         self.action_space = Box(action.minimum.astype(np.float32), action.maximum.astype(np.float32), dtype=np.float32)
-        numbers = sum(int(np.prod(spec.shape)) for spec in self.env.observation_spec().values())
+        state_size = sum(int(np.prod(spec.shape)) for spec in self.env.observation_spec().values())
         spaces: dict[str, gym.Space[Any]] = {
-            "state": Box(-np.inf, np.inf, (numbers,), np.float32),
+            "state": Box(-np.inf, np.inf, (state_size,), np.float32),
             "pixels": Box(0, 255, (size, size, 3), np.uint8),
         }
         self.observation_space = Dict(spaces) if obs == "both" else spaces[obs]
-        self.built = {key: value.copy() for key, value in self._model().items()}
+        self.initial_model = {key: array.copy() for key, array in self._model_arrays().items()}
         self.state_spec = mujoco.mjtState.mjSTATE_INTEGRATION
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -146,45 +149,49 @@ class Control(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         reward = 0.0
         for _ in range(self.action_repeat):
-            shown = self.env.step(action)
-            reward += float(shown.reward)
-            if shown.last():
+            time_step = self.env.step(action)
+            reward += float(time_step.reward)
+            if time_step.last():
                 break
-        terminated = bool(shown.last() and shown.discount == 0.0)
-        return self._observe(shown), reward, terminated, bool(shown.last() and not terminated), {}
+        terminated = bool(time_step.last() and time_step.discount == 0.0)
+        return self._observe(time_step), reward, terminated, bool(time_step.last() and not terminated), {}
 
-    def _observe(self, shown: Any) -> Any:
-        if self.kind == "pixels":
-            return self._picture(self.size, self.size)
-        state = np.concatenate([np.ravel(part) for part in shown.observation.values()]).astype(np.float32)
-        return state if self.kind == "state" else {"state": state, "pixels": self._picture(self.size, self.size)}
+    def _observe(self, time_step: Any) -> Any:
+        if self.obs_kind == "pixels":
+            return self._render_image(self.size, self.size)
+        state = np.concatenate([np.ravel(part) for part in time_step.observation.values()]).astype(np.float32)
+        return (
+            state if self.obs_kind == "state" else {"state": state, "pixels": self._render_image(self.size, self.size)}
+        )
 
-    def _picture(self, height: int, width: int) -> Array:
-        picture: Array = drawn(
+    def _render_image(self, height: int, width: int) -> Array:
+        image: Array = drawn(
             self.name, lambda: self.env.physics.render(height=height, width=width, camera_id=self.camera)
         )
-        return picture
+        return image
 
     def render(self) -> Array | None:
-        return None if self.render_mode is None else self._picture(*PICTURE)
+        return None if self.render_mode is None else self._render_image(*RENDER_SIZE)
 
     def close(self) -> None:
         self.env.close()
 
-    # -------------------------------------------------------------- the middle of an episode
-
     def state_dict(self) -> State:
-        """Physics with what the solver starts from, what the task changed of its model, its numbers and randomness."""
+        """Return the physics, the task's changes to the model, the task's variables and its random state."""
         physics, task = self.env.physics, self.env.task
         model, data = physics.model.ptr, physics.data.ptr
         state = np.empty(self.mujoco.mj_stateSize(model, self.state_spec))
         self.mujoco.mj_getState(model, data, state, self.state_spec)
-        changed = {key: now.copy() for key, now in self._model().items() if not np.array_equal(now, self.built[key])}
+        model_changes = {
+            key: array.copy()
+            for key, array in self._model_arrays().items()
+            if not np.array_equal(array, self.initial_model[key])
+        }
         return {
             "physics": state,
             "sensors": data.sensordata.copy(),
-            "model": changed,
-            "task": {key: np.array(value) for key, value in vars(task).items() if isinstance(value, NUMBERS)},
+            "model": model_changes,
+            "task": {key: np.array(value) for key, value in vars(task).items() if isinstance(value, STATE_TYPES)},
             "random": task.random.get_state(legacy=False),
             "steps": self.env._step_count,
             "over": self.env._reset_next_step,
@@ -193,32 +200,31 @@ class Control(gym.Env[Any, Any]):
     def load_state_dict(self, state: State) -> None:
         physics, task = self.env.physics, self.env.task
         model, data = physics.model.ptr, physics.data.ptr
-        for key, now in self._model().items():
-            now[...] = state["model"].get(key, self.built[key])
+        for key, array in self._model_arrays().items():
+            array[...] = state["model"].get(key, self.initial_model[key])
         self.mujoco.mj_setState(model, data, state["physics"], self.state_spec)
-        # as after a step of DM Control: what follows from positions and speeds is there, forces are those before
+        # a dm_control step also ends with mj_step1: positions and velocities are propagated, forces are older
         self.mujoco.mj_step1(model, data)
         data.sensordata[:] = state["sensors"]
-        numbers = {key for key, value in vars(task).items() if value is None or isinstance(value, NUMBERS)}
-        if not numbers >= set(state["task"]):
-            raise UserError(
-                f"the saved state names {sorted(set(state['task']) - numbers)}, which are no numbers of a task"
-            )
+        variables = {key for key, value in vars(task).items() if value is None or isinstance(value, STATE_TYPES)}
+        if not variables >= set(state["task"]):
+            unknown_keys = sorted(set(state["task"]) - variables)
+            raise UserError(f"{self.name}: the saved state has unknown task variables {unknown_keys}")
         vars(task).update({key: value.copy() if value.ndim else value.item() for key, value in state["task"].items()})
         task.random.set_state(state["random"])
         self.env._step_count, self.env._reset_next_step = state["steps"], state["over"]
         self.seeded = True
 
-    def _model(self) -> dict[str, Array]:
-        """The arrays of the model, live: tasks move targets, tilt gains and raise hills in it."""
+    def _model_arrays(self) -> dict[str, Array]:
+        """Return views of the model's arrays. Tasks change them, such as target positions, gains and terrain."""
         model = self.env.physics.model.ptr
-        found = {key: getattr(model, key) for key in dir(model) if not key.startswith(("_", *LOOKS))}
-        return {key: value for key, value in found.items() if isinstance(value, np.ndarray) and value.size}
+        fields = {key: getattr(model, key) for key in dir(model) if not key.startswith(("_", *CONSTANT_FIELDS))}
+        return {key: value for key, value in fields.items() if isinstance(value, np.ndarray) and value.size}
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """MuJoCo warns of old words in DM Control's models, once for each copy of a task."""
+def _silence_absl() -> Iterator[None]:
+    """Hide MuJoCo's warnings about deprecated keywords in dm_control's models, which appear for every environment."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

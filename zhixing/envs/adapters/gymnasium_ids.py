@@ -23,8 +23,8 @@ from zhixing.utils.importing import FILE, OBJECT, import_package
 
 # where a task's code lives -> the extra that brings what it needs
 EXTRAS = {
-    mujoco_v5.HOME: "mujoco",
-    box2d.HOME: "box2d",
+    mujoco_v5.MODULE: "mujoco",
+    box2d.MODULE: "box2d",
     "gymnasium.envs.toy_text": "toy-text",
 }
 # packages that register tasks when they are imported: their extra, and how the ids begin
@@ -72,7 +72,7 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
         if mujoco_v5.is_mujoco(name):
             return mujoco_v5.make(name, options)
         env = gym.make(name, disable_env_checker=True, **options)
-        return box2d.FreshWorld(env) if str(spec.entry_point).startswith(box2d.HOME) else env
+        return box2d.FreshWorld(env) if str(spec.entry_point).startswith(box2d.MODULE) else env
     except gym.error.DependencyNotInstalled as error:
         raise missing_package(name, error) from error
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""What Gymnasium's MuJoCo tasks get here: pictures instead of numbers, and states that can be saved.
+"""Gymnasium's MuJoCo environments with optional pixel observations and a state that can be saved.
 
-Without these a resumed run would step through the episode again, and with pictures draw each of its steps.
+Without the saved state, a resumed run would have to replay the episode, and with pixels also render each of its steps.
 """
 
 from __future__ import annotations
@@ -19,115 +19,115 @@ from zhixing.envs.wrappers.pixels import wrap_pixels
 from zhixing.errors import UserError
 
 State = dict[str, Any]
-HOME = "gymnasium.envs.mujoco"
+MODULE = "gymnasium.envs.mujoco"
 OBSERVATIONS = ("state", "pixels")
-PIXELS = ("size", "grey", "stack")  # options that go with obs=pixels
-OPTIONS = ("obs", *PIXELS)
-# what a step leaves behind and the next one reads: places and forces as they were before its last part
-LEFT = (
+IMAGE_OPTIONS = ("size", "grey", "stack")  # options that require obs=pixels
+OPTIONS = ("obs", *IMAGE_OPTIONS)
+# results of one step that the next one reads: positions and forces before its last substep
+DERIVED_FIELDS = (
     "xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "subtree_com",
     "cinert", "cvel", "cacc", "cfrc_int", "cfrc_ext", "qacc", "qfrc_actuator", "actuator_force", "sensordata",
 )  # fmt: skip
 
 
 def is_mujoco(name: str) -> bool:
-    return str(registry[name].entry_point).startswith(HOME)
+    return str(registry[name].entry_point).startswith(MODULE)
 
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
-    """`obs=pixels` shows the task in `size` by `size`, in colours or `grey`, the last `stack` pictures together."""
+    """Make an environment. With `obs=pixels`, an observation is the last `stack` images of `size` x `size` pixels."""
     options = dict(options)
     obs = options.pop("obs", "state")
-    pixels = {key: options.pop(key) for key in PIXELS if key in options}
+    image_options = {key: options.pop(key) for key in IMAGE_OPTIONS if key in options}
     if obs not in OBSERVATIONS:
-        raise UserError(f"{name}: obs={obs!r} is none of {', '.join(OBSERVATIONS)}")
-    if pixels and obs == "state":
-        raise UserError(f"{name}: {', '.join(pixels)} go with obs=pixels, which is not set")
+        raise UserError(f"{name}: env.obs={obs!r}: allowed are {', '.join(OBSERVATIONS)}")
+    if image_options and obs == "state":
+        raise UserError(f"{name}: {', '.join(image_options)} need env.obs=pixels")
     if obs == "pixels":
-        side = pixels.pop("size", 84)
-        options |= {"render_mode": "rgb_array", "width": side, "height": side}
+        size = image_options.pop("size", 84)
+        options |= {"render_mode": "rgb_array", "width": size, "height": size}
     if options.get("render_mode") is not None:
         choose_renderer()
         if not options.keys() & {"camera_id", "camera_name", "default_camera_config"}:
-            options["camera_name"] = "track"  # follows the body; models without one are seen from where it starts
-    env: gym.Env[Any, Any] = Saved(gym.make(name, disable_env_checker=True, **options))
+            options["camera_name"] = "track"  # follows the body; without such a camera, MuJoCo uses a fixed one
+    env: gym.Env[Any, Any] = SavableMujoco(gym.make(name, disable_env_checker=True, **options))
     if obs == "state":
         return env
     return wrap_pixels(
-        Seen(env, name, side),
+        PixelObservation(env, name, size),
         skip=1,
         pool="last",
         size=None,
-        grey=pixels.get("grey", False),
-        stack=pixels.get("stack", 3),
+        grey=image_options.get("grey", False),
+        stack=image_options.get("stack", 3),
     )
 
 
-class Saved(gym.Wrapper[Any, Any, Any, Any]):
-    """A task that can be put back into the middle of an episode, to the bit."""
+class SavableMujoco(gym.Wrapper[Any, Any, Any, Any]):
+    """Save and restore an environment in the middle of an episode, bit for bit."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
         import mujoco
 
-        self.mujoco, self.task = mujoco, env.unwrapped
-        self.spec_of_state = mujoco.mjtState.mjSTATE_INTEGRATION  # with what the solver starts from
-        self.limit: Any = env
-        while not isinstance(self.limit, (TimeLimit, type(None))):
-            self.limit = getattr(self.limit, "env", None)
+        self.mujoco, self.base = mujoco, env.unwrapped
+        self.state_spec = mujoco.mjtState.mjSTATE_INTEGRATION  # includes the solver's warm start
+        self.time_limit: Any = env
+        while not isinstance(self.time_limit, (TimeLimit, type(None))):
+            self.time_limit = getattr(self.time_limit, "env", None)
 
     def state_dict(self) -> State:
-        task: Any = self.task
-        physics = np.empty(self.mujoco.mj_stateSize(task.model, self.spec_of_state))
-        self.mujoco.mj_getState(task.model, task.data, physics, self.spec_of_state)
+        base: Any = self.base
+        physics = np.empty(self.mujoco.mj_stateSize(base.model, self.state_spec))
+        self.mujoco.mj_getState(base.model, base.data, physics, self.state_spec)
         return {
             "physics": physics,
-            "left": {key: getattr(task.data, key).copy() for key in LEFT},
-            "rng": dict(task.np_random.bit_generator.state),
-            "steps": 0 if self.limit is None else self.limit._elapsed_steps,
+            "derived": {key: getattr(base.data, key).copy() for key in DERIVED_FIELDS},
+            "rng": dict(base.np_random.bit_generator.state),
+            "steps": 0 if self.time_limit is None else self.time_limit._elapsed_steps,
         }
 
     def load_state_dict(self, state: State) -> None:
-        task: Any = self.task
-        self.env.reset()  # some wrappers want one before the first step
-        self.mujoco.mj_setState(task.model, task.data, state["physics"], self.spec_of_state)
-        for key in LEFT:  # never names from a file
-            getattr(task.data, key)[...] = state["left"][key]
-        task.np_random.bit_generator.state = state["rng"]
-        if self.limit is not None:
-            self.limit._elapsed_steps = state["steps"]
+        base: Any = self.base
+        self.env.reset()  # some wrappers require it before the first step
+        self.mujoco.mj_setState(base.model, base.data, state["physics"], self.state_spec)
+        for key in DERIVED_FIELDS:  # not the keys of `state`, which may come from an untrusted file
+            getattr(base.data, key)[...] = state["derived"][key]
+        base.np_random.bit_generator.state = state["rng"]
+        if self.time_limit is not None:
+            self.time_limit._elapsed_steps = state["steps"]
 
 
-class Seen(gym.Wrapper[Any, Any, Any, Any]):
-    """A task whose observations are its pictures."""
+class PixelObservation(gym.Wrapper[Any, Any, Any, Any]):
+    """Replace observations with rendered images."""
 
-    def __init__(self, env: gym.Env[Any, Any], name: str, side: int) -> None:
+    def __init__(self, env: gym.Env[Any, Any], name: str, size: int) -> None:
         super().__init__(env)
         self.name = name
-        self.observation_space = Box(0, 255, (side, side, 3), np.uint8)
+        self.observation_space = Box(0, 255, (size, size, 3), np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         _, info = self.env.reset(seed=seed, options=options)
-        return self._picture(), info
+        return self._render_image(), info
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         _, reward, terminated, truncated, info = self.env.step(action)
-        return self._picture(), float(reward), terminated, truncated, info
+        return self._render_image(), float(reward), terminated, truncated, info
 
     def state_dict(self) -> State:
-        return {"task": self.env.state_dict(), "lookat": self._lookat().copy()}  # type: ignore[attr-defined]
+        return {"env": self.env.state_dict(), "lookat": self._lookat().copy()}  # type: ignore[attr-defined]
 
     def load_state_dict(self, state: State) -> None:
-        self.env.load_state_dict(state["task"])  # type: ignore[attr-defined]
+        self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
         self._lookat()[:] = state["lookat"]
 
     def _lookat(self) -> Array:
-        """Where a camera that doesn't follow looks: at what stood there when the first picture was drawn."""
+        """Return the point that a fixed camera looks at. The first rendered image determines it."""
         renderer = self.env.get_wrapper_attr("mujoco_renderer")
         if renderer.viewer is None:
-            self._picture()
+            self._render_image()
         return renderer.viewer.cam.lookat
 
-    def _picture(self) -> Array:
-        picture: Any = drawn(self.name, self.env.render)
-        return np.asarray(picture)
+    def _render_image(self) -> Array:
+        image: Any = drawn(self.name, self.env.render)
+        return np.asarray(image)
