@@ -304,14 +304,14 @@ def table_rows(variants: Sequence[Variant]) -> list[dict[str, Any]]:
 
 def plot_best(variants: Sequence[Variant], path: Path) -> None:
     """Plot learning curves of the best variants."""
-    from zhixing.report.plots.curves import draw, save
+    from zhixing.report.plots.curves import draw_curves, save_figure
 
     configurations = []
     for variant in [variant for variant in variants if variant.results][:MAX_CURVES]:
         runs = [read_run(job.folder) for job in variant.jobs if job.name in variant.results]
         label = " ".join([runs[0].algorithm, variant.label]).strip()
-        configurations.append(Configuration(label, runs[0].task, runs, repeats=0))
-    save(draw(configurations), path)
+        configurations.append(Configuration(label, runs[0].env, runs, num_duplicates=0))
+    save_figure(draw_curves(configurations), path)
 
 
 def _last_error_line(error: str) -> str:

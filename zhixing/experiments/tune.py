@@ -191,10 +191,11 @@ def write_best(
 
 
 def plot_trials(trials: Sequence[TrialResult], spaces: Mapping[str, SearchSpace], path: Path) -> None:
-    from zhixing.report.plots.curves import save
+    from zhixing.report.plots.curves import save_figure
     from zhixing.report.plots.trials import draw_trials
 
-    save(draw_trials(trials, {name: isinstance(space, Range) and space.log for name, space in spaces.items()}), path)
+    log_scale = {name: isinstance(space, Range) and space.log for name, space in spaces.items()}
+    save_figure(draw_trials(trials, log_scale), path)
 
 
 # --- running ---

@@ -1,4 +1,4 @@
-"""Pictures of runs."""
+"""Plots of runs."""
 
 from zhixing.report.plots.curves import plot
 

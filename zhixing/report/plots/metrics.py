@@ -1,4 +1,4 @@
-"""Reading metrics.csv."""
+"""Read metrics.csv."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Columns = dict[str, NDArray[np.float64]]
 
 
 def read_metrics(path: str | Path) -> Columns:
-    """The columns by name, NaN for blank cells. A last line without its end is still being written: left out."""
+    """Return the columns by name, with NaN for blank cells. A last line without a newline is incomplete and ignored."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise UserError(f"{path} is damaged at line {line}: it is no text") from None
+        raise UserError(f"{path} is damaged at line {line}: it is not text") from None
     except OSError as error:
-        raise UserError(f"{path} can't be read: {error.strerror or error}") from None
+        raise UserError(f"can't read {path}: {error.strerror or error}") from None
     lines = text[: text.rfind("\n") + 1].splitlines()
     names = next(csv.reader(lines[:1]), [])
     rows = [_row(line, names, f"{path} is damaged at line {number}") for number, line in enumerate(lines[1:], 2)]
@@ -40,5 +40,5 @@ def _row(line: str, names: list[str], problem: str) -> list[float]:
         try:
             row.append(float(cell) if cell else np.nan)
         except ValueError:
-            raise UserError(f"{problem}: {name} is {cell!r}, which is no number") from None
+            raise UserError(f"{problem}: {name} is {cell!r}, which is not a number") from None
     return row

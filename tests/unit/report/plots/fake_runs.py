@@ -1,4 +1,4 @@
-"""Runs written by hand: a configuration and rows of metrics."""
+"""Write run folders without training: a configuration and rows of metrics."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def write_run(
     seconds_per_row: float = 1.0,
     **settings: Any,
 ) -> Path:
-    """A row every 100 steps. `evals` may be shorter than `returns`; the cells left over are blank."""
+    """Write a run with a row every 100 steps. If `evals` is shorter than `returns`, the remaining cells are blank."""
     path.mkdir(parents=True)
     cfg = {"algorithm": "ppo", "env": {"name": env}, "seed": seed, "lr": 0.001} | settings
     (path / "config.yaml").write_text(yaml.safe_dump(cfg, sort_keys=False))
     lines = [HEADER]
-    for i, ret in enumerate(returns):
-        lines.append(f"{100 * (i + 1)},{seconds_per_row * (i + 1)},{ret},{evals[i] if i < len(evals) else ''},")
+    for i, mean_return in enumerate(returns):
+        lines.append(f"{100 * (i + 1)},{seconds_per_row * (i + 1)},{mean_return},{evals[i] if i < len(evals) else ''},")
     (path / "metrics.csv").write_text("\n".join(lines) + "\n")
     return path

@@ -1,4 +1,4 @@
-"""The picture of trials."""
+"""Tests of the plot of trials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRIALS = [
 ]
 
 
-def test_the_best_so_far_and_each_setting() -> None:
+def test_best_return_so_far_and_a_panel_per_setting() -> None:
     figure = draw_trials(TRIALS, {"lr": True, "net.hidden_sizes": False})
     first, lr, sizes = figure.axes
     (best,) = first.lines
@@ -33,7 +33,7 @@ def test_the_best_so_far_and_each_setting() -> None:
     assert sizes.collections[0].get_offsets().tolist() == [[1, 5.0], [0, 3.0], [1, 9.0]]
 
 
-def test_panels_without_a_setting_are_left_out() -> None:
+def test_unused_panels_are_hidden() -> None:
     names = dict.fromkeys(("a", "b", "c"), False)
     trials = [TrialResult(0, "pruned", 1.0, {"a": 1, "b": 2, "c": 3})]
     figure = draw_trials(trials, names)
