@@ -321,13 +321,13 @@ def check(
     from zhixing import envs
 
     _import(imports)
-    findings = envs.check(env, **_task_options("check", settings))
+    findings = envs.check_env(env, **_task_options("check", settings))
     for finding in findings:
-        first, *rest = finding.words.rstrip().splitlines()
-        print(f"{finding.mark:6} {finding.check:13} {first}")
+        first, *rest = finding.message.rstrip().splitlines()
+        print(f"{finding.status:6} {finding.check:13} {first}")
         for line in rest:
             print(f"{'':20} {line}")
-    wrong = sum(finding.mark == "wrong" for finding in findings)
+    wrong = sum(finding.status == "wrong" for finding in findings)
     print(f"{env}: {f'{wrong} wrong' if wrong else 'nothing wrong'}")
     if wrong:
         raise typer.Exit(2)

@@ -12,7 +12,7 @@ import torch
 
 import zhixing as zx
 from zhixing.config import SearchConfig
-from zhixing.core.seeding import stream
+from zhixing.core.seeding import derive_seed
 from zhixing.training.run_folder import FORMAT, RunFolder, read_checkpoint, write_checkpoint
 
 
@@ -22,7 +22,7 @@ def test_loaded_agent_acts_as_the_trained_policy(algorithm: str, short_config: C
     agent = zx.load(tmp_path / "run")
     policy, spaces = session.learner.policy, session.spaces
     env = zx.envs.make_vector(session.cfg.env.name, 32, backend="serial")
-    rng = torch.Generator().manual_seed(stream(session.cfg.seed, "agent"))
+    rng = torch.Generator().manual_seed(derive_seed(session.cfg.seed, "agent"))
     obs, info = env.reset(seed=0)
     with torch.no_grad():
         for _ in range(3):  # to states that aren't all alike

@@ -100,14 +100,14 @@ class MADDPG(Learner):
         out = self.target_actor(batch.next_obs)
         action = self.best(out, batch.next_mask if "mask" in batch else None)
         future = self.target_critics(batch.next_obs, _of_the_living(action, batch, following=True))  # [B,A]
-        if self.spaces.individual_ends:
+        if self.spaces.individual_termination:
             future = future * batch.next_alive
         return td_target(batch, future)
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Also returns the errors, for priorities, and the mean value."""
         q = self.critics(batch.obs, self.taken(batch))  # [B,A]
-        counted = _counted(batch) if self.spaces.individual_ends else torch.ones_like(q)
+        counted = _counted(batch) if self.spaces.individual_termination else torch.ones_like(q)
         error = (q - self.target_value(batch)) * counted
         losses = error.square().sum(-1)
         weighted = losses * batch.weight if "weight" in batch else losses

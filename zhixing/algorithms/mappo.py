@@ -143,7 +143,7 @@ class MAPPO(Learner):
     def _of_the_living(self, value: Tensor, alive: Tensor) -> Tensor:
         """Values `[...,A]`, with those of agents that have left replaced, which no loss teaches: by the others' mean
         where the team shares its reward, else by zero."""
-        if self.spaces.individual_ends:
+        if self.spaces.individual_termination:
             return value * alive
         others = (value * alive).sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp_min(1)
         return torch.where(alive, value, others)
@@ -162,7 +162,7 @@ class MAPPO(Learner):
                 self._of_the_living(value, batch.alive),
                 self._of_the_living(after, batch.next_alive[boundary]),
             )
-            reward = reward * batch.alive if self.spaces.individual_ends else reward
+            reward = reward * batch.alive if self.spaces.individual_termination else reward
         next_value = next_values(value, boundary.unsqueeze(-1).expand_as(value), after)
         ends = batch.terminated.unsqueeze(-1), batch.truncated.unsqueeze(-1)
         advantage = gae(reward, value, next_value, *ends, self.cfg.gamma, self.cfg.gae_lambda)

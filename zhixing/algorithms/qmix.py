@@ -149,7 +149,7 @@ class QMIX(Learner):
         reward, terminated, truncated = (_by_time(part) for part in (batch.reward, batch.terminated, batch.truncated))
         if self.net.mixer is None:
             terminated, truncated = terminated.unsqueeze(-1), truncated.unsqueeze(-1)
-            if self.spaces.individual_ends:
+            if self.spaces.individual_termination:
                 terminated = terminated | ~_by_time(batch.next_alive)
         else:
             reward = reward.mean(-1)
@@ -172,7 +172,7 @@ class QMIX(Learner):
         counted = _by_time(batch.valid).float()  # not what only fills up shorter episodes
         if self.net.mixer is None:
             counted = counted.unsqueeze(-1).expand_as(error)
-            if self.spaces.individual_ends:
+            if self.spaces.individual_termination:
                 counted = counted * _by_time(batch.alive)
         loss = (error.square() * counted).sum() / counted.sum()
         metrics = {"loss": loss.detach(), "q_mean": ((q * counted).sum() / counted.sum()).detach()}

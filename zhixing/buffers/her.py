@@ -15,7 +15,7 @@ import numpy as np
 
 from zhixing.buffers.fields import Array
 from zhixing.buffers.ring import Ring
-from zhixing.core.goals import Compute, one_per_row
+from zhixing.core.goals import GoalFunction, compute_per_row
 from zhixing.core.tree import Field, Tree
 from zhixing.errors import UserError
 
@@ -30,8 +30,8 @@ class HER:
     ends the episode. They get an empty info. Functions that don't accept batches are called once per row.
     """
 
-    compute_reward: Compute
-    compute_terminated: Compute | None = None
+    compute_reward: GoalFunction
+    compute_terminated: GoalFunction | None = None
     ratio: float = 0.8
 
     def __post_init__(self) -> None:
@@ -72,9 +72,9 @@ class HER:
             for name in ("obs", "next_obs")
         }
         achieved, desired = (obs["next_obs"][part][at].cpu().numpy() for part in GOALS)
-        outcome = {"reward": one_per_row(self.compute_reward, achieved, desired)}
+        outcome = {"reward": compute_per_row(self.compute_reward, achieved, desired)}
         if self.compute_terminated is not None:
-            outcome["terminated"] = one_per_row(self.compute_terminated, achieved, desired)
+            outcome["terminated"] = compute_per_row(self.compute_terminated, achieved, desired)
         replaced = {name: replace(fields[name], ring.store.to_tensor(values)) for name, values in outcome.items()}
         return {**fields, **obs, **replaced}
 

@@ -13,8 +13,8 @@ from zhixing.buffers.rollout import Rollout
 from zhixing.collect.collector import Collector, Experience, check_collect
 from zhixing.collect.evaluation import Episode, Evaluation, default_eval_steps
 from zhixing.core.policy import Phase, Policy, as_tensor
-from zhixing.core.seeding import stream
-from zhixing.core.state import count
+from zhixing.core.seeding import derive_seed
+from zhixing.core.state import read_count
 from zhixing.core.tree import Tree, tree_map
 from zhixing.envs.crash.failure_policy import INTERRUPTED
 from zhixing.envs.env_spec import INFO_KEYS
@@ -42,7 +42,7 @@ class Actor(Collector):
         policy.bind_env(env)  # rejects environments that it can't act in
         self.fields = fields or {}
         self.seed = seed
-        self.rng = torch.Generator(self.device).manual_seed(stream(seed, "actor"))
+        self.rng = torch.Generator(self.device).manual_seed(derive_seed(seed, "actor"))
         self.env_steps = 0
         self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead of `env_steps`
         self.rollout: Rollout | None = None  # the steps of the last `collect`
@@ -69,7 +69,7 @@ class Actor(Collector):
         """
         check_collect(steps, episodes)
         if self._obs is None:
-            self._start(stream(self.seed, "environments"))
+            self._start(derive_seed(self.seed, "environments"))
         self.policy.bind_env(self.env)  # the policy may have acted in other environments since
         rollout = self._storage(steps or 256)
         rollout.clear()
@@ -147,7 +147,7 @@ class Actor(Collector):
         num = self.env.num_envs
         most = max_steps or default_eval_steps(self.env.max_episode_steps)
         self.policy.bind_env(self.env)
-        self.rng.manual_seed(stream(seed, "evaluation"))
+        self.rng.manual_seed(derive_seed(seed, "evaluation"))
         owed = [episodes // num + (i < episodes % num) for i in range(num)]
         played: list[list[Episode]] = [[] for _ in owed]
         rounds = 0
@@ -156,9 +156,9 @@ class Actor(Collector):
                 # an environment can't be reset alone: after a cut it waits until all others are done
                 rounds += 1
                 again = () if rounds == 1 else (rounds,)
-                self._start(stream(seed, "evaluation environments", *again))
+                self._start(derive_seed(seed, "evaluation environments", *again))
                 on_step()
-                waiting = [count == 0 for count in owed]
+                waiting = [read_count == 0 for read_count in owed]
                 while not all(waiting):
                     ended = self._step(Phase.EVAL, None, 0)
                     if most is not None and self._lengths.max() >= most:
@@ -213,7 +213,7 @@ class Actor(Collector):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        self.env_steps = count("the actor", state, "env_steps")
+        self.env_steps = read_count("the actor", state, "env_steps")
         self.rng.set_state(state["rng"])
         if "env" not in state:
             return []

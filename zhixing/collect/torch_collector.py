@@ -14,8 +14,8 @@ from zhixing.collect.collector import Collector, Experience, check_collect, coll
 from zhixing.collect.evaluation import Episode
 from zhixing.core.batch import Batch
 from zhixing.core.policy import Phase, Policy
-from zhixing.core.seeding import stream
-from zhixing.core.state import count
+from zhixing.core.seeding import derive_seed
+from zhixing.core.state import read_count
 from zhixing.core.tree import Field, Tree, tree_leaves, tree_map
 from zhixing.envs.torch_native import TorchVectorEnv
 
@@ -30,15 +30,15 @@ class TorchActor(Collector):
         policy.bind_env(env)
         self.fields = dict(fields or {})
         self.seed = seed
-        self.rng = torch.Generator(self.device).manual_seed(stream(seed, "actor"))
+        self.rng = torch.Generator(self.device).manual_seed(derive_seed(seed, "actor"))
         self.env_steps = 0
         self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead of `env_steps`
         self.rollout: TensorRollout | None = None  # the steps of the last `collect`
-        self._shown: dict[str, Tensor] = {}  # current observations and masks; empty before the first step
+        self._obs_fields: dict[str, Tensor] = {}  # current observations and masks; empty before the first step
 
     def _start(self, seed: int) -> None:
         num = self.env.num_envs
-        self._shown = self.env.begin(seed)
+        self._obs_fields = self.env.reset_tensors(seed)
         self._hidden = self.policy.initial_hidden(num)
         self._returns = torch.zeros(num, *self.env.spaces.agents, device=self.device)
         self._lengths = torch.zeros(num, dtype=torch.int64, device=self.device)
@@ -57,11 +57,11 @@ class TorchActor(Collector):
         return self._collect(steps, phase)
 
     def _collect(self, steps: int, phase: Phase) -> Experience:
-        if not self._shown:
-            self._start(stream(self.seed, "environments"))
+        if not self._obs_fields:
+            self._start(derive_seed(self.seed, "environments"))
         rollout = self._storage(steps)
         rollout.numbers.clear()
-        rollout.write(0, **self._shown)
+        rollout.write(0, **self._obs_fields)
         with torch.inference_mode():
             for t in range(steps):
                 self._step(phase, rollout, t)
@@ -71,9 +71,9 @@ class TorchActor(Collector):
         hidden = self._hidden
         obs, mask = rollout.rows["obs"][t], rollout.rows["mask"][t] if "mask" in rollout.rows else None
         decision = self.policy.act(obs, hidden, mask, phase, self.rng, self.env_steps + self.schedule_lead)
-        step = self.env.advance(self.env.to_task(decision.action))
+        step = self.env.step_tensors(self.env.to_env_action(decision.action))
         self.env_steps += self.env.num_envs
-        self._shown, self._hidden = step.shown, decision.hidden
+        self._obs_fields, self._hidden = step.obs_fields, decision.hidden
         for name in self.fields:
             rollout.write(t, **{name: decision.field(name, hidden)})
         self._returns = self._returns + step.reward
@@ -86,10 +86,10 @@ class TorchActor(Collector):
             truncated=step.truncated,
             episode_return=self._returns,
             episode_length=self._lengths,
-            **{SUCCESSORS[name]: tensor for name, tensor in step.last.items()},
+            **{SUCCESSORS[name]: tensor for name, tensor in step.final_obs_fields.items()},
         )
-        rollout.numbers.append(step.numbers)
-        rollout.write(t + 1, **step.shown)
+        rollout.numbers.append(step.info)
+        rollout.write(t + 1, **step.obs_fields)
         self._returns, self._lengths = _cleared((self._returns, self._lengths), step.ended)
         if self._hidden is not None:
             self._hidden = _cleared(self._hidden, step.ended)
@@ -102,7 +102,7 @@ class TorchActor(Collector):
 
     @property
     def longest_running(self) -> int:
-        return int(self._lengths.max()) if self._shown else 0
+        return int(self._lengths.max()) if self._obs_fields else 0
 
     @property
     def logged_info_keys(self) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class TorchActor(Collector):
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"env_steps": self.env_steps, "rng": self.rng.get_state()}
-        if self._shown:
+        if self._obs_fields:
             state |= {
                 "env": self.env.state_dict(),
                 "hidden": None if self._hidden is None else tree_map(torch.clone, self._hidden),
@@ -123,12 +123,12 @@ class TorchActor(Collector):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        self.env_steps = count("the actor", state, "env_steps")
+        self.env_steps = read_count("the actor", state, "env_steps")
         self.rng.set_state(state["rng"])
         if "env" in state:
             self._start(0)
             self.env.load_state_dict(state["env"])
-            self._shown = self.env.shown()
+            self._obs_fields = self.env.obs_fields()
             if state["hidden"] is not None:
                 self._hidden = tree_map(lambda leaf: leaf.to(self.device), state["hidden"])
             self._returns, self._lengths = state["returns"].to(self.device), state["lengths"].to(self.device)

@@ -106,9 +106,9 @@ def _without_objects(key: str, value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float, list, tuple, Path)):
         return value
     if key == "env":
-        from zhixing.envs.portable import reference
+        from zhixing.envs.portable import env_settings
 
-        return reference(value)
+        return env_settings(value)
     return named_objects.register_object(value) if callable(value) else value
 
 
@@ -170,9 +170,9 @@ def provide(values: Mapping[str, Any], **objects: Any) -> None:
         if not isinstance(name, str):
             raise UserError(f"{group} can't be given: the run names none")
         if group == "env":
-            from zhixing.envs.portable import factory_of
+            from zhixing.envs.portable import make_factory
 
-            given = factory_of(given)
+            given = make_factory(given)
         named_objects.register_as(name, given)
 
 

@@ -10,10 +10,12 @@ import numpy as np
 from zhixing.errors import UserError
 
 Array = np.ndarray[Any, Any]
-Compute = Callable[[Array, Array, dict[str, Any]], Any]  # (achieved [B,n], desired [B,n], info) to one value per row
+GoalFunction = Callable[
+    [Array, Array, dict[str, Any]], Any
+]  # (achieved [B,n], desired [B,n], info) to one value per row
 
 
-def one_per_row(compute: Compute, achieved: Array, desired: Array) -> Array:
+def compute_per_row(compute: GoalFunction, achieved: Array, desired: Array) -> Array:
     """Return one value per row, also of a function that takes no more than one row."""
     values = np.asarray(compute(achieved, desired, {}))
     if values.shape != (len(achieved),):

@@ -14,9 +14,9 @@ from zhixing.config import RunConfig
 from zhixing.core.batch import Batch
 from zhixing.core.optimizer import Optimizer
 from zhixing.core.policy import Policy
-from zhixing.core.seeding import stream
+from zhixing.core.seeding import derive_seed
 from zhixing.core.spaces import Spaces
-from zhixing.core.state import count
+from zhixing.core.state import read_count
 from zhixing.core.tree import Tree
 from zhixing.errors import UserError
 
@@ -85,8 +85,8 @@ class Learner(ABC):
             raise UserError(f"{cfg.algorithm} is for tasks of {mine}; for {other[0]} there are {other[1]}, for example")
         self.spaces, self.device = spaces, torch.device(device)
         # draws everything random in updates: order of minibatches, noise
-        self.rng = torch.Generator(self.device).manual_seed(stream(cfg.seed, "learner"))
-        self._init_seed = stream(cfg.seed, "networks")
+        self.rng = torch.Generator(self.device).manual_seed(derive_seed(cfg.seed, "learner"))
+        self._init_seed = derive_seed(cfg.seed, "networks")
         self.updates = 0
         self._made: list[Optimizer] = []
         self._optimizer_eps: float = getattr(cfg, "optimizer_eps", 1e-8)  # algorithms that only play have none
@@ -240,7 +240,7 @@ class Learner(ABC):
                 part.load_state_dict(state["parts"][name])
             elif isinstance(part, Tensor):
                 setattr(self, name, state["tensors"][name].to(self.device))
-        self.updates = count("the learner", state, "updates")
+        self.updates = read_count("the learner", state, "updates")
         self.rng.set_state(state["rng"])
 
 

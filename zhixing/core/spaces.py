@@ -63,7 +63,7 @@ class Spaces:
             )
 
     @property
-    def individual_ends(self) -> bool:
+    def individual_termination(self) -> bool:
         """Whether an agent's rewards end when it leaves, not when the episode ends."""
         return self.alive and self.reward_kind != "shared"
 

@@ -14,7 +14,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 _ANY = ConfigDict(arbitrary_types_allowed=True)
 
 
-def checked(owner: str, state: Any, types: Mapping[str, Any]) -> dict[str, Any]:
+def check_state(owner: str, state: Any, types: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a state. Raise `UserError` for a name that isn't in `types`, or a value of another type.
     Names may be missing: older versions saved fewer."""
     if not isinstance(state, Mapping):
@@ -30,6 +30,6 @@ def checked(owner: str, state: Any, types: Mapping[str, Any]) -> dict[str, Any]:
     return dict(state)
 
 
-def count(owner: str, state: Mapping[str, Any], name: str) -> int:
+def read_count(owner: str, state: Mapping[str, Any], name: str) -> int:
     """Return a number of a state that counts something."""
-    return int(checked(owner, {name: state[name]}, {name: Count})[name])
+    return int(check_state(owner, {name: state[name]}, {name: Count})[name])

@@ -15,7 +15,7 @@ from zhixing.config import AsynchronousConfig, RunConfig
 from zhixing.core.learner import Learner
 from zhixing.core.policy import Phase
 from zhixing.core.spaces import Spaces
-from zhixing.core.state import Count, checked
+from zhixing.core.state import Count, check_state
 from zhixing.distributed.parameter_servers import ParameterServers
 from zhixing.distributed.worker import Setup, WorkerResult, packed
 from zhixing.distributed.worker_pool import LocalCrew, RayCrew, WorkerPool
@@ -166,7 +166,7 @@ class DistributedCollector(Collector):
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
         """Restore a saved state. With another number of workers all environments start a new episode."""
-        state = checked("the workers", state, SAVED)
+        state = check_state("the workers", state, SAVED)
         self.env_steps, self.lost_before = state["env_steps"], state.get("lost", 0)
         states = state.get("workers")
         if states is None or len(states) != len(self.crew):

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from zhixing.core.batch import Batch
-from zhixing.core.seeding import stream
+from zhixing.core.seeding import derive_seed
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import tree_leaves, tree_map
 from zhixing.envs import portable
@@ -264,7 +264,7 @@ def serve(
             for name, value in work["tensors"].items():
                 setattr(learner, name, value.to(device))
             # noise of its own, the same after a resume
-            learner.rng.manual_seed(stream(stream(cfg.seed, "learner", rank), "update", learner.updates))
+            learner.rng.manual_seed(derive_seed(derive_seed(cfg.seed, "learner", rank), "update", learner.updates))
             group.share_weights(learner)
             find = getattr(learner, work["find"])
             try:

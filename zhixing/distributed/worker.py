@@ -19,7 +19,7 @@ from zhixing.collect.evaluation import Episode
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.policy import Phase
-from zhixing.core.seeding import stream
+from zhixing.core.seeding import derive_seed
 from zhixing.distributed.parameter_servers import ParameterServers
 from zhixing.envs import portable
 from zhixing.nets.policies import GreedyPolicy
@@ -55,8 +55,8 @@ class Setup:
         """The first worker's is the run's own: alone it does what a run without workers does."""
         seed: int = self.settings["seed"]
         if self.number:
-            seed = stream(seed, "worker", self.number)
-        return stream(seed, "life", self.incarnation) if self.incarnation else seed
+            seed = derive_seed(seed, "worker", self.number)
+        return derive_seed(seed, "life", self.incarnation) if self.incarnation else seed
 
 
 class WorkerResult(NamedTuple):

@@ -1,6 +1,6 @@
 """Environments by name, one or many at once. Imports no torch, so worker processes start fast."""
 
-from zhixing.envs.checker.env_checker import Finding, check
+from zhixing.envs.checker.env_checker import Finding, check_env
 from zhixing.envs.crash.failure_policy import FailurePolicy
 from zhixing.envs.registry import RegisteredEnv, make, names
 from zhixing.envs.vector.base import VectorEnv
@@ -17,7 +17,7 @@ __all__ = [
     "RegisteredEnv",
     "SerialVectorEnv",
     "VectorEnv",
-    "check",
+    "check_env",
     "make",
     "make_small_vector",
     "make_vector",

@@ -54,7 +54,7 @@ def unpack(packed: bytes) -> None:
         named_objects.register_as(name, given)
 
 
-def reference(env: Any) -> dict[str, Any]:
+def env_settings(env: Any) -> dict[str, Any]:
     """Return the name and the options by which settings refer to an environment that is given as a class, a function
     that makes it, or an instance. An instance of `gymnasium.make` is made again from its id and options; any other
     instance is a template that is copied for each environment."""
@@ -66,7 +66,7 @@ def reference(env: Any) -> dict[str, Any]:
                 options["max_episode_steps"] = spec.max_episode_steps or -1
             return {"name": spec.id, **options}
         kind = type(env.unwrapped)
-        return {"name": named_objects.register_object(CopyOf(env), f"{kind.__module__}:{kind.__qualname__}(...)")}
+        return {"name": named_objects.register_object(CopyFactory(env), f"{kind.__module__}:{kind.__qualname__}(...)")}
     if not callable(env):
         raise UserError(
             f"env is a {type(env).__name__}; allowed are a name such as 'CartPole-v1', a gymnasium.Env, and a class "
@@ -75,19 +75,19 @@ def reference(env: Any) -> dict[str, Any]:
     return {"name": named_objects.register_object(env)}
 
 
-def factory_of(env: Any) -> Any:
+def make_factory(env: Any) -> Any:
     """Return what makes an environment that is given as a class, a function or an instance."""
-    return CopyOf(env) if isinstance(env, gym.Env) else env
+    return CopyFactory(env) if isinstance(env, gym.Env) else env
 
 
-class CopyOf:
+class CopyFactory:
     """Makes copies of an environment."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.env = env
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, CopyOf) and other.env is self.env
+        return isinstance(other, CopyFactory) and other.env is self.env
 
     def __hash__(self) -> int:
         return id(self.env)

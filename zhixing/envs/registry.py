@@ -1,7 +1,7 @@
-"""Which adapter makes an environment: the one place where a name is turned into a family of tasks.
+"""Make environments by name.
 
-An adapter is a module with `names()`, `supports(name)` and `make(name, options)`. A new family needs a file and a line
-here.
+An adapter is a module with `names()`, `supports(name)` and `make(name, options)`. To add a family, write an adapter
+and add its prefix to `PREFIXES`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ HINT = (
 OWN_LIMIT = {atari, gymnasium_ids, foraging, mario, retro_games, user}
 
 
-def adapter(name: str) -> ModuleType:
+def find_adapter(name: str) -> ModuleType:
     if ":" in name or named_objects.is_registered(name):
         return user
     for prefix, module in PREFIXES.items():
@@ -72,7 +72,7 @@ def names() -> list[str]:
 def check_name(name: str) -> str:
     """Return the name without a package that registers it. Raise `UserError` if there is no such environment."""
     name = gymnasium_ids.id_in(name) or name
-    if not adapter(name).supports(name):
+    if not find_adapter(name).supports(name):
         raise unknown("environment", name, names(), HINT)
     return name
 
@@ -80,7 +80,7 @@ def check_name(name: str) -> str:
 def make(name: str, **options: Any) -> gym.Env[Any, Any]:
     """One environment, by its name. Every environment takes `max_episode_steps`: episodes are truncated there."""
     name = check_name(name)
-    module = adapter(name)
+    module = find_adapter(name)
     check_time_limit(name, options)
     limit = options.pop(OPTION, None) if module not in OWN_LIMIT else None
     env: gym.Env[Any, Any] = module.make(name, options)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zhixing import config
-from zhixing.core.seeding import stream
+from zhixing.core.seeding import derive_seed
 from zhixing.errors import UserError
 from zhixing.experiments.jobs import Job, JobEvent
 from zhixing.experiments.sweep import read_result, single_threaded
@@ -58,7 +58,7 @@ class Study:
         seed = next((layer["seed"] for layer in reversed(layers) if "seed" in layer), 0)
         earlier = self.study.get_trials(deepcopy=False)
         # the seed depends on the number of trials: otherwise a continued study would propose its first values again
-        self.study.sampler = optuna.samplers.TPESampler(seed=stream(seed, "trials", len(earlier)) % 2**32)
+        self.study.sampler = optuna.samplers.TPESampler(seed=derive_seed(seed, "trials", len(earlier)) % 2**32)
         self.distributions = {name: _distribution(space) for name, space in spaces.items()}
         self.running: dict[str, Running] = {}  # by job name
         self.interrupted = deque(trial for trial in earlier if trial.state == TrialState.RUNNING)

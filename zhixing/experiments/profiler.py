@@ -85,7 +85,7 @@ class PartTimer:
 
     def wrap_session(self, session: Session) -> None:
         if session.env is not None:
-            for method in ("step", "reset", "advance", "begin"):  # the last two exist in torch-native envs
+            for method in ("step", "reset", "step_tensors", "reset_tensors"):  # the last two exist in torch-native envs
                 if hasattr(session.env, method):
                     self.wrap(session.env, method, "environment")
         if session.actor is not None:

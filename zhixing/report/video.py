@@ -12,7 +12,7 @@ import numpy as np
 
 from zhixing import envs
 from zhixing.collect.evaluation import default_eval_steps
-from zhixing.core.seeding import stream
+from zhixing.core.seeding import derive_seed
 from zhixing.envs.wrappers.final_frames import FinalFrameEnv
 from zhixing.envs.wrappers.headless import headless
 from zhixing.errors import UserError, note, write_stderr
@@ -98,7 +98,7 @@ class AgentRenderer:
     def frames(self, episodes: int) -> Iterator[Any]:
         """Yield the frames of each episode, from its first observation to its last."""
         env, agent = self.env, self.agent
-        obs, info = env.reset(seed=stream(self.seed, "record"))
+        obs, info = env.reset(seed=derive_seed(self.seed, "record"))
         yield env.render()
         episode_return, steps = 0.0, 0
         while True:
@@ -116,7 +116,7 @@ class AgentRenderer:
                 episode_return, steps = 0.0, 0
                 agent.reset()
             if cut:
-                obs, info = env.reset(seed=stream(self.seed, "record", len(self.returns)))
+                obs, info = env.reset(seed=derive_seed(self.seed, "record", len(self.returns)))
             yield env.render()
 
     def __enter__(self) -> AgentRenderer:

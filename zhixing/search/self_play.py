@@ -11,7 +11,7 @@ from zhixing.collect.collector import Collector, Experience, check_collect, coll
 from zhixing.collect.evaluation import Episode
 from zhixing.core.batch import Batch
 from zhixing.core.policy import Phase
-from zhixing.core.state import count
+from zhixing.core.state import read_count
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError
 from zhixing.search.evaluate import Network
@@ -159,7 +159,7 @@ class SelfPlay(Collector):
                 raise UserError(f"the saved self-play has {name} of shape {saved.shape}, this one {mine.shape}")
             mine[...] = saved
         self.rng.bit_generator.state = state["rng"]
-        self.env_steps = count("self-play", state, "env_steps")
+        self.env_steps = read_count("self-play", state, "env_steps")
         return []
 
 

@@ -11,7 +11,7 @@ import torch
 from zhixing import algorithms, envs
 from zhixing.config import RunConfig
 from zhixing.core.policy import Phase, Policy, as_tensor
-from zhixing.core.seeding import stream
+from zhixing.core.seeding import derive_seed
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.errors import UserError
@@ -25,7 +25,7 @@ class Agent:
         """`longest_episode` is the number of steps of the longest episode in training."""
         self.policy, self.spaces, self.cfg = policy.cpu().eval(), spaces, cfg
         self.longest_episode = longest_episode
-        self.rng = torch.Generator().manual_seed(stream(cfg.seed, "agent"))
+        self.rng = torch.Generator().manual_seed(derive_seed(cfg.seed, "agent"))
         self._hidden: Tree = None
 
     def reset(self) -> None:

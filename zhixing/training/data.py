@@ -14,7 +14,7 @@ from zhixing.buffers.ring import Ring
 from zhixing.config import DataConfig, OffPolicyConfig, RunConfig
 from zhixing.core.batch import Batch
 from zhixing.core.policy import Policy
-from zhixing.core.seeding import stream
+from zhixing.core.seeding import derive_seed
 from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 from zhixing.offline import Dataset
@@ -63,7 +63,7 @@ def load_demonstrations(cfg: Any, spaces: Spaces) -> Batch:
     num = data.num_episodes if cfg.demonstrations is None else cfg.demonstrations
     if num > data.num_episodes:
         raise UserError(f"demonstrations={num} are more than the {data.num_episodes} episodes of {cfg.dataset}")
-    chosen = np.random.default_rng(stream(cfg.seed, "demonstrations")).permutation(data.num_episodes)[:num]
+    chosen = np.random.default_rng(derive_seed(cfg.seed, "demonstrations")).permutation(data.num_episodes)[:num]
     steps = data.select(np.sort(chosen)).arrays
     return Batch(obs=steps["obs"], action=steps["action"]).map(np.array)  # torch needs writable copies
 

@@ -24,8 +24,7 @@ from zhixing.config import (
 )
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner
-from zhixing.core.seeding import stream
-from zhixing.core.state import Count, checked
+from zhixing.core.state import Count, check_state
 from zhixing.errors import UserError
 from zhixing.training.callbacks.base import Callback, EvaluationInterrupted, as_list
 
@@ -299,7 +298,7 @@ class TrainingLoop:
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
         """Restore a saved state. Return the environments that can't continue their episode."""
-        saved = checked("the run", {name: state[name] for name in SAVED if name in state}, SAVED)
+        saved = check_state("the run", {name: state[name] for name in SAVED if name in state}, SAVED)
         self.learner.load_state_dict(state["learner"])
         lost = [] if self.actor is None else self.actor.load_state_dict(state["actor"])
         self.rng.bit_generator.state = state["rng"]

@@ -11,7 +11,7 @@ import torch
 
 from zhixing.collect.evaluation import Episode, Evaluation
 from zhixing.core.policy import Phase, Policy
-from zhixing.core.seeding import stream
+from zhixing.core.seeding import derive_seed
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError
 from zhixing.search import GAMES, Game, PerfectPlayer, Player, RandomPlayer, mcts_player, play_match
@@ -87,7 +87,7 @@ class MatchEvaluator:
     ) -> Evaluation:
         """A game's return is 1, 0 or -1. The same seed gives the same games. `on_step` is called after each move; games
         end by their rules, whatever `max_steps` says."""
-        rng = np.random.default_rng(stream(seed, "match"))
+        rng = np.random.default_rng(derive_seed(seed, "match"))
         result = play_match(self.game, self.player, self.opponent, episodes, rng, on_step=on_step)
         ends = {1: "won", 0: "drawn", -1: "lost"}
         played = []

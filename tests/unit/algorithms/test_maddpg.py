@@ -136,7 +136,7 @@ def test_a_shared_reward_has_a_future_for_who_has_left() -> None:
 def test_rewards_that_come_after_an_agents_end_are_not_added_over_several_steps(spaces: Spaces, second: float) -> None:
     made = learner(spaces, gamma=0.9)
     put(made.target_critics, [[0.0] * 10] * 2, [[100.0], [100.0]])
-    buffer = Buffer(spaces.fields(), 8, view=NStep(3, 0.9, alive_only=spaces.individual_ends))
+    buffer = Buffer(spaces.fields(), 8, view=NStep(3, 0.9, alive_only=spaces.individual_termination))
     for t, reward in enumerate(([2.0, 1.0], [2.0, 5.0], [2.0, 5.0])):
         step = {"obs": np.zeros((1, 2, 2), np.float32), "action": np.zeros((1, 2), np.int64)}
         ends = {"terminated": np.array([t == 2]), "truncated": np.array([False])}

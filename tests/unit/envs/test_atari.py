@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Discrete
 
 from zhixing.envs import make_vector
 from zhixing.envs.adapters import atari
-from zhixing.envs.registry import adapter
+from zhixing.envs.registry import find_adapter
 from zhixing.errors import UserError
 from zhixing.utils.extras import install_hint
 
@@ -135,7 +135,7 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "ale_py", None)
     monkeypatch.setitem(sys.modules, "ale_py.vector_env", None)
     monkeypatch.setattr(atari, "games", dict)
-    assert adapter(PONG) is atari
+    assert find_adapter(PONG) is atari
     assert atari.supports(PONG)
     assert not atari.supports("ALE/Pong-v4")
     native = type("NativePong", (atari.NativeAtari,), {"name": PONG})
@@ -193,7 +193,7 @@ def test_defaults_and_actions() -> None:
     assert (obs == obs[-1]).all()
     assert info["lives"] == 0
     assert env.metadata["render_fps"] == 15
-    assert make(grey=False).observation_space.shape == (12, 84, 84)
+    assert make(grayscale=False).observation_space.shape == (12, 84, 84)
     assert make(render_mode="rgb_array").render().shape == (210, 160, 3)
     with pytest.raises(UserError, match=r"ALE/Pong-v5: env.difficulty=7: allowed are 0, 1"):
         make(difficulty=7)

@@ -51,14 +51,14 @@ WRONG: dict[type, tuple[str, str]] = {
 
 
 def by_mark(findings: list[Finding], mark: str) -> dict[str, str]:
-    return {finding.check: finding.words for finding in findings if finding.mark == mark}
+    return {finding.check: finding.message for finding in findings if finding.status == mark}
 
 
 @pytest.mark.parametrize("task", WRONG, ids=lambda task: task.__name__)
 def test_a_broken_task_is_told_by_the_check_that_it_breaks(task: type) -> None:
     check, words = WRONG[task]
     options = {"render_mode": "rgb_array"} if task is broken.BadPicture else {}
-    wrong = by_mark(zx.envs.check(task, **options), "wrong")
+    wrong = by_mark(zx.envs.check_env(task, **options), "wrong")
     assert list(wrong) == [check]
     assert re.search(words, wrong[check]), wrong
 
@@ -73,7 +73,7 @@ def test_a_broken_task_is_told_by_the_check_that_it_breaks(task: type) -> None:
     ],
 )
 def test_what_can_be_lived_with_is_a_note(task: Any, check: str, words: str) -> None:
-    findings = zx.envs.check(task)
+    findings = zx.envs.check_env(task)
     assert by_mark(findings, "wrong") == {}
     assert list(by_mark(findings, "note")) == [check]
     assert words in by_mark(findings, "note")[check]
@@ -132,12 +132,12 @@ def test_an_environment_of_the_old_package_is_named(monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match="gives a Old, an environment of the old package gym; derive it from gymnasium"):
         zx.envs.make("broken_tasks:Old")
     with pytest.raises(UserError, match="old package gym"):
-        zx.envs.check(Old)
+        zx.envs.check_env(Old)
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", *(name for name in zx.envs.names() if name.startswith("toy/"))])
 def test_our_own_tasks_pass(name: str) -> None:
-    findings = zx.envs.check(name)
+    findings = zx.envs.check_env(name)
     assert by_mark(findings, "wrong") == {}
     told = by_mark(findings, "ok") | by_mark(findings, "note")
     assert {*CHECKS, "speed"} - set(told) <= {"masks", "render"}
@@ -146,8 +146,10 @@ def test_our_own_tasks_pass(name: str) -> None:
 
 
 def test_a_sound_task_passes_with_pictures_and_masks() -> None:
-    assert set(by_mark(zx.envs.check(broken.Sound, render_mode="rgb_array"), "ok")) == {*CHECKS, "speed"} - {"masks"}
-    assert set(by_mark(zx.envs.check(broken.Masks), "ok")) == {*CHECKS, "speed"} - {"render"}
+    assert set(by_mark(zx.envs.check_env(broken.Sound, render_mode="rgb_array"), "ok")) == {*CHECKS, "speed"} - {
+        "masks"
+    }
+    assert set(by_mark(zx.envs.check_env(broken.Masks), "ok")) == {*CHECKS, "speed"} - {"render"}
 
 
 def test_the_command_reports_line_by_line_and_exits_with_2_if_anything_is_wrong(

@@ -9,7 +9,7 @@ import pytest
 
 from zhixing.envs import make_vector
 from zhixing.envs.adapters import dm_control_suite
-from zhixing.envs.registry import adapter
+from zhixing.envs.registry import find_adapter
 from zhixing.envs.wrappers import headless
 from zhixing.errors import UserError
 from zhixing.utils.extras import install_hint
@@ -40,17 +40,17 @@ def no_display(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_display")
 def test_egl_is_chosen_without_a_display_if_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headless, "has_egl", lambda: False)
-    assert not headless.choose_renderer()
+    assert not headless.choose_egl()
     assert "MUJOCO_GL" not in os.environ
     monkeypatch.setattr(headless, "has_egl", lambda: True)
-    assert headless.choose_renderer()
+    assert headless.choose_egl()
     assert os.environ["MUJOCO_GL"] == "egl"
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
-    assert not headless.choose_renderer()  # the user's choice has priority
+    assert not headless.choose_egl()  # the user's choice has priority
     assert os.environ["MUJOCO_GL"] == "osmesa"
     monkeypatch.delenv("MUJOCO_GL")
     monkeypatch.setenv("DISPLAY", ":0")
-    assert not headless.choose_renderer()
+    assert not headless.choose_egl()
 
 
 @pytest.mark.usefixtures("no_display")
@@ -62,10 +62,10 @@ def test_import_falls_back_to_no_renderer(monkeypatch: pytest.MonkeyPatch) -> No
             raise ImportError("no device to render with")
         return "imported"
 
-    assert headless.imported(load) == "imported"
+    assert headless.import_with_egl(load) == "imported"
     monkeypatch.setenv("MUJOCO_GL", "egl")
     with pytest.raises(ImportError, match="no device"):
-        headless.imported(load)
+        headless.import_with_egl(load)
 
 
 @pytest.mark.usefixtures("no_display")
@@ -75,18 +75,18 @@ def test_missing_egl_is_reported_with_its_install_command(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(headless, "has_egl", lambda: False)
     with pytest.raises(UserError) as caught:
-        headless.drawn(WALKER, broken)
+        headless.render_with_hint(WALKER, broken)
     message = "needs EGL to draw pictures without a screen: apt-get install libegl1 libgl1-mesa-dri"
     assert str(caught.value) == f"{WALKER} {message}"
-    assert headless.drawn(WALKER, lambda: 3) == 3
+    assert headless.render_with_hint(WALKER, lambda: 3) == 3
     monkeypatch.setattr(headless, "has_egl", lambda: True)
     monkeypatch.setenv("MUJOCO_GL", "egl")
     with pytest.raises(RuntimeError, match="gladLoadGL"):
-        headless.drawn(WALKER, broken)
+        headless.render_with_hint(WALKER, broken)
 
 
 def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert adapter(WALKER) is dm_control_suite
+    assert find_adapter(WALKER) is dm_control_suite
     for name in ("mujoco", "dm_control"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError) as caught:
@@ -223,7 +223,7 @@ def test_pixels_are_stacked_and_restored() -> None:
     second.load_state_dict(first.state_dict())
     for _ in range(3):
         np.testing.assert_array_equal(first.step(-np.ones(1))[0], second.step(-np.ones(1))[0])
-    assert make("dmc/cartpole-swingup", obs="pixels", grey=True, stack=4).observation_space.shape == (4, 84, 84)
+    assert make("dmc/cartpole-swingup", obs="pixels", grayscale=True, stack=4).observation_space.shape == (4, 84, 84)
 
 
 def test_obs_both_is_a_dict_of_state_and_image() -> None:

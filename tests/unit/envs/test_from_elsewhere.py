@@ -20,7 +20,7 @@ from torch import nn
 import zhixing as zx
 from zhixing.envs import make, make_vector
 from zhixing.envs.adapters import gymnasium_ids
-from zhixing.envs.portable import reference
+from zhixing.envs.portable import env_settings
 from zhixing.envs.vector import backend_choice
 from zhixing.errors import UserError
 from zhixing.training.resolve import default_out
@@ -229,7 +229,7 @@ def test_text_in_an_observation_is_left_out(clean: None) -> None:
     with closing(make_vector(lambda: Told(limit=3), 2, "serial")) as env:
         assert list(env.spaces.obs.spaces) == ["n"]
         assert steps_until_the_end(env) == 3
-    notes = {found.check: found.words for found in zx.envs.check(Told, limit=3) if found.mark == "note"}
+    notes = {found.check: found.message for found in zx.envs.check_env(Told, limit=3) if found.status == "note"}
     assert notes["spaces"] == "words of the observation is text, which is left out"
 
 
@@ -349,10 +349,10 @@ def test_an_instance_is_a_template(clean: None) -> None:
     with closing(make_vector(env, 3, "serial")) as vector:
         assert steps_until_the_end(vector) == 5
     assert (env.episode, env.steps) == (0, 0)  # the one that was given is never stepped
-    assert reference(env)["name"] == "sample_tasks:Counter(...)"
-    assert reference(Counter(limit=5))["name"] == "sample_tasks:Counter(...)#2"  # another one has another name
+    assert env_settings(env)["name"] == "sample_tasks:Counter(...)"
+    assert env_settings(Counter(limit=5))["name"] == "sample_tasks:Counter(...)#2"  # another one has another name
     cartpole = gym.make("CartPole-v1", max_episode_steps=20, sutton_barto_reward=True)
-    assert reference(cartpole) == {"name": "CartPole-v1", "max_episode_steps": 20, "sutton_barto_reward": True}
+    assert env_settings(cartpole) == {"name": "CartPole-v1", "max_episode_steps": 20, "sutton_barto_reward": True}
     held = Counter()
     held.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"this Counter can't be copied .* give a class or a function that makes it"):

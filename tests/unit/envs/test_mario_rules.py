@@ -321,7 +321,7 @@ def test_names() -> None:
     mario_names = mario.names()
     assert len(mario_names) == 33
     assert {"mario", "mario/1-1", "mario/8-4"} <= set(mario_names) <= set(names())
-    assert all(mario.supports(name) and registry.adapter(name) is mario for name in mario_names)
+    assert all(mario.supports(name) and registry.find_adapter(name) is mario for name in mario_names)
     assert not any(mario.supports(name) for name in ("mario/", "mario/9-1", "mario/1-5", "mario/1-1-1", "mariokart"))
     with pytest.raises(UserError, match="unknown environment 'mario/9-1': did you mean 'mario/"):
         make("mario/9-1")

@@ -92,7 +92,7 @@ def test_invalid_options_are_rejected() -> None:
         assert str(caught.value) == message
     pytest.importorskip("mujoco")
     assert "Hopper-v5 has no option 'frames', allowed: " in error_of("Hopper-v5", frames=2)
-    assert "obs, size, grey, stack" in error_of("Hopper-v5", frames=2)
+    assert "obs, size, grayscale, stack" in error_of("Hopper-v5", frames=2)
 
 
 class CountingEnv(gym.Env[Any, Any]):

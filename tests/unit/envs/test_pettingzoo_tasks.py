@@ -121,8 +121,8 @@ def test_environments_say_whom_their_rewards_belong_to() -> None:
     kinds = {"mpe/simple_spread": "individual", "mpe/simple_tag": "opposed", "pettingzoo/tictactoe": "opposed"}
     for name, kind in kinds.items():
         assert zx.envs.make_vector(name, 1, backend="serial").spaces.reward_kind == kind
-    assert describe(ParallelEnv(Leavers((2, 9, 9))), "t").spaces.individual_ends  # type: ignore[arg-type]
-    assert not describe(ParallelEnv(Leavers((2, 9, 9)), reward_kind="shared"), "t").spaces.individual_ends
+    assert describe(ParallelEnv(Leavers((2, 9, 9))), "t").spaces.individual_termination  # type: ignore[arg-type]
+    assert not describe(ParallelEnv(Leavers((2, 9, 9)), reward_kind="shared"), "t").spaces.individual_termination
     with pytest.raises(UserError, match="reward_kind is 'common'; allowed are shared, individual, opposed"):
         describe(ParallelEnv(Leavers((2, 9, 9)), reward_kind="common"), "t")  # type: ignore[arg-type]
 
@@ -340,7 +340,7 @@ def test_equal_spaces_stay_as_they_are() -> None:
     assert seats.observation_space == Box(0, 255, (4, 4, 1), np.uint8)
     assert seats.action_space == MultiDiscrete([2, 3])
     assert seats.allowed is None
-    assert seats.own(1, np.array([1, 2])).tolist() == [1, 2]
+    assert seats.to_agent_action(1, np.array([1, 2])).tolist() == [1, 2]
     seats = AgentPadding(
         "t", [Dict({"observation": Discrete(3), "action_mask": Box(0, 1, (2,))})] * 2, [Discrete(2)] * 2
     )

@@ -11,7 +11,7 @@ from zhixing.envs import make_vector
 from zhixing.envs.adapters import procgen_envs
 from zhixing.envs.adapters.procgen_envs import NATIVE, settings
 from zhixing.envs.adapters.procgen_envs import pool as make_pool
-from zhixing.envs.registry import adapter
+from zhixing.envs.registry import find_adapter
 from zhixing.envs.vector.resumable_pool import ResumablePool
 from zhixing.errors import UserError
 from zhixing.utils.extras import install_hint
@@ -226,7 +226,7 @@ def test_wrong_options_are_told() -> None:
 
 
 def test_missing_package_and_missing_library_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert adapter(BIGFISH) is procgen_envs
+    assert find_adapter(BIGFISH) is procgen_envs
     assert procgen_envs.supports("procgen/starpilot")
     assert not procgen_envs.supports("procgen/starfish")
     monkeypatch.setitem(sys.modules, "envpool", None)

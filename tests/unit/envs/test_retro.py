@@ -76,7 +76,7 @@ def test_second_game_in_one_process_is_rejected() -> None:
     with pytest.raises(UserError, match=r"one game per process.*vector.backend=process"):
         make(GAME)
     env.close()
-    env = make(GAME, actions="multi_discrete", size=None, grey=False, stack=1)
+    env = make(GAME, actions="multi_discrete", size=None, grayscale=False, stack=1)
     env.reset(seed=0)
     assert env.step(env.action_space.sample())[0].shape == env.observation_space.shape
     env.close()

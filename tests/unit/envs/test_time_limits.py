@@ -1,4 +1,4 @@
-"""The option `max_episode_steps`: taken by every environment, saved in the middle of episodes, and known to others."""
+"""The option `max_episode_steps`: every environment accepts it, saves its count and reports it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ENVS: dict[str, dict[str, Any]] = {
 }
 
 
-def lengths(vector: envs.VectorEnv, steps: int) -> list[int]:
-    """After how many steps the first environment was truncated, within `steps` steps of allowed actions."""
+def truncated_lengths(vector: envs.VectorEnv, steps: int) -> list[int]:
+    """Return the lengths of the first environment's truncated episodes, within `steps` random steps."""
     _, info = vector.reset(seed=0)
-    found, since = [], 0
+    lengths, length = [], 0
     space = vector.spaces.action
     space.seed(0)
     for _ in range(steps):
@@ -32,30 +32,30 @@ def lengths(vector: envs.VectorEnv, steps: int) -> list[int]:
         actions = [backend_choice.random_action(space, None if mask is None else mask[i], vector.spaces.num_agents)
                    for i in range(vector.num_envs)]  # fmt: skip
         _, _, _, truncated, info = vector.step(np.array(actions))
-        since += 1
+        length += 1
         if truncated[0]:
-            found.append(since)
-            since = 0
-    return found
+            lengths.append(length)
+            length = 0
+    return lengths
 
 
 @pytest.mark.parametrize("name", ENVS)
-def test_every_environment_takes_a_time_limit(name: str) -> None:
+def test_every_env_accepts_a_time_limit(name: str) -> None:
     vector = envs.make_vector(name, 2, backend="serial", options={**ENVS[name], "max_episode_steps": 3})
-    assert lengths(vector, 9) == [3, 3, 3]
+    assert truncated_lengths(vector, 9) == [3, 3, 3]
     assert vector.max_episode_steps == 3
     vector.close()
 
 
-def test_worker_processes_and_native_environments_have_it_too() -> None:
+def test_process_and_native_backends_apply_the_limit() -> None:
     for backend, name in (("process", "dummy_envs:EndlessEnv"), ("native", "CartPole-v1")):
         vector = envs.make_vector(name, 2, backend=backend, options={"max_episode_steps": 3})
-        assert lengths(vector, 6) == [3, 3]
+        assert truncated_lengths(vector, 6) == [3, 3]
         assert vector.max_episode_steps == 3
         vector.close()
 
 
-def test_the_usual_limit_of_an_environment_is_known() -> None:
+def test_registered_limit_is_reported() -> None:
     for backend, limit in (("serial", 500), ("native", 500)):
         vector = envs.make_vector("CartPole-v1", 2, backend=backend)
         assert vector.max_episode_steps == limit
@@ -67,41 +67,43 @@ def test_the_usual_limit_of_an_environment_is_known() -> None:
 
 @pytest.mark.parametrize("value", [0, -2, 2.5, True, "ten"])
 @pytest.mark.parametrize("name", ["toy/reach", "CartPole-v1", "dummy_envs:EndlessEnv"])
-def test_what_is_no_number_of_steps_is_rejected(name: str, value: Any) -> None:
-    with pytest.raises(zx.UserError, match=r"max_episode_steps=.* whole numbers from 1"):
+def test_invalid_limit_is_rejected(name: str, value: Any) -> None:
+    with pytest.raises(zx.UserError, match=r"max_episode_steps=.* integers of at least 1"):
         envs.make(name, max_episode_steps=value)
 
 
 @pytest.mark.parametrize("name", ["toy/reach", "dummy_envs:EndlessEnv"])
-def test_its_count_is_restored_in_the_middle_of_an_episode(name: str) -> None:
+def test_step_count_is_restored_mid_episode(name: str) -> None:
     options = {"max_episode_steps": 10}
-    one, other = (envs.make_vector(name, 1, backend="serial", options=options) for _ in range(2))
-    one.reset(seed=0)
-    action = np.array([one.spaces.action.sample()])
+    first, second = (envs.make_vector(name, 1, backend="serial", options=options) for _ in range(2))
+    first.reset(seed=0)
+    action = np.array([first.spaces.action.sample()])
     for _ in range(7):
-        one.step(action)
-    other.load_state_dict(one.state_dict())
-    assert [bool(other.step(action)[3][0]) for _ in range(3)] == [False, False, True]
-    one.close()
-    other.close()
+        first.step(action)
+    second.load_state_dict(first.state_dict())
+    assert [bool(second.step(action)[3][0]) for _ in range(3)] == [False, False, True]
+    first.close()
+    second.close()
 
 
-def words(task: str, **options: Any) -> tuple[str, str]:
-    finding = next(finding for finding in envs.check(task, **options) if finding.check == "time limit")
-    return finding.mark, finding.words
+def time_limit_finding(env: str, **options: Any) -> tuple[str, str]:
+    finding = next(finding for finding in envs.check_env(env, **options) if finding.check == "time limit")
+    return finding.status, finding.message
 
 
-def test_check_warns_of_environments_without_a_time_limit() -> None:
-    mark, said = words("dummy_envs:EndlessEnv")
-    assert mark == "note"
-    assert "no episode ended within 1000 steps" in said
-    assert "env.max_episode_steps" in said
-    assert words("dummy_envs:EndlessEnv", max_episode_steps=5)[0] == "ok"
-    assert words("dummy_envs:EndlessEnv", max_episode_steps=5_000)[0] == "ok"  # none ends in the trial, but it is there
+def test_check_env_warns_without_a_time_limit() -> None:
+    status, message = time_limit_finding("dummy_envs:EndlessEnv")
+    assert status == "note"
+    assert "no episode ended within 1000 steps" in message
+    assert "env.max_episode_steps" in message
+    assert time_limit_finding("dummy_envs:EndlessEnv", max_episode_steps=5)[0] == "ok"
+    assert (
+        time_limit_finding("dummy_envs:EndlessEnv", max_episode_steps=5_000)[0] == "ok"
+    )  # no episode of the check reaches it
 
 
-def test_check_warns_where_only_termination_ends_episodes() -> None:
-    mark, said = words("dummy_envs:TerminatingEnv")
-    assert mark == "note"
-    assert "no time limit was found" in said
-    assert words("dummy_envs:FixedLengthEnv")[0] == "ok"  # its own truncation is seen
+def test_check_env_warns_if_only_termination_ends_episodes() -> None:
+    status, message = time_limit_finding("dummy_envs:TerminatingEnv")
+    assert status == "note"
+    assert "no time limit was found" in message
+    assert time_limit_finding("dummy_envs:FixedLengthEnv")[0] == "ok"  # it truncates by itself

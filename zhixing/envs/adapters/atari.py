@@ -22,7 +22,7 @@ from zhixing.core.tree import Tree
 from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import ScalarInfo, State
-from zhixing.envs.wrappers.agents import built
+from zhixing.envs.wrappers.agents import construct_env
 from zhixing.envs.wrappers.pixels import wrap_pixels
 from zhixing.errors import UserError
 from zhixing.utils.extras import require_extra
@@ -51,7 +51,7 @@ def supports(name: str) -> bool:
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     constructor = partial(make_preprocessed, name)
-    env: gym.Env[Any, Any] = built(name, constructor, options, named=constructor)
+    env: gym.Env[Any, Any] = construct_env(name, constructor, options, named=constructor)
     return env
 
 
@@ -69,14 +69,14 @@ def make_preprocessed(
     shaping: str | None = None,
     clip_reward: bool = False,
     max_episode_steps: int | None = 27_000,
-    grey: bool = True,
+    grayscale: bool = True,
     size: Any = 84,
     stack: int = 4,
     render_mode: str | None = None,
 ) -> gym.Env[Any, Any]:
     """Return a preprocessed game. The default time limit of 27,000 steps of 4 frames is half an hour of play."""
     return wrap_pixels(
-        AtariEnv(name, full_action_space, mode, difficulty, grey, render_mode),
+        AtariEnv(name, full_action_space, mode, difficulty, grayscale, render_mode),
         skip=skip,
         pool=pool,
         sticky=sticky,
@@ -85,7 +85,7 @@ def make_preprocessed(
         shaping=shaping,
         clip_reward=clip_reward,
         max_episode_steps=max_episode_steps,
-        grey=grey,
+        grayscale=grayscale,
         size=size,
         stack=stack,
     )
@@ -106,14 +106,14 @@ class AtariEnv(gym.Env[Any, Any]):
         full_action_space: bool,
         mode: int | None,
         difficulty: int | None,
-        grey: bool,
+        grayscale: bool,
         render_mode: str | None,
     ) -> None:
         with require_extra(name, "atari"):
             import ale_py
         self.ale_py: Any = ale_py
         self.rom = self.ale_py.roms.get_rom_path(games()[name])
-        self.mode, self.difficulty, self.grey, self.render_mode = mode, difficulty, grey, render_mode
+        self.mode, self.difficulty, self.grayscale, self.render_mode = mode, difficulty, grayscale, render_mode
         self.ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # before the first ALE prints its banner
         self.ale = self.ale_py.ALEInterface()
         self.ale.setFloat("repeat_action_probability", 0.0)  # `sticky` uses the env's generator instead
@@ -121,7 +121,7 @@ class AtariEnv(gym.Env[Any, Any]):
         ale = self.ale
         self.actions = ale.getLegalActionSet() if full_action_space else ale.getMinimalActionSet()
         self.action_space = Discrete(len(self.actions))
-        shape = ale.getScreenDims() if grey else (*ale.getScreenDims(), 3)
+        shape = ale.getScreenDims() if grayscale else (*ale.getScreenDims(), 3)
         self.observation_space = Box(0, 255, tuple(shape), np.uint8)
         self.name = name
 
@@ -143,19 +143,19 @@ class AtariEnv(gym.Env[Any, Any]):
             self._load_rom(self.name)  # some games start differently after an earlier episode
         self.rom_is_fresh = False
         self.ale.reset_game()
-        return self.picture(), {"lives": self.ale.lives()}
+        return self.get_obs(), {"lives": self.ale.lives()}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        reward, terminated, truncated, info = self.advance(action)
-        return self.picture(), reward, terminated, truncated, info
+        reward, terminated, truncated, info = self.step_without_obs(action)
+        return self.get_obs(), reward, terminated, truncated, info
 
-    def advance(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
+    def step_without_obs(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         """Step without rendering the screen."""
         reward = float(self.ale.act(self.actions[action]))
         return reward, self.ale.game_over(with_truncation=False), False, {"lives": self.ale.lives()}
 
-    def picture(self) -> Array:
-        return self.ale.getScreenGrayscale() if self.grey else self.ale.getScreenRGB()
+    def get_obs(self) -> Array:
+        return self.ale.getScreenGrayscale() if self.grayscale else self.ale.getScreenRGB()
 
     def render(self) -> Array | None:
         return None if self.render_mode is None else self.ale.getScreenRGB()

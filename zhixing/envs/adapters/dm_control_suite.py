@@ -18,8 +18,8 @@ from gymnasium.spaces import Box, Dict
 
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import State
-from zhixing.envs.wrappers.agents import built
-from zhixing.envs.wrappers.headless import drawn, imported
+from zhixing.envs.wrappers.agents import construct_env
+from zhixing.envs.wrappers.headless import import_with_egl, render_with_hint
 from zhixing.envs.wrappers.pixels import wrap_pixels
 from zhixing.errors import UserError
 from zhixing.utils.extras import require_extra
@@ -61,7 +61,7 @@ def supports(name: str) -> bool:
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     constructor = partial(make_env, name)
-    env: gym.Env[Any, Any] = built(name, constructor, options, named=constructor)
+    env: gym.Env[Any, Any] = construct_env(name, constructor, options, named=constructor)
     return env
 
 
@@ -71,7 +71,7 @@ def make_env(
     obs: str = "state",
     size: int = 84,
     camera: int | str = 0,
-    grey: bool = False,
+    grayscale: bool = False,
     stack: int | None = None,
     action_repeat: int = 1,
     time_limit: float | None = None,
@@ -87,12 +87,12 @@ def make_env(
         raise UserError(f"{name}: env.obs={obs!r}: allowed are {', '.join(OBSERVATIONS)}")
     if action_repeat < 1 or size < 1:
         raise UserError(f"{name}: env.action_repeat={action_repeat} and env.size={size} must be at least 1")
-    if obs != "pixels" and (grey or stack is not None):
+    if obs != "pixels" and (grayscale or stack is not None):
         raise UserError(f"{name}: grey and stack need env.obs=pixels, not {obs}")
     env = DMControlEnv(name, obs, size, camera, action_repeat, time_limit, render_mode)
     if obs != "pixels":
         return env
-    return wrap_pixels(env, skip=1, pool="last", grey=grey, size=None, stack=3 if stack is None else stack)
+    return wrap_pixels(env, skip=1, pool="last", grayscale=grayscale, size=None, stack=3 if stack is None else stack)
 
 
 def _import_packages() -> tuple[Any, Any]:
@@ -118,7 +118,7 @@ class DMControlEnv(gym.Env[Any, Any]):
         render_mode: str | None,
     ) -> None:
         with require_extra(name, "dmc"):
-            mujoco, suite = imported(_import_packages)
+            mujoco, suite = import_with_egl(_import_packages)
         self.mujoco = mujoco
         domain, task = name.removeprefix("dmc/").split("-")
         # lqr builds its model with this seed, so all environments have the same model; `reset` seeds the episodes
@@ -165,7 +165,7 @@ class DMControlEnv(gym.Env[Any, Any]):
         )
 
     def _render_image(self, height: int, width: int) -> Array:
-        image: Array = drawn(
+        image: Array = render_with_hint(
             self.name, lambda: self.env.physics.render(height=height, width=width, camera_id=self.camera)
         )
         return image

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.wrappers.agents import built, unbatched
+from zhixing.envs.wrappers.agents import construct_env, squeeze_single_agent
 from zhixing.errors import UserError
 from zhixing.utils.extras import require_extra
 
@@ -41,7 +41,7 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     rows, cols, players, food = (int(part) for part in parts.groups()[1:5])
     sight = int(parts[1]) if parts[1] else max(rows, cols)
     constructor = partial(Foraging, name, (rows, cols), players, food, bool(parts[6]), sight)
-    return unbatched(built(name, constructor, options, named=constructor))
+    return squeeze_single_agent(construct_env(name, constructor, options, named=constructor))
 
 
 class Foraging(gym.Env[Any, Any]):

@@ -14,14 +14,14 @@ from gymnasium.spaces import Box
 from gymnasium.wrappers import TimeLimit
 
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.wrappers.headless import choose_renderer, drawn
+from zhixing.envs.wrappers.headless import choose_egl, render_with_hint
 from zhixing.envs.wrappers.pixels import wrap_pixels
 from zhixing.errors import UserError
 
 State = dict[str, Any]
 MODULE = "gymnasium.envs.mujoco"
 OBSERVATIONS = ("state", "pixels")
-IMAGE_OPTIONS = ("size", "grey", "stack")  # options that require obs=pixels
+IMAGE_OPTIONS = ("size", "grayscale", "stack")  # options that require obs=pixels
 OPTIONS = ("obs", *IMAGE_OPTIONS)
 # results of one step that the next one reads: positions and forces before its last substep
 DERIVED_FIELDS = (
@@ -47,7 +47,7 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
         size = image_options.pop("size", 84)
         options |= {"render_mode": "rgb_array", "width": size, "height": size}
     if options.get("render_mode") is not None:
-        choose_renderer()
+        choose_egl()
         if not options.keys() & {"camera_id", "camera_name", "default_camera_config"}:
             options["camera_name"] = "track"  # follows the body; without such a camera, MuJoCo uses a fixed one
     env: gym.Env[Any, Any] = SavableMujoco(gym.make(name, disable_env_checker=True, **options))
@@ -58,7 +58,7 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
         skip=1,
         pool="last",
         size=None,
-        grey=image_options.get("grey", False),
+        grayscale=image_options.get("grayscale", False),
         stack=image_options.get("stack", 3),
     )
 
@@ -129,5 +129,5 @@ class PixelObservation(gym.Wrapper[Any, Any, Any, Any]):
         return renderer.viewer.cam.lookat
 
     def _render_image(self) -> Array:
-        image: Any = drawn(self.name, self.env.render)
+        image: Any = render_with_hint(self.name, self.env.render)
         return np.asarray(image)

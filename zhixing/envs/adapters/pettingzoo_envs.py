@@ -16,7 +16,7 @@ import numpy as np
 from zhixing.core.spaces import RewardKind
 from zhixing.envs.env_spec import MASK
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.wrappers.agents import AgentPadding, built, mask_of, unbatched
+from zhixing.envs.wrappers.agents import AgentPadding, construct_env, mask_of, squeeze_single_agent
 from zhixing.errors import UserError
 from zhixing.utils.extras import require_extra
 
@@ -48,11 +48,13 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     family, short = name.split("/")
     if family == "mpe":
         kind: RewardKind = "opposed" if short in OPPOSED_MPE else "individual"
-        task = built(name, module.parallel_env, options, named=module.raw_env)
+        task = construct_env(name, module.parallel_env, options, named=module.raw_env)
         # its global state is the agents' observations in a row, and its agents end together
-        return unbatched(ParallelEnv(task, name, leaving=False, state=False, reward_kind=kind))
+        return squeeze_single_agent(ParallelEnv(task, name, leaving=False, state=False, reward_kind=kind))
     kind = "shared" if short == "hanabi" else "opposed"
-    return unbatched(TurnsEnv(built(name, module.env, options, named=module.raw_env), name, reward_kind=kind))
+    return squeeze_single_agent(
+        TurnsEnv(construct_env(name, module.env, options, named=module.raw_env), name, reward_kind=kind)
+    )
 
 
 class _PettingZooEnv(gym.Env[Any, Any]):
@@ -131,7 +133,9 @@ class ParallelEnv(_PettingZooEnv):
 
     def step(self, action: Any) -> Step:
         before = set(self.env.agents)
-        acts = {agent: self.seats.own(i, action[i]) for i, agent in enumerate(self.agents) if agent in before}
+        acts = {
+            agent: self.seats.to_agent_action(i, action[i]) for i, agent in enumerate(self.agents) if agent in before
+        }
         obs, rewards, terminated, truncated, infos = self.env.step(acts)
         left = set(self.env.agents)
         ended = not left
@@ -168,7 +172,7 @@ class TurnsEnv(_PettingZooEnv):
     def step(self, action: Any) -> Step:
         env = self.env
         seat = self.agents.index(env.agent_selection)
-        env.step(self.seats.own(seat, action[seat]))
+        env.step(self.seats.to_agent_action(seat, action[seat]))
         reward = self._rewards(env.rewards)
         terminated, truncated = dict(env.terminations), dict(env.truncations)
         ended = all(terminated[agent] or truncated[agent] for agent in env.agents)

@@ -21,7 +21,7 @@ from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.resumable_pool import ResumablePool, ShiftedObsPool
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import State
-from zhixing.envs.wrappers.agents import built
+from zhixing.envs.wrappers.agents import construct_env
 from zhixing.errors import UserError
 from zhixing.utils.extras import require_extra
 
@@ -50,7 +50,7 @@ def supports(name: str) -> bool:
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     constructor = partial(Procgen, name)
-    env: Procgen = built(name, constructor, options, named=partial(settings, name))
+    env: Procgen = construct_env(name, constructor, options, named=partial(settings, name))
     return env
 
 
@@ -167,7 +167,7 @@ class NativeProcgen:
     options: ClassVar[frozenset[str]] = frozenset(settings.__annotations__) - {"name", "return"}
 
     def __init__(self, num: int, **options: Any) -> None:
-        self.pool: ResumablePool = built(self.name, partial(pool, self.name, num, options), {}, named=settings)
+        self.pool: ResumablePool = construct_env(self.name, partial(pool, self.name, num, options), {}, named=settings)
         self.spaces = Spaces(observations(), Discrete(15))
         self.inexact: list[int] = []
 

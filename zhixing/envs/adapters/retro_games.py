@@ -18,7 +18,7 @@ import numpy as np
 from zhixing.envs.adapters.mario.retro_core import Emulator, one_per_process_error
 from zhixing.envs.options import check_options
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.wrappers.agents import built
+from zhixing.envs.wrappers.agents import construct_env
 from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, Info, split_options, wrap_pixels
 from zhixing.errors import UserError, unknown
 from zhixing.utils.extras import require_extra
@@ -41,7 +41,7 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     constructor = partial(RetroGame, name)
     check_options(name, constructor, options, extra=PIXEL_OPTIONS)
     game_options, pixel_options = split_options(options)
-    env = built(name, constructor, game_options, named=constructor)
+    env = construct_env(name, constructor, game_options, named=constructor)
     try:
         return wrap_pixels(env, **pixel_options)
     except Exception:
@@ -105,13 +105,13 @@ class RetroGame(gym.Env[Any, Any]):
         super().reset(seed=seed)
         self.env.reset()
         self._screen = None
-        return self.picture(), dict(self.env.data.lookup_all())
+        return self.get_obs(), dict(self.env.data.lookup_all())
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, Info]:
-        reward, terminated, truncated, info = self.advance(action)
-        return self.picture(), reward, terminated, truncated, info
+        reward, terminated, truncated, info = self.step_without_obs(action)
+        return self.get_obs(), reward, terminated, truncated, info
 
-    def advance(self, action: Any) -> tuple[float, bool, bool, Info]:
+    def step_without_obs(self, action: Any) -> tuple[float, bool, bool, Info]:
         """Step without rendering the screen."""
         env = self.env
         for player, buttons in enumerate(env.action_to_array(action)):
@@ -122,17 +122,17 @@ class RetroGame(gym.Env[Any, Any]):
         reward, done, info = env.compute_step()
         return float(reward), bool(done), False, dict(info)
 
-    def picture(self) -> Array:
+    def get_obs(self) -> Array:
         screen = self.env.get_screen(apply_rotation=True) if self._screen is None else self._screen
         return np.ascontiguousarray(screen)
 
     def render(self) -> Array | None:
-        return self.picture() if self.render_mode == "rgb_array" else None
+        return self.get_obs() if self.render_mode == "rgb_array" else None
 
     def state_dict(self) -> Info:
         return {
             "state": np.frombuffer(self.env.em.get_state(), np.uint8),
-            "screen": np.frombuffer(zlib.compress(self.picture().tobytes(), 1), np.uint8),
+            "screen": np.frombuffer(zlib.compress(self.get_obs().tobytes(), 1), np.uint8),
             "rng": dict(self.np_random.bit_generator.state),
         }
 

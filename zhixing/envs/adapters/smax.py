@@ -22,7 +22,7 @@ from zhixing.envs.env_spec import INFO_KEYS
 from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import State
-from zhixing.envs.wrappers.agents import built
+from zhixing.envs.wrappers.agents import construct_env
 from zhixing.utils.extras import require_extra
 
 MAPS = (
@@ -44,7 +44,7 @@ def supports(name: str) -> bool:
 
 def make(name: str, options: dict[str, Any]) -> Smax:
     constructor = partial(Smax, name)
-    env: Smax = built(name, constructor, options, named=partial(_named, name))
+    env: Smax = construct_env(name, constructor, options, named=partial(_named, name))
     return env
 
 
@@ -178,7 +178,7 @@ class NativeSmax:
     logged_info_keys = ("won",)
 
     def __init__(self, num: int, **options: Any) -> None:
-        self.battle: Battle = built(self.name, partial(Battle, self.name, options), {}, named=_named)
+        self.battle: Battle = construct_env(self.name, partial(Battle, self.name, options), {}, named=_named)
         self.num, self.spaces = num, self.battle.spaces
         jax = self.battle.jax
         self.keys = jax.random.split(jax.random.PRNGKey(int(np.random.SeedSequence().generate_state(1)[0] >> 1)), num)

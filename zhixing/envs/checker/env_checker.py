@@ -53,11 +53,11 @@ CHECKS = {  # with what is said where nothing is wrong
 
 class Finding(NamedTuple):
     check: str
-    mark: str  # ok, note or wrong
-    words: str
+    status: str  # ok, note or wrong
+    message: str
 
 
-def check(task: str | EnvFn, /, **options: Any) -> list[Finding]:
+def check_env(task: str | EnvFn, /, **options: Any) -> list[Finding]:
     """Play a task, given by its name or by what makes it, and tell of each check how it went.
 
     A name that doesn't exist is an error, not a finding. Pictures are looked at if `render_mode` is among the options.
@@ -79,7 +79,7 @@ class _Checker:
     def say(self, check: str, mark: str, words: str) -> None:
         """The first word of a kind counts, and what is wrong more than a note."""
         before = self.found.get(check)
-        if before is None or (before.mark == "note" and mark == "wrong"):
+        if before is None or (before.status == "note" and mark == "wrong"):
             self.found[check] = Finding(check, mark, words)
 
     def findings(self) -> list[Finding]:
@@ -89,7 +89,7 @@ class _Checker:
         return sorted(told.values(), key=lambda finding: order.index(finding.check))
 
     def wrong(self, *checks: str) -> bool:
-        return any(self.found[name].mark == "wrong" for name in checks if name in self.found)
+        return any(self.found[name].status == "wrong" for name in checks if name in self.found)
 
     def run(self) -> None:
         env = self.factory()

@@ -1,7 +1,7 @@
-"""Tasks written in torch: thousands of copies on the learner's device, whose rollouts never leave it."""
+"""Environments written in torch. Thousands run on the learner's device, and rollouts never leave it."""
 
 from __future__ import annotations
 
-from zhixing.envs.torch_native.vector import TORCH, Step, TorchVectorEnv
+from zhixing.envs.torch_native.vector import TORCH_ENVS, TorchStep, TorchVectorEnv
 
-__all__ = ["TORCH", "Step", "TorchVectorEnv"]
+__all__ = ["TORCH_ENVS", "TorchStep", "TorchVectorEnv"]

@@ -1,4 +1,4 @@
-"""Acrobot-v1 (Sutton, 1996): two links hang from a bar; swing the free end above it, with a motor between them."""
+"""Acrobot-v1 (Sutton, 1996): swing the free end of two hanging links above the bar, with a motor at their joint."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import math
 import torch
 from torch import Tensor
 
-from zhixing.envs.torch_native.env import Moved, TorchEnv, uniform
+from zhixing.envs.torch_native.env import TorchEnv, Transition, uniform
 
-GRAVITY, SECONDS = 9.8, 0.2
-MAX_SPEEDS = 4 * math.pi, 9 * math.pi  # masses, lengths and moments of inertia are 1, centres of mass in the middle
+GRAVITY, DT = 9.8, 0.2
+MAX_SPEEDS = 4 * math.pi, 9 * math.pi  # masses, lengths and moments of inertia are 1; centers of mass are in the middle
 
 
 class Acrobot(TorchEnv):
-    limit = 500
+    max_episode_steps = 500
 
-    def first(self, num: int, rng: torch.Generator) -> Tensor:
-        return uniform(-0.1, 0.1, (4, num), rng)
+    def initial_state(self, num_envs: int, rng: torch.Generator) -> Tensor:
+        return uniform(-0.1, 0.1, (4, num_envs), rng)
 
-    def move(self, state: Tensor, action: Tensor) -> Moved:
+    def transition(self, state: Tensor, action: Tensor) -> Transition:
         torque = action.to(state.dtype) - 1.0
-        # one step of Runge and Kutta's fourth order
-        k1 = _slope(state, torque)
-        k2 = _slope(state + SECONDS / 2 * k1, torque)
-        k3 = _slope(state + SECONDS / 2 * k2, torque)
-        k4 = _slope(state + SECONDS * k3, torque)
-        state = state + SECONDS / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+        # one step of the fourth-order Runge-Kutta method
+        k1 = _derivative(state, torque)
+        k2 = _derivative(state + DT / 2 * k1, torque)
+        k3 = _derivative(state + DT / 2 * k2, torque)
+        k4 = _derivative(state + DT * k3, torque)
+        state = state + DT / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
         angles = torch.remainder(state[:2] + math.pi, 2 * math.pi) - math.pi
-        speeds = [speed.clamp(-most, most) for speed, most in zip(state[2:].unbind(), MAX_SPEEDS, strict=True)]
+        speeds = [speed.clamp(-limit, limit) for speed, limit in zip(state[2:].unbind(), MAX_SPEEDS, strict=True)]
         state = torch.cat((angles, torch.stack(speeds)))
         terminated = -angles[0].cos() - (angles[1] + angles[0]).cos() > 1.0
-        return Moved(state, terminated.float() - 1.0, terminated)
+        return Transition(state, terminated.float() - 1.0, terminated)
 
     def observe(self, state: Tensor) -> dict[str, Tensor]:
         angles, speeds = state[:2], state[2:]
@@ -39,8 +39,8 @@ class Acrobot(TorchEnv):
         return {"obs": torch.stack((cos[0], sin[0], cos[1], sin[1], speeds[0], speeds[1]), 1)}
 
 
-def _slope(state: Tensor, torque: Tensor) -> Tensor:
-    """How fast angles and their speeds change, as in Sutton and Barto's book."""
+def _derivative(state: Tensor, torque: Tensor) -> Tensor:
+    """Return the time derivative of the state, following Sutton and Barto's book."""
     angle1, angle2, speed1, speed2 = state.unbind()
     cos, sin = angle2.cos(), angle2.sin()
     d1 = 3.5 + cos

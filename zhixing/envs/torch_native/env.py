@@ -1,4 +1,4 @@
-"""What a task written in torch is: how all its copies begin, move and look, as tensors on one device."""
+"""The interface of an environment written in torch: pure functions of the state of N environments."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Moved(NamedTuple):
+class Transition(NamedTuple):
     state: Tensor  # [k,N]
-    reward: Tensor  # [N]; [N,A] of many agents
+    reward: Tensor  # [N], or [N,A] with several agents
     terminated: Tensor  # [N]
 
 
 class TorchEnv(ABC):
-    """It holds no copy itself: a state is `[k,N]`, one number of all copies side by side.
+    """The dynamics of one environment, for N environments at once. The caller holds their state `[k,N]`.
 
-    In single precision, as observations are: Gymnasium's own versions mostly compute in double. Nothing here may look
-    at the numbers in a tensor, which would wait for the device. Options have Gymnasium's names.
+    Implementations must not read values from tensors, because that synchronizes with the device. They compute in single
+    precision, the precision of observations, while Gymnasium mostly computes in double. Options have Gymnasium's names.
     """
 
-    limit: int  # steps of an episode at most
-    ends_once: ClassVar[bool] = False  # what terminates at the limit isn't truncated, too; with Gymnasium it is
+    max_episode_steps: int
+    terminated_excludes_truncated: ClassVar[bool] = False
+    """Whether an episode that terminates at the time limit isn't also truncated. In Gymnasium it is both."""
     options: ClassVar[frozenset[str]] = frozenset()
-    logged_info_keys: ClassVar[tuple[str, ...]] = ()  # which of `numbers` are worth a log
+    logged_info_keys: ClassVar[tuple[str, ...]] = ()
 
     def to(self, device: torch.device) -> Self:
-        """Called once, with where the copies will be: for tasks that compute with tensors of their own."""
+        """Move constant tensors to the device. Called once, before the first episode."""
         return self
 
     @abstractmethod
-    def first(self, num: int, rng: torch.Generator) -> Tensor:
-        """States at the starts of so many episodes, `[k,N]`."""
+    def initial_state(self, num_envs: int, rng: torch.Generator) -> Tensor:
+        """Sample states `[k,N]` at the start of an episode."""
 
     @abstractmethod
-    def move(self, state: Tensor, action: Tensor) -> Moved:
-        """One step of each copy. Actions as Gymnasium takes them: `[N]`, or `[N,1]` where they are continuous; `[N,A]`
-        of many agents."""
+    def transition(self, state: Tensor, action: Tensor) -> Transition:
+        """Step every environment. Actions are in Gymnasium's scale: `[N]`, `[N,1]` if continuous, `[N,A]` with several
+        agents."""
 
     @abstractmethod
     def observe(self, state: Tensor) -> dict[str, Tensor]:
-        """What the copies show, `[N,...]`, by fields of a step: `obs`, and `mask`, `state`, `alive` where there are
-        any."""
+        """Return `obs` and, where the environment has them, `mask`, `state` and `alive`, each `[N,...]`."""
 
-    def numbers(self, state: Tensor) -> dict[str, Tensor]:
-        """What is told of episodes that end in these states, `[N]` each."""
+    def info(self, state: Tensor) -> dict[str, Tensor]:
+        """Return the numbers `[N]` that `info` holds for episodes that end in these states."""
         return {}
 
 

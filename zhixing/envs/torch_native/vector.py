@@ -1,4 +1,4 @@
-"""The back end `torch`: all copies of a task in a few tensors, on the device where the learner is."""
+"""The back end `torch`: all environments as a few tensors on the learner's device."""
 
 from __future__ import annotations
 
@@ -19,54 +19,59 @@ from zhixing.envs.torch_native.cartpole import CartPole
 from zhixing.envs.torch_native.env import TorchEnv
 from zhixing.envs.torch_native.mountain_car import MountainCar, MountainCarContinuous
 from zhixing.envs.torch_native.pendulum import Pendulum
-from zhixing.envs.torch_native.skirmish import SKIRMISHES
+from zhixing.envs.torch_native.skirmish import SKIRMISH_ENVS
 from zhixing.envs.vector.base import Info, LockstepVectorEnv, Result
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import State
 from zhixing.errors import EnvCrashError, UserError
 
-TORCH: dict[str, type[TorchEnv]] = {
+TORCH_ENVS: dict[str, type[TorchEnv]] = {
     "Acrobot-v1": Acrobot,
     "CartPole-v1": CartPole,
     "MountainCar-v0": MountainCar,
     "MountainCarContinuous-v0": MountainCarContinuous,
     "Pendulum-v1": Pendulum,
-    **SKIRMISHES,
+    **SKIRMISH_ENVS,
 }
-Shown = dict[str, Tensor]  # by fields of a step: obs, and mask, state, alive where the task has them
+ObsFields = dict[str, Tensor]  # obs and, where the environment has them, mask, state and alive
 
 
-class Step(NamedTuple):
-    """What a step of all copies gives, as tensors that no later step changes."""
+class TorchStep(NamedTuple):
+    """Result of one step of all environments. Later steps don't change its tensors."""
 
-    shown: Shown  # where an episode ended, what the next one shows first
-    last: Shown  # the same before any copy began anew: what the actions really led to
+    obs_fields: ObsFields  # after same-step autoreset: where an episode ended, the first of the next one
+    final_obs_fields: ObsFields  # before autoreset: the true successors of the actions
     reward: Tensor
     terminated: Tensor
     truncated: Tensor
-    ended: Tensor  # either
-    numbers: dict[str, Tensor]  # what the task tells of those that ended; of the others they mean nothing
+    ended: Tensor  # terminated or truncated
+    info: dict[str, Tensor]  # meaningful only where an episode ended
 
 
 class TorchVectorEnv(LockstepVectorEnv):
-    """`begin` and `advance` keep everything on the device and never wait for it; `reset` and `step` are the same for
-    those who speak NumPy. Each step draws a new start for every copy, whether its episode ended or not."""
+    """N environments as tensors on one device.
+
+    `reset_tensors` and `step_tensors` never synchronize with the device. `reset` and `step` wrap them for NumPy. Every
+    step samples an initial state for each environment, whether its episode ended or not.
+    """
 
     def __init__(self, name: str, num: int, spaces: Spaces, options: State, device: torch.device | str = "cpu") -> None:
-        if name not in TORCH:
-            raise UserError(f"{name} has no version in torch ({', '.join(TORCH)} have); use another vector.backend")
-        given = dict(options)
-        limit = given.pop("max_episode_steps", None)
-        refused = sorted(set(given) - TORCH[name].options)
-        if refused:
-            raise UserError(f"{name} in torch has no option {', '.join(refused)}; use another vector.backend")
-        make: Callable[..., TorchEnv] = TORCH[name]
+        if name not in TORCH_ENVS:
+            raise UserError(
+                f"{name} has no torch version (available: {', '.join(TORCH_ENVS)}); use another vector.backend"
+            )
+        env_options = dict(options)
+        limit = env_options.pop("max_episode_steps", None)
+        unknown = sorted(set(env_options) - TORCH_ENVS[name].options)
+        if unknown:
+            raise UserError(f"{name} in torch has no option {', '.join(unknown)}; use another vector.backend")
+        make: Callable[..., TorchEnv] = TORCH_ENVS[name]
         self.device = torch.device(device)
-        self.task = make(**given).to(self.device)
-        self.logged_info_keys = self.task.logged_info_keys
-        limit = self.task.limit if limit is None else int(limit)
-        self.limit = limit if limit >= 0 else torch.iinfo(torch.int32).max  # gymnasium.make's way to say without
+        self.env = make(**env_options).to(self.device)
+        self.logged_info_keys = self.env.logged_info_keys
+        limit = self.env.max_episode_steps if limit is None else int(limit)  # -1 means no limit, as in gymnasium.make
         self.max_episode_steps = limit if limit >= 0 else None
+        self._step_limit = limit if limit >= 0 else torch.iinfo(torch.int32).max
         super().__init__(name, spaces, num, "torch", 1)
         self.rng = torch.Generator(self.device)
         self.rng.seed()
@@ -75,83 +80,83 @@ class TorchVectorEnv(LockstepVectorEnv):
         action = spaces.action
         if isinstance(action, Box):
             self._low, high = (torch.as_tensor(bound, device=self.device) for bound in (action.low, action.high))
-            self._half = 0.5 * (high - self._low)
+            self._half_range = 0.5 * (high - self._low)
 
-    # --- on the device ---
+    # --- tensors on the device ---
 
-    def begin(self, seed: int | None = None) -> Shown:
-        """New episodes everywhere; what they show."""
+    def reset_tensors(self, seed: int | None = None) -> ObsFields:
+        """Start a new episode in every environment."""
         first = self._seeds(seed)[0]
         if first is not None:
             self.rng.manual_seed(first)
-        self._state = self.task.first(self.num_envs, self.rng)
+        self._state = self.env.initial_state(self.num_envs, self.rng)
         self._elapsed = torch.zeros_like(self._elapsed)
-        return self.shown()
+        return self.obs_fields()
 
-    def advance(self, action: Tensor) -> Step:
-        """One step of every copy; actions as the task takes them."""
-        state, reward, terminated = self.task.move(self._state, action)
+    def step_tensors(self, action: Tensor) -> TorchStep:
+        """Step every environment. Actions are in the environment's scale."""
+        state, reward, terminated = self.env.transition(self._state, action)
         elapsed = self._elapsed + 1
-        truncated = elapsed >= self.limit
-        if self.task.ends_once:
+        truncated = elapsed >= self._step_limit
+        if self.env.terminated_excludes_truncated:
             truncated = truncated & ~terminated
         ended = terminated | truncated
         self._elapsed = elapsed.masked_fill(ended, 0)
-        self._state = torch.where(ended, self.task.first(self.num_envs, self.rng), state)
-        last, numbers = self.task.observe(state), self.task.numbers(state)
-        return Step(self.shown(), last, reward, terminated, truncated, ended, numbers)
+        self._state = torch.where(ended, self.env.initial_state(self.num_envs, self.rng), state)
+        final_obs_fields, info = self.env.observe(state), self.env.info(state)
+        return TorchStep(self.obs_fields(), final_obs_fields, reward, terminated, truncated, ended, info)
 
-    def to_task(self, action: Tensor) -> Tensor:
-        """`Spaces.to_env` on the device: bounded actions are in [-1, 1] in policies."""
+    def obs_fields(self) -> ObsFields:
+        """Return the current observations."""
+        return self.env.observe(self._state)
+
+    def to_env_action(self, action: Tensor) -> Tensor:
+        """Rescale actions like `Spaces.to_env`, on the device: policies bound continuous actions to [-1, 1]."""
         if self.spaces.discrete:
             return action
-        return self._low + (action.clamp(-1.0, 1.0) + 1.0) * self._half
+        return self._low + (action.clamp(-1.0, 1.0) + 1.0) * self._half_range
 
-    # --- in NumPy ---
+    # --- NumPy arrays ---
 
     def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
         if options:
-            raise UserError(f"{self.name} in torch takes no options at a reset; use backend serial or process")
-        return _in_numpy(self.begin(seed))
+            raise UserError(f"{self.name} in torch accepts no reset options; use backend serial or process")
+        return _to_numpy(self.reset_tensors(seed))
 
     def step(self, actions: Array) -> Result:
         try:
-            step = self.advance(torch.as_tensor(np.asarray(actions), device=self.device))
+            step = self.step_tensors(torch.as_tensor(np.asarray(actions), device=self.device))
         except Exception as error:
             raise EnvCrashError(f"environments {self.name} in torch crashed:\n{traceback.format_exc()}") from error
-        obs, info = _in_numpy(step.shown)
+        obs, info = _to_numpy(step.obs_fields)
         ended = _array(step.ended)
         if ended.any():
-            numbers = {name: values.tolist() for name, values in step.numbers.items()}
-            info |= {f"final_{name}": _array(tensor) for name, tensor in step.last.items()}
+            final_info = {name: values.tolist() for name, values in step.info.items()}
+            info |= {f"final_{name}": _array(tensor) for name, tensor in step.final_obs_fields.items()}
             info["final_info"] = {
-                i: {name: values[i] for name, values in numbers.items()} for i in ended.nonzero()[0].tolist()
+                i: {name: values[i] for name, values in final_info.items()} for i in ended.nonzero()[0].tolist()
             }
         return obs, _array(step.reward), _array(step.terminated), _array(step.truncated), info
 
     def state_dict(self) -> State:
-        task = {"state": _array(self._state), "elapsed": _array(self._elapsed), "rng": self.rng.get_state().numpy()}
-        return {"kind": "torch", "name": self.name, "num_envs": self.num_envs, "env_state": task}
+        env = {"state": _array(self._state), "elapsed": _array(self._elapsed), "rng": self.rng.get_state().numpy()}
+        return {"kind": "torch", "name": self.name, "num_envs": self.num_envs, "env_state": env}
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
         self._check_state(state, "torch")
-        task = state["env_state"]
-        self._state, self._elapsed = (torch.tensor(task[name], device=self.device) for name in ("state", "elapsed"))
-        self.rng.set_state(torch.tensor(task["rng"]))
-        return _in_numpy(self.shown())
-
-    def shown(self) -> Shown:
-        """What the copies show now."""
-        return self.task.observe(self._state)
+        env = state["env_state"]
+        self._state, self._elapsed = (torch.tensor(env[name], device=self.device) for name in ("state", "elapsed"))
+        self.rng.set_state(torch.tensor(env["rng"]))
+        return _to_numpy(self.obs_fields())
 
     def render(self, index: int = 0) -> Array:  # type: ignore[override]
-        raise UserError(f"{self.name} in torch gives no picture; use backend serial or process")
+        raise UserError(f"{self.name} in torch can't render; use backend serial or process")
 
 
-def _in_numpy(shown: Shown) -> tuple[Tree, Info]:
-    """Observations, and where `info` has the rest."""
-    info = {INFO_KEYS[name]: _array(tensor) for name, tensor in shown.items() if name in INFO_KEYS}
-    return _array(shown["obs"]), info
+def _to_numpy(obs_fields: ObsFields) -> tuple[Tree, Info]:
+    """Return observations, and the other fields under their keys in `info`."""
+    info = {INFO_KEYS[name]: _array(tensor) for name, tensor in obs_fields.items() if name in INFO_KEYS}
+    return _array(obs_fields["obs"]), info
 
 
 def _array(tensor: Tensor) -> Array:

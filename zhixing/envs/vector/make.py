@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zhixing.envs.crash.failure_policy import ON_CRASH, FailurePolicy, save_crash_report
-from zhixing.envs.portable import reference
+from zhixing.envs.portable import env_settings
 from zhixing.envs.registry import RegisteredEnv
 from zhixing.envs.vector.backend_choice import Probe, choose_backend, default_workers, probe
 from zhixing.envs.vector.base import VectorEnv
@@ -60,7 +60,7 @@ def make_vector(
     """
     failure_policy = failure_policy or FailurePolicy()
     _check(num, backend, workers, failure_policy)
-    named = {"name": name} if isinstance(name, str) else reference(name)
+    named = {"name": name} if isinstance(name, str) else env_settings(name)
     env_name, given = named.pop("name"), {**named, **(options or {})}
     if render_mode is not None:
         given["render_mode"] = render_mode

@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from zhixing.core.goals import one_per_row
+from zhixing.core.goals import compute_per_row
 from zhixing.core.tree import Tree
 from zhixing.envs.crash.failure_policy import INTERRUPTED, MAX_CONSECUTIVE_FAILURES, make_crash_error
 from zhixing.envs.crash.validation import finiteness_sums
@@ -18,7 +18,7 @@ from zhixing.envs.env_spec import EnvSpec
 from zhixing.envs.vector.action_log import ActionLog
 from zhixing.envs.vector.step_buffers import Array, Snapshot, StepBuffers
 from zhixing.envs.vector.sub_env import ScalarInfo, State, SubEnv
-from zhixing.envs.wrappers.goals import functions_of
+from zhixing.envs.wrappers.goals import find_goal_functions
 from zhixing.errors import EnvCrashError, UserError
 
 
@@ -159,13 +159,13 @@ class SubEnvGroup:
         return self.sub_envs[index - self.first].render()
 
     def goal_functions(self) -> list[str]:
-        return list(functions_of(self.sub_envs[0].env))
+        return list(find_goal_functions(self.sub_envs[0].env))
 
     def compute(self, name: str, achieved: Array, desired: Array) -> Array:
         """Call a function of the first environment for many pairs of goals."""
         sub_env = self.sub_envs[0]
         try:
-            return one_per_row(functions_of(sub_env.env)[name], achieved, desired)
+            return compute_per_row(find_goal_functions(sub_env.env)[name], achieved, desired)
         except UserError:
             raise
         except Exception as error:

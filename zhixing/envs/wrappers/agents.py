@@ -15,7 +15,9 @@ from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError
 
 
-def built(name: str, constructor: Callable[..., Any], options: Mapping[str, Any], named: Callable[..., Any]) -> Any:
+def construct_env(
+    name: str, constructor: Callable[..., Any], options: Mapping[str, Any], named: Callable[..., Any]
+) -> Any:
     """What the constructor gives; `named` is the callable whose signature names the options."""
     check_options(name, named, options)
     try:
@@ -27,7 +29,7 @@ def built(name: str, constructor: Callable[..., Any], options: Mapping[str, Any]
         raise UserError(f"{name} can't be made with ({given}): {type(error).__name__}: {error}") from error
 
 
-class OneAgent(gym.Wrapper[Any, Any, Any, Any]):
+class SingleAgent(gym.Wrapper[Any, Any, Any, Any]):
     """A task of many agents that has only one: without the dimension of agents."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -43,8 +45,8 @@ class OneAgent(gym.Wrapper[Any, Any, Any, Any]):
         return {**own, MASK: info[MASK][0]} if MASK in info else own
 
 
-def unbatched(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    return OneAgent(env) if env.get_wrapper_attr("num_agents") == 1 else env
+def squeeze_single_agent(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    return SingleAgent(env) if env.get_wrapper_attr("num_agents") == 1 else env
 
 
 class AgentPadding:
@@ -101,7 +103,7 @@ class AgentPadding:
         joint[:, 0] |= ~joint.any(1)  # a seat without any action would have no distribution over them
         return joint
 
-    def own(self, seat: int, action: Any) -> Any:
+    def to_agent_action(self, seat: int, action: Any) -> Any:
         """The action in the seat's own space."""
         space = self.actions[seat]
         if isinstance(space, Discrete):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zhixing.core.goals import Compute
+from zhixing.core.goals import GoalFunction
 from zhixing.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 REWARD, TERMINATED = "compute_reward", "compute_terminated"
 
 
-def functions_of(env: Any) -> dict[str, Compute]:
+def find_goal_functions(env: Any) -> dict[str, GoalFunction]:
     """Return those of the two functions that a gymnasium.Env has, by name."""
     task = env.unwrapped
     return {name: getattr(task, name) for name in (REWARD, TERMINATED) if callable(getattr(task, name, None))}
 
 
-def goal_functions(env: SerialVectorEnv | ProcessVectorEnv) -> tuple[Compute, Compute | None]:
+def goal_functions(env: SerialVectorEnv | ProcessVectorEnv) -> tuple[GoalFunction, GoalFunction | None]:
     """Return the reward function of the first environment and, where it has one, its termination function. They are
     called in the process that the environment lives in."""
     names = env.goal_functions()

@@ -14,7 +14,7 @@ T = TypeVar("T")
 INSTALL = "apt-get install libegl1 libgl1-mesa-dri"
 
 
-def choose_renderer() -> bool:
+def choose_egl() -> bool:
     """Whether EGL was chosen here. What a person chose stays, and without its library numbers are all that is made."""
     if not headless() or "MUJOCO_GL" in os.environ or not has_egl():
         return False
@@ -22,10 +22,10 @@ def choose_renderer() -> bool:
     return True
 
 
-def imported(load: Callable[[], T]) -> T:
+def import_with_egl(load: Callable[[], T]) -> T:
     """What `load` imports. MuJoCo looks at the choice when it is imported; where there is a library but nothing to draw
     with, that fails, and numbers need no picture."""
-    chosen = choose_renderer()
+    chosen = choose_egl()
     try:
         return load()
     except ImportError:
@@ -35,7 +35,7 @@ def imported(load: Callable[[], T]) -> T:
         return load()
 
 
-def drawn(name: str, draw: Callable[[], T]) -> T:
+def render_with_hint(name: str, draw: Callable[[], T]) -> T:
     """The picture that `draw` makes."""
     try:
         return draw()

@@ -24,7 +24,7 @@ def opencv() -> ModuleType | None:
     return cv2
 
 
-def to_grey(picture: Array) -> Array:
+def to_grayscale(picture: Array) -> Array:
     """[H, W] of [H, W, 3]."""
     cv2: Any = opencv()
     if cv2 is not None:
@@ -32,7 +32,7 @@ def to_grey(picture: Array) -> Array:
     return np.rint(picture @ LUMA).astype(np.uint8)
 
 
-def resizer(shape: tuple[int, ...], target: tuple[int, int]) -> Callable[[Array], Array]:
+def make_resizer(shape: tuple[int, ...], target: tuple[int, int]) -> Callable[[Array], Array]:
     """What makes pictures of `shape` (height, width) ones of `target`: each new pixel is the mean of the area that it
     covers."""
     if shape == target:

@@ -54,7 +54,7 @@ def _view(cfg: OffPolicyConfig, learner: Learner, spaces: Spaces) -> View:
     """Return the view for the kind of samples that the learner reads."""
     replay = cfg.replay
     views: dict[str, View] = {  # makes all, so invalid settings of any are rejected
-        "transitions": NStep(replay.n_step, cfg.gamma, alive_only=spaces.individual_ends),
+        "transitions": NStep(replay.n_step, cfg.gamma, alive_only=spaces.individual_termination),
         "sequences": SequenceView(replay.sequence_length, replay.burn_in),
         "episodes": EpisodeView(),
     }

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from zhixing.core.state import checked
+from zhixing.core.state import check_state
 from zhixing.errors import UserError, note
 from zhixing.training.callbacks.base import Callback, is_due
 from zhixing.training.run_folder import RunFolder
@@ -73,4 +73,4 @@ class Checkpoint(Callback):
         return {"best_return": self.best_return}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(checked("the best checkpoint", state, {"best_return": float}))
+        vars(self).update(check_state("the best checkpoint", state, {"best_return": float}))

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from zhixing.collect.evaluation import metric_name
-from zhixing.core.state import Count, checked
+from zhixing.core.state import Count, check_state
 from zhixing.errors import UserError, note
 from zhixing.training.callbacks.base import Callback, is_due
 from zhixing.utils.files import write_atomically
@@ -161,7 +161,7 @@ class Csv(Callback):
         return {name: getattr(self, name) for name in SAVED}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(checked("metrics.csv", state, SAVED))
+        vars(self).update(check_state("metrics.csv", state, SAVED))
 
 
 def row_is_due(loop: TrainingLoop) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from zhixing.collect.actor import Actor
 from zhixing.collect.evaluation import default_eval_steps
-from zhixing.core.seeding import stream
+from zhixing.core.seeding import derive_seed
 from zhixing.training.callbacks.base import Callback, EvaluationInterrupted
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class EvalVideo(Callback):
                 video.add(self.env.render())
 
             most = loop.cfg.eval_max_steps or default_eval_steps(self.env.max_episode_steps, loop.longest_so_far)
-            self.actor.evaluate(1, stream(loop.cfg.seed, "film", loop.steps), on_step, most)
+            self.actor.evaluate(1, derive_seed(loop.cfg.seed, "film", loop.steps), on_step, most)
         loop.video_recorded(path)
 
     def state_dict(self) -> dict[str, Any]:

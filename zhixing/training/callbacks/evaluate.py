@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from zhixing.collect.collector import Evaluator
 from zhixing.collect.evaluation import Evaluation, default_eval_steps
-from zhixing.core.seeding import stream
-from zhixing.core.state import checked
+from zhixing.core.seeding import derive_seed
+from zhixing.core.state import check_state
 from zhixing.errors import note
 from zhixing.training.callbacks.base import Callback, is_due
 
@@ -57,7 +57,7 @@ class Evaluate(Callback):
         if self.evaluator is None:
             return
         # the same stop gives the same seed, so a resumed run evaluates as one never stopped
-        seed = stream(loop.cfg.seed, "evaluation", loop.steps)
+        seed = derive_seed(loop.cfg.seed, "evaluation", loop.steps)
         target = loop.cfg.stop_return
         with loop.paused():
             evaluation = self._play(loop, loop.cfg.eval_episodes, seed)
@@ -88,4 +88,4 @@ class Evaluate(Callback):
         return {name: getattr(self, name) for name in SAVED}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(checked("evaluations", state, SAVED))
+        vars(self).update(check_state("evaluations", state, SAVED))

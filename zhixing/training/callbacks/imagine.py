@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.image import imsave
 
-from zhixing.core.seeding import stream
+from zhixing.core.seeding import derive_seed
 from zhixing.errors import note
 from zhixing.training.callbacks.base import Callback
 
@@ -35,7 +35,7 @@ class Imagine(Callback):
         if dream is None or buffer is None or not buffer.ready:
             return
         # a generator of its own: looking changes nothing in the run
-        rng = np.random.default_rng(stream(loop.cfg.seed, "imagine", loop.env_steps))
+        rng = np.random.default_rng(derive_seed(loop.cfg.seed, "imagine", loop.env_steps))
         with loop.paused():
             frames = dream(buffer.sample(SEQUENCES, rng))
             if frames is not None:

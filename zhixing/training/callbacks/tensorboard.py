@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from zhixing import config
-from zhixing.core.state import checked
+from zhixing.core.state import check_state
 from zhixing.errors import note
 from zhixing.training.callbacks.base import Callback, is_due
 from zhixing.training.callbacks.csv import metrics_row, row_is_due
@@ -106,7 +106,7 @@ class TensorBoard(Callback):
         return {"logged": self.logged}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.logged = checked("TensorBoard", state, {"logged": dict[str, float]}).get("logged", {})
+        self.logged = check_state("TensorBoard", state, {"logged": dict[str, float]}).get("logged", {})
 
 
 def tag(column: str, loop: TrainingLoop) -> str:

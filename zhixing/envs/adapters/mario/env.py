@@ -86,13 +86,13 @@ class SuperMarioEnv(gym.Env[Any, Any]):
         self.console.restore_start()
         ram = self.console.ram()
         self.progress = rules.read_progress(ram)
-        return self.picture(), self._info(ram)
+        return self.get_obs(), self._info(ram)
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, Info]:
-        reward, terminated, truncated, info = self.advance(action)
-        return self.picture(), reward, terminated, truncated, info
+        reward, terminated, truncated, info = self.step_without_obs(action)
+        return self.get_obs(), reward, terminated, truncated, info
 
-    def advance(self, action: Any) -> tuple[float, bool, bool, Info]:
+    def step_without_obs(self, action: Any) -> tuple[float, bool, bool, Info]:
         """Step without rendering the screen."""
         console = self.console
         console.advance(self.buttons[action])
@@ -104,11 +104,11 @@ class SuperMarioEnv(gym.Env[Any, Any]):
             cutscenes.skip_cutscenes(console, ram, self.level is None)
         return reward, terminated, False, info
 
-    def picture(self) -> Array:
+    def get_obs(self) -> Array:
         return self.console.screen()
 
     def render(self) -> Array | None:
-        return self.picture() if self.render_mode == "rgb_array" else None
+        return self.get_obs() if self.render_mode == "rgb_array" else None
 
     def get_keys_to_action(self) -> dict[tuple[str, ...], int]:
         """Return the action for each combination of held keys, as in Gymnasium; see `zhixing play`."""
