@@ -56,7 +56,7 @@ class TrainingLoop:
         """Offline training has no actor, on-policy training no buffer."""
         self.cfg, self.actor, self.learner, self.buffer = cfg, actor, learner, buffer
         self.callbacks = as_list(callbacks)
-        self.rng = np.random.default_rng(stream(cfg.seed, "replay"))  # samples from the buffer
+        self.rng = np.random.default_rng(derive_seed(cfg.seed, "replay"))  # samples from the buffer
         self.episodes = 0
         self.seconds = 0.0  # of training, without evaluations and checkpoints
         self.recent_episodes: deque[Episode] = deque(maxlen=100)
