@@ -24,6 +24,7 @@ from zhixing.config import (
 )
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner
+from zhixing.core.seeding import derive_seed
 from zhixing.core.state import Count, check_state
 from zhixing.errors import UserError
 from zhixing.training.callbacks.base import Callback, EvaluationInterrupted, as_list
