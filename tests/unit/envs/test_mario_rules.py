@@ -308,7 +308,7 @@ def test_env_passes_gymnasiums_checker_and_is_restored_by_replay() -> None:
 @pytest.mark.usefixtures("_fake_console")
 def test_shaping_by_name() -> None:
     plain, score, custom = (
-        make("mario/1-1", core="fake", shaping=shaping) for shaping in ("none", "score", "test_pixels:doubled")
+        make("mario/1-1", core="fake", shaping=shaping) for shaping in ("none", "score", "test_pixels:double_reward")
     )
     for env in (plain, score, custom):
         env.reset(seed=0)
