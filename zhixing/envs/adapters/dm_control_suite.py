@@ -88,7 +88,7 @@ def make_env(
     if action_repeat < 1 or size < 1:
         raise UserError(f"{name}: env.action_repeat={action_repeat} and env.size={size} must be at least 1")
     if obs != "pixels" and (grayscale or stack is not None):
-        raise UserError(f"{name}: grey and stack need env.obs=pixels, not {obs}")
+        raise UserError(f"{name}: grayscale and stack need env.obs=pixels, not {obs}")
     env = DMControlEnv(name, obs, size, camera, action_repeat, time_limit, render_mode)
     if obs != "pixels":
         return env
