@@ -36,7 +36,6 @@ def test_files_of_a_released_version_load(version: str, tmp_path: Path) -> None:
     # it goes on from where it was
     session = zx.Session.resume(old / "run", quiet=True, env_steps=90)
     assert session.loop.env_steps == expected["env_steps"]
-    assert session.loop.buffer is not None
     assert len(session.loop.buffer) == expected["replay"]
     assert session.run()["env_steps"] == 90
     assert RunFolder.open(old / "run").load()["steps"] == 90

@@ -30,9 +30,9 @@ class Poison(zx.Callback):
             return
         self.update = loop.learner.update
         if loop.learner.gradients_on_workers:
-            assert isinstance(loop.actor, DistributedCollector)
-            assert isinstance(loop.actor.crew, LocalCrew)
-            for worker in loop.actor.crew.workers:
+            assert isinstance(loop.collector, DistributedCollector)
+            assert isinstance(loop.collector.crew, LocalCrew)
+            for worker in loop.collector.crew.workers:
                 spoil_rollouts(worker.actor)
         self.weights = {name: value.clone() for name, value in loop.learner.weights().items()}
 
@@ -44,7 +44,10 @@ class Poison(zx.Callback):
 
             spoiled = {name: tree_map(spoil, getattr(batch, name)) for name in ("obs", "reward") if name in batch}
             spoiled = {name: value for name, value in spoiled.items() if value.dtype.is_floating_point}
-            return self.update(loop.learns_from(batch.replace(**spoiled)), **others)
+            batch = batch.replace(**spoiled)
+            if not loop.learner.failed:
+                loop.batch = batch
+            return self.update(batch, **others)
 
         loop.learner.update = poisoned  # type: ignore[method-assign]
 

@@ -1,4 +1,4 @@
-"""The actor: a policy in a vector of environments."""
+"""Collection and evaluation with a policy in a vector of environments."""
 
 from __future__ import annotations
 
@@ -24,99 +24,100 @@ from zhixing.envs.vector.base import VectorEnv
 class Actor(Collector):
     """Collects experience with a policy in a vector of environments, and evaluates the policy in them.
 
-    `collect` continues where the last call stopped. `evaluate` plays whole fresh episodes; give evaluations an actor
-    with environments of their own.
+    `collect` continues where the last call stopped. `evaluate` plays fresh episodes in the same environments, so use a
+    second actor for evaluations during training.
     """
 
     def __init__(
         self,
         policy: Policy,
         env: VectorEnv,
-        fields: dict[str, Tree] | None = None,
+        extra_fields: dict[str, Tree] | None = None,
         *,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`fields` are the extra fields that the learner declares: values of the policy's decisions to store."""
+        """`extra_fields` are those that the learner declares: parts of the policy's decisions to store."""
         self.policy, self.env, self.spaces, self.device = policy, env, env.spaces, torch.device(device)
-        policy.bind_env(env)  # rejects environments that it can't act in
-        self.fields = fields or {}
+        policy.bind_env(env)  # raises `UserError` for environments that it can't act in
+        self.extra_fields = extra_fields or {}
         self.seed = seed
         self.rng = torch.Generator(self.device).manual_seed(derive_seed(seed, "actor"))
         self.env_steps = 0
         self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead of `env_steps`
         self.rollout: Rollout | None = None  # the steps of the last `collect`
         self._obs: Tree = None  # current observations; None before the first step
-        self._beside: dict[str, Any] = {}  # what environments return with them: mask, state, alive
-        self._names = [(name, INFO_KEYS[name]) for name in self.spaces.extras()]
+        self._extras: dict[str, Any] = {}  # what environments return in `info` with them: mask, state, alive
+        self._extra_keys = [(name, INFO_KEYS[name]) for name in self.spaces.extras()]
 
     def _start(self, seed: int) -> None:
-        self._see(*self.env.reset(seed=seed))
+        self._set_obs(*self.env.reset(seed=seed))
         self._hidden = self.policy.initial_hidden(self.env.num_envs)
         self._returns = np.zeros((self.env.num_envs, *self.spaces.agents))
         self._lengths = np.zeros(self.env.num_envs, np.int64)
 
-    def _see(self, obs: Tree, info: dict[str, Any]) -> None:
+    def _set_obs(self, obs: Tree, info: dict[str, Any]) -> None:
         self._obs = obs
-        self._beside = {name: info[key] for name, key in self._names}
+        self._extras = {name: info[key] for name, key in self._extra_keys}
 
     def collect(
         self, steps: int | None = None, episodes: int | None = None, phase: Phase = Phase.COLLECT
     ) -> Experience:
-        """Take `steps` steps in each environment, or as many as it takes until `episodes` have ended.
+        """Take `steps` steps in each environment, or step until `episodes` have ended.
 
-        The batch's arrays are overwritten by the next call.
+        The next call overwrites the batch's arrays.
         """
         check_collect(steps, episodes)
         if self._obs is None:
             self._start(derive_seed(self.seed, "environments"))
-        self.policy.bind_env(self.env)  # the policy may have acted in other environments since
+        self.policy.bind_env(self.env)  # another actor may have used the policy since the last call
         rollout = self._storage(steps or 256)
         rollout.clear()
-        rollout.write(0, obs=self._obs, **self._beside)
-        done: list[Episode] = []
+        rollout.write(0, obs=self._obs, **self._extras)
+        ended: list[Episode] = []
         t = 0
         with torch.inference_mode():
-            while t < steps if steps is not None else len(done) < episodes:  # type: ignore[operator]
+            while t < steps if steps is not None else len(ended) < episodes:  # type: ignore[operator]
                 if t == rollout.num_steps:
                     rollout = self._storage(2 * t, rollout)
-                done += self._step(phase, rollout, t).values()
+                ended += self._step(phase, rollout, t).values()
                 t += 1
-        return Experience(rollout.batch(t), done)
+        return Experience(rollout.batch(t), ended)
 
     def _step(self, phase: Phase, rollout: Rollout | None, t: int) -> dict[int, Episode]:
         """Step every environment, write row t, and return the episodes that ended, by environment."""
         hidden = self._hidden
-        mask = as_tensor(self._beside["mask"], self.device) if "mask" in self._beside else None
+        mask = as_tensor(self._extras["mask"], self.device) if "mask" in self._extras else None
         decision = self.policy.act(
             as_tensor(self._obs, self.device), hidden, mask, phase, self.rng, self.env_steps + self.schedule_lead
         )
         action = decision.action.cpu().numpy()
         obs, reward, terminated, truncated, info = self.env.step(self.spaces.to_env(action))
-        self._see(obs, info)
+        self._set_obs(obs, info)
         self._hidden = decision.hidden
         self.env_steps += self.env.num_envs
         ended = terminated | truncated
         if rollout is not None:
             rollout.write(t, action=action, reward=reward, terminated=terminated, truncated=truncated)
-            for name in self.fields:
+            for name in self.extra_fields:
                 rollout.write(t, **{name: tree_map(lambda leaf: leaf.cpu().numpy(), decision.field(name, hidden))})
-            rollout.write(t + 1, obs=obs, **self._beside)
+            rollout.write(t + 1, obs=obs, **self._extras)
         self._returns += reward
         self._lengths += 1
-        return self._finish(ended, info, rollout, t) if 1 in ended.tobytes() else {}  # a third of any()'s cost
+        return self._finish(ended, info, rollout, t) if 1 in ended.tobytes() else {}  # three times as fast as any()
 
     def _finish(self, ended: Any, info: dict[str, Any], rollout: Rollout | None, t: int) -> dict[int, Episode]:
+        """Write the final observations, clear the state of ended episodes, and return these by environment."""
         envs = np.flatnonzero(ended)
         if rollout is not None:
             rollout.write_final(t, envs, "obs", info["final_obs"])
-            for name in self._beside:
+            for name in self._extras:
                 rollout.write_final(t, envs, name, info[f"final_{name}"])
         final_info = info.get("final_info", {})
         episodes = {
             i: Episode(float(np.mean(self._returns[i])), int(self._lengths[i]), final_info.get(i, {}))
             for i in envs.tolist()
-            if INTERRUPTED not in final_info.get(i, {})  # cut by a crash: its return says nothing about the policy
+            if INTERRUPTED not in final_info.get(i, {})  # a crash cut the episode, so its return is meaningless
         }
         self._returns[envs] = 0.0
         self._lengths[envs] = 0
@@ -126,9 +127,9 @@ class Actor(Collector):
         return episodes
 
     def _storage(self, steps: int, old: Rollout | None = None) -> Rollout:
-        """Return storage for so many steps that begins with the rows of `old`."""
+        """Return storage for `steps` steps, starting with a copy of the rows of `old`."""
         if self.rollout is None or self.rollout.num_steps != steps:
-            new = Rollout({**self.spaces.fields(), **self.fields}, steps, self.env.num_envs)
+            new = Rollout({**self.spaces.fields(), **self.extra_fields}, steps, self.env.num_envs)
             if old is not None:
                 new.copy_from(old)
             self.rollout = new
@@ -140,38 +141,38 @@ class Actor(Collector):
     ) -> Evaluation:
         """Play `episodes` fresh episodes in evaluation mode. The same seed gives the same episodes.
 
-        `on_step` is called at the start and after each step; an exception in it ends the evaluation. Every environment
-        plays an equal number of episodes, because the first ones to end are short. Episodes are cut after `max_steps`
-        steps, by default after those of `default_eval_steps`. The next `collect` starts new episodes.
+        `on_step` is called at the start and after each step; an exception in it ends the evaluation. The environments
+        play equally many episodes each: taking the first that end would favor short ones. Episodes are cut after
+        `max_steps` steps, by default `default_eval_steps`. The next `collect` starts new episodes.
         """
-        num = self.env.num_envs
-        most = max_steps or default_eval_steps(self.env.max_episode_steps)
+        num_envs = self.env.num_envs
+        step_limit = max_steps or default_eval_steps(self.env.max_episode_steps)
         self.policy.bind_env(self.env)
         self.rng.manual_seed(derive_seed(seed, "evaluation"))
-        owed = [episodes // num + (i < episodes % num) for i in range(num)]
-        played: list[list[Episode]] = [[] for _ in owed]
+        remaining = [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
+        played: list[list[Episode]] = [[] for _ in remaining]
         rounds = 0
         try:
-            while any(owed):
-                # an environment can't be reset alone: after a cut it waits until all others are done
+            while any(remaining):
+                # environments can't be reset one by one: after a cut, an environment waits until all others are done
                 rounds += 1
-                again = () if rounds == 1 else (rounds,)
-                self._start(derive_seed(seed, "evaluation environments", *again))
+                round_seed = () if rounds == 1 else (rounds,)
+                self._start(derive_seed(seed, "evaluation environments", *round_seed))
                 on_step()
-                waiting = [read_count == 0 for read_count in owed]
+                waiting = [count == 0 for count in remaining]
                 while not all(waiting):
                     ended = self._step(Phase.EVAL, None, 0)
-                    if most is not None and self._lengths.max() >= most:
-                        ended |= {i: self._cut(i) for i in np.flatnonzero(self._lengths >= most).tolist()}
+                    if step_limit is not None and self._lengths.max() >= step_limit:
+                        ended |= {i: self._cut(i) for i in np.flatnonzero(self._lengths >= step_limit).tolist()}
                     for i, episode in ended.items():
                         if not waiting[i]:
                             played[i].append(episode)
-                            owed[i] -= 1
-                            waiting[i] = episode.cut or owed[i] == 0
+                            remaining[i] -= 1
+                            waiting[i] = episode.cut or remaining[i] == 0
                     on_step()
         finally:
             self._obs = None
-        return Evaluation([episode for mine in played for episode in mine])
+        return Evaluation([episode for in_env in played for episode in in_env])
 
     def _cut(self, i: int) -> Episode:
         return Episode(float(np.mean(self._returns[i])), int(self._lengths[i]), {}, cut=True)
@@ -218,12 +219,13 @@ class Actor(Collector):
         if "env" not in state:
             return []
         self._start(0)
-        self._see(*self.env.load_state_dict(state["env"]))
+        self._set_obs(*self.env.load_state_dict(state["env"]))
         if state["hidden"] is not None:
             self._hidden = tree_map(lambda leaf: leaf.to(self.device), state["hidden"])
         self._returns[:], self._lengths[:] = state["returns"], state["lengths"]
-        lost = list(self.env.inexact)
-        self._returns[lost], self._lengths[lost] = 0.0, 0
-        if lost and self._hidden is not None:
-            tree_map(lambda leaf: leaf.index_fill_(0, torch.as_tensor(lost, device=self.device), 0.0), self._hidden)
-        return lost
+        restarted = list(self.env.inexact)
+        self._returns[restarted], self._lengths[restarted] = 0.0, 0
+        if restarted and self._hidden is not None:
+            rows = torch.as_tensor(restarted, device=self.device)
+            tree_map(lambda leaf: leaf.index_fill_(0, rows, 0.0), self._hidden)
+        return restarted

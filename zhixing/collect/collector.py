@@ -1,4 +1,4 @@
-"""The interfaces between collecting and training: `Collector` for training, `Evaluator` for evaluations."""
+"""Interfaces between collecting and training: `Collector` for training, `Evaluator` for evaluations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zhixing.errors import UserError
 
 
 class Experience(NamedTuple):
-    """Result of `collect`: steps `[T,N]`, and the episodes that ended among them."""
+    """Result of `collect`: steps `[T,N]` and the episodes that ended in them."""
 
     batch: Batch
     episodes: list[Episode]
@@ -28,17 +28,17 @@ class WorkerExperience(NamedTuple):
 
     batch: Batch | None  # steps [T,n]
     episodes: list[Episode]
-    envs: np.ndarray[Any, Any]  # [n] numbers of the worker's environments
+    envs: np.ndarray[Any, Any]  # [n] indices of the worker's environments
     gradients: Gradients | None = None  # of the learner's loss on these steps
-    update: Update | None = None  # by parameter servers, which have applied the gradients already
+    update: Update | None = None  # set if parameter servers have applied the gradients
     priority: np.ndarray[Any, Any] | None = None  # [T,n] for a prioritized replay
 
 
 class Collector(Protocol):
     """Collects experience for a trainer.
 
-    Derive your own collector from this class and implement `collect`, `state_dict` and `load_state_dict`; the other
-    members have defaults.
+    To write a custom collector, derive from this class and implement `collect`, `state_dict` and `load_state_dict`. All
+    other members have defaults.
     """
 
     env_steps: int = 0  # over all environments, from the start of the run
@@ -47,26 +47,29 @@ class Collector(Protocol):
     def collect(
         self, steps: int | None = None, episodes: int | None = None, phase: Phase = Phase.COLLECT
     ) -> Experience:
-        """Take `steps` steps in each environment, or as many as it takes until `episodes` have ended.
+        """Take `steps` steps in each environment, or step until `episodes` have ended.
 
         The next call may overwrite the batch's arrays.
         """
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that `collect` needs to continue exactly."""
+        """Return the state that `collect` needs to continue exactly."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Restore a saved state. Return the environments that can't continue their episode and start a new one."""
+        """Restore a saved state. Return the indices of environments that start a new episode instead of continuing."""
         ...
 
     def start(self) -> None:
-        """Start whatever takes time to start. Called once before training; the time doesn't count as training."""
+        """Start processes and the like. Called once before training; the time doesn't count as training time."""
         return None
 
     def drain(self) -> None:
-        """Copy the current weights to the learner if they are elsewhere. Called before evaluations and checkpoints."""
+        """Copy the current weights to the learner if another process has them.
+
+        Called before evaluations and checkpoints.
+        """
         return None
 
     def close(self) -> None:
@@ -74,21 +77,21 @@ class Collector(Protocol):
         return None
 
     def copy_policy(self) -> None:
-        """Act with a copy of the policy from now on, whose weights only `load_weights` changes."""
-        raise UserError(f"{type(self).__name__} can't collect while the learner updates")
+        """Switch to a copy of the policy, which changes only by `load_weights`."""
+        raise UserError(f"{type(self).__name__} can't collect while the learner updates; set async_collect=false")
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Set the weights of the policy's copy."""
-        raise UserError(f"{type(self).__name__} acts with the learner's own weights; others can't be loaded")
+        """Set the weights of the policy that `copy_policy` made."""
+        raise UserError(f"{type(self).__name__} shares the learner's weights; it can't load others")
 
     def collect_from_worker(
         self, steps: int, phase: Phase = Phase.COLLECT, *, gradients: bool = False, priorities: bool = False
     ) -> WorkerExperience:
         """Return the experience of the first worker that has finished `steps` steps in its environments.
 
-        With `gradients` the worker computes gradients of its steps, with `priorities` their priorities.
+        With `gradients`, the worker computes gradients of its steps; with `priorities`, their priorities.
         """
-        raise UserError(f"{type(self).__name__} has no workers to take turns: this trainer needs a collector that has")
+        raise UserError(f"{type(self).__name__} has no workers; this trainer needs a distributed collector")
 
     @property
     def logged_info_keys(self) -> tuple[str, ...]:
@@ -107,12 +110,12 @@ class Collector(Protocol):
 
     @property
     def longest_running(self) -> int:
-        """Steps of the longest episode that hasn't ended yet; 0 if unknown."""
+        """Steps of the longest unfinished episode; 0 if unknown."""
         return 0
 
 
 class Evaluator(Protocol):
-    """Plays fresh episodes with a policy: an `Actor` with environments of its own, or matches in a game."""
+    """Plays fresh episodes with a policy: an `Actor` with separate environments, or matches in a game."""
 
     def evaluate(
         self, episodes: int, seed: int, on_step: Callable[[], None] = ..., max_steps: int | None = None
@@ -135,7 +138,7 @@ def check_collect(steps: int | None, episodes: int | None) -> None:
 
 
 def collect_episodes(collect: Callable[[int], Experience], episodes: int) -> Experience:
-    """Collect step by step until `episodes` have ended, with a `collect` that takes a number of steps."""
+    """Call `collect(1)` until `episodes` have ended, and join the results."""
     batches: list[Batch] = []
     ended: list[Episode] = []
     while len(ended) < episodes:
@@ -146,7 +149,7 @@ def collect_episodes(collect: Callable[[int], Experience], episodes: int) -> Exp
 
 
 def _copy(batch: Batch) -> Batch:
-    """Copy all fields, also those that are computed when first read: the next `collect` overwrites their sources."""
+    """Copy all fields, including those computed when first read: the next `collect` overwrites their sources."""
     return Batch(**{name: tree_map(_copy_leaf, getattr(batch, name)) for name in batch.fields})
 
 

@@ -1,4 +1,4 @@
-"""Results of episodes: single ones, and the summary of an evaluation."""
+"""Results of episodes and of evaluations."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-MIN_EVAL_STEPS = 5_000  # an evaluation episode without a time limit is never cut earlier
+MIN_EVAL_STEPS = 5_000  # smallest default step limit of evaluation episodes
 
 
 def default_eval_steps(time_limit: int | None, longest_episode: int = 0) -> int | None:
-    """Return the number of steps after which an evaluation episode is cut; None if a time limit ends it anyway.
+    """Return the default step limit of evaluation episodes; None if the environment has a time limit.
 
-    Without a time limit a policy may never end an episode: it is cut after twice the steps of the longest training
-    episode, and not before `MIN_EVAL_STEPS`.
+    Without a time limit, an episode may never end. It is cut after twice the steps of the longest training episode, but
+    not before `MIN_EVAL_STEPS`.
     """
     return None if time_limit is not None else max(MIN_EVAL_STEPS, 2 * longest_episode)
 
@@ -26,11 +26,11 @@ class Episode(NamedTuple):
     episode_return: float
     length: int
     info: dict[str, float]
-    cut: bool = False  # by the step limit of an evaluation; the environment hasn't ended it
+    cut: bool = False  # by the step limit of an evaluation, not by the environment
 
 
 def metric_name(name: str) -> str:
-    """Return the name under which the mean over episodes of a number in `info` is logged."""
+    """Return the name of the metric that averages a key of `info` over episodes."""
     return "win_rate" if name == "won" else name
 
 
@@ -38,7 +38,7 @@ def metric_name(name: str) -> str:
 class Evaluation:
     """Fresh episodes of a policy in evaluation mode.
 
-    `references` are the mean returns of a random and an expert policy, if known; `score` is computed from them.
+    `references` are the mean returns of a random and an expert policy, if known. They define the `score`.
     """
 
     episodes: list[Episode]
@@ -54,11 +54,11 @@ class Evaluation:
 
     @property
     def cut_episodes(self) -> int:
-        """Number of episodes that the environment didn't end: their returns are those of their first steps."""
+        """Number of episodes that the step limit cut. Their returns cover only the steps before the cut."""
         return sum(episode.cut for episode in self.episodes)
 
     def summary(self) -> dict[str, float]:
-        """Return what `zhixing eval --json` prints. Numbers in `info` are averaged over episodes."""
+        """Return the metrics that `zhixing eval --json` prints. Numbers in `info` are averaged over episodes."""
         lengths = [episode.length for episode in self.episodes]
         summary: dict[str, float] = {
             "mean_return": self.mean_return,

@@ -1,4 +1,4 @@
-"""The actor for environments written in torch: observations, actions and rollouts stay on one device."""
+"""Collection in environments written in torch. Observations, actions and rollouts stay on one device."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from zhixing.envs.torch_native import TorchVectorEnv
 
 
 class TorchActor(Collector):
-    """Collects like `Actor`, but doesn't synchronize with the device until all steps are done."""
+    """Collects like `Actor`, but synchronizes with the device only after the last step."""
 
     def __init__(
-        self, policy: Policy, env: TorchVectorEnv, fields: Mapping[str, Tree] | None = None, *, seed: int = 0
+        self, policy: Policy, env: TorchVectorEnv, extra_fields: Mapping[str, Tree] | None = None, *, seed: int = 0
     ) -> None:
         self.policy, self.env, self.device = policy, env, env.device
         policy.bind_env(env)
-        self.fields = dict(fields or {})
+        self.extra_fields = dict(extra_fields or {})
         self.seed = seed
         self.rng = torch.Generator(self.device).manual_seed(derive_seed(seed, "actor"))
         self.env_steps = 0
         self.schedule_lead = 0  # environment steps by which the policy's schedules are ahead of `env_steps`
         self.rollout: TensorRollout | None = None  # the steps of the last `collect`
-        self._obs_fields: dict[str, Tensor] = {}  # current observations and masks; empty before the first step
+        self._obs_fields: dict[str, Tensor] = {}  # current `obs`, `mask` and the like; empty before the first step
 
     def _start(self, seed: int) -> None:
         num = self.env.num_envs
-        self._obs_fields = self.env.reset_tensors(seed)
+        self._obs_fields = self.env.begin(seed)
         self._hidden = self.policy.initial_hidden(num)
         self._returns = torch.zeros(num, *self.env.spaces.agents, device=self.device)
         self._lengths = torch.zeros(num, dtype=torch.int64, device=self.device)
@@ -46,7 +46,7 @@ class TorchActor(Collector):
     def collect(
         self, steps: int | None = None, episodes: int | None = None, phase: Phase = Phase.COLLECT
     ) -> Experience:
-        """Take `steps` steps in each environment, or as many as it takes until `episodes` have ended.
+        """Take `steps` steps in each environment, or step until `episodes` have ended.
 
         The next call overwrites the batch's tensors.
         """
@@ -60,7 +60,7 @@ class TorchActor(Collector):
         if not self._obs_fields:
             self._start(derive_seed(self.seed, "environments"))
         rollout = self._storage(steps)
-        rollout.numbers.clear()
+        rollout.infos.clear()
         rollout.write(0, **self._obs_fields)
         with torch.inference_mode():
             for t in range(steps):
@@ -74,7 +74,7 @@ class TorchActor(Collector):
         step = self.env.step_tensors(self.env.to_env_action(decision.action))
         self.env_steps += self.env.num_envs
         self._obs_fields, self._hidden = step.obs_fields, decision.hidden
-        for name in self.fields:
+        for name in self.extra_fields:
             rollout.write(t, **{name: decision.field(name, hidden)})
         self._returns = self._returns + step.reward
         self._lengths = self._lengths + 1
@@ -88,15 +88,15 @@ class TorchActor(Collector):
             episode_length=self._lengths,
             **{SUCCESSORS[name]: tensor for name, tensor in step.final_obs_fields.items()},
         )
-        rollout.numbers.append(step.info)
+        rollout.infos.append(step.info)
         rollout.write(t + 1, **step.obs_fields)
-        self._returns, self._lengths = _cleared((self._returns, self._lengths), step.ended)
+        self._returns, self._lengths = _clear_ended((self._returns, self._lengths), step.ended)
         if self._hidden is not None:
-            self._hidden = _cleared(self._hidden, step.ended)
+            self._hidden = _clear_ended(self._hidden, step.ended)
 
     def _storage(self, steps: int) -> TensorRollout:
         if self.rollout is None or self.rollout.num_steps != steps:
-            fields = {**self.env.spaces.fields(), **self.fields}
+            fields = {**self.env.spaces.fields(), **self.extra_fields}
             self.rollout = TensorRollout(fields, steps, self.env.num_envs, self.device)
         return self.rollout
 
@@ -138,15 +138,15 @@ class TorchActor(Collector):
 class TensorRollout:
     """Steps `[T,N]` in tensors that are allocated once.
 
-    Unlike `Rollout` it keeps the successors of every step, such as `next_obs`: to keep only those at the ends of
-    episodes, their number would have to be known on the host, which waits for the device.
+    Unlike `Rollout`, it stores the successors of every step, such as `next_obs`. To store only those at the ends of
+    episodes, the host would need their number and wait for the device.
     """
 
     def __init__(self, spec: Mapping[str, Tree], num_steps: int, num_envs: int, device: torch.device) -> None:
         self.num_steps = num_steps
-        self.numbers: list[dict[str, Tensor]] = []  # `info` of each step; read where episodes ended
-        own = {"episode_return": spec["reward"], "episode_length": Field((), np.dtype(np.int64))}
-        own |= {after: spec[name] for name, after in SUCCESSORS.items() if name in spec}
+        self.infos: list[dict[str, Tensor]] = []  # `info` of each step, valid where episodes ended
+        extra = {"episode_return": spec["reward"], "episode_length": Field((), np.dtype(np.int64))}
+        extra |= {successor: spec[name] for name, successor in SUCCESSORS.items() if name in spec}
 
         def allocate(field: Field, rows: int) -> Tensor:
             dtype = torch.from_numpy(np.empty(0, field.dtype)).dtype
@@ -154,12 +154,12 @@ class TensorRollout:
 
         self.tensors: dict[str, Tree] = {
             name: tree_map(lambda field, rows=num_steps + (name in SUCCESSORS): allocate(field, rows), tree)
-            for name, tree in {**spec, **own}.items()
+            for name, tree in {**spec, **extra}.items()
         }
         # views of single steps, made once instead of in each step
         self.rows = {name: _rows(tree) for name, tree in self.tensors.items()}
-        shown = {name: tree for name, tree in self.tensors.items() if not name.startswith("episode_")}
-        self.batch = Batch(**{name: tree_map(lambda leaf: leaf[:num_steps], tree) for name, tree in shown.items()})
+        fields = {name: tree for name, tree in self.tensors.items() if not name.startswith("episode_")}
+        self.batch = Batch(**{name: tree_map(lambda leaf: leaf[:num_steps], tree) for name, tree in fields.items()})
 
     def write(self, t: int, **values: Tree) -> None:
         for name, value in values.items():
@@ -167,21 +167,21 @@ class TensorRollout:
                 target.copy_(leaf)
 
     def episodes(self) -> list[Episode]:
-        """Return the episodes that ended, in the order of their ends."""
+        """Return the ended episodes in the order in which they ended."""
         ended = self.tensors["terminated"] | self.tensors["truncated"]
-        returns, lengths = (self.tensors[f"episode_{what}"][ended] for what in ("return", "length"))
+        returns, lengths = (self.tensors[name][ended] for name in ("episode_return", "episode_length"))
         if returns.ndim > 1:
             returns = returns.mean(-1)  # over agents
-        done = [Episode(*row, {}) for row in zip(returns.tolist(), lengths.tolist(), strict=True)]
-        for name in self.numbers[0]:
-            values = torch.stack([numbers[name] for numbers in self.numbers])[ended].tolist()
-            for episode, number in zip(done, values, strict=True):
+        episodes = [Episode(*row, {}) for row in zip(returns.tolist(), lengths.tolist(), strict=True)]
+        for name in self.infos[0]:
+            values = torch.stack([info[name] for info in self.infos])[ended].tolist()
+            for episode, number in zip(episodes, values, strict=True):
                 episode.info[name] = number
-        return done
+        return episodes
 
 
-def _cleared(tree: Tree, ended: Tensor) -> Tree:
-    """Return the tree with zeros where episodes ended."""
+def _clear_ended(tree: Tree, ended: Tensor) -> Tree:
+    """Return a copy of the tree with zeros where episodes ended."""
     return tree_map(lambda leaf: leaf.masked_fill(ended.view(-1, *[1] * (leaf.ndim - 1)), 0), tree)
 
 

@@ -88,18 +88,18 @@ class PartTimer:
             for method in ("step", "reset", "step_tensors", "reset_tensors"):  # the last two exist in torch-native envs
                 if hasattr(session.env, method):
                     self.wrap(session.env, method, "environment")
-        if session.actor is not None:
-            self.wrap(session.actor, "collect", "actor")
-        if isinstance(session.actor, DistributedCollector):
-            self.wrap(session.actor, "collect_from_worker", "actor")
-            if isinstance(session.actor.crew, LocalCrew):
-                for worker in session.actor.crew.workers:
+        if session.collector is not None:
+            self.wrap(session.collector, "collect", "actor")
+        if isinstance(session.collector, DistributedCollector):
+            self.wrap(session.collector, "collect_from_worker", "actor")
+            if isinstance(session.collector.crew, LocalCrew):
+                for worker in session.collector.crew.workers:
                     actor, learner = worker.begin()
                     self.wrap(actor.env, "step", "environment")
                     self.wrap(learner.policy, "act", "policy")
                     self.wrap(learner, "gradients", "loss")
         self.wrap(session.learner.policy, "act", "policy")
-        if session.loop.buffer is not None:
+        if session.loop.has_buffer:
             for method in ("add", "sample", "set_priority"):
                 self.wrap(session.loop.buffer, method, "replay")
         for learner in _nested_learners(session.learner):

@@ -121,9 +121,10 @@ def export_replay(run: str | Path, out: str, *, references: Mapping[str, float] 
 
     session = Session.resume(run, quiet=True)
     try:
-        buffer, cfg = session.loop.buffer, session.cfg
-        if buffer is None or session.data is not None:
+        cfg = session.cfg
+        if not session.loop.has_buffer or session.data is not None:
             raise UserError(f"{run} has no replay: {cfg.algorithm} keeps none, or learned from data")
+        buffer = session.loop.buffer
         index = buffer.ring.indices().reshape(-1, buffer.num_envs)  # [T,N]
         note = f"replay of {cfg.algorithm} of {Path(run).name}"
         with _written(out, session.spaces, cfg.env.name, cfg.env.options, references, note) as writer:

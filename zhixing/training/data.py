@@ -128,5 +128,4 @@ def initialize_from_data(loop: TrainingLoop, data: Dataset | None, spaces: Space
     if isinstance(cfg, OffPolicyConfig) and cfg.replay.start is not None:
         recorded = offline.open(cfg.replay.start, cfg.env.name, cfg.env.options)
         check_data(recorded, spaces, cfg.env.name)
-        assert loop.buffer is not None
         fill_buffer(loop.buffer, recorded)

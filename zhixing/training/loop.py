@@ -17,11 +17,7 @@ from torch import Tensor
 from zhixing.buffers import Buffer
 from zhixing.collect.collector import Collector
 from zhixing.collect.evaluation import Episode, Evaluation
-from zhixing.config import (
-    DataConfig,
-    RunConfig,
-    seconds,
-)
+from zhixing.config import DataConfig, RunConfig, seconds
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner
 from zhixing.core.seeding import derive_seed
@@ -43,24 +39,26 @@ SAVED = {
 
 
 class TrainingLoop:
-    """A training in progress: its parts, counters and callbacks."""
+    """The parts, counters and callbacks of a training in progress."""
 
     def __init__(
         self,
         cfg: RunConfig,
-        actor: Collector | None,
+        collector: Collector | None,
         learner: Learner,
         *,
         buffer: Buffer | None = None,
         callbacks: Callback | Sequence[Callback] = (),
     ) -> None:
-        """Offline training has no actor, on-policy training no buffer."""
-        self.cfg, self.actor, self.learner, self.buffer = cfg, actor, learner, buffer
+        """Offline training has no collector, on-policy training no buffer."""
+        self.cfg, self.learner = cfg, learner
+        self._collector, self._buffer = collector, buffer
         self.callbacks = as_list(callbacks)
         self.rng = np.random.default_rng(derive_seed(cfg.seed, "replay"))  # samples from the buffer
         self.episodes = 0
         self.seconds = 0.0  # of training, without evaluations and checkpoints
         self.recent_episodes: deque[Episode] = deque(maxlen=100)
+        self.batch: Batch | None = None  # of the last update, or of the first with a non-finite step
         self.metrics: Mapping[str, Tensor] = {}  # of the last iteration with updates
         self.steps_before = 0  # at the start of this iteration
         self.longest_episode = 0  # steps of the longest finished training episode
@@ -71,58 +69,79 @@ class TrainingLoop:
         self.out_of_budget = False
         # the callback whose `iteration_end` was interrupted, and whether the iteration had metrics
         self._unfinished: tuple[int, bool] | None = None
-        self.batch: Batch | None = None  # of the last update, or of the first with a non-finite step
-        self._since: float | None = None
+        self._clock_start: float | None = None  # None while the clock of training time is stopped
+
+    @property
+    def offline(self) -> bool:
+        """Whether training reads a dataset instead of collecting."""
+        return self._collector is None
+
+    @property
+    def collector(self) -> Collector:
+        if self._collector is None:
+            raise RuntimeError("offline training has no collector; check loop.offline first")
+        return self._collector
+
+    @property
+    def has_buffer(self) -> bool:
+        return self._buffer is not None
+
+    @property
+    def buffer(self) -> Buffer:
+        """The buffer that updates sample."""
+        if self._buffer is None:
+            raise RuntimeError("on-policy training has no buffer; check loop.has_buffer first")
+        return self._buffer
 
     @property
     def env_steps(self) -> int:
-        return 0 if self.actor is None else self.actor.env_steps
-
-    @property
-    def steps(self) -> int:
-        """The unit of budgets and intervals: environment steps, or updates in offline training."""
-        return self.updates if self.actor is None else self.env_steps
-
-    @property
-    def unit(self) -> str:
-        return "updates" if self.actor is None else "steps"
-
-    @property
-    def logged_info_keys(self) -> tuple[str, ...]:
-        """Keys of `info` at the ends of episodes that are logged."""
-        return () if self.actor is None else self.actor.logged_info_keys
-
-    @property
-    def num_env_restarts(self) -> int:
-        """Number of environments that failed and were restarted."""
-        return 0 if self.actor is None else self.actor.num_env_restarts
-
-    @property
-    def num_worker_restarts(self) -> int:
-        """Number of workers that died and were restarted."""
-        return 0 if self.actor is None else self.actor.num_worker_restarts
+        return 0 if self.offline else self.collector.env_steps
 
     @property
     def updates(self) -> int:
         return self.learner.updates
 
     @property
+    def steps(self) -> int:
+        """The unit of budgets and intervals: environment steps, or updates in offline training."""
+        return self.updates if self.offline else self.env_steps
+
+    @property
+    def unit(self) -> str:
+        return "updates" if self.offline else "steps"
+
+    @property
+    def logged_info_keys(self) -> tuple[str, ...]:
+        """Keys of `info` at the ends of episodes that are logged."""
+        return () if self.offline else self.collector.logged_info_keys
+
+    @property
+    def num_env_restarts(self) -> int:
+        """Number of environments that failed and were restarted."""
+        return 0 if self.offline else self.collector.num_env_restarts
+
+    @property
+    def num_worker_restarts(self) -> int:
+        """Number of workers that died and were restarted."""
+        return 0 if self.offline else self.collector.num_worker_restarts
+
+    @property
     def budget_fractions(self) -> dict[str, float]:
-        """Return the used fraction of each budget, by the name of its setting."""
+        """The used fraction of each budget, by the name of its setting."""
         cfg = self.cfg
-        if self.actor is None and isinstance(cfg, DataConfig):
-            shares = {"offline_updates": self.steps / cfg.offline_updates}
+        if self.offline and isinstance(cfg, DataConfig):
+            fractions = {"offline_updates": self.steps / cfg.offline_updates}
         else:
-            shares = {"env_steps": self.steps / cfg.env_steps}
+            fractions = {"env_steps": self.steps / cfg.env_steps}
         if cfg.episodes is not None:
-            shares["episodes"] = self.episodes / cfg.episodes
+            fractions["episodes"] = self.episodes / cfg.episodes
         if cfg.duration is not None:
-            shares["duration"] = self.seconds / seconds(cfg.duration)
-        return shares
+            fractions["duration"] = self.seconds / seconds(cfg.duration)
+        return fractions
 
     @property
     def progress(self) -> float:
-        """Return the used fraction of the budget: the largest of those that are set."""
+        """The largest used fraction of any budget, at most 1."""
         return min(1.0, max(self.budget_fractions.values()))
 
     def stop(self, reason: str) -> None:
@@ -134,8 +153,8 @@ class TrainingLoop:
 
     @property
     def longest_so_far(self) -> int:
-        """Return the steps of the longest training episode, finished or not."""
-        running = 0 if self.actor is None else self.actor.longest_running
+        """Steps of the longest training episode, finished or not."""
+        running = 0 if self.offline else self.collector.longest_running
         return max(self.longest_episode, running)
 
     @property
@@ -152,14 +171,14 @@ class TrainingLoop:
             for callback in self.callbacks:
                 callback.train_begin(self)
             self.finished = False
-            self._since = time.perf_counter()
+            self._clock_start = time.perf_counter()
             if self._unfinished is not None:
                 first, had_metrics = self._unfinished
                 self.out_of_budget = self.progress >= 1.0
                 self._end_iteration(self.metrics if had_metrics else {}, first)
             yield
-            self._tick()
-            self._since = None
+            self._update_seconds()
+            self._clock_start = None
             self.interrupted = self.interrupt_requested
             for callback in self.callbacks:
                 try:
@@ -169,54 +188,50 @@ class TrainingLoop:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock of training time, with the current weights in the learner."""
-        self._tick()
-        if self.actor is not None:
-            self.actor.drain()
-        running, self._since = self._since is not None, None
+        """Stop the clock of training time. Inside, the learner has the current weights."""
+        self._update_seconds()
+        if not self.offline:
+            self.collector.drain()
+        running, self._clock_start = self._clock_start is not None, None
         try:
             yield
         finally:
-            self._since = time.perf_counter() if running else None
+            self._clock_start = time.perf_counter() if running else None
 
-    def _tick(self) -> None:
-        if self._since is not None:
+    def _update_seconds(self) -> None:
+        if self._clock_start is not None:
             now = time.perf_counter()
-            self.seconds += now - self._since
-            self._since = now
+            self.seconds += now - self._clock_start
+            self._clock_start = now
 
     def iterations(self) -> Iterator[None]:
         """Yield once per iteration until the budget is used or a callback stops training."""
         self.out_of_budget = self.progress >= 1.0
         while self.stop_reason is None and not self.out_of_budget:
             self.steps_before = self.steps
-            self._set_progress(self.progress)
+            self._set_progress()
             for callback in self.callbacks:
                 callback.iteration_begin(self)
             yield
 
-    def _set_progress(self, fraction: float) -> None:
-        """Set all schedules to the used fraction of the budget, whichever of the budgets it is."""
-        self.learner.set_progress(fraction)
-        if self.buffer is not None:
-            self.buffer.set_progress(fraction)
-        if self.actor is not None:
+    def _set_progress(self) -> None:
+        """Set all schedules to the used fraction of the budget."""
+        progress = self.progress
+        self.learner.set_progress(progress)
+        if self.has_buffer:
+            self.buffer.set_progress(progress)
+        if not self.offline:
             # schedules of policies count environment steps; a budget of episodes or time may be used faster
-            self.actor.schedule_lead = max(0, int(fraction * self.cfg.env_steps) - self.env_steps)
-
-    def learns_from(self, batch: Batch) -> Batch:
-        """Keep the batch of the next update, which is saved if the update isn't finite. Return it."""
-        if not self.learner.failed:
-            self.batch = batch
-        return batch
+            self.collector.schedule_lead = max(0, int(progress * self.cfg.env_steps) - self.env_steps)
 
     def iteration_end(self, episodes: list[Episode], metrics: Mapping[str, Tensor]) -> None:
-        self._tick()
+        """Count the finished episodes and call the callbacks. `metrics` are those of the last update, if any."""
+        self._update_seconds()
         self.episodes += len(episodes)
         self.longest_episode = max([self.longest_episode, *(episode.length for episode in episodes)])
         self.out_of_budget = self.progress >= 1.0
         if episodes:
-            self._tell(episodes)
+            self._report_episodes(episodes)
         self.metrics = metrics or self.metrics
         self._end_iteration(metrics)
 
@@ -230,18 +245,19 @@ class TrainingLoop:
                 self._unfinished = i, bool(metrics)
                 return
 
-    def _tell(self, episodes: list[Episode]) -> None:
-        listening = [each for each in self.callbacks if type(each).episode_end is not Callback.episode_end]
-        if not listening:  # saves time with thousands of environments
+    def _report_episodes(self, episodes: list[Episode]) -> None:
+        # calling only overridden hooks saves time with thousands of environments
+        callbacks = [callback for callback in self.callbacks if type(callback).episode_end is not Callback.episode_end]
+        if not callbacks:
             self.recent_episodes.extend(episodes)
             return
         for episode in episodes:
             self.recent_episodes.append(episode)
-            for callback in listening:
+            for callback in callbacks:
                 callback.episode_end(self, episode)
 
     def evaluation_step(self) -> None:
-        """Call after each step of an evaluation. Raises `EvaluationInterrupted` if the run was asked to stop."""
+        """Call the callbacks after a step of an evaluation. Raise `EvaluationInterrupted` if the run is to stop."""
         if self.interrupt_requested:
             raise EvaluationInterrupted
         for callback in self.callbacks:
@@ -252,17 +268,17 @@ class TrainingLoop:
             callback.evaluation_end(self, evaluation)
 
     def log(self, name: str, value: float) -> None:
-        """Log a number of your own, such as `loop.log("goals_reached", 3)`.
+        """Log a custom number, such as `loop.log("goals_reached", 3)`.
 
-        The next row of metrics.csv has the last value logged before it, in a column of this name; TensorBoard shows it
-        as `custom/NAME`, or as NAME where this has a slash. Reading a tensor's value waits for its device.
+        The next row of metrics.csv has the last value logged before it, in a column of this name. TensorBoard shows it
+        as `custom/NAME`, or as NAME if that has a slash. Reading the value of a tensor waits for its device.
         """
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][\w.-]*(/[\w.-]+)*", name):
-            raise UserError(f"loop.log: {name!r} is no name of a metric: use letters, digits and the signs _ . - /")
+            raise UserError(f"loop.log: {name!r} is not a valid name; use letters, digits and _ . - /")
         try:
             number = float(value)
         except (TypeError, ValueError, RuntimeError):
-            raise UserError(f"loop.log({name!r}, ...): the value must be one number, not {value!r}") from None
+            raise UserError(f"loop.log({name!r}, ...): the value must be a single number, not {value!r}") from None
         for callback in self.callbacks:
             callback.metric_logged(self, name, number)
 
@@ -270,9 +286,9 @@ class TrainingLoop:
         for callback in self.callbacks:
             callback.video_recorded(self, path)
 
-    def recent_mean(self, what: str) -> float:
+    def recent_mean(self, field: str) -> float:
         """Return the mean `episode_return` or `length` of the last 100 training episodes; NaN if none has ended."""
-        return float(np.mean([getattr(e, what) for e in self.recent_episodes])) if self.recent_episodes else math.nan
+        return float(np.mean([getattr(e, field) for e in self.recent_episodes])) if self.recent_episodes else math.nan
 
     def recent_info_mean(self, name: str) -> float:
         """Return the mean of a number in `info` over the last 100 training episodes; NaN if none has it."""
@@ -281,10 +297,10 @@ class TrainingLoop:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state without the buffer, which is large and saved in its own files."""
-        self._tick()
+        self._update_seconds()
         return {
             "learner": self.learner.state_dict(),
-            "actor": None if self.actor is None else self.actor.state_dict(),
+            "actor": None if self.offline else self.collector.state_dict(),
             "rng": self.rng.bit_generator.state,
             "episodes": self.episodes,
             "longest_episode": self.longest_so_far,
@@ -298,10 +314,10 @@ class TrainingLoop:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        """Restore a saved state. Return the environments that can't continue their episode."""
+        """Restore a saved state. Return the indices of environments that start a new episode instead of continuing."""
         saved = check_state("the run", {name: state[name] for name in SAVED if name in state}, SAVED)
         self.learner.load_state_dict(state["learner"])
-        lost = [] if self.actor is None else self.actor.load_state_dict(state["actor"])
+        restarted = [] if self.offline else self.collector.load_state_dict(state["actor"])
         self.rng.bit_generator.state = state["rng"]
         self.episodes, self.seconds = saved["episodes"], saved["seconds"]
         # older checkpoints lack these; they were written at the end of an iteration
@@ -310,9 +326,9 @@ class TrainingLoop:
         self.recent_episodes.extend(Episode(*values) for values in saved["recent"])
         self.metrics = saved["metrics"]
         for name, callback in self._named_callbacks():
-            if name in state["callbacks"]:  # a user may resume with other callbacks
+            if name in state["callbacks"]:  # a resumed run may have other callbacks
                 callback.load_state_dict(state["callbacks"][name])
-        return lost
+        return restarted
 
     def _named_callbacks(self) -> list[tuple[str, Callback]]:
         names = [type(callback).__name__ for callback in self.callbacks]

@@ -99,7 +99,7 @@ def restore(loop: TrainingLoop, evaluate: Evaluate, folder: RunFolder, spaces: S
 def _restore_buffer(loop: TrainingLoop, folder: RunFolder, state: dict[str, Any]) -> dict[str, Any]:
     """Fill the buffer and return the checkpoint that was used: an older one if files of the given one are damaged."""
     try:
-        if loop.buffer is not None:
+        if loop.has_buffer:
             loop.buffer.load(state["replay"], folder.replay)
     except UserError as error:
         older = folder.load_before(state["steps"])

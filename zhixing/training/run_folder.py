@@ -143,7 +143,7 @@ class RunFolder:
         """Write all that a resume needs, then drop what is older than the kept ones."""
         state: dict[str, Any] = {"kind": "run", "steps": loop.steps, "loop": loop.state_dict()}
         state["policy"] = loop.learner.policy.state_dict()
-        state["replay"] = {} if loop.buffer is None else loop.buffer.save(self.replay)
+        state["replay"] = loop.buffer.save(self.replay) if loop.has_buffer else {}
         self._write(self.checkpoints / f"{loop.steps:012d}.safetensors", state)
         # later ones belong to steps that were done again since a resume
         later = [file for file in self._newest_first() if int(file.stem) > loop.steps]
@@ -151,7 +151,7 @@ class RunFolder:
             old.unlink()
         kept = {loop.steps: state["replay"]} | {steps: old for steps, old in self._kept.items() if steps < loop.steps}
         self._kept = dict(list(kept.items())[: loop.cfg.keep_checkpoints])
-        if loop.buffer is not None:
+        if loop.has_buffer:
             loop.buffer.prune(self.replay, self._kept.values())
 
     def save_best(self, policy: Mapping[str, Any], steps: int, mean_return: float, longest_episode: int = 0) -> None:

@@ -87,9 +87,9 @@ class Session:
             self.learner = build_learner(cfg, self.spaces, self.folder, resumed=self.state is not None)
             if self.learner.partners is not None:
                 self._keep(self.learner.partners)
-            self.actor: Collector | None = None
+            self.collector: Collector | None = None
             if self.env is not None:
-                self.actor = self._keep(build_collector(cfg, self.learner, self.env, self.folder))
+                self.collector = self._keep(build_collector(cfg, self.learner, self.env, self.folder))
             self.evaluator = build_evaluator(cfg, self.learner.policy, self.folder, data=self.data)
             if self.evaluator is not None:
                 self._keep(self.evaluator)
@@ -97,7 +97,7 @@ class Session:
             if goal_env is not None:
                 self._keep(goal_env)
             buffer = build_buffer(cfg, self.learner, self.spaces, self.folder, data=self.data, goal_env=goal_env)
-            self.loop = TrainingLoop(cfg, self.actor, self.learner, buffer=buffer)
+            self.loop = TrainingLoop(cfg, self.collector, self.learner, buffer=buffer)
             self.evaluate = Evaluate(self.evaluator)
             self.loop.callbacks = build_callbacks(self.loop, self.folder, self.evaluate, own, quiet=quiet)
             for callback in self.loop.callbacks:
@@ -106,8 +106,8 @@ class Session:
                 restore(self.loop, self.evaluate, self.folder, self.spaces, self.state)
             else:
                 initialize_from_data(self.loop, self.data, self.spaces)
-            if self.actor is not None:
-                self.actor.start()
+            if self.collector is not None:
+                self.collector.start()
         except BaseException:
             self.close()
             raise

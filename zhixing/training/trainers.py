@@ -1,17 +1,18 @@
-"""Trainers: training loops, one function `(loop) -> None` per scheme.
+"""Trainers: one training loop per scheme, a function `(loop) -> None`.
 
-A config class may name its own trainer in the class attribute `trainer`. Without one, `select_trainer` takes the
-function of the scheme's config class.
+A config class may name its trainer in the class attribute `trainer`. Otherwise `select_trainer` returns the function of
+the scheme's config class.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from zhixing.buffers import Buffer
 from zhixing.config import (
     AsynchronousConfig,
     DataConfig,
@@ -27,54 +28,55 @@ from zhixing.core.policy import Phase
 from zhixing.training.loop import TrainingLoop
 
 Trainer = Callable[[TrainingLoop], None]
+Array = np.ndarray[Any, Any]
 
 
 def on_policy(loop: TrainingLoop) -> None:
     """Collect with the current policy, update from these steps, and discard them."""
-    cfg, actor, learner = loop.cfg, loop.actor, loop.learner
+    cfg, collector, learner = loop.cfg, loop.collector, loop.learner
     assert isinstance(cfg, OnPolicyConfig)
-    assert actor is not None
     with loop.running():
         for _ in loop.iterations():
-            experience = actor.collect(steps=cfg.rollout_steps)
-            update = learner.update(loop.learns_from(experience.batch.to(learner.device)))
+            experience = collector.collect(steps=cfg.rollout_steps)
+            loop.batch = experience.batch.to(learner.device)
+            update = learner.update(loop.batch)
             loop.iteration_end(experience.episodes, update.metrics)
 
 
 def asynchronous(loop: TrainingLoop) -> None:
-    """Update from the first worker that is ready: from its rollout, or with the gradients that it computed of it.
+    """Update from the first worker that has finished: from its rollout, or with the gradients that it computed.
 
     Workers act with weights that are some updates old.
     """
-    cfg, actor, learner = loop.cfg, loop.actor, loop.learner
+    cfg, collector, learner = loop.cfg, loop.collector, loop.learner
     assert isinstance(cfg, AsynchronousConfig)
-    assert actor is not None
     with loop.running():
         for _ in loop.iterations():
-            turn = actor.collect_from_worker(cfg.rollout_steps, gradients=learner.gradients_on_workers)
-            if turn.batch is not None:
-                batch = loop.learns_from(turn.batch.to(learner.device))
-            if turn.update is not None:  # by the parameter servers
-                update = turn.update
+            experience = collector.collect_from_worker(cfg.rollout_steps, gradients=learner.gradients_on_workers)
+            if experience.batch is not None:
+                loop.batch = experience.batch.to(learner.device)
+            if experience.update is not None:  # by the parameter servers
+                update = experience.update
                 learner.updates += 1
-            elif turn.gradients is not None:
-                update = learner.apply(turn.gradients.to(learner.device))
+            elif experience.gradients is not None:
+                update = learner.apply(experience.gradients.to(learner.device))
             else:
-                update = learner.update(batch)
-            loop.iteration_end(turn.episodes, update.metrics)
+                assert loop.batch is not None
+                update = learner.update(loop.batch)
+            loop.iteration_end(experience.episodes, update.metrics)
 
 
 def off_policy(loop: TrainingLoop) -> None:
     """Collect into the replay buffer and update from samples of it."""
-    cfg, actor, buffer = loop.cfg, loop.actor, loop.buffer
+    cfg, collector = loop.cfg, loop.collector
     assert isinstance(cfg, OffPolicyConfig)
-    assert actor is not None
-    assert buffer is not None
     with loop.running():
         for _ in loop.iterations():
-            experience = actor.collect(steps=cfg.train_every, phase=_phase(loop, cfg))
-            add_to_buffer(loop, cfg, buffer, experience.batch)
-            loop.iteration_end(experience.episodes, _learn(loop, buffer, cfg.batch_size, num_updates_due(loop, cfg)))
+            experience = collector.collect(steps=cfg.train_every, phase=collect_phase(loop, cfg))
+            add_to_buffer(loop, cfg, experience.batch)
+            num_updates = num_updates_due(loop, cfg.updates_per_step, cfg.learning_starts)
+            metrics = update_from_samples(loop, cfg.batch_size, num_updates)
+            loop.iteration_end(experience.episodes, metrics)
 
 
 def off_policy_async(loop: TrainingLoop) -> None:
@@ -83,19 +85,18 @@ def off_policy_async(loop: TrainingLoop) -> None:
     Collection uses the weights from the start of the iteration, so runs stay deterministic. The updates of an iteration
     don't sample its new steps.
     """
-    cfg, actor, learner, buffer = loop.cfg, loop.actor, loop.learner, loop.buffer
+    cfg, collector, learner = loop.cfg, loop.collector, loop.learner
     assert isinstance(cfg, OffPolicyConfig)
-    assert actor is not None
-    assert buffer is not None
-    actor.copy_policy()
+    collector.copy_policy()
     with loop.running(), ThreadPoolExecutor(1) as executor:
         for _ in loop.iterations():
-            phase, due = _phase(loop, cfg), num_updates_due(loop, cfg)
-            actor.load_weights(learner.weights())
-            collecting = executor.submit(actor.collect, steps=cfg.train_every, phase=phase)
-            metrics = _learn(loop, buffer, cfg.batch_size, due)
+            phase = collect_phase(loop, cfg)
+            num_updates = num_updates_due(loop, cfg.updates_per_step, cfg.learning_starts)
+            collector.load_weights(learner.weights())
+            collecting = executor.submit(collector.collect, steps=cfg.train_every, phase=phase)
+            metrics = update_from_samples(loop, cfg.batch_size, num_updates)
             experience = collecting.result()
-            add_to_buffer(loop, cfg, buffer, experience.batch)
+            add_to_buffer(loop, cfg, experience.batch)
             loop.iteration_end(experience.episodes, metrics)
 
 
@@ -105,57 +106,98 @@ def off_policy_distributed(loop: TrainingLoop) -> None:
     As in Ape-X (Horgan et al., 2018), each worker collects at its own pace. Differs from the paper: the learner waits
     for workers, so the number of updates per step is as configured.
     """
-    cfg, actor, learner, buffer = loop.cfg, loop.actor, loop.learner, loop.buffer
+    cfg, collector = loop.cfg, loop.collector
     assert isinstance(cfg, OffPolicyConfig)
-    assert actor is not None
-    assert buffer is not None
     with loop.running():
         for _ in loop.iterations():
-            turn = actor.collect_from_worker(cfg.train_every, _phase(loop, cfg), priorities=cfg.replay.prioritized)
-            assert turn.batch is not None
-            buffer.add(turn.batch, turn.envs, turn.priority)
-            if cfg.normalize_obs:
-                learner.observe(turn.batch.to(learner.device))
-            loop.iteration_end(turn.episodes, _learn(loop, buffer, cfg.batch_size, num_updates_due(loop, cfg)))
+            experience = collector.collect_from_worker(
+                cfg.train_every, collect_phase(loop, cfg), priorities=cfg.replay.prioritized
+            )
+            assert experience.batch is not None
+            add_to_buffer(loop, cfg, experience.batch, experience.envs, experience.priority)
+            num_updates = num_updates_due(loop, cfg.updates_per_step, cfg.learning_starts)
+            metrics = update_from_samples(loop, cfg.batch_size, num_updates)
+            loop.iteration_end(experience.episodes, metrics)
 
 
 def offline(loop: TrainingLoop) -> None:
     """Update from samples of a dataset, without an environment."""
-    cfg, buffer = loop.cfg, loop.buffer
+    cfg = loop.cfg
     assert isinstance(cfg, DataConfig)
-    assert buffer is not None
     with loop.running():
         for _ in loop.iterations():
-            loop.iteration_end([], _learn(loop, buffer, cfg.batch_size, 1))
+            loop.iteration_end([], update_from_samples(loop, cfg.batch_size, 1))
 
 
 def self_play(loop: TrainingLoop) -> None:
-    """Play games against oneself and update from samples of the positions of finished games."""
-    cfg, actor, buffer = loop.cfg, loop.actor, loop.buffer
+    """Collect games of self-play and update from samples of the positions of finished games."""
+    cfg, collector, buffer = loop.cfg, loop.collector, loop.buffer
     assert isinstance(cfg, SelfPlayConfig)
-    assert actor is not None
-    assert buffer is not None
     with loop.running():
         for _ in loop.iterations():
-            experience = actor.collect(steps=cfg.rollout_steps)
-            if len(experience.batch):
+            experience = collector.collect(steps=cfg.rollout_steps)
+            if len(experience.batch):  # no game may have finished
                 buffer.add(experience.batch)
-            metrics: Mapping[str, Tensor] = {}
-            if buffer.ready:
-                due = int(cfg.updates_per_step * loop.env_steps + 1e-9) - loop.updates
-                metrics = _learn(loop, buffer, cfg.batch_size, due)
+            metrics = update_from_samples(loop, cfg.batch_size, num_updates_due(loop, cfg.updates_per_step))
             loop.iteration_end(experience.episodes, metrics)
 
 
-def play(loop: TrainingLoop) -> None:
+def act_only(loop: TrainingLoop) -> None:
     """Act without updates, for algorithms that search instead of learning."""
-    cfg, actor = loop.cfg, loop.actor
+    cfg, collector = loop.cfg, loop.collector
     assert isinstance(cfg, SearchConfig)
-    assert actor is not None
     with loop.running():
         for _ in loop.iterations():
-            experience = actor.collect(steps=cfg.rollout_steps)
+            experience = collector.collect(steps=cfg.rollout_steps)
             loop.iteration_end(experience.episodes, {})
+
+
+def collect_phase(loop: TrainingLoop, cfg: OffPolicyConfig) -> Phase:
+    """Return `Phase.RANDOM` until `learning_starts`, then `Phase.COLLECT`."""
+    return Phase.RANDOM if loop.env_steps < cfg.learning_starts else Phase.COLLECT
+
+
+def add_to_buffer(
+    loop: TrainingLoop,
+    cfg: OffPolicyConfig,
+    batch: Batch,
+    envs: Array | None = None,
+    priority: Array | None = None,
+) -> None:
+    """Add steps `[T,n]` to the buffer and update the learner's observation statistics.
+
+    `envs` are the indices of the environments that the steps come from, by default all. New steps without a `priority`
+    get the largest one.
+    """
+    loop.buffer.add(batch, envs, priority)
+    if cfg.normalize_obs:
+        loop.learner.observe(batch.to(loop.learner.device))
+
+
+def num_updates_due(loop: TrainingLoop, updates_per_step: float, learning_starts: int = 0) -> int:
+    """Return the number of updates that the environment steps since `learning_starts` still require."""
+    buffer = loop.buffer
+    if not buffer.ready and not buffer.full:  # `sample` raises an error if a full buffer has nothing to sample
+        return 0
+    return int(updates_per_step * max(0, loop.env_steps - learning_starts) + 1e-9) - loop.updates
+
+
+def update_from_samples(loop: TrainingLoop, batch_size: int, num_updates: int) -> Mapping[str, Tensor]:
+    """Update `num_updates` times, each from a new sample of the buffer. Return the metrics of the last update."""
+    learner, buffer = loop.learner, loop.buffer
+    metrics: Mapping[str, Tensor] = {}
+    for _ in range(num_updates):
+        batch = _to_device(buffer.sample(batch_size, loop.rng), learner)
+        if not learner.failed:  # keep the first batch with a non-finite step, for the error report
+            loop.batch = batch
+        update = learner.update(batch)
+        buffer.set_priority(batch.index, update.priority)
+        metrics = update.metrics
+    return metrics
+
+
+def _to_device(batch: Batch, learner: Learner) -> Batch:
+    return batch if learner.device.type == "cpu" else batch.to(learner.device)  # `to` takes time even on the CPU
 
 
 TRAINERS: dict[type[RunConfig], Trainer] = {
@@ -164,12 +206,12 @@ TRAINERS: dict[type[RunConfig], Trainer] = {
     OffPolicyConfig: off_policy,
     DataConfig: offline,
     SelfPlayConfig: self_play,
-    SearchConfig: play,
+    SearchConfig: act_only,
 }
 
 
 def select_trainer(cfg: RunConfig, *, from_data: bool = False, distributed: bool = False) -> Trainer:
-    """Return the trainer of a run: that of its config class, or the variant for its settings.
+    """Return the trainer of a run: that of its config class, or the variant that its settings require.
 
     `from_data` means that a dataset replaces the environment, `distributed` that workers collect.
     """
@@ -182,38 +224,3 @@ def select_trainer(cfg: RunConfig, *, from_data: bool = False, distributed: bool
     if trainer is off_policy and isinstance(cfg, OffPolicyConfig):
         return off_policy_async if cfg.async_collect else off_policy_distributed if distributed else off_policy
     return trainer
-
-
-def _phase(loop: TrainingLoop, cfg: OffPolicyConfig) -> Phase:
-    return Phase.RANDOM if loop.env_steps < cfg.learning_starts else Phase.COLLECT
-
-
-def add_to_buffer(loop: TrainingLoop, cfg: OffPolicyConfig, buffer: Buffer, batch: Batch) -> None:
-    buffer.add(batch)
-    if cfg.normalize_obs:
-        loop.learner.observe(batch.to(loop.learner.device))
-
-
-def num_updates_due(loop: TrainingLoop, cfg: OffPolicyConfig) -> int:
-    """Return the number of updates that the steps so far require."""
-    buffer = loop.buffer
-    assert buffer is not None
-    if not buffer.ready and not buffer.full:  # a full buffer without anything to sample is an error of `sample`
-        return 0
-    return int(cfg.updates_per_step * max(0, loop.env_steps - cfg.learning_starts) + 1e-9) - loop.updates
-
-
-def _learn(loop: TrainingLoop, buffer: Buffer, batch_size: int, times: int) -> Mapping[str, Tensor]:
-    """Update `times` times, each from a new sample. Return the metrics of the last update."""
-    learner = loop.learner
-    metrics: Mapping[str, Tensor] = {}
-    for _ in range(times):
-        batch = loop.learns_from(_moved(buffer.sample(batch_size, loop.rng), learner))
-        update = learner.update(batch)
-        buffer.set_priority(batch.index, update.priority)
-        metrics = update.metrics
-    return metrics
-
-
-def _moved(batch: Batch, learner: Learner) -> Batch:
-    return batch if learner.device.type == "cpu" else batch.to(learner.device)  # `to` costs a little even on the CPU

@@ -248,7 +248,6 @@ def load_config(**settings: Any) -> Any:
 def test_a_run_computes_rewards_with_its_env(tmp_path: Path) -> None:
     session = zx.Session(load_config(replay__her_ratio=1.0), tmp_path / "run", quiet=True)
     session.run()
-    assert session.loop.buffer is not None
     batch = session.loop.buffer.sample(200, np.random.default_rng(0)).numpy()
     achieved = (batch.next_obs["achieved_goal"] == batch.next_obs["desired_goal"]).all(1)
     assert np.array_equal(batch.reward, np.where(achieved, 0.0, -1.0))

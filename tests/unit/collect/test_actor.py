@@ -1,4 +1,4 @@
-"""The actor in small tasks whose every number is known."""
+"""The actor in small environments with known rewards and observations."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from zhixing.envs import SerialVectorEnv
 NUMBER = Field((), np.dtype(np.float32))
 
 
-class Clock(gym.Env):
-    """Shows its step; the reward is the action plus a tenth of the step. Copy k ends after `lengths[k]` steps."""
+class ClockEnv(gym.Env):
+    """Observe the step t; the reward is action + t / 10. Episodes end after `length` steps."""
 
     observation_space = Box(0.0, 100.0, (1,), np.float32)
     action_space = Discrete(3)
@@ -45,22 +45,20 @@ class Clock(gym.Env):
         return np.float32([self.t]), int(action) + self.t / 10, ended, False, info
 
 
-class Dice(Clock):
-    """Pays what its own generator throws."""
+class DiceEnv(ClockEnv):
+    """Return random rewards from 1 to 6."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, _, terminated, truncated, info = super().step(action)
         return obs, float(self.np_random.integers(1, 7)), terminated, truncated, info
 
 
-class Remembers(Policy):
-    """Its memory counts the steps of the episode; the action is that count modulo 3, unless it explores."""
-
-    seen_masks: list[Any]
+class CountingPolicy(Policy):
+    """Count the steps of the episode in the hidden state; act by that count modulo 3, or at random. Record calls."""
 
     def __init__(self, spaces: Spaces) -> None:
         super().__init__(spaces)
-        self.seen: list[tuple[Phase, int, Any]] = []
+        self.calls: list[tuple[Phase, int, Any]] = []
 
     def initial_hidden(self, num: int) -> Tree:
         return torch.zeros(num, 1)
@@ -68,64 +66,64 @@ class Remembers(Policy):
     def act(
         self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
     ) -> Decision:
-        self.seen.append((phase, env_steps, None if mask is None else mask.clone()))
+        self.calls.append((phase, env_steps, None if mask is None else mask.clone()))
         action = hidden[:, 0].long() % 3
         if phase is Phase.RANDOM:
             action = torch.randint(0, 3, action.shape, generator=rng)
         return Decision(action, value=obs[:, 0] * 2, hidden=hidden + 1, extras={"twice": obs[:, 0] * 2})
 
 
-def vector(*lengths: int, task: type[Clock] = Clock, masked: bool = False) -> SerialVectorEnv:
-    """Copies of different lengths."""
-    left = [lengths[0], *lengths]  # the first is a copy that is only looked at
-    return SerialVectorEnv(lambda: task(left.pop(0), masked), len(lengths))
+def make_env(*lengths: int, env_type: type[ClockEnv] = ClockEnv, masked: bool = False) -> SerialVectorEnv:
+    """Make one environment for each episode length."""
+    remaining = [lengths[0], *lengths]  # the first instance is only used to read the spaces
+    return SerialVectorEnv(lambda: env_type(remaining.pop(0), masked), len(lengths))
 
 
-def actor(*lengths: int, fields: dict[str, Any] | None = None, **how: Any) -> Actor:
-    env = vector(*lengths, **how)
-    return Actor(Remembers(env.spaces), env, fields, seed=0)
+def make_actor(*lengths: int, extra_fields: dict[str, Any] | None = None, **options: Any) -> Actor:
+    env = make_env(*lengths, **options)
+    return Actor(CountingPolicy(env.spaces), env, extra_fields, seed=0)
 
 
-def test_collect_goes_on_in_the_middle_of_an_episode() -> None:
-    a = actor(3, 5)
+def test_collect_continues_in_the_middle_of_an_episode() -> None:
+    a = make_actor(3, 5)
     first = a.collect(steps=2)
     assert first.batch.obs[..., 0].tolist() == [[0, 0], [1, 1]]
     assert first.episodes == []
     second = a.collect(steps=2)
-    # environment 0 ends at its third step and begins anew
+    # environment 0 ends at its third step and resets
     assert second.batch.obs[..., 0].tolist() == [[2, 2], [0, 3]]
-    assert second.batch.next_obs[..., 0].tolist() == [[3, 3], [1, 4]]  # 3 is the true last one
+    assert second.batch.next_obs[..., 0].tolist() == [[3, 3], [1, 4]]  # 3 is the true final observation
     assert second.batch.terminated.tolist() == [[True, False], [False, False]]
     assert a.env_steps == 8
 
 
-def test_returns_and_lengths_by_hand() -> None:
-    # actions 0, 1, 2 in an episode of three: 0.1 + 1.2 + 2.3 = 3.6. Two copies, seven steps: two episodes each
-    episodes = actor(3, 3).collect(steps=7).episodes
+def test_returns_and_lengths_of_episodes() -> None:
+    # actions 0, 1, 2 in an episode of three: 0.1 + 1.2 + 2.3 = 3.6. Two environments, seven steps: two episodes each
+    episodes = make_actor(3, 3).collect(steps=7).episodes
     assert [e.episode_return for e in episodes] == pytest.approx([3.6] * 4)
     assert [e.length for e in episodes] == [3] * 4
     assert episodes[0].info == {"won": 3.0}
 
 
-def test_memory_is_cleared_at_ends_only() -> None:
-    a = actor(2, 4, fields={"hidden": Field((1,), np.dtype(np.float32)), "value": NUMBER, "twice": NUMBER})
+def test_hidden_state_is_cleared_only_at_episode_ends() -> None:
+    a = make_actor(2, 4, extra_fields={"hidden": Field((1,), np.dtype(np.float32)), "value": NUMBER, "twice": NUMBER})
     batch = a.collect(steps=5).batch
     assert batch.hidden[..., 0].tolist() == [[0, 0], [1, 1], [0, 2], [1, 3], [0, 0]]  # before each decision
     assert batch.action.tolist() == [[0, 0], [1, 1], [0, 2], [1, 0], [0, 0]]
     assert batch.value.tolist() == batch.twice.tolist() == [[0, 0], [2, 2], [0, 4], [2, 6], [0, 0]]
 
 
-def test_collecting_episodes_stops_with_the_step_that_ends_the_last_of_them() -> None:
-    a = actor(3, 5)
+def test_collecting_episodes_stops_at_the_end_of_the_last_one() -> None:
+    a = make_actor(3, 5)
     experience = a.collect(episodes=3)  # they end at steps 3, 5 and 6
     assert len(experience.batch) == 6
     assert [e.length for e in experience.episodes] == [3, 5, 3]
-    both = actor(2, 2).collect(episodes=1)
+    both = make_actor(2, 2).collect(episodes=1)
     assert len(both.episodes) == 2  # both end in the same step
 
 
 def test_storage_grows_with_long_episodes() -> None:
-    a = actor(600)
+    a = make_actor(600)
     batch = a.collect(episodes=2).batch
     assert len(batch) == 1200
     assert batch.obs[:, 0, 0].tolist() == [*range(600)] * 2
@@ -133,26 +131,26 @@ def test_storage_grows_with_long_episodes() -> None:
     assert np.flatnonzero(batch.terminated[:, 0]).tolist() == [599, 1199]
 
 
-def test_arrays_are_overwritten_by_the_next_call() -> None:
-    a = actor(9)
+def test_next_call_overwrites_arrays() -> None:
+    a = make_actor(9)
     first = a.collect(steps=2).batch
-    kept = first.obs.copy()
+    copied = first.obs.copy()
     a.collect(steps=2)
-    assert kept[:, 0, 0].tolist() == [0, 1]
+    assert copied[:, 0, 0].tolist() == [0, 1]
     assert first.obs[:, 0, 0].tolist() == [2, 3]
 
 
 def test_collect_takes_steps_or_episodes() -> None:
-    for wrong in ({}, {"steps": 1, "episodes": 1}):
+    for arguments in ({}, {"steps": 1, "episodes": 1}):
         with pytest.raises(ValueError, match="either steps"):
-            actor(3).collect(**wrong)
+            make_actor(3).collect(**arguments)
 
 
-def test_policy_is_told_phase_and_steps() -> None:
-    a = actor(9, 9)
+def test_policy_gets_phase_and_env_steps() -> None:
+    a = make_actor(9, 9)
     a.collect(steps=1, phase=Phase.RANDOM)
     a.collect(steps=2)
-    assert [(phase, steps) for phase, steps, _ in a.policy.seen] == [
+    assert [(phase, steps) for phase, steps, _ in a.policy.calls] == [
         (Phase.RANDOM, 0),
         (Phase.COLLECT, 2),
         (Phase.COLLECT, 4),
@@ -160,43 +158,48 @@ def test_policy_is_told_phase_and_steps() -> None:
 
 
 def test_masks_reach_the_policy_and_the_batch() -> None:
-    a = actor(3, masked=True)
+    a = make_actor(3, masked=True)
     batch = a.collect(steps=4).batch
     even, odd = [True, False, False], [True, True, False]
     assert batch.mask[:, 0].tolist() == [even, odd, even, even]
-    assert batch.next_mask[:, 0].tolist() == [odd, even, odd, odd]  # after the third step: that of the true end
-    assert [mask[0].tolist() for _, _, mask in a.policy.seen] == [even, odd, even, even]
+    assert batch.next_mask[:, 0].tolist() == [
+        odd,
+        even,
+        odd,
+        odd,
+    ]  # after the third step: the mask of the final observation
+    assert [mask[0].tolist() for _, _, mask in a.policy.calls] == [even, odd, even, even]
 
 
-def test_evaluation_plays_each_environments_share() -> None:
-    # five episodes over two environments: three in the first, two in the second, though the second is quicker
-    evaluation = actor(7, 2).evaluate(5, seed=0)
+def test_evaluation_divides_episodes_equally() -> None:
+    # five episodes over two environments: three in the first, two in the second, though the second is faster
+    evaluation = make_actor(7, 2).evaluate(5, seed=0)
     assert [e.length for e in evaluation.episodes] == [7, 7, 7, 2, 2]
-    assert [e.length for e in actor(7, 2, 3).evaluate(2, seed=0).episodes] == [7, 2]
+    assert [e.length for e in make_actor(7, 2, 3).evaluate(2, seed=0).episodes] == [7, 2]
 
 
-def test_evaluation_acts_as_well_as_it_can() -> None:
-    a = actor(3)
+def test_evaluation_acts_in_the_evaluation_phase() -> None:
+    a = make_actor(3)
     a.evaluate(1, seed=0)
-    assert {phase for phase, _, _ in a.policy.seen} == {Phase.EVAL}
+    assert {phase for phase, _, _ in a.policy.calls} == {Phase.EVAL}
 
 
-def test_evaluation_repeats_with_its_seed_and_not_with_another() -> None:
-    a = actor(6, 6, task=Dice)
+def test_evaluation_depends_on_its_seed() -> None:
+    a = make_actor(6, 6, env_type=DiceEnv)
     first = a.evaluate(4, seed=3).returns
     a.collect(steps=3)
     assert a.evaluate(4, seed=3).returns.tolist() == first.tolist()
     assert a.evaluate(4, seed=4).returns.tolist() != first.tolist()
-    assert len(set(first.tolist())) > 1  # the copies throw their own dice
+    assert len(set(first.tolist())) > 1  # the environments have different random streams
 
 
-def test_collecting_after_an_evaluation_begins_anew() -> None:
-    a = actor(3)
+def test_collect_after_an_evaluation_starts_a_new_episode() -> None:
+    a = make_actor(3)
     a.evaluate(1, seed=0)
     assert a.collect(steps=1).batch.obs.tolist() == [[[0.0]]]
 
 
-def test_summary_by_hand() -> None:
+def test_evaluation_summary() -> None:
     episodes = [Episode(1.0, 10, {"won": 1.0}), Episode(3.0, 20, {"won": 0.0, "lives": 2.0})]
     assert Evaluation(episodes).summary() == {
         "mean_return": 2.0,
@@ -206,49 +209,51 @@ def test_summary_by_hand() -> None:
         "mean_length": 15.0,
         "episodes": 2,
         "cut_episodes": 0,
-        "lives": 2.0,  # over those that tell it
+        "lives": 2.0,  # over the episodes that have it
         "win_rate": 0.5,
     }
 
 
-def test_numbers_that_a_task_tells_do_not_hide_the_evaluations_own() -> None:
+def test_info_keys_do_not_override_summary_keys() -> None:
     summary = Evaluation([Episode(1.0, 10, {"episodes": 77.0, "mean_return": -5.0})]).summary()
     assert summary["episodes"] == 1
     assert summary["mean_return"] == 1.0
 
 
-def test_state_round_trip_goes_on_as_the_first() -> None:
-    a, b = actor(5, 4, task=Dice), actor(5, 4, task=Dice)
+def test_restored_actor_continues_exactly() -> None:
+    a, b = make_actor(5, 4, env_type=DiceEnv), make_actor(5, 4, env_type=DiceEnv)
     a.collect(steps=3)
     state = a.state_dict()
     assert b.load_state_dict(state) == []
-    mine, theirs = a.collect(steps=9, phase=Phase.RANDOM), b.collect(steps=9, phase=Phase.RANDOM)
-    assert mine.episodes == theirs.episodes
-    assert np.array_equal(mine.batch.obs, theirs.batch.obs)
-    assert np.array_equal(mine.batch.action, theirs.batch.action)
-    assert np.array_equal(mine.batch.reward, theirs.batch.reward)
+    first, second = a.collect(steps=9, phase=Phase.RANDOM), b.collect(steps=9, phase=Phase.RANDOM)
+    assert first.episodes == second.episodes
+    assert np.array_equal(first.batch.obs, second.batch.obs)
+    assert np.array_equal(first.batch.action, second.batch.action)
+    assert np.array_equal(first.batch.reward, second.batch.reward)
     assert b.env_steps == a.env_steps == 24
 
 
-def test_state_before_the_first_step_is_a_fresh_start() -> None:
-    a, b = actor(5, task=Dice), actor(5, task=Dice)
+def test_state_before_the_first_step_restores_a_fresh_start() -> None:
+    a, b = make_actor(5, env_type=DiceEnv), make_actor(5, env_type=DiceEnv)
     assert b.load_state_dict(a.state_dict()) == []
     assert np.array_equal(a.collect(steps=4).batch.reward, b.collect(steps=4).batch.reward)
 
 
-def test_seeds_decide_what_happens() -> None:
-    env, other = vector(9, task=Dice), vector(9, task=Dice)
-    rewards = [Actor(Remembers(e.spaces), e, seed=s).collect(steps=8).batch.reward for e, s in ((env, 1), (other, 2))]
+def test_other_seeds_give_other_rewards() -> None:
+    rewards = []
+    for seed in (1, 2):
+        env = make_env(9, env_type=DiceEnv)
+        rewards.append(Actor(CountingPolicy(env.spaces), env, seed=seed).collect(steps=8).batch.reward)
     assert not np.array_equal(*rewards)
 
 
-def test_load_takes_over_weights() -> None:
-    class Constant(Remembers):
+def test_load_weights_sets_the_weights_of_the_policy() -> None:
+    class Constant(CountingPolicy):
         def __init__(self, spaces: Spaces) -> None:
             super().__init__(spaces)
             self.weight = torch.nn.Parameter(torch.zeros(1))
 
-    env = vector(3)
+    env = make_env(3)
     a = Actor(Constant(env.spaces), env)
     a.load_weights({"weight": torch.tensor([5.0])})
     assert a.policy.weight.item() == 5.0

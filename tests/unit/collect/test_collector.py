@@ -1,4 +1,4 @@
-"""All collectors have one interface, and your own can take their place."""
+"""All collectors share one interface, and custom ones can replace them."""
 
 from __future__ import annotations
 
@@ -22,46 +22,45 @@ COLLECTORS = {
 }
 
 
-def collector_of(kind: str, short_config: Callable[..., RunConfig], folder: Path) -> tuple[zx.Session, zx.Collector]:
+def make_collector(kind: str, short_config: Callable[..., RunConfig], folder: Path) -> tuple[zx.Session, zx.Collector]:
     algorithm, settings = COLLECTORS[kind]
     env = {} if kind == "SelfPlay" else {"env": "CartPole-v1"}
     session = zx.Session(short_config(algorithm, **env, **settings), folder, quiet=True)
-    assert session.actor is not None
-    assert type(session.actor).__name__ == kind
-    return session, session.actor
+    assert session.collector is not None
+    assert type(session.collector).__name__ == kind
+    return session, session.collector
 
 
 @pytest.mark.parametrize("kind", COLLECTORS)
-def test_steps_or_episodes_are_collected(kind: str, short_config: Callable[..., RunConfig], tmp_path: Path) -> None:
-    """The same steps, whether their number or that of the episodes that end in them is given."""
-    session, collector = collector_of(kind, short_config, tmp_path / "episodes")
+def test_collect_takes_steps_or_episodes(kind: str, short_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    """Both ways of calling `collect` return the same steps."""
+    session, collector = make_collector(kind, short_config, tmp_path / "episodes")
     by_episodes = collector.collect(episodes=3)
     steps, rest = divmod(collector.env_steps, session.cfg.num_envs)
     session.close()
     assert len(by_episodes.episodes) >= 3
     assert rest == 0
-    session, collector = collector_of(kind, short_config, tmp_path / "steps")
+    session, collector = make_collector(kind, short_config, tmp_path / "steps")
     by_steps = collector.collect(steps=steps)
     session.close()
     assert by_steps.episodes == by_episodes.episodes
     for name in ("obs", "reward", "terminated", "next_obs"):
-        one, other = (np.asarray(getattr(each.batch, name)) for each in (by_steps, by_episodes))
-        assert np.array_equal(one, other), name
+        assert np.array_equal(getattr(by_steps.batch, name), getattr(by_episodes.batch, name)), name
 
 
 @pytest.mark.parametrize("kind", COLLECTORS)
-@pytest.mark.parametrize("given", [{}, {"steps": 1, "episodes": 1}])
-def test_steps_and_episodes_exclude_each_other(
-    kind: str, given: dict[str, int], short_config: Callable[..., RunConfig], tmp_path: Path
+@pytest.mark.parametrize("arguments", [{}, {"steps": 1, "episodes": 1}])
+def test_collect_rejects_both_or_neither_of_steps_and_episodes(
+    kind: str, arguments: dict[str, int], short_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    session, collector = collector_of(kind, short_config, tmp_path / "run")
+    session, collector = make_collector(kind, short_config, tmp_path / "run")
     with pytest.raises(ValueError, match=r"either steps=\.\.\. or episodes=\.\.\."):
-        collector.collect(**given)
+        collector.collect(**arguments)
     session.close()
 
 
-class Recorded(zx.Collector):
-    """A collector without environments: it returns rewards of 1 and an episode every five steps."""
+class ConstantCollector(zx.Collector):
+    """Return rewards of 1 and one episode of five steps per call, without an environment."""
 
     def __init__(self) -> None:
         self.calls: list[zx.Phase] = []
@@ -83,7 +82,7 @@ class Recorded(zx.Collector):
         return []
 
 
-class Counts(zx.Learner):
+class CountingLearner(zx.Learner):
     metrics = ("reward",)
 
     def gradients(self, batch: zx.Batch) -> zx.Gradients:
@@ -94,32 +93,28 @@ class Counts(zx.Learner):
         return zx.Update({"reward": batch.reward.mean()})
 
 
-def test_a_trainer_drives_any_collector() -> None:
+def test_trainer_works_with_a_custom_collector() -> None:
     cfg = zx.config.OnPolicyConfig(
         algorithm="none", env={"name": "toy/match"}, env_steps=40, rollout_steps=10, num_envs=1
     )
     env = zx.envs.make_vector("toy/match", 1, "serial")
-    collector = Recorded()
-    loop = zx.TrainingLoop(cfg, collector, Counts(cfg, env.spaces))
+    collector = ConstantCollector()
+    loop = zx.TrainingLoop(cfg, collector, CountingLearner(cfg, env.spaces))
     env.close()
     zx.on_policy(loop)
     assert (loop.env_steps, loop.updates, loop.episodes) == (40, 4, 4)
-    assert (loop.num_env_restarts, loop.num_worker_restarts, loop.logged_info_keys, loop.longest_so_far) == (
-        0,
-        0,
-        (),
-        5,
-    )
+    assert (loop.num_env_restarts, loop.num_worker_restarts) == (0, 0)
+    assert (loop.logged_info_keys, loop.longest_so_far) == ((), 5)
     assert torch.equal(loop.metrics["reward"], torch.tensor(1.0))
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda collector: collector.collect_from_worker(1), "Recorded has no workers"),
-        (lambda collector: collector.copy_policy(), "Recorded can't collect while the learner updates"),
+        (lambda collector: collector.collect_from_worker(1), "ConstantCollector has no workers"),
+        (lambda collector: collector.copy_policy(), "ConstantCollector can't collect while the learner updates"),
     ],
 )
-def test_what_a_collector_lacks_is_an_error(call: Callable[[zx.Collector], Any], message: str) -> None:
+def test_unsupported_methods_raise(call: Callable[[zx.Collector], Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        call(Recorded())
+        call(ConstantCollector())

@@ -80,8 +80,8 @@ def test_half_of_the_workers_killed_cost_only_the_steps_they_held(
     killed: list[int] = []
 
     def kill(loop: zx.TrainingLoop) -> None:
-        assert isinstance(loop.actor, DistributedCollector)
-        crew = loop.actor.crew
+        assert isinstance(loop.collector, DistributedCollector)
+        crew = loop.collector.crew
         for worker in (1, 3):
             crew.start(worker, None, "process_id")
         for _ in range(2):
@@ -137,7 +137,7 @@ def test_weights_on_servers_move_as_in_one_place(cluster: Cluster, short_config:
     with pytest.raises(RuntimeError, match="power cut"):
         zx.Session(cfg, tmp_path / "there", [At(500, power_cut)], quiet=True).run()
     session = zx.Session.resume(tmp_path / "there", quiet=True)
-    assert isinstance(session.actor, DistributedCollector)
+    assert isinstance(session.collector, DistributedCollector)
     session.run()
     assert differing_tensors(tmp_path / "here", tmp_path / "there") == []
     assert metrics_rows(tmp_path / "here") == metrics_rows(tmp_path / "there")
@@ -197,7 +197,6 @@ def test_replay_is_filled_by_workers_that_rate_what_they_did(
 
     def look(loop: zx.TrainingLoop) -> None:
         # new steps would all have the highest priority, if nobody had told how wrong the network was about them
-        assert loop.buffer is not None
         priorities = loop.buffer._priorities
         assert priorities is not None
         index = loop.buffer.ring.indices()

@@ -34,7 +34,7 @@ class Watch(zx.Callback):
         self.seen: list[tuple[float, float]] = []
 
     def train_begin(self, loop: zx.TrainingLoop) -> None:
-        policy = loop.actor.policy
+        policy = loop.collector.policy
         act = policy.act
         self.asked = 0
 

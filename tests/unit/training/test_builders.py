@@ -36,16 +36,16 @@ def build_slow(cfg: RunConfig, learner: zx.Learner, env: zx.envs.VectorEnv, fold
 
 
 def test_an_own_collector_trains_and_resumes(short_config: Small, tmp_path: Path) -> None:
-    """The small run has 1,200 steps; each `collect` brings some of them."""
+    """The short run has 1,200 steps; each `collect` brings some of them."""
     session = zx.Session(
         short_config("ppo", vector__backend="serial"), tmp_path / "run", quiet=True, build_collector=build_slow
     )
     steps = session.run()["env_steps"]
-    assert isinstance(session.actor, Slow)
-    assert session.actor.calls == steps // (session.cfg.rollout_steps * session.cfg.num_envs)  # type: ignore[attr-defined]
-    assert session.actor.closed
+    assert isinstance(session.collector, Slow)
+    assert session.collector.calls == steps // (session.cfg.rollout_steps * session.cfg.num_envs)  # type: ignore[attr-defined]
+    assert session.collector.closed
     again = zx.Session.resume(tmp_path / "run", quiet=True, env_steps=2 * steps, build_collector=build_slow)
-    assert isinstance(again.actor, Slow)
+    assert isinstance(again.collector, Slow)
     assert again.run()["env_steps"] == 2 * steps
 
 

@@ -323,12 +323,12 @@ def test_columns_that_came_later_are_the_same_after_a_resume(tmp_path: Path, kil
     ("name", "value", "message"),
     [
         ("env_steps", 3, "metrics.csv has this column already"),
-        ("a,b", 3, "is no name of a metric"),
-        ("", 3, "is no name of a metric"),
-        (3, 3, "is no name of a metric"),
-        ("mine", "three", "must be one number"),
-        ("mine", torch.zeros(2), "must be one number"),
-        ("mine", None, "must be one number"),
+        ("a,b", 3, "is not a valid name"),
+        ("", 3, "is not a valid name"),
+        (3, 3, "is not a valid name"),
+        ("mine", "three", "must be a single number"),
+        ("mine", torch.zeros(2), "must be a single number"),
+        ("mine", None, "must be a single number"),
     ],
 )
 def test_what_cannot_be_logged_is_told(tmp_path: Path, name: Any, value: Any, message: str) -> None:

@@ -133,7 +133,7 @@ def test_normalisers_know_the_whole_data_before_the_first_update(random_dataset:
     data = random_dataset("CartPole-v1")
     cfg = zx.config.load(algorithm="dqn", dataset=data, normalize_obs=True, tensorboard=False)
     session = zx.Session(cfg, tmp_path / "run", quiet=True)
-    norm = session.learner.net.body.encoder.norm
+    norm = session.learner.net.torso.encoder.norm
     assert norm.mean.numpy() == pytest.approx(offline.open(data).arrays["obs"].mean(0), abs=1e-4)
     session.close()
 

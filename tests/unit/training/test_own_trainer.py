@@ -11,13 +11,13 @@ import zhixing as zx
 from zhixing.algorithms.ppo import PPO, PPOConfig
 from zhixing.training.loop import TrainingLoop
 from zhixing.training.trainers import (
+    act_only,
     asynchronous,
     off_policy,
     off_policy_async,
     off_policy_distributed,
     offline,
     on_policy,
-    play,
     select_trainer,
     self_play,
 )
@@ -25,10 +25,9 @@ from zhixing.training.trainers import (
 
 def twice(loop: TrainingLoop) -> None:
     """Update twice from every rollout."""
-    assert loop.actor is not None
     with loop.running():
         for _ in loop.iterations():
-            experience = loop.actor.collect(steps=16)
+            experience = loop.collector.collect(steps=16)
             batch = experience.batch.to(loop.learner.device)
             loop.learner.update(batch)
             loop.iteration_end(experience.episodes, loop.learner.update(batch).metrics)
@@ -65,7 +64,7 @@ def test_an_own_algorithm_trains_with_its_own_trainer(tmp_path: Path) -> None:
         ("dqn", {"from_data": True}, offline),
         ("bc", {"from_data": True}, offline),
         ("alphazero", {}, self_play),
-        ("mcts", {}, play),
+        ("mcts", {}, act_only),
     ],
 )
 def test_each_scheme_has_a_trainer(name: str, given: dict[str, bool], expected: object) -> None:

@@ -95,7 +95,7 @@ def test_nothing_is_written_before_the_run(short_config: Callable, tmp_path: Pat
 def test_the_default_folder_names_algorithm_task_and_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     cfg = zx.config.load(algorithm="ppo", env="dummy_envs:DictObsEnv", seed=3)
-    assert str(zx.training.resolve.default_out(cfg)).startswith("runs/ppo-tasks-Many-3-2")
+    assert str(zx.training.resolve.default_out(cfg)).startswith("runs/ppo-dummy_envs-DictObsEnv-3-2")
 
 
 def test_default_folders_are_reserved_at_once_and_given_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The loops: budgets, the ratio of updates, phases, what callbacks are told, and the clock."""
+"""Training loops: budgets, the ratio of updates to steps, phases, callbacks, the clock and saved state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conftest import differing_tensors, metrics_rows
 from gymnasium.spaces import Box, Discrete
 
 import zhixing as zx
-from zhixing.buffers import Buffer, NStep
+from zhixing.buffers import Buffer, NStep, Prioritized, Uniform
 from zhixing.collect.actor import Actor
 from zhixing.collect.collector import Experience
 from zhixing.collect.evaluation import Episode, Evaluation
@@ -29,8 +29,8 @@ from zhixing.training.loop import TrainingLoop
 from zhixing.training.trainers import off_policy, on_policy
 
 
-class Zero(Policy):
-    """Always the first action, but any in the random phase."""
+class FirstActionPolicy(Policy):
+    """Take action 0, or a random one in the random phase. Record phases and actions."""
 
     def __init__(self, spaces: Spaces) -> None:
         super().__init__(spaces)
@@ -46,14 +46,14 @@ class Zero(Policy):
         return Decision(action)
 
 
-class Counts(Learner):
-    """Learns nothing, but keeps what it is given."""
+class CountingLearner(Learner):
+    """Learn nothing; record batch sizes and progress."""
 
     metrics = ("rows",)
 
     def __init__(self, cfg: Any, spaces: Spaces) -> None:
         super().__init__(cfg, spaces)
-        self.policy = Zero(spaces)
+        self.policy = FirstActionPolicy(spaces)
         self.sizes: list[int] = []
         self.progress: list[float] = []
 
@@ -69,22 +69,31 @@ class Counts(Learner):
         self.progress.append(fraction)
 
 
-def loop(scheme: type, callbacks: Any = (), num: int = 2, **settings: Any) -> TrainingLoop:
-    cfg = scheme(algorithm="none", env={"name": "dummy_envs:TerminatingEnv"}, num_envs=num, **settings)
-    env = zx.envs.make_vector("dummy_envs:TerminatingEnv", num, backend="serial")  # five steps, a reward of 1 each
-    learner = Counts(cfg, env.spaces)
+def make_loop(
+    scheme: type,
+    callbacks: Any = (),
+    num_envs: int = 2,
+    learner_type: type[CountingLearner] = CountingLearner,
+    sampler: Uniform | Prioritized | None = None,
+    **settings: Any,
+) -> TrainingLoop:
+    cfg = scheme(algorithm="none", env={"name": "dummy_envs:TerminatingEnv"}, num_envs=num_envs, **settings)
+    env = zx.envs.make_vector("dummy_envs:TerminatingEnv", num_envs, backend="serial")  # five steps, a reward of 1 each
+    learner = learner_type(cfg, env.spaces)
     actor = Actor(learner.policy, env, seed=cfg.seed)
-    buffer = Buffer(env.spaces.fields(), 1000, num, view=NStep(1, 0.9)) if scheme is OffPolicyConfig else None
+    buffer = None
+    if scheme is OffPolicyConfig:
+        buffer = Buffer(env.spaces.fields(), 1000, num_envs, sampler=sampler or Uniform(), view=NStep(1, 0.9))
     return TrainingLoop(cfg, actor, learner, buffer=buffer, callbacks=callbacks)
 
 
-class Tells(zx.Callback):
-    """Writes down everything that it is told."""
+class EventLog(zx.Callback):
+    """Record all hook calls."""
 
     def __init__(self, name: str = "", events: list[str] | None = None) -> None:
         self.name, self.events = name, events if events is not None else []
 
-    def __enter__(self) -> Tells:
+    def __enter__(self) -> EventLog:
         self.events.append(f"{self.name}enter")
         return self
 
@@ -113,8 +122,8 @@ class Tells(zx.Callback):
 # --- budgets ---
 
 
-def test_budget_of_steps_ends_with_the_iteration_that_uses_it_up() -> None:
-    run = loop(OnPolicyConfig, env_steps=50, rollout_steps=8)
+def test_step_budget_ends_with_the_iteration_that_exhausts_it() -> None:
+    run = make_loop(OnPolicyConfig, env_steps=50, rollout_steps=8)
     on_policy(run)
     assert run.env_steps == 64  # 16 per iteration: 48 is not enough
     assert run.updates == 4
@@ -123,44 +132,44 @@ def test_budget_of_steps_ends_with_the_iteration_that_uses_it_up() -> None:
     assert run.progress == 1.0
 
 
-def test_budget_of_episodes() -> None:
-    run = loop(OnPolicyConfig, episodes=7, rollout_steps=1)
+def test_episode_budget() -> None:
+    run = make_loop(OnPolicyConfig, episodes=7, rollout_steps=1)
     on_policy(run)
     # both environments end an episode at every fifth step: 2, 4, 6, 8
     assert (run.episodes, run.env_steps) == (8, 40)
 
 
-def test_budget_of_time() -> None:
+def test_time_budget() -> None:
     class Slow(zx.Callback):
         def iteration_begin(self, loop: TrainingLoop) -> None:
             time.sleep(0.02)
 
-    run = loop(OnPolicyConfig, [Slow()], duration=0.1, rollout_steps=1)
+    run = make_loop(OnPolicyConfig, [Slow()], duration=0.1, rollout_steps=1)
     on_policy(run)
     assert 0.1 <= run.seconds < 0.2
     assert run.env_steps <= 10  # five iterations of 20 ms
 
 
-def test_the_first_budget_that_is_used_up_ends_training() -> None:
-    run = loop(OnPolicyConfig, env_steps=10, episodes=1000, duration="1h", rollout_steps=1)
+def test_first_exhausted_budget_ends_training() -> None:
+    run = make_loop(OnPolicyConfig, env_steps=10, episodes=1000, duration="1h", rollout_steps=1)
     on_policy(run)
     assert run.env_steps == 10
 
 
-def test_a_used_budget_does_nothing() -> None:
-    run = loop(OnPolicyConfig, env_steps=10, rollout_steps=5)
+def test_exhausted_budget_trains_nothing() -> None:
+    run = make_loop(OnPolicyConfig, env_steps=10, rollout_steps=5)
     on_policy(run)
     on_policy(run)
     assert (run.env_steps, run.updates) == (10, 1)
 
 
-def test_stop_ends_after_the_present_iteration() -> None:
+def test_stop_ends_training_after_the_current_iteration() -> None:
     class Stop(zx.Callback):
         def episode_end(self, loop: TrainingLoop, episode: Episode) -> None:
             loop.stop("enough")
 
-    after = Tells()
-    run = loop(OnPolicyConfig, [Stop(), after], rollout_steps=3)
+    after = EventLog()
+    run = make_loop(OnPolicyConfig, [Stop(), after], rollout_steps=3)
     on_policy(run)
     assert run.env_steps == 12  # the first episodes end in the second iteration
     assert run.stop_reason == "enough"
@@ -174,14 +183,14 @@ def test_stop_ends_after_the_present_iteration() -> None:
 def test_the_ratio_of_updates_to_steps_is_exact(ratio: float, steps: int) -> None:
     ratios = []
 
-    class Watch(zx.Callback):
+    class RecordRatio(zx.Callback):
         def iteration_end(self, loop: TrainingLoop, metrics: Any) -> None:
             due = max(0, loop.env_steps - 40) * ratio
             ratios.append((loop.updates, due))
 
-    run = loop(
+    run = make_loop(
         OffPolicyConfig,
-        [Watch()],
+        [RecordRatio()],
         env_steps=240,
         learning_starts=40,
         updates_per_step=ratio,
@@ -193,15 +202,15 @@ def test_the_ratio_of_updates_to_steps_is_exact(ratio: float, steps: int) -> Non
     assert run.learner.sizes == [8] * run.updates
 
 
-def test_decimal_ratios_lose_no_update_to_rounding() -> None:
+def test_rounding_errors_of_the_ratio_skip_no_update() -> None:
     # 0.29 x 100 is 28.999999999999996 in floating point
-    run = loop(OffPolicyConfig, env_steps=100, learning_starts=0, updates_per_step=0.29, batch_size=4)
+    run = make_loop(OffPolicyConfig, env_steps=100, learning_starts=0, updates_per_step=0.29, batch_size=4)
     off_policy(run)
     assert run.updates == 29
 
 
-def test_warm_up_is_random_and_without_updates() -> None:
-    run = loop(OffPolicyConfig, env_steps=60, learning_starts=20, batch_size=4)
+def test_steps_before_learning_starts_are_random_and_without_updates() -> None:
+    run = make_loop(OffPolicyConfig, env_steps=60, learning_starts=20, batch_size=4)
     off_policy(run)
     phases = run.learner.policy.phases
     assert phases[:10] == [Phase.RANDOM] * 10  # 2 environments
@@ -212,68 +221,66 @@ def test_warm_up_is_random_and_without_updates() -> None:
     assert set(run.learner.policy.actions[20:]) == {0}
 
 
-def test_priorities_go_back_to_the_rows_they_came_from() -> None:
-    from zhixing.buffers import Prioritized
+def test_priorities_of_an_update_are_set_on_the_sampled_rows() -> None:
+    sampled = []
 
-    run = loop(OffPolicyConfig, env_steps=20, learning_starts=10, batch_size=4)
-    given = []
-
-    class Wants(Counts):
+    class ZeroPriorityLearner(CountingLearner):
         def update(self, batch: Batch) -> Update:
-            given.append(batch.index.clone())
+            sampled.append(batch.index.clone())
             return super().update(batch)._replace(priority=torch.zeros(4))
 
-    run.learner = Wants(run.cfg, run.actor.spaces)
-    run.buffer = Buffer(run.actor.spaces.fields(), 1000, 2, sampler=Prioritized(1.0), view=NStep(1, 0.9))
-    off_policy(run)
-    # what was sampled has priority 0, what wasn't the largest: later samples avoid rows that were seen
-    assert len(given) == 10
-    assert not set(given[0].tolist()) & set(given[1].tolist())
+    settings = {"env_steps": 20, "learning_starts": 10, "batch_size": 4}
+    off_policy(make_loop(OffPolicyConfig, learner_type=ZeroPriorityLearner, sampler=Prioritized(1.0), **settings))
+    # sampled rows get priority 0 and new rows the largest, so the next sample has none of the first
+    assert len(sampled) == 10
+    assert not set(sampled[0].tolist()) & set(sampled[1].tolist())
 
 
 # --- callbacks ---
 
 
-def test_callbacks_are_told_in_order() -> None:
+def test_hooks_are_called_in_the_order_of_the_callbacks() -> None:
     events: list[str] = []
-    run = loop(OnPolicyConfig, [Tells("a ", events), Tells("b ", events)], num=1, env_steps=6, rollout_steps=3)
+    run = make_loop(
+        OnPolicyConfig, [EventLog("a ", events), EventLog("b ", events)], num_envs=1, env_steps=6, rollout_steps=3
+    )
     on_policy(run)
-    one = ["iteration 0", "end 3 ['rows']", "iteration 3", "episode 5", "end 6 ['rows']", "finish"]
-    told = [f"{name} {event}" for event in ["enter", "begin", *one] for name in "ab"]
-    assert events == [*told, "b exit", "a exit"]
+    order = ["iteration 0", "end 3 ['rows']", "iteration 3", "episode 5", "end 6 ['rows']", "finish"]
+    expected = [f"{name} {event}" for event in ["enter", "begin", *order] for name in "ab"]
+    assert events == [*expected, "b exit", "a exit"]
 
 
 def test_metrics_are_empty_before_the_first_update() -> None:
-    tells = Tells()
-    off_policy(loop(OffPolicyConfig, [tells], env_steps=8, learning_starts=4, train_every=2))
-    assert [event for event in tells.events if event.startswith("end")] == ["end 4 []", "end 8 ['rows']"]
+    log = EventLog()
+    off_policy(make_loop(OffPolicyConfig, [log], env_steps=8, learning_starts=4, train_every=2))
+    assert [event for event in log.events if event.startswith("end")] == ["end 4 []", "end 8 ['rows']"]
 
 
-def test_callbacks_are_left_when_training_breaks() -> None:
-    class Breaks(zx.Callback):
+def test_callbacks_exit_when_training_raises() -> None:
+    class Raises(zx.Callback):
         def iteration_end(self, loop: TrainingLoop, metrics: Any) -> None:
             raise ZeroDivisionError
 
-    tells = Tells()
+    log = EventLog()
     with pytest.raises(ZeroDivisionError):
-        on_policy(loop(OnPolicyConfig, [tells, Breaks()], rollout_steps=2))
-    assert tells.events[-1] == "exit ZeroDivisionError"
-    assert "finish" not in tells.events
+        on_policy(make_loop(OnPolicyConfig, [log, Raises()], rollout_steps=2))
+    assert log.events[-1] == "exit ZeroDivisionError"
+    assert "finish" not in log.events
 
 
-def test_callbacks_already_entered_are_left_when_another_cannot_be() -> None:
+def test_entered_callbacks_exit_when_entering_another_raises() -> None:
     class Locked(zx.Callback):
         def __enter__(self) -> Locked:
             raise PermissionError
 
-    tells = Tells()
+    log = EventLog()
     with pytest.raises(PermissionError):
-        on_policy(loop(OnPolicyConfig, [tells, Locked()]))
-    assert tells.events == ["enter", "exit PermissionError"]
+        on_policy(make_loop(OnPolicyConfig, [log, Locked()]))
+    assert log.events == ["enter", "exit PermissionError"]
 
 
 def test_recent_means_are_of_the_last_hundred_episodes() -> None:
-    run = loop(OnPolicyConfig)
+    run = make_loop(OnPolicyConfig)
     assert np.isnan(run.recent_mean("episode_return"))
     run.iteration_end([Episode(0.0, 1, {})] * 60, {})
     run.iteration_end([Episode(1.0, 3, {})] * 80, {})
@@ -287,14 +294,14 @@ def test_recent_means_are_of_the_last_hundred_episodes() -> None:
 
 
 class Pauses(zx.Callback):
-    def __init__(self, within: Any = None) -> None:
-        self.within = within
+    def __init__(self, action: Any = None) -> None:
+        self.action = action
 
     def iteration_end(self, loop: TrainingLoop, metrics: Any) -> None:
         with loop.paused():
             time.sleep(0.1)
-            if self.within is not None:
-                self.within(loop)
+            if self.action is not None:
+                self.action(loop)
 
 
 def _pause_again(loop: TrainingLoop) -> None:
@@ -304,18 +311,18 @@ def _pause_again(loop: TrainingLoop) -> None:
 
 
 @pytest.mark.parametrize(
-    "within", [None, TrainingLoop.state_dict, _pause_again], ids=["plain", "saving", "pausing again"]
+    "action", [None, TrainingLoop.state_dict, _pause_again], ids=["plain", "saving", "nested pause"]
 )
-def test_paused_time_is_not_training_time(within: Any) -> None:
-    run = loop(OnPolicyConfig, [Pauses(within)], env_steps=4, rollout_steps=1)
+def test_paused_time_is_not_training_time(action: Any) -> None:
+    run = make_loop(OnPolicyConfig, [Pauses(action)], env_steps=4, rollout_steps=1)
     started = time.perf_counter()
     on_policy(run)
     assert time.perf_counter() - started >= 0.2
     assert 0 < run.seconds < 0.1
 
 
-def test_an_exception_in_a_pause_is_not_swallowed() -> None:
-    run = loop(OnPolicyConfig)
+def test_exceptions_in_a_pause_propagate() -> None:
+    run = make_loop(OnPolicyConfig)
     with pytest.raises(KeyError), run.paused():
         raise KeyError
 
@@ -323,11 +330,11 @@ def test_an_exception_in_a_pause_is_not_swallowed() -> None:
 # --- state ---
 
 
-def test_state_round_trip_goes_on_as_the_first() -> None:
+def test_state_round_trip() -> None:
     def make() -> TrainingLoop:
-        return loop(OffPolicyConfig, [Keeps()], env_steps=30, learning_starts=4, batch_size=4, seed=3)
+        return make_loop(OffPolicyConfig, [CountIterations()], env_steps=30, learning_starts=4, batch_size=4, seed=3)
 
-    class Keeps(zx.Callback):
+    class CountIterations(zx.Callback):
         def __init__(self) -> None:
             self.number = 0
 
@@ -342,17 +349,17 @@ def test_state_round_trip_goes_on_as_the_first() -> None:
 
     first = make()
     off_policy(first)
-    other = make()
-    assert other.load_state_dict(first.state_dict()) == []
-    assert other.callbacks[0].number == 15
-    assert (other.env_steps, other.updates, other.episodes) == (30, 26, 6)
-    assert other.seconds == first.seconds > 0
-    assert list(other.recent_episodes) == list(first.recent_episodes)
-    assert other.metrics == first.metrics
-    assert other.rng.random(3).tolist() == first.rng.random(3).tolist()
+    restored = make()
+    assert restored.load_state_dict(first.state_dict()) == []
+    assert restored.callbacks[0].number == 15
+    assert (restored.env_steps, restored.updates, restored.episodes) == (30, 26, 6)
+    assert restored.seconds == first.seconds > 0
+    assert list(restored.recent_episodes) == list(first.recent_episodes)
+    assert restored.metrics == first.metrics
+    assert restored.rng.random(3).tolist() == first.rng.random(3).tolist()
 
 
-def test_callbacks_of_one_class_keep_their_own_state_and_new_ones_start_fresh() -> None:
+def test_callbacks_of_one_class_restore_separate_states_and_new_ones_start_fresh() -> None:
     class Named(zx.Callback):
         def __init__(self, word: str) -> None:
             self.word = word
@@ -363,58 +370,60 @@ def test_callbacks_of_one_class_keep_their_own_state_and_new_ones_start_fresh() 
         def load_state_dict(self, state: dict[str, Any]) -> None:
             self.word = state["word"]
 
-    first = loop(OnPolicyConfig, [Named("a"), Named("b")])
-    other = loop(OnPolicyConfig, [Named("x"), Named("y"), Named("z")])
-    other.load_state_dict(first.state_dict())
-    assert [callback.word for callback in other.callbacks] == ["a", "b", "z"]
+    first = make_loop(OnPolicyConfig, [Named("a"), Named("b")])
+    second = make_loop(OnPolicyConfig, [Named("x"), Named("y"), Named("z")])
+    second.load_state_dict(first.state_dict())
+    assert [callback.word for callback in second.callbacks] == ["a", "b", "z"]
 
 
-def test_parts_from_the_spaces_alone() -> None:
+def test_random_actions_are_uniform() -> None:
     spaces = Spaces(Box(-1, 1, (2,), np.float32), Discrete(3))
-    drawn = Zero(spaces).random_action(3000, None, torch.Generator().manual_seed(0))
-    assert (drawn.bincount(minlength=3) / 3000).tolist() == pytest.approx([1 / 3] * 3, abs=0.03)
+    actions = FirstActionPolicy(spaces).random_action(3000, None, torch.Generator().manual_seed(0))
+    assert (actions.bincount(minlength=3) / 3000).tolist() == pytest.approx([1 / 3] * 3, abs=0.03)
 
 
-def test_it_learns_while_the_next_steps_are_made(short_config: Callable[..., Any], tmp_path: Path) -> None:
-    """Each rollout after the warm-up waits for an update that is made meanwhile; one after the other, none would come.
+def test_async_collection_runs_during_updates(short_config: Callable[..., Any], tmp_path: Path) -> None:
+    """Each rollout after `learning_starts` waits for an update, which a sequential loop would never make.
 
-    1200 steps of 2 environments, 2 each at a time: when the last 4 are begun, those before ask for (1196 - 200) / 2.
+    1200 steps in 2 environments, 4 steps per iteration: the last iteration starts with (1196 - 200) / 2 updates due.
     """
     session = zx.Session(
         short_config("dqn", async_collect=True, vector__backend="serial"), tmp_path / "run", quiet=True
     )
-    actor, learner = session.actor, session.learner
+    actor, learner = session.collector, session.learner
     assert isinstance(actor, Actor)
     collect, update = actor.collect, learner.update
-    learned = threading.Event()
+    updated = threading.Event()
     waited: list[bool] = []
 
-    def waiting(steps: int, phase: Phase) -> Experience:
+    def collect_after_update(steps: int, phase: Phase) -> Experience:
         if actor.env_steps > 208:
-            waited.append(learned.wait(60))
-            learned.clear()
+            waited.append(updated.wait(60))
+            updated.clear()
         return collect(steps=steps, phase=phase)
 
-    def telling(batch: Batch) -> Update:
-        found = update(batch)
-        learned.set()
-        return found
+    def signal_update(batch: Batch) -> Update:
+        result = update(batch)
+        updated.set()
+        return result
 
-    actor.collect, learner.update = waiting, telling  # type: ignore[method-assign, assignment]
+    actor.collect, learner.update = collect_after_update, signal_update  # type: ignore[method-assign, assignment]
     result = session.run()
     assert len(waited) == 247  # (1200 - 212) / 4
     assert all(waited)
     assert result["updates"] == 498
 
 
-def test_to_overlap_is_repeatable_and_resumes_exactly(short_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_async_collection_is_deterministic_and_resumes_exactly(
+    short_config: Callable[..., Any], tmp_path: Path
+) -> None:
     class Stop(zx.Callback):
         def iteration_end(self, loop: TrainingLoop, metrics: object) -> None:
             if loop.steps == 600:
                 raise RuntimeError("power cut")
 
     class Slow(zx.Callback):
-        """Other timings: now the one, now the other is ready first."""
+        """Vary the timing, so sometimes the updates and sometimes the collection finish first."""
 
         def iteration_begin(self, loop: TrainingLoop) -> None:
             time.sleep(0.001 * (loop.steps % 3))

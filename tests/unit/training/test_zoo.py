@@ -72,8 +72,8 @@ def test_an_exported_agent_acts_as_its_run_and_commands_take_it(
     code, out, _ = run_cli("zoo", "zoo")
     assert code == 0
     assert (
-        "one: zhixing train ppo --env CartPole-v1 --seed 3 env_steps=512 eval_episodes=2 'net.hidden_sizes=[8, 16]' "
-        "lr=0.002" in out
+        "one: zhixing train ppo --env CartPole-v1 --seed 3 env_steps=512 eval_episodes=2 lr=0.002 "
+        "'net.hidden_sizes=[8, 16]'" in out
     )
     for wrong, told in (
         (("export", "run", "-o", "zoo/one"), "already holds a run"),

@@ -31,13 +31,13 @@ class Imagine(Callback):
         self.folder = run / "imagined"
 
     def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
-        dream, buffer = getattr(loop.learner, "dream_frames", None), loop.buffer
-        if dream is None or buffer is None or not buffer.ready:
+        dream = getattr(loop.learner, "dream_frames", None)
+        if dream is None or not loop.has_buffer or not loop.buffer.ready:
             return
         # a generator of its own: looking changes nothing in the run
         rng = np.random.default_rng(derive_seed(loop.cfg.seed, "imagine", loop.env_steps))
         with loop.paused():
-            frames = dream(buffer.sample(SEQUENCES, rng))
+            frames = dream(loop.buffer.sample(SEQUENCES, rng))
             if frames is not None:
                 try:
                     self.folder.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,7 @@ class Progress(Callback):
         losses = [name for name in loop.learner.metrics if "loss" in name and name in loop.metrics]
         loss = f"  {losses[0].replace('_', ' ')} {float(loop.metrics[losses[0]]):.3g}" if losses else ""
         ended = f"{loop.recent_mean('episode_return'):.4g}" if loop.recent_episodes else "-"
-        played = f"  train return {ended}" if loop.actor is not None else ""
+        played = f"  train return {ended}" if not loop.offline else ""
         crashed = f"  {loop.num_env_restarts} environments restarted" if loop.num_env_restarts else ""
         lost = f"  {loop.num_worker_restarts} workers replaced" if loop.num_worker_restarts else ""
         left = loop.seconds * (1 / loop.progress - 1) if loop.progress > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Environments whose episodes never end: evaluations, videos and recordings end all the same."""
+"""Evaluations, videos and data collection end even if episodes of the environment never do."""
 
 from __future__ import annotations
 
@@ -23,50 +23,50 @@ from zhixing.training.zoo import export
 LIMIT = 30
 
 
-class Still(Policy):
-    """Always the first action."""
+class FirstActionPolicy(Policy):
+    """Always take action 0."""
 
     def act(self, obs: Any, hidden: Any, mask: Any, phase: Phase, rng: Any, env_steps: int) -> Decision:
         return Decision(self.random_action(len(obs), mask, rng) * 0)
 
 
-def evaluated(task: str, num: int, episodes: int, max_steps: int | None) -> zx.Evaluation:
-    env = zx.envs.make_vector(task, num, backend="serial")
+def evaluate_policy(env_name: str, num_envs: int, episodes: int, max_steps: int | None) -> zx.Evaluation:
+    env = zx.envs.make_vector(env_name, num_envs, backend="serial")
     try:
-        return Actor(Still(env.spaces), env).evaluate(episodes, seed=0, max_steps=max_steps)
+        return Actor(FirstActionPolicy(env.spaces), env).evaluate(episodes, seed=0, max_steps=max_steps)
     finally:
         env.close()
 
 
-@pytest.mark.parametrize("num", [1, 2, 3])
-def test_evaluation_cuts_episodes_and_counts_them(num: int) -> None:
-    evaluation = evaluated("dummy_envs:EndlessEnv", num, 5, 7)
+@pytest.mark.parametrize("num_envs", [1, 2, 3])
+def test_evaluation_cuts_episodes_and_counts_them(num_envs: int) -> None:
+    evaluation = evaluate_policy("dummy_envs:EndlessEnv", num_envs, 5, 7)
     assert evaluation.returns.tolist() == [7.0] * 5  # 1 per step
     assert [episode.length for episode in evaluation.episodes] == [7] * 5
     assert evaluation.cut_episodes == evaluation.summary()["cut_episodes"] == 5
 
 
 def test_episodes_that_end_in_time_are_not_cut() -> None:
-    assert evaluated("dummy_envs:FixedLengthEnv", 2, 5, 5).cut_episodes == 0  # they end at the fifth step
-    evaluation = evaluated("dummy_envs:FixedLengthEnv", 2, 5, 4)
+    assert evaluate_policy("dummy_envs:FixedLengthEnv", 2, 5, 5).cut_episodes == 0  # they end at the fifth step
+    evaluation = evaluate_policy("dummy_envs:FixedLengthEnv", 2, 5, 4)
     assert (evaluation.cut_episodes, evaluation.mean_return) == (5, 4.0)
 
 
-def test_bound_follows_the_longest_training_episode_unless_there_is_a_time_limit() -> None:
+def test_default_limit_is_twice_the_longest_episode_if_the_env_has_no_time_limit() -> None:
     assert default_eval_steps(None) == default_eval_steps(None, 10) == MIN_EVAL_STEPS
     assert default_eval_steps(None, MIN_EVAL_STEPS) == 2 * MIN_EVAL_STEPS
     assert default_eval_steps(500, 10**9) is None
 
 
-def test_without_a_bound_the_default_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_without_max_steps_uses_the_default_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zhixing.collect.evaluation.MIN_EVAL_STEPS", 11)
-    assert evaluated("dummy_envs:EndlessEnv", 2, 2, None).returns.tolist() == [11.0, 11.0]
+    assert evaluate_policy("dummy_envs:EndlessEnv", 2, 2, None).returns.tolist() == [11.0, 11.0]
 
 
 # --- training ---
 
 
-def endless(short_config: Callable, name: str = "ppo", **settings: Any) -> Any:
+def make_config(short_config: Callable, name: str = "ppo", **settings: Any) -> Any:
     return short_config(name, "dummy_envs:EndlessEnv", eval_max_steps=LIMIT, eval_episodes=3, **settings)
 
 
@@ -76,7 +76,7 @@ def test_training_ends_with_a_checkpoint(
     name: str, eval_every_steps: int, short_config: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = zx.Session(
-        endless(short_config, name, eval_every_steps=eval_every_steps), tmp_path / "run", quiet=True
+        make_config(short_config, name, eval_every_steps=eval_every_steps), tmp_path / "run", quiet=True
     ).run()
     assert result["final_return"] == LIMIT
     assert RunFolder.open(tmp_path / "run").newest_step() == result["env_steps"]
@@ -86,10 +86,10 @@ def test_training_ends_with_a_checkpoint(
     assert "env.max_episode_steps" in notes[0]
 
 
-def test_default_bound_is_twice_the_longest_training_episode(
+def test_training_and_eval_cut_episodes_at_twice_the_longest_training_episode(
     short_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that haven't ended count, too; here none has."""
+    """Unfinished episodes count, too; here none ends."""
     monkeypatch.setattr("zhixing.collect.evaluation.MIN_EVAL_STEPS", 10)
     cfg = short_config("ppo", "dummy_envs:EndlessEnv", num_envs=2, env_steps=200, eval_every_steps=0, eval_episodes=1)
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
@@ -101,30 +101,30 @@ def test_default_bound_is_twice_the_longest_training_episode(
 
 
 class InterruptEvaluation(zx.Callback):
-    """Presses Ctrl-C after so many steps of the evaluation at `at_steps`, or of the first one from there on."""
+    """Send SIGINT after `after` evaluation steps, counted from training step `at_steps` on."""
 
     def __init__(self, at_steps: int, after: int = 5) -> None:
-        self.at_steps, self.left = at_steps, after
+        self.at_steps, self.remaining = at_steps, after
 
     def evaluation_step(self, loop: zx.TrainingLoop) -> None:
         if loop.steps >= self.at_steps:
-            self.left -= 1
-            if self.left == 0:
+            self.remaining -= 1
+            if self.remaining == 0:
                 os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("at_steps", [300, 700, 1200])  # the last is the evaluation at the end
+@pytest.mark.parametrize("at_steps", [300, 700, 1200])  # the last one is the final evaluation
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_first_ctrl_c_ends_an_evaluation_and_resume_repeats_it(
     name: str, at_steps: int, short_config: Callable, tmp_path: Path
 ) -> None:
-    cfg = endless(short_config, name, eval_every_steps=300, log_every_steps=100, env_steps=1200)
+    cfg = make_config(short_config, name, eval_every_steps=300, log_every_steps=100, env_steps=1200)
     whole = zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, tmp_path / "parts", [InterruptEvaluation(at_steps)], quiet=True).run()
     assert not (tmp_path / "parts" / "result.json").exists()
     assert RunFolder.open(tmp_path / "parts").newest_step() >= at_steps
-    with pytest.raises(KeyboardInterrupt):  # again, in the evaluation that is repeated
+    with pytest.raises(KeyboardInterrupt):  # again, in the repeated evaluation
         zx.Session.resume(tmp_path / "parts", [InterruptEvaluation(at_steps, after=12)], quiet=True).run()
     parts = zx.Session.resume(tmp_path / "parts", quiet=True).run()
     assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []
@@ -133,8 +133,8 @@ def test_first_ctrl_c_ends_an_evaluation_and_resume_repeats_it(
         assert whole[key] == parts[key]
 
 
-class Kill(zx.Callback):
-    """Ends the process, so to speak, in the first step of the evaluation at the end."""
+class RaiseInFinalEvaluation(zx.Callback):
+    """Raise in the first step of the final evaluation, as if the process were killed."""
 
     def evaluation_step(self, loop: zx.TrainingLoop) -> None:
         if loop.ending:
@@ -142,19 +142,19 @@ class Kill(zx.Callback):
 
 
 def test_last_checkpoint_is_written_before_the_last_evaluation(short_config: Callable, tmp_path: Path) -> None:
-    cfg = endless(short_config, eval_every_steps=300, checkpoint_every_steps=0, env_steps=600)
+    cfg = make_config(short_config, eval_every_steps=300, checkpoint_every_steps=0, env_steps=600)
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     with pytest.raises(RuntimeError, match="killed"):
-        zx.Session(cfg, tmp_path / "parts", [Kill()], quiet=True).run()
+        zx.Session(cfg, tmp_path / "parts", [RaiseInFinalEvaluation()], quiet=True).run()
     assert RunFolder.open(tmp_path / "parts").newest_step() == 640
     assert not (tmp_path / "parts" / "result.json").exists()
-    zx.Session.resume(tmp_path / "parts", quiet=True).run()  # only the evaluation is left
+    zx.Session.resume(tmp_path / "parts", quiet=True).run()  # only the evaluation is missing
     assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []
     assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
 
 
-def test_ctrl_c_after_the_return_was_reached_costs_no_row(short_config: Callable, tmp_path: Path) -> None:
-    """The row of the last iteration waits for the end; it comes once, whenever the end comes."""
+def test_ctrl_c_after_reaching_stop_return_loses_no_row(short_config: Callable, tmp_path: Path) -> None:
+    """The row of the last iteration is written once, when training ends for good."""
 
     class CtrlC(zx.Callback):
         def evaluation_end(self, loop: zx.TrainingLoop, evaluation: Any) -> None:
@@ -174,11 +174,11 @@ def test_ctrl_c_after_the_return_was_reached_costs_no_row(short_config: Callable
 
 @pytest.fixture
 def run(short_config: Callable, tmp_path: Path) -> str:
-    zx.Session(endless(short_config, env_steps=100, eval_every_steps=0), tmp_path / "run", quiet=True).run()
+    zx.Session(make_config(short_config, env_steps=100, eval_every_steps=0), tmp_path / "run", quiet=True).run()
     return str(tmp_path / "run")
 
 
-def test_eval_names_cut_episodes(run_cli: Command, run: str) -> None:
+def test_eval_reports_cut_episodes(run_cli: Command, run: str) -> None:
     code, out, _ = run_cli("eval", run, "--episodes", "4", "--json", "--trust")
     summary = json.loads(out)
     assert (code, summary["mean_return"], summary["cut_episodes"]) == (0, LIMIT, 4)
@@ -192,15 +192,15 @@ def test_collect_truncates_episodes_and_reports_only_complete_ones(run_cli: Comm
     assert code == 0
     data = zx.offline.open(str(tmp_path / "data"))
     assert data.options["max_episode_steps"] == LIMIT
-    # eight environments, 62 or 63 steps each: two whole episodes and 2 or 3 steps of a third one
+    # eight environments, 62 or 63 steps each: two complete episodes and 2 or 3 steps of a third one
     assert np.bincount(data.complete()).tolist() == [8, 16]
     assert "500 steps in 24 episodes" in out
     assert f"mean return {LIMIT} of 16 complete episodes" in out
     assert "8 episodes were cut by the end of the recording" in out
 
 
-def test_exported_agents_keep_what_is_known_of_their_episodes(run: str, tmp_path: Path) -> None:
-    trained = RunFolder.open(run).load_agent()["longest_episode"]
-    assert trained > 0
+def test_exported_agents_keep_the_longest_episode(run: str, tmp_path: Path) -> None:
+    expected = RunFolder.open(run).load_agent()["longest_episode"]
+    assert expected > 0
     export(run, tmp_path / "agent", episodes=1)
-    assert RunFolder.open(tmp_path / "agent").load_agent()["longest_episode"] == trained
+    assert RunFolder.open(tmp_path / "agent").load_agent()["longest_episode"] == expected
