@@ -38,7 +38,7 @@ class TorchActor(Collector):
 
     def _start(self, seed: int) -> None:
         num = self.env.num_envs
-        self._obs_fields = self.env.begin(seed)
+        self._obs_fields = self.env.reset_tensors(seed)
         self._hidden = self.policy.initial_hidden(num)
         self._returns = torch.zeros(num, *self.env.spaces.agents, device=self.device)
         self._lengths = torch.zeros(num, dtype=torch.int64, device=self.device)
