@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from zhixing import __version__
-from zhixing.arguments import SettingsCommand, settings_of
+from zhixing.arguments import SettingsCommand, translate_options
 from zhixing.errors import EnvCrashError, UserError, write_stderr
 
 app = typer.Typer(
@@ -111,7 +111,7 @@ def _asked(
     layers = [config.read_yaml(file) for file in config_files or []]
     layers.append({name: value for name, value in named.items() if value is not None})
     algorithm = next((layer["algorithm"] for layer in reversed(layers) if "algorithm" in layer), None)
-    return layers, settings_of(words, algorithm if isinstance(algorithm, str) else None)
+    return layers, translate_options(words, algorithm if isinstance(algorithm, str) else None)
 
 
 @app.command(cls=SettingsCommand)
@@ -126,7 +126,7 @@ def resume(
     from zhixing import config
     from zhixing.training.session import Session
 
-    session = Session.resume(run, **config.parse_overrides(settings_of(settings or [], None)))
+    session = Session.resume(run, **config.parse_overrides(translate_options(settings or [], None)))
     for notice in session.folder.notices:
         write_stderr(f"note: {notice}")
     if session.finished:
@@ -364,7 +364,7 @@ def _import(packages: list[str] | None) -> None:
 def _task_options(command: str, settings: list[str] | None) -> dict[str, Any]:
     from zhixing import config
 
-    given = config.parse_overrides(settings_of(settings or [], None))
+    given = config.parse_overrides(translate_options(settings or [], None))
     options = given.pop("env", {})
     if not isinstance(options, dict):
         raise UserError(

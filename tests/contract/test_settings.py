@@ -13,10 +13,10 @@ import zhixing as zx
 from zhixing import config
 
 
-def fields_of(model: type[config.Strict], prefix: str = "") -> set[str]:
+def fields_of(model: type[config.StrictModel], prefix: str = "") -> set[str]:
     found = set()
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, config.Strict):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, config.StrictModel):
             found |= fields_of(field.annotation, f"{field.annotation.__name__}.")
         else:
             found.add(f"{prefix}{name}")
@@ -30,7 +30,7 @@ def test_every_setting_is_read(
     base = set(config.RunConfig.model_fields)
     read: set[str] = set()
 
-    def reading(self: config.Strict, name: str) -> object:
+    def reading(self: config.StrictModel, name: str) -> object:
         if name in type(self).model_fields:
             # validators, dumps and the register of what is set don't count as use
             caller = sys._getframe(1).f_code.co_filename
@@ -39,7 +39,7 @@ def test_every_setting_is_read(
                 read.add(f"{type(self).__name__}.{name}" if nested else name)
         return object.__getattribute__(self, name)
 
-    monkeypatch.setattr(config.Strict, "__getattribute__", reading)
+    monkeypatch.setattr(config.StrictModel, "__getattribute__", reading)
     # settings that only matter beside another, or that need some updates
     always = {"target_update_interval": 5} if "target_update_interval" in model.model_fields else {}
     ways: list[dict[str, Any]] = [{}]

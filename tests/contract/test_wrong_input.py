@@ -35,9 +35,9 @@ WRONG = {
         ["train", "ppo", "--env", "CartPole-v1", "vector.backend=threads"],
         "'auto', 'serial', 'process', 'mixed', 'native', 'envpool', 'torch' or 'ray'",
     ),
-    "not a setting": (["train", "ppo", "--env", "CartPole-v1", "fast"], "'fast' is no setting; write name=value"),
+    "not a setting": (["train", "ppo", "--env", "CartPole-v1", "fast"], "'fast' is not a setting; write name=value"),
     "a half number": (["train", "ppo", "--env", "CartPole-v1", "env_steps=10.5"], "env_steps=10.5"),
-    "no duration": (["train", "ppo", "--env", "CartPole-v1", "duration=soon"], "'soon' is no duration"),
+    "no duration": (["train", "ppo", "--env", "CartPole-v1", "duration=soon"], "'soon' is not a duration"),
     "settings that exclude each other": (
         ["train", "ppo", "--env", "CartPole-v1", "shared_network=true", "critic_lr=1e-3"],
         "shared_network=true allows no critic_lr",
@@ -67,7 +67,7 @@ WRONG = {
         ["train", "ppo", "--env", "CartPole-v1", "--num-minibatches", "4"],
         "`num_minibatches` (CleanRL) is `minibatch_size` here: rollout_steps x num_envs / num_minibatches",
     ),
-    "environment without --env": (["train", "ppo", "CartPole-v1"], "environments are named by --env"),
+    "environment without --env": (["train", "ppo", "CartPole-v1"], "set the environment with --env"),
     "missing run": (["resume", "nowhere"], "there is no run folder nowhere"),
     "missing run to evaluate": (["eval", "nowhere"], "there is no run folder nowhere"),
     "missing run to video": (["video", "nowhere", "-o", "a.mp4"], "there is no run folder nowhere"),
@@ -139,9 +139,9 @@ def test_broken_yaml_names_the_line(run_cli: Command, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text("lr: 1e-3\nnet: [1, 2\ngamma: 0.9\n")
     code, _, err = run_cli("train", "ppo", "--env", "CartPole-v1", "--config", "my.yaml")
     assert code == 2
-    assert "my.yaml is not readable YAML at line 3" in err
+    assert "my.yaml is not valid YAML at line 3" in err
     (tmp_path / "my.yaml").write_text("just words")
-    assert "must hold settings" in run_cli("train", "ppo", "--env", "CartPole-v1", "--config", "my.yaml")[2]
+    assert "must contain settings" in run_cli("train", "ppo", "--env", "CartPole-v1", "--config", "my.yaml")[2]
 
 
 def test_out_that_holds_a_run_is_refused(run_cli: Command, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.config import Count, Fraction, Group, NonNegative, Positive, PositiveFloat, SelfPlayConfig, Strict
+from zhixing.config import Count, Fraction, Group, NonNegative, Positive, PositiveFloat, SelfPlayConfig, StrictModel
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
@@ -29,7 +29,7 @@ from zhixing.utils.importing import import_object
 MakeBoardNet = Callable[[tuple[int, ...], int], nn.Module]  # (shape of a board, number of actions)
 
 
-class BoardNetConfig(Strict):
+class BoardNetConfig(StrictModel):
     """The network that evaluates positions."""
 
     kind: str = "auto"

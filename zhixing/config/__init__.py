@@ -1,25 +1,28 @@
-"""Configuration: typed, strict and complete."""
+"""Configuration of runs: settings, presets, files and overrides."""
 
-from zhixing.config.display import Setting, describe, flat_settings, format_type, format_value, list_settings
+from zhixing.config.display import (
+    Setting,
+    describe,
+    flat_settings,
+    format_type,
+    format_value,
+    list_settings,
+)
 from zhixing.config.loading import (
-    absolute_paths,
     build,
     dump,
-    has_setting,
+    from_keywords,
     load,
     merge,
     nest,
-    nested,
     parse_overrides,
     preset,
     preset_name,
     presets,
-    provide,
-    setting_type,
-    validate,
+    register_objects,
 )
 from zhixing.config.schema import (
-    SHORT,
+    SHORTHANDS,
     AsynchronousConfig,
     Auto,
     Backend,
@@ -44,17 +47,26 @@ from zhixing.config.schema import (
     RunConfig,
     SearchConfig,
     SelfPlayConfig,
-    Strict,
+    StrictModel,
     Threads,
     UpdatesPerStep,
     VectorConfig,
-    seconds,
+    parse_duration,
 )
-from zhixing.config.yaml_files import LARGEST, parse_yaml, read_yaml
+from zhixing.config.validation import (
+    has_setting,
+    setting_type,
+    validate,
+)
+from zhixing.config.yaml_files import (
+    MAX_CONFIG_BYTES,
+    parse_yaml,
+    read_yaml,
+)
 
 __all__ = [
-    "LARGEST",
-    "SHORT",
+    "MAX_CONFIG_BYTES",
+    "SHORTHANDS",
     "AsynchronousConfig",
     "Auto",
     "Backend",
@@ -80,31 +92,30 @@ __all__ = [
     "SearchConfig",
     "SelfPlayConfig",
     "Setting",
-    "Strict",
+    "StrictModel",
     "Threads",
     "UpdatesPerStep",
     "VectorConfig",
-    "absolute_paths",
     "build",
     "describe",
     "dump",
     "flat_settings",
     "format_type",
     "format_value",
+    "from_keywords",
     "has_setting",
     "list_settings",
     "load",
     "merge",
     "nest",
-    "nested",
+    "parse_duration",
     "parse_overrides",
     "parse_yaml",
     "preset",
     "preset_name",
     "presets",
-    "provide",
     "read_yaml",
-    "seconds",
+    "register_objects",
     "setting_type",
     "validate",
 ]

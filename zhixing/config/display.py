@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from zhixing.config.schema import Group, RunConfig, Strict
+from zhixing.config.schema import Group, RunConfig, StrictModel
 
 # settings without an effect on returns: runs that differ only in these have the same configuration
 WITHOUT_EFFECT = {"seed", "log_every_steps", "checkpoint_every_steps", "keep_checkpoints", "tensorboard"}
@@ -52,7 +52,7 @@ def _settings(
     for name, field in model.model_fields.items():
         default = None if field.is_required() else field.default if defaults is None else getattr(defaults, name)
         own_group = group or _group(model, name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Strict):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, StrictModel):
             yield from _settings(field.annotation, default, f"{prefix}{name}.", own_group)
         else:
             text = "required" if field.is_required() else format_value(default)

@@ -1,4 +1,4 @@
-"""The settings of every run, of each training scheme, and of what they share."""
+"""Settings of every run, of each training scheme and of the parts they share."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-UpdatesPerStep = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]  # more would look like a hanging run
+UpdatesPerStep = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]  # with more, a run seems to hang
 Auto = Literal["auto"]
-SHORT = {"env": "name", "net": "kind"}  # groups of settings of which one may stand for the group
+SHORTHANDS = {"env": "name", "net": "kind"}  # env=CartPole-v1 is short for env.name=CartPole-v1
 
 
 class Group(Enum):
@@ -40,40 +40,40 @@ class Group(Enum):
     LOGGING = "logging"
 
 
-class Strict(BaseModel):
-    """No unknown names, no silent conversions; `1e6` is a whole number all the same."""
+class StrictModel(BaseModel):
+    """Settings without unknown names or implicit conversions, except that whole floats such as `1e6` are integers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, validate_default=True, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _complete(cls, values: Any) -> Any:
-        """Whole numbers as such, and `none`; groups of settings given in part keep the rest of their defaults."""
+    def _convert_values(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        return {key: _complete(cls.model_fields.get(key), value) for key, value in values.items()}
+        return {key: _convert(cls.model_fields.get(key), value) for key, value in values.items()}
 
 
-def _complete(field: FieldInfo | None, value: Any) -> Any:
+def _convert(field: FieldInfo | None, value: Any) -> Any:
+    """Convert whole floats, `none` and lists without brackets. A partial group keeps the rest of its defaults."""
     if field is None:
         return value
     if isinstance(value, Mapping) and isinstance(field.default, BaseModel):
         return {**field.default.model_dump(), **value}
-    kind = str(field.annotation)
-    if isinstance(value, str) and "," in value and kind.startswith("list["):  # 256,256 as the shell leaves it
+    annotation = str(field.annotation)
+    if isinstance(value, str) and "," in value and annotation.startswith("list["):  # 256,256 as the shell passes it
         value = parse_yaml(f"[{value}]", "a list")
-    if value == "none" and "None" in kind:  # as `zhixing show` writes it
+    if value == "none" and "None" in annotation:  # as `zhixing show` prints it
         return None
-    if "int" not in kind or "float" in kind:
+    if "int" not in annotation or "float" in annotation:
         return value
-    return [_whole(part) for part in value] if isinstance(value, list) else _whole(value)
+    return [_to_int(item) for item in value] if isinstance(value, list) else _to_int(value)
 
 
-def _whole(value: Any) -> Any:
+def _to_int(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-class EnvConfig(Strict):
+class EnvConfig(StrictModel):
     """The environment: its name and its options, which depend on the environment."""
 
     model_config = ConfigDict(extra="allow")
@@ -89,7 +89,7 @@ class EnvConfig(Strict):
 Backend = Literal["auto", "serial", "process", "mixed", "native", "envpool", "torch", "ray"]
 
 
-class VectorConfig(Strict):
+class VectorConfig(StrictModel):
     """How the parallel environments run."""
 
     backend: Backend = "auto"
@@ -110,7 +110,7 @@ class VectorConfig(Strict):
         return self.backend == "process" or (self.backend == "auto" and guarded)
 
 
-class DistributedConfig(Strict):
+class DistributedConfig(StrictModel):
     """Processes that collect and learn, on one machine or a Ray cluster."""
 
     workers: Count = 0
@@ -123,7 +123,7 @@ class DistributedConfig(Strict):
     """Ray cluster to join, such as 10.0.0.1:6379 or auto; none starts one on this machine."""
 
 
-class NetConfig(Strict):
+class NetConfig(StrictModel):
     """The network between observations and outputs."""
 
     kind: str = "auto"
@@ -140,7 +140,7 @@ class NetConfig(Strict):
     """Units of the recurrent layer."""
 
 
-class RunConfig(Strict):
+class RunConfig(StrictModel):
     """Settings of every run."""
 
     group: ClassVar[Group] = Group.RUN
@@ -203,21 +203,21 @@ class RunConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _env_by_name(cls, values: Any) -> Any:
+    def _expand_shorthands(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        short = {key: {part: values[key]} for key, part in SHORT.items() if isinstance(values.get(key), str)}
-        return {**values, **short}
+        groups = {key: {part: values[key]} for key, part in SHORTHANDS.items() if isinstance(values.get(key), str)}
+        return {**values, **groups}
 
     @field_validator("device")
     @classmethod
-    def _gpu_is_cuda(cls, device: str) -> str:
+    def _rename_gpu(cls, device: str) -> str:
         return re.sub(r"^gpu(?=$|:)", "cuda", device)
 
     @model_validator(mode="after")
-    def _duration_is_readable(self) -> RunConfig:
+    def _check_duration(self) -> RunConfig:
         if self.duration is not None:
-            seconds(self.duration)
+            parse_duration(self.duration)
         return self
 
 
@@ -294,7 +294,7 @@ class SelfPlayConfig(SearchConfig, LearnerConfig):
     scheme: ClassVar[str] = "self_play"
 
 
-class ReplayConfig(Strict):
+class ReplayConfig(StrictModel):
     """The replay buffer."""
 
     capacity: Positive = 100_000
@@ -397,14 +397,14 @@ class OffPolicyActorCriticConfig(OffPolicyConfig):
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def seconds(duration: str | float) -> float:
-    """`90`, `90s`, `10m` and `1h30m` in seconds."""
+def parse_duration(duration: str | float) -> float:
+    """Return `90`, `90s`, `10m` or `1h30m` in seconds."""
     if isinstance(duration, (int, float)):
         return float(duration)
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", duration)
     if not parts or "".join(number + unit for number, unit in parts) != duration:
-        raise ValueError(f"{duration!r} is no duration; write for example 90s, 10m or 1h30m")
+        raise ValueError(f"{duration!r} is not a duration; write for example 90s, 10m or 1h30m")
     total = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if total <= 0:
-        raise ValueError(f"{duration!r} is no time at all; a duration must be positive")
+        raise ValueError(f"{duration!r} is not a positive duration; write for example 90s, 10m or 1h30m")
     return total

@@ -17,7 +17,7 @@ from torch import Tensor
 from zhixing.buffers import Buffer
 from zhixing.collect.collector import Collector
 from zhixing.collect.evaluation import Episode, Evaluation
-from zhixing.config import DataConfig, RunConfig, seconds
+from zhixing.config import DataConfig, RunConfig, parse_duration
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner
 from zhixing.core.seeding import derive_seed
@@ -136,7 +136,7 @@ class TrainingLoop:
         if cfg.episodes is not None:
             fractions["episodes"] = self.episodes / cfg.episodes
         if cfg.duration is not None:
-            fractions["duration"] = self.seconds / seconds(cfg.duration)
+            fractions["duration"] = self.seconds / parse_duration(cfg.duration)
         return fractions
 
     @property

@@ -41,7 +41,7 @@ def train(
         settings["env"] = env
     from zhixing.experiments import auto
 
-    cfg = auto.build([], config.nested({"algorithm": algorithm, **settings}))
+    cfg = auto.build([], config.from_keywords({"algorithm": algorithm, **settings}))
     return Session(cfg, out, callbacks, quiet=quiet).run()
 
 

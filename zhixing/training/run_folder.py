@@ -128,7 +128,7 @@ class RunFolder:
         made need none. `env` and `net` are objects that take the place of what the run names."""
         try:
             values = config.read_yaml(self.config_file)
-            config.provide(values, env=env, net=net)
+            config.register_objects(values, env=env, net=net)
             names = importing.names_in(values)
             self.own = bool(names) and signing.is_signed(self.path, values, names)
             self.code = importing.check_names(values, trust or self.own)

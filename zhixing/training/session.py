@@ -13,7 +13,7 @@ import torch
 from zhixing import config
 from zhixing.buffers import Buffer
 from zhixing.collect.collector import Collector, Evaluator
-from zhixing.config import SHORT, RunConfig
+from zhixing.config import SHORTHANDS, RunConfig
 from zhixing.core.learner import Learner
 from zhixing.envs import VectorEnv
 from zhixing.errors import UserError
@@ -145,7 +145,7 @@ class Session:
         """
         folder = RunFolder.open(run)
         own_builders = {name: overrides.pop(name) for name in BUILDERS if name in overrides}
-        objects = {key: overrides.pop(key) for key in SHORT if not isinstance(overrides.get(key, {}), (str, dict))}
+        objects = {key: overrides.pop(key) for key in SHORTHANDS if not isinstance(overrides.get(key, {}), (str, dict))}
         cfg = folder.read_config(trust, **objects)
         changed: dict[str, tuple[Any, Any]] = {}
         if overrides:

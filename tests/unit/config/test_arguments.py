@@ -8,7 +8,7 @@ import pytest
 import yaml
 from conftest import Command
 
-from zhixing.arguments import join_brackets, settings_of, split_arguments
+from zhixing.arguments import join_brackets, reorder_arguments, translate_options
 from zhixing.errors import UserError
 
 FLAGS = {"--env": False, "--out": False, "--trust": True, "--help": True, "-h": True}
@@ -30,7 +30,7 @@ SHORT = ["--env-steps", "64", "--eval-episodes=1", "--no-tensorboard", "rollout_
     ],
 )
 def test_options_of_the_command_come_first(args: list[str], options: list[str], words: list[str]) -> None:
-    assert split_arguments(args, FLAGS) == [*options, *(["--", *words] if words else [])]
+    assert reorder_arguments(args, FLAGS) == [*options, *(["--", *words] if words else [])]
 
 
 def test_brackets_that_are_never_closed_take_the_rest() -> None:
@@ -39,23 +39,23 @@ def test_brackets_that_are_never_closed_take_the_rest() -> None:
 
 def test_typos_of_options_are_no_settings() -> None:
     with pytest.raises(UserError, match=r"unknown option --outt: did you mean --out\?"):
-        split_arguments(["ppo", "--outt", "a"], FLAGS)
+        reorder_arguments(["ppo", "--outt", "a"], FLAGS)
 
 
-def test_options_become_settings_of_the_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_become_translate_options_the_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--env-steps=9", "--num_envs=2", "lr=1", "--compile", "--no-tensorboard"]
-    assert settings_of(words, "ppo") == ["env_steps=9", "num_envs=2", "lr=1", "compile=true", "tensorboard=false"]
+    assert translate_options(words, "ppo") == ["env_steps=9", "num_envs=2", "lr=1", "compile=true", "tensorboard=false"]
     assert capsys.readouterr().err == ""  # these are our own names
-    assert settings_of(["--n-steps=9"], "ppo") == ["rollout_steps=9"]
+    assert translate_options(["--n-steps=9"], "ppo") == ["rollout_steps=9"]
     assert "note: `--n-steps` (Stable-Baselines3) is `rollout_steps` here" in capsys.readouterr().err
-    assert settings_of(["--n-steps=9"], "dqn") == ["replay.n_step=9"]
-    assert settings_of(["--batch-size=9"], "ppo") == ["minibatch_size=9"]
-    assert settings_of(["--batch-size=9"], "dqn") == ["batch_size=9"]
+    assert translate_options(["--n-steps=9"], "dqn") == ["replay.n_step=9"]
+    assert translate_options(["--batch-size=9"], "ppo") == ["minibatch_size=9"]
+    assert translate_options(["--batch-size=9"], "dqn") == ["batch_size=9"]
 
 
 def test_names_with_another_meaning_are_not_translated() -> None:
     """They reach the configuration, which names the difference."""
-    assert settings_of(["--target-update-interval=9"], "dqn") == ["target_update_interval=9"]
+    assert translate_options(["--target-update-interval=9"], "dqn") == ["target_update_interval=9"]
 
 
 def test_options_train_as_settings_do(run_cli: Command) -> None:
@@ -65,7 +65,7 @@ def test_options_train_as_settings_do(run_cli: Command) -> None:
     cfg = yaml.safe_load(Path("run/config.yaml").read_text())
     assert (cfg["algorithm"], cfg["lr"], cfg["env"]["name"], cfg["num_envs"]) == ("ppo", 1e-3, "toy/match", 2)
     assert (cfg["env_steps"], cfg["tensorboard"], cfg["net"]["hidden_sizes"]) == (64, False, [8, 8])
-    assert "`--learning-rate` (Stable-Baselines3, CleanRL) is `lr` here" in err
+    assert "`--learning-rate` (Stable-Baselines3, CleanRL, MindSpore RL) is `lr` here" in err
     code, out, err = run_cli("resume", "run", "--total-timesteps", "128")
     assert code == 0, err
     assert "trained            128 steps" in out

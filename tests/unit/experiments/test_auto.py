@@ -62,7 +62,7 @@ def test_explicit_num_envs_is_kept() -> None:
 
 
 def test_reading_a_config_rejects_auto_num_envs() -> None:
-    with pytest.raises(zx.UserError, match=r"num_envs='auto' is decided when training begins"):
+    with pytest.raises(zx.UserError, match=r"num_envs='auto' is only allowed in `zhixing train` and zx.train"):
         zx.config.load(algorithm="ppo", env="CartPole-v1", num_envs="auto")
 
 

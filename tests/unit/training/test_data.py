@@ -213,7 +213,7 @@ def test_a_data_set_is_asked_for_by_name(tmp_path: Path) -> None:
     for algorithm in ("bc", "gail"):
         with pytest.raises(zx.UserError, match=f"{algorithm} trains on a dataset: name one with --dataset"):
             zx.train(algorithm, env="CartPole-v1", out=tmp_path / "run", quiet=True)
-    with pytest.raises(zx.UserError, match="ppo takes no dataset: it learns from what it has just done itself"):
+    with pytest.raises(zx.UserError, match="ppo can't learn from a dataset because it is on-policy"):
         zx.train("ppo", env="CartPole-v1", dataset="somewhere", out=tmp_path / "run", quiet=True)
     with pytest.raises(zx.UserError, match="--env none is for training on a dataset"):
         zx.train("ppo", env="none", out=tmp_path / "run", quiet=True)

@@ -61,7 +61,7 @@ def test_what_was_learned_with_cannot_be_changed(setting: str, value: Any, stopp
     with pytest.raises(
         UserError, match=rf"resume can't change .*{name} from .* to .*It can change budgets \(env_steps"
     ):
-        zx.Session.resume(stopped, quiet=True, **zx.config.nested({setting: value}))
+        zx.Session.resume(stopped, quiet=True, **zx.config.from_keywords({setting: value}))
     assert (stopped / "config.yaml").read_text() == before
     zx.Session.resume(stopped, quiet=True).run()  # nothing was touched
 
@@ -92,7 +92,7 @@ def test_the_rejection_names_the_command_that_does_it(run_cli: Command, stopped:
     ],
 )
 def test_what_can_be_changed_is_applied(setting: str, value: Any, stopped: Path) -> None:
-    session = zx.Session.resume(stopped, quiet=True, **zx.config.nested({setting: value}))
+    session = zx.Session.resume(stopped, quiet=True, **zx.config.from_keywords({setting: value}))
     result = session.run()
     written: Any = yaml.safe_load((stopped / "config.yaml").read_text())
     for part in setting.split("__"):

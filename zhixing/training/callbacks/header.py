@@ -42,7 +42,7 @@ def _budget(cfg: RunConfig) -> str:
     if cfg.episodes is not None:
         parts.append(f"{cfg.episodes:,} episodes")
     if cfg.duration is not None:
-        parts.append(f"{config.seconds(cfg.duration):,.0f} s")
+        parts.append(f"{config.parse_duration(cfg.duration):,.0f} s")
     if cfg.stop_return is not None:
         parts.append(f"until the evaluation return is {cfg.stop_return:g}")
     return ", ".join(parts)
