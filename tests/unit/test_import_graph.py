@@ -42,6 +42,7 @@ EXCEPTIONS = {
     ("config/loading.py", "algorithms"): "an algorithm, named by a setting, brings its own settings",
     ("config/loading.py", "envs"): "settings take environments as objects, and import the packages that register them",
     ("config/loading.py", "offline"): "a dataset names the environment that it was recorded in",
+    ("config/validation.py", "algorithms"): "the error for an unknown setting names the algorithms that have it",
     ("envs/vector/make.py", "distributed"): "vector.backend=ray; Ray is optional",
     ("algorithms/mcts.py", "training"): "guide=RUN loads the agent of another run, which is made of algorithms",
     ("training/builders/collector.py", "distributed"): "builds the collector; workers may be distributed",
