@@ -9,138 +9,141 @@ from zhixing.envs.adapters.mpe_spread import NativeSpread
 from zhixing.errors import UserError
 
 
-def copy_start(task: NativeSpread, row: int, world: Any) -> None:
-    for agent in range(task.agents):
-        task.pos[row, agent] = world.agents[agent].state.p_pos
-        task.vel[row, agent] = world.agents[agent].state.p_vel
-        task.landmarks[row, agent] = world.landmarks[agent].state.p_pos
+def copy_start(env: NativeSpread, row: int, world: Any) -> None:
+    """Copy the positions of an mpe2 world."""
+    for agent in range(env.num_agents):
+        env.pos[row, agent] = world.agents[agent].state.p_pos
+        env.vel[row, agent] = world.agents[agent].state.p_vel
+        env.landmarks[row, agent] = world.landmarks[agent].state.p_pos
 
 
-def draw(rng: np.random.Generator, task: NativeSpread) -> np.ndarray:
-    if task.continuous:
-        return rng.uniform(-0.2, 1.2, (task.num, task.agents, 5)).astype(np.float32)  # mpe2 clips, too
-    return rng.integers(0, 5, (task.num, task.agents))
+def sample_actions(rng: np.random.Generator, env: NativeSpread) -> np.ndarray:
+    if env.continuous_actions:
+        return rng.uniform(-0.2, 1.2, (env.num, env.num_agents, 5)).astype(np.float32)  # mpe2 also clips
+    return rng.integers(0, 5, (env.num, env.num_agents))
 
 
 @pytest.mark.parametrize("continuous", [False, True])
 @pytest.mark.parametrize(("agents", "ratio"), [(2, 0.0), (3, 0.5), (6, 1.0)])
-@pytest.mark.filterwarnings("ignore::UserWarning")  # mpe2 tells that it clips
-def test_moves_and_pays_as_mpe2(agents: int, ratio: float, continuous: bool) -> None:
+@pytest.mark.filterwarnings("ignore::UserWarning")  # mpe2 warns that it clips
+def test_observations_and_rewards_equal_mpe2(agents: int, ratio: float, continuous: bool) -> None:
     mpe = pytest.importorskip("mpe2.simple_spread_v3")
     options: dict[str, Any] = {"N": agents, "local_ratio": ratio, "max_cycles": 25, "continuous_actions": continuous}
-    task = NativeSpread(4, **options)
-    task.reset(0)
-    theirs = [mpe.parallel_env(**options) for _ in range(4)]
-    for row, env in enumerate(theirs):
-        env.reset(seed=row)
-        world = env.unwrapped.world
-        world.agents[1].state.p_pos = world.agents[0].state.p_pos + 0.1  # they touch from the start
-        copy_start(task, row, world)
-    obs, _ = task.load_state_dict(task.state_dict())
-    for row, env in enumerate(theirs):
-        np.testing.assert_allclose(obs[row], [env.unwrapped.observe(a) for a in env.agents], atol=1e-6)
+    env = NativeSpread(4, **options)
+    env.reset(0)
+    references = [mpe.parallel_env(**options) for _ in range(4)]
+    for row, reference in enumerate(references):
+        reference.reset(seed=row)
+        world = reference.unwrapped.world
+        world.agents[1].state.p_pos = world.agents[0].state.p_pos + 0.1  # they collide from the start
+        copy_start(env, row, world)
+    obs, _ = env.load_state_dict(env.state_dict())
+    for row, reference in enumerate(references):
+        expected_obs = [reference.unwrapped.observe(agent) for agent in reference.agents]
+        np.testing.assert_allclose(obs[row], expected_obs, atol=1e-6)
     rng = np.random.default_rng(1)
-    touched = 0
+    num_collisions = 0
     for step in range(25):
-        actions = draw(rng, task)
-        obs, reward, terminated, truncated, info = task.step(actions)
+        actions = sample_actions(rng, env)
+        obs, reward, terminated, truncated, info = env.step(actions)
         assert not terminated.any()
         assert truncated.tolist() == [step == 24] * 4
-        last = info["final_obs"] if step == 24 else obs
-        for row, env in enumerate(theirs):
-            acts = {name: actions[row, i] if continuous else int(actions[row, i]) for i, name in enumerate(env.agents)}
-            other, other_reward, *_ = env.step(acts)
-            np.testing.assert_allclose(last[row], list(other.values()), rtol=0, atol=1e-6)
-            np.testing.assert_allclose(reward[row], list(other_reward.values()), rtol=0, atol=1e-6)
-        touched += int((task.far < 0.3).sum()) if step < 24 else 0
-    assert touched >= 4  # else contacts were not compared
+        next_obs = info["final_obs"] if step == 24 else obs
+        for row, reference in enumerate(references):
+            row_actions = actions[row] if continuous else actions[row].tolist()
+            reference_step = reference.step(dict(zip(reference.agents, row_actions, strict=True)))
+            expected_obs, expected_reward, *_ = reference_step
+            np.testing.assert_allclose(next_obs[row], list(expected_obs.values()), rtol=0, atol=1e-6)
+            np.testing.assert_allclose(reward[row], list(expected_reward.values()), rtol=0, atol=1e-6)
+        num_collisions += int((env.agent_distance < 0.3).sum()) if step < 24 else 0
+    assert num_collisions >= 4  # so contacts are compared too
 
 
-def test_reward_is_worked_out_by_hand() -> None:
-    task = NativeSpread(1, N=2, local_ratio=0.25)
-    task.reset(0)
-    task.pos[0], task.landmarks[0], task.vel[0] = [[0.0, 0.0], [0.0, 1.0]], [[3.0, 4.0], [0.0, 1.5]], 0.0
-    task.load_state_dict(task.state_dict())
-    # agent 0: (3, 4) is 5 away, agent 1: sqrt(9 + 9); the other landmark is 0.5 from agent 1. Nobody touches
-    _, reward, *_ = task.step(np.zeros((1, 2), np.int64))
+def test_rewards_and_moves_match_hand_computed_values() -> None:
+    env = NativeSpread(1, N=2, local_ratio=0.25)
+    env.reset(0)
+    env.pos[0], env.landmarks[0], env.vel[0] = [[0.0, 0.0], [0.0, 1.0]], [[3.0, 4.0], [0.0, 1.5]], 0.0
+    env.load_state_dict(env.state_dict())
+    # landmark (3, 4) is 5 from agent 0 and sqrt(9 + 9) from agent 1; the other landmark is 0.5 from agent 1
+    _, reward, *_ = env.step(np.zeros((1, 2), np.int64))
     np.testing.assert_allclose(reward[0], -0.75 * (np.sqrt(18.0) + 0.5), rtol=1e-6)
-    # a push to the right: 5 * 0.1 is the speed after the step, which moves the agent at the next one
-    obs, *_ = task.step(np.array([[2, 0]]))
+    # moving right: the velocity after the step is 5 * 0.1 and moves the agent in the next step
+    obs, *_ = env.step(np.array([[2, 0]]))
     np.testing.assert_allclose(obs[0, 0, :4], [0.5, 0.0, 0.0, 0.0], atol=1e-6)
-    obs, *_ = task.step(np.array([[0, 0]]))
+    obs, *_ = env.step(np.array([[0, 0]]))
     np.testing.assert_allclose(obs[0, 0, :4], [0.375, 0.0, 0.05, 0.0], atol=1e-6)
-    # both at one height, 0.2 apart: each touches one other
-    task.pos[0], task.vel[0] = [[0.0, 1.5], [0.2, 1.5]], 0.0
-    task.load_state_dict(task.state_dict())
-    _, reward, *_ = task.step(np.zeros((1, 2), np.int64))
-    far = np.sqrt(2.8**2 + 2.5**2)
-    np.testing.assert_allclose(reward[0], -0.75 * (far + 0.0) - 0.25, rtol=1e-6)
+    # both agents at the same y, 0.2 apart: they collide
+    env.pos[0], env.vel[0] = [[0.0, 1.5], [0.2, 1.5]], 0.0
+    env.load_state_dict(env.state_dict())
+    _, reward, *_ = env.step(np.zeros((1, 2), np.int64))
+    distance = np.sqrt(2.8**2 + 2.5**2)
+    np.testing.assert_allclose(reward[0], -0.75 * (distance + 0.0) - 0.25, rtol=1e-6)
 
 
-def test_ended_worlds_begin_anew_in_the_same_step() -> None:
-    task = NativeSpread(3, max_cycles=4)
-    first, info = task.reset(0)
+def test_worlds_are_reset_in_the_same_step() -> None:
+    env = NativeSpread(3, max_cycles=4)
+    first, info = env.reset(0)
     assert first.shape == (3, 3, 18)
     assert info == {}
-    task.steps[1] = 2  # ends two steps before the others
+    env.steps[1] = 2  # this world ends two steps before the others
     actions = np.full((3, 3), 4)
     for step in range(1, 5):
-        obs, reward, terminated, truncated, info = task.step(actions)
+        obs, reward, terminated, truncated, info = env.step(actions)
         assert (obs.dtype, reward.dtype, reward.shape) == (np.float32, np.float32, (3, 3))
         assert truncated.tolist() == [step == 4, step == 2, step == 4]
         assert not terminated.any()
         if step == 2:
             assert info["final_info"] == {1: {}}
-            assert (obs[1, :, :2] == 0).all()  # nothing moves at the start
+            assert (obs[1, :, :2] == 0).all()  # velocities are zero at the start
             assert (info["final_obs"][1, :, 1] > 0.5).all()
             np.testing.assert_array_equal(obs[[0, 2]], info["final_obs"][[0, 2]])
     assert sorted(info["final_info"]) == [0, 2]
 
 
-def test_covering_all_landmarks_terminates_where_asked() -> None:
-    for stops in (False, True):
-        task = NativeSpread(2, terminate_on_success=stops)
-        task.reset(0)
-        task.pos[0] = task.landmarks[0] = [[-0.9, 0.0], [0.0, 0.0], [0.9, 0.0]]
-        task.pos[1] = 5.0 + task.landmarks[0]
-        task.load_state_dict(task.state_dict())
-        _, _, terminated, truncated, info = task.step(np.zeros((2, 3), np.int64))
-        assert terminated.tolist() == [stops, False]
+def test_covering_all_landmarks_terminates_if_requested() -> None:
+    for terminate in (False, True):
+        env = NativeSpread(2, terminate_on_success=terminate)
+        env.reset(0)
+        env.pos[0] = env.landmarks[0] = [[-0.9, 0.0], [0.0, 0.0], [0.9, 0.0]]
+        env.pos[1] = 5.0 + env.landmarks[0]
+        env.load_state_dict(env.state_dict())
+        _, _, terminated, truncated, info = env.step(np.zeros((2, 3), np.int64))
+        assert terminated.tolist() == [terminate, False]
         assert not truncated.any()
-        assert list(info.get("final_info", {})) == [0] * stops
+        assert list(info.get("final_info", {})) == [0] * terminate
 
 
 def test_state_is_restored_exactly() -> None:
-    task, other = NativeSpread(3, max_cycles=7), NativeSpread(3, max_cycles=7)
-    task.reset(3)
+    first, second = NativeSpread(3, max_cycles=7), NativeSpread(3, max_cycles=7)
+    first.reset(3)
     rng = np.random.default_rng(0)
     for _ in range(5):
-        seen, *_ = task.step(draw(rng, task))
-    obs, _ = other.load_state_dict(task.state_dict())
-    np.testing.assert_array_equal(obs, seen)
-    for _ in range(20):  # over two ends of episodes
-        actions = draw(rng, task)
-        for mine, its in zip(task.step(actions)[:4], other.step(actions)[:4], strict=True):
-            np.testing.assert_array_equal(mine, its)
+        expected_obs, *_ = first.step(sample_actions(rng, first))
+    obs, _ = second.load_state_dict(first.state_dict())
+    np.testing.assert_array_equal(obs, expected_obs)
+    for _ in range(20):  # past the ends of two episodes
+        actions = sample_actions(rng, first)
+        for expected, actual in zip(first.step(actions)[:4], second.step(actions)[:4], strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
-def test_seeds_repeat() -> None:
-    task = NativeSpread(2)
-    first = task.reset(4)[0]
-    assert not np.array_equal(first, task.reset(None)[0])
-    np.testing.assert_array_equal(first, task.reset(4)[0])
+def test_same_seed_same_start() -> None:
+    env = NativeSpread(2)
+    first = env.reset(4)[0]
+    assert not np.array_equal(first, env.reset(None)[0])
+    np.testing.assert_array_equal(first, env.reset(4)[0])
 
 
-def test_one_agent_has_no_dimension_of_agents() -> None:
-    task = NativeSpread(5, N=1)
-    obs, _ = task.reset(0)
+def test_one_agent_has_no_agent_dimension() -> None:
+    env = NativeSpread(5, N=1)
+    obs, _ = env.reset(0)
     assert obs.shape == (5, 6)
-    obs, reward, *_ = task.step(np.ones(5, np.int64))
+    obs, reward, *_ = env.step(np.ones(5, np.int64))
     assert (obs.shape, reward.shape) == ((5, 6), (5,))
 
 
-def test_wrong_options_are_told() -> None:
-    with pytest.raises(UserError, match=r"local_ratio=1\.5; it must lie between 0 and 1"):
+def test_invalid_options_are_rejected() -> None:
+    with pytest.raises(UserError, match=r"env.local_ratio=1\.5: must be between 0 and 1"):
         NativeSpread(1, local_ratio=1.5)
-    with pytest.raises(UserError, match="N=0 agents"):
+    with pytest.raises(UserError, match=r"env.N=0: must be at least 1"):
         NativeSpread(1, N=0)

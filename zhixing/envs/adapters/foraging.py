@@ -1,7 +1,7 @@
-"""Level-based foraging (package lbforaging): `lbf/8x8-2p-3f` is a field of 8 x 8 with 2 players and 3 pieces of food.
+"""Level-based foraging (package lbforaging): `lbf/8x8-2p-3f` is an 8 x 8 grid with 2 players and 3 food items.
 
-`-coop` at the end gives all food the level of the three weakest players together (of both, where there are two);
-`2s-` at the front lets players see only 2 fields far. So it is in the package's own ids: `lbf/2s-10x10-3p-3f-coop`.
+As in lbforaging's ids, a suffix `-coop` gives all food the summed level of the three weakest players (of both, if there
+are two), and a prefix `2s-` limits the players' sight to 2 cells: `lbf/2s-10x10-3p-3f-coop`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from zhixing.utils.extras import require_extra
 
 NUMBER = r"([1-9]\d*)"
 NAME = re.compile(rf"lbf/(?:{NUMBER}s-)?{NUMBER}x{NUMBER}-{NUMBER}p-{NUMBER}f(-coop)?")
-PIXELS = 24  # side of a field in a picture
+PIXELS = 24  # side of a cell in a rendered image
 FOOD, PLAYER, GROUND = (60, 180, 90), (90, 140, 240), (40, 40, 40)
 
 
 def names() -> list[str]:
-    """Those that people compare on; others follow the same pattern."""
-    known = "8x8-2p-3f 8x8-2p-2f-coop 2s-8x8-2p-2f-coop 10x10-3p-3f 2s-10x10-3p-3f 15x15-3p-5f 15x15-4p-3f 15x15-4p-5f"
-    return [f"lbf/{task}" for task in known.split()]
+    """Return the common benchmarks. `supports` accepts all names of the same pattern."""
+    sizes = "8x8-2p-3f 8x8-2p-2f-coop 2s-8x8-2p-2f-coop 10x10-3p-3f 2s-10x10-3p-3f 15x15-3p-5f 15x15-4p-3f 15x15-4p-5f"
+    return [f"lbf/{size}" for size in sizes.split()]
 
 
 def supports(name: str) -> bool:
@@ -36,19 +36,20 @@ def supports(name: str) -> bool:
 
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
-    parts = NAME.fullmatch(name)
-    assert parts is not None
-    rows, cols, players, food = (int(part) for part in parts.groups()[1:5])
-    sight = int(parts[1]) if parts[1] else max(rows, cols)
-    constructor = partial(Foraging, name, (rows, cols), players, food, bool(parts[6]), sight)
+    match = NAME.fullmatch(name)
+    assert match is not None
+    rows, cols, players, food = (int(number) for number in match.groups()[1:5])
+    sight = int(match[1]) if match[1] else max(rows, cols)
+    constructor = partial(LevelBasedForaging, name, (rows, cols), players, food, bool(match[6]), sight)
     return squeeze_single_agent(construct_env(name, constructor, options, named=constructor))
 
 
-class Foraging(gym.Env[Any, Any]):
-    """Players of different levels load food together: those around it need its level in sum.
+class LevelBasedForaging(gym.Env[Any, Any]):
+    """Players around a food item load it together if the sum of their levels is at least the item's level.
 
-    Each is paid its share of the food's level, of all food together 1. With `team` all get the sum, as is usual in
-    comparisons, and the best return is 1. At the end `food` tells which part of the levels was loaded.
+    Loading an item is rewarded with its fraction of all food levels, split among the players by level. With `team`,
+    every player gets the sum of all rewards, as is usual in benchmarks, and the best return is 1. `info["food"]` is the
+    fraction of the food levels loaded so far.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 5, "logged_info_keys": ("food",)}  # noqa: RUF012  (as in gym.Env)
@@ -56,7 +57,7 @@ class Foraging(gym.Env[Any, Any]):
     def __init__(
         self,
         name: str,
-        field: tuple[int, int],
+        grid_size: tuple[int, int],
         players: int,
         food: int,
         coop: bool,
@@ -73,13 +74,13 @@ class Foraging(gym.Env[Any, Any]):
         penalty: float = 0.0,
         render_mode: str | None = None,
     ) -> None:
-        if min(field) < 5 or 4 * (players + food) > field[0] * field[1]:
-            raise UserError(f"{name}: the field must be at least 5x5, with 4 places for each player and piece of food")
+        if min(grid_size) < 5 or 4 * (players + food) > grid_size[0] * grid_size[1]:
+            raise UserError(f"{name}: the grid must be at least 5x5, with 4 cells for each player and food item")
         with require_extra(name, "marl"):
             from lbforaging.foraging.environment import ForagingEnv
         self.env = ForagingEnv(
             players=players,
-            field_size=field,
+            field_size=grid_size,
             max_num_food=food,
             force_coop=coop,
             sight=sight,
@@ -100,30 +101,30 @@ class Foraging(gym.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        # a seed for every episode: our generator alone repeats it
+        # seeding every episode makes this env's generator its only source of randomness
         obs, _ = self.env.reset(seed=int(self.np_random.integers(2**31)) if seed is None else seed)
-        self.levels = int(self.env.field.sum())
+        self.total_level = int(self.env.field.sum())
         return np.stack(obs), {}
 
     def step(self, action: Any) -> tuple[Any, Array, bool, bool, dict[str, Any]]:
-        obs, rewards, done, _, _ = self.env.step([int(each) for each in action])
+        obs, rewards, done, _, _ = self.env.step([int(agent_action) for agent_action in action])
         reward = np.array(rewards, np.float32)
         if self.team:
             reward = np.full_like(reward, sum(rewards))
-        left = int(self.env.field.sum())
-        # the package calls both an end: nothing left to load, and no time
-        terminated = left == 0
-        return np.stack(obs), reward, terminated, done and not terminated, {"food": 1.0 - left / self.levels}
+        level_left = int(self.env.field.sum())
+        terminated = level_left == 0  # lbforaging also reports the time limit as `done`
+        info = {"food": 1.0 - level_left / self.total_level}
+        return np.stack(obs), reward, terminated, done and not terminated, info
 
     def render(self) -> Array:
-        """Food is green, players are blue; what is brighter has a higher level."""
-        picture = np.full((*self.env.field.shape, 3), GROUND)
-        bright = np.clip(self.env.field / max(self.env.field.max(), 1), 0.5, 1.0)[..., None]
-        picture = np.where(self.env.field[..., None] > 0, bright * FOOD, picture)
-        strongest = max(player.level for player in self.env.players)
+        """Render food in green and players in blue. Brighter means a higher level."""
+        image = np.full((*self.env.field.shape, 3), GROUND)
+        brightness = np.clip(self.env.field / max(self.env.field.max(), 1), 0.5, 1.0)[..., None]
+        image = np.where(self.env.field[..., None] > 0, brightness * FOOD, image)
+        max_level = max(player.level for player in self.env.players)
         for player in self.env.players:
-            picture[player.position] = max(player.level / strongest, 0.5) * np.array(PLAYER)
-        return picture.astype(np.uint8).repeat(PIXELS, 0).repeat(PIXELS, 1)
+            image[player.position] = max(player.level / max_level, 0.5) * np.array(PLAYER)
+        return image.astype(np.uint8).repeat(PIXELS, 0).repeat(PIXELS, 1)
 
     def close(self) -> None:
         self.env.close()

@@ -1,5 +1,8 @@
-"""PettingZoo's tasks: `mpe/NAME` (package mpe2), whose agents act at once, and `pettingzoo/NAME`, its classic games,
-whose seats take turns. `ParallelEnv` and `TurnsEnv` wrap any other task of PettingZoo's two kinds."""
+"""PettingZoo environments: `mpe/NAME` (package mpe2), whose agents act in parallel, and `pettingzoo/NAME`, the classic
+games, whose agents take turns.
+
+`PettingZooParallelEnv` and `PettingZooAECEnv` wrap any other environment with PettingZoo's Parallel or AEC API.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from zhixing.utils.extras import require_extra
 
 Step = tuple[Array, Array, bool, bool, dict[str, Any]]
 
-# written down, not looked up: a name is known, and its extra told, where the package isn't installed
+# listed here so that names are known, and errors can name the extra, even if the packages aren't installed
 MPE = (
     "collect_treasure", "simple", "simple_adversary", "simple_crypto", "simple_formation", "simple_line",
     "simple_push", "simple_reference", "simple_speaker_listener", "simple_spread", "simple_tag", "simple_world_comm",
@@ -36,7 +39,7 @@ PACKAGES = {"mpe": "mpe2", "pettingzoo": "pettingzoo.classic"}
 
 
 def names() -> list[str]:
-    return [*(f"mpe/{task}" for task in MPE), *(f"pettingzoo/{game}" for game in GAMES)]
+    return [*(f"mpe/{env}" for env in MPE), *(f"pettingzoo/{game}" for game in GAMES)]
 
 
 def supports(name: str) -> bool:
@@ -44,23 +47,24 @@ def supports(name: str) -> bool:
 
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
-    module = _newest(name)
+    module = _import_newest(name)
     family, short = name.split("/")
     if family == "mpe":
         kind: RewardKind = "opposed" if short in OPPOSED_MPE else "individual"
-        task = construct_env(name, module.parallel_env, options, named=module.raw_env)
-        # its global state is the agents' observations in a row, and its agents end together
-        return squeeze_single_agent(ParallelEnv(task, name, leaving=False, state=False, reward_kind=kind))
+        env = construct_env(name, module.parallel_env, options, named=module.raw_env)
+        # MPE's global state only concatenates the observations, and its agents end together
+        parallel_env = PettingZooParallelEnv(env, name, agents_leave=False, include_state=False, reward_kind=kind)
+        return squeeze_single_agent(parallel_env)
     kind = "shared" if short == "hanabi" else "opposed"
     return squeeze_single_agent(
-        TurnsEnv(construct_env(name, module.env, options, named=module.raw_env), name, reward_kind=kind)
+        PettingZooAECEnv(construct_env(name, module.env, options, named=module.raw_env), name, reward_kind=kind)
     )
 
 
 class _PettingZooEnv(gym.Env[Any, Any]):
-    """What both kinds share. Agents are seats, numbered in the order of `possible_agents`.
+    """Base of both wrappers. Agents are numbered in the order of `possible_agents`.
 
-    PettingZoo's generators are its own. Each episode gets a seed of ours, so that our generator alone repeats it.
+    Every episode is seeded from `np_random`, which makes it the only source of randomness.
     `reward_kind` is that of `zhixing.core.spaces.Spaces`.
     """
 
@@ -68,26 +72,31 @@ class _PettingZooEnv(gym.Env[Any, Any]):
         self.env, self.reward_kind = env, reward_kind
         self.agents: list[Any] = list(env.possible_agents)
         self.num_agents = len(self.agents)
-        self.seats = AgentPadding(
+        self.padding = AgentPadding(
             name or str(env),
             [env.observation_space(agent) for agent in self.agents],
             [env.action_space(agent) for agent in self.agents],
         )
-        self.observation_space, self.action_space = self.seats.observation_space, self.seats.action_space
+        self.observation_space, self.action_space = self.padding.observation_space, self.padding.action_space
         self.metadata = {"render_fps": 10, **env.metadata}
         self.render_mode = getattr(env, "render_mode", None)
 
-    def _begin(self, seed: int | None) -> int:
+    def _reset_rng(self, seed: int | None) -> int:
+        """Seed `np_random` if a seed is given. Return the seed of the next episode."""
         super().reset(seed=seed)
         return int(self.np_random.integers(2**31)) if seed is None else seed
 
-    def _ends(self, ended: bool, terminated: dict[Any, bool], truncated: dict[Any, bool]) -> tuple[bool, bool]:
-        """An episode is truncated if one of the agents that were there until its end was, and terminated otherwise."""
-        cut = any(truncated[agent] and not terminated[agent] for agent in truncated)
-        return ended and not cut, ended and cut
+    def _episode_ends(self, ended: bool, terminated: dict[Any, bool], truncated: dict[Any, bool]) -> tuple[bool, bool]:
+        """Return terminated and truncated of the whole episode.
 
-    def _by_seat(self, values: Any) -> dict[int, Any]:
-        return {seat: values[agent] for seat, agent in enumerate(self.agents) if agent in values}
+        It is truncated if any agent that was present until the end was truncated, and terminated otherwise.
+        """
+        any_truncated = any(truncated[agent] and not terminated[agent] for agent in truncated)
+        return ended and not any_truncated, ended and any_truncated
+
+    def _by_index(self, values: Any) -> dict[int, Any]:
+        """Return a dict by agent index from PettingZoo's dict by agent name."""
+        return {index: values[agent] for index, agent in enumerate(self.agents) if agent in values}
 
     def _rewards(self, rewards: Any) -> Array:
         return np.array([rewards.get(agent, 0.0) for agent in self.agents], np.float32)
@@ -99,11 +108,11 @@ class _PettingZooEnv(gym.Env[Any, Any]):
         self.env.close()
 
 
-class ParallelEnv(_PettingZooEnv):
-    """A task of PettingZoo's parallel kind: all agents act at every step.
+class PettingZooParallelEnv(_PettingZooEnv):
+    """Wrap an environment with PettingZoo's Parallel API: all agents act at every step.
 
-    With `leaving`, agents may be gone before the episode is over; it then tells who is alive. With `state`, the task's
-    global state is told where it has one.
+    With `agents_leave`, agents may leave before the episode ends, and `info["alive"]` marks those present. With
+    `include_state`, `info["state"]` holds the global state if the environment has one.
     """
 
     def __init__(
@@ -111,99 +120,98 @@ class ParallelEnv(_PettingZooEnv):
         env: Any,
         name: str | None = None,
         *,
-        leaving: bool = True,
-        state: bool = True,
+        agents_leave: bool = True,
+        include_state: bool = True,
         reward_kind: RewardKind = "individual",
     ) -> None:
         super().__init__(env, name, reward_kind=reward_kind)
-        self.leaving, self.has_state = leaving, state
-        self.has_mask = self.seats.allowed is not None
+        self.agents_leave, self.has_state = agents_leave, include_state
+        self.has_mask = self.padding.allowed is not None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        obs, infos = self.env.reset(seed=self._begin(seed), options=options)
+        obs, infos = self.env.reset(seed=self._reset_rng(seed), options=options)
         if self.has_state:
             try:
                 self.env.state()
             except (NotImplementedError, AttributeError):
                 self.has_state = False
         self.has_mask |= any(mask_of(obs[agent], infos.get(agent, {})) is not None for agent in obs)
-        here = [agent in self.env.agents for agent in self.agents]
-        shown = self._by_seat(obs)
-        return self.seats.observe(shown), self._tell(shown, infos, here)
+        alive = [agent in self.env.agents for agent in self.agents]
+        obs_by_index = self._by_index(obs)
+        return self.padding.observe(obs_by_index), self._make_info(obs_by_index, infos, alive)
 
     def step(self, action: Any) -> Step:
-        before = set(self.env.agents)
-        acts = {
-            agent: self.seats.to_agent_action(i, action[i]) for i, agent in enumerate(self.agents) if agent in before
+        agents = set(self.env.agents)
+        actions = {
+            agent: self.padding.to_agent_action(i, action[i]) for i, agent in enumerate(self.agents) if agent in agents
         }
-        obs, rewards, terminated, truncated, infos = self.env.step(acts)
-        left = set(self.env.agents)
-        ended = not left
-        # what the last to leave see is the episode's end; whoever left earlier sees nothing
-        shown = self._by_seat({agent: seen for agent, seen in obs.items() if agent in left or ended})
-        if ended:  # the future of those whose time was over still counts
-            left = {agent for agent in before if truncated[agent] and not terminated[agent]}
-        info = self._tell(shown, infos, [agent in left for agent in self.agents])
-        return self.seats.observe(shown), self._rewards(rewards), *self._ends(ended, terminated, truncated), info
+        obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        remaining = set(self.env.agents)
+        ended = not remaining
+        # agents present until the end get their final observation; agents that left earlier get zeros
+        obs_by_index = self._by_index({agent: obs[agent] for agent in obs if agent in remaining or ended})
+        alive = remaining
+        if ended:  # truncated agents still have a future
+            alive = {agent for agent in agents if truncated[agent] and not terminated[agent]}
+        info = self._make_info(obs_by_index, infos, [agent in alive for agent in self.agents])
+        ends = self._episode_ends(ended, terminated, truncated)
+        return self.padding.observe(obs_by_index), self._rewards(rewards), *ends, info
 
-    def _tell(self, shown: dict[int, Any], infos: Any, here: list[bool]) -> dict[str, Any]:
+    def _make_info(self, obs: dict[int, Any], infos: Any, alive: list[bool]) -> dict[str, Any]:
         info: dict[str, Any] = {}
         if self.has_mask:
-            acting = [seat for seat, alive in enumerate(here) if alive]
-            info[MASK] = self.seats.masks(shown, self._by_seat(infos), acting)
+            acting = [index for index, is_alive in enumerate(alive) if is_alive]
+            info[MASK] = self.padding.masks(obs, self._by_index(infos), acting)
         if self.has_state:
             info["state"] = np.asarray(self.env.state(), np.float32).reshape(-1)
-        if self.leaving:
-            info["alive"] = np.array(here)
+        if self.agents_leave:
+            info["alive"] = np.array(alive)
         return info
 
 
-class TurnsEnv(_PettingZooEnv):
-    """A game of PettingZoo's other kind (AEC): one seat acts at a step, the one that `info["turn"]` names.
+class PettingZooAECEnv(_PettingZooEnv):
+    """Wrap an environment with PettingZoo's AEC API: only the agent with the index `info["turn"]` acts in a step.
 
-    The mask lets the others do nothing but action 0, and what they do is ignored. Everyone sees the game as it stands
-    at every step, and is paid when PettingZoo pays.
+    The mask allows the other agents only action 0, which is ignored. All agents observe the game at every step.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.env.reset(seed=self._begin(seed), options=options)
-        return self._look()
+        self.env.reset(seed=self._reset_rng(seed), options=options)
+        return self._observe()
 
     def step(self, action: Any) -> Step:
         env = self.env
-        seat = self.agents.index(env.agent_selection)
-        env.step(self.seats.to_agent_action(seat, action[seat]))
+        turn = self.agents.index(env.agent_selection)
+        env.step(self.padding.to_agent_action(turn, action[turn]))
         reward = self._rewards(env.rewards)
         terminated, truncated = dict(env.terminations), dict(env.truncations)
         ended = all(terminated[agent] or truncated[agent] for agent in env.agents)
-        ends = self._ends(ended, terminated, truncated)
-        while not ended and self._over(env.agent_selection):
-            env.step(None)  # PettingZoo's way to let go of who is out of the game
-        obs, info = self._look()
+        ends = self._episode_ends(ended, terminated, truncated)
+        while not ended and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
+            env.step(None)  # as PettingZoo requires, to remove an agent that is out of the game
+        obs, info = self._observe()
         return obs, reward, *ends, info
 
-    def _over(self, agent: Any) -> bool:
-        return bool(self.env.terminations[agent] or self.env.truncations[agent])
-
-    def _look(self) -> tuple[Array, dict[str, Any]]:
+    def _observe(self) -> tuple[Array, dict[str, Any]]:
         env = self.env
         turn = self.agents.index(env.agent_selection)
-        shown = self._by_seat({agent: env.observe(agent) for agent in env.agents})
-        return self.seats.observe(shown), {
-            MASK: self.seats.masks(shown, self._by_seat(env.infos), [turn]),
+        obs = self._by_index({agent: env.observe(agent) for agent in env.agents})
+        return self.padding.observe(obs), {
+            MASK: self.padding.masks(obs, self._by_index(env.infos), [turn]),
             "turn": turn,
         }
 
 
-def _newest(name: str) -> ModuleType:
-    """The module of a task: packages carry versions in names, as tictactoe_v3."""
-    family, task = name.split("/")
+def _import_newest(name: str) -> ModuleType:
+    """Import the newest version of an environment's module, such as tictactoe_v3."""
+    family, short = name.split("/")
     package = PACKAGES[family]
     with require_extra(name, "marl"):
         modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
-        versions = [int(found[1]) for module in modules if (found := re.fullmatch(rf"{task}_v(\d+)", module.name))]
+        matches = [re.fullmatch(rf"{short}_v(\d+)", module.name) for module in modules]
+        versions = [int(match[1]) for match in matches if match]
         if not versions:
-            raise UserError(f"the installed {package} has no {task}; a newer version of it has")
+            raise UserError(f"{name}: the installed version of {package} has no {short}; install a newer version")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # PettingZoo's modules warn of being there
-            return importlib.import_module(f"{package}.{task}_v{max(versions)}")
+            warnings.simplefilter("ignore", DeprecationWarning)  # PettingZoo's modules warn on import
+            return importlib.import_module(f"{package}.{short}_v{max(versions)}")

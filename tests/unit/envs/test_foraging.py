@@ -22,18 +22,18 @@ def make(name: str, **options: Any) -> Any:
 
 
 def arrange(env: Any, players: list[tuple[int, int, int]], food: list[tuple[int, int, int]]) -> None:
-    """Rows, columns and levels of everything in the field."""
+    """Place players and food, given as (row, column, level)."""
     inner = env.env
     inner.field[:] = 0
     for row, col, level in food:
         inner.field[row, col] = level
     for player, (row, col, level) in zip(inner.players, players, strict=True):
         player.position, player.level = (row, col), level
-    inner._food_spawned = env.levels = int(inner.field.sum())
+    inner._food_spawned = env.total_level = int(inner.field.sum())
     inner._gen_valid_moves()
 
 
-def test_name_gives_field_players_and_food() -> None:
+def test_name_sets_grid_players_and_food() -> None:
     env = make("lbf/8x8-2p-3f")
     obs, info = env.reset(seed=0)
     assert env.num_agents == 2
@@ -41,11 +41,12 @@ def test_name_gives_field_players_and_food() -> None:
     assert env.action_space.n == 6
     assert env.env.field.shape == (8, 8)
     assert (env.env.field > 0).sum() == 3
-    far = make("lbf/2s-10x6-3p-2f-coop").env
-    assert (far.sight, far.field.shape, far.n_agents, far.max_num_food, far.force_coop) == (2, (10, 6), 3, 2, True)
+    inner = make("lbf/2s-10x6-3p-2f-coop").env
+    assert (inner.sight, inner.field.shape, inner.n_agents) == (2, (10, 6), 3)
+    assert (inner.max_num_food, inner.force_coop) == (2, True)
 
 
-def test_own_and_shared_rewards() -> None:
+def test_individual_and_shared_rewards() -> None:
     # food of level 3 among 4 spawned: players of levels 1 and 2 load it together and get 1/3 and 2/3 of 3/4
     shares = {False: [0.25, 0.5], True: [0.75, 0.75]}
     for team, share in shares.items():
@@ -61,11 +62,11 @@ def test_own_and_shared_rewards() -> None:
         arrange(env, [(6, 5, 1), (0, 0, 2)], [(6, 6, 1)])
         _, reward, terminated, truncated, info = env.step(np.array([LOAD, 0]))
         np.testing.assert_allclose(reward, [1.0, 1.0 if team else 0.0])
-        assert (terminated, truncated) == (True, False)  # nothing left
+        assert (terminated, truncated) == (True, False)  # all food is loaded
         assert info["food"] == 1.0
 
 
-def test_food_too_heavy_stays_and_may_cost() -> None:
+def test_failed_loading_is_penalized() -> None:
     env = make("lbf/8x8-2p-1f", penalty=0.1, team=False)
     env.reset(seed=0)
     arrange(env, [(3, 2, 1), (0, 0, 2)], [(3, 3, 3)])
@@ -74,14 +75,14 @@ def test_food_too_heavy_stays_and_may_cost() -> None:
     assert (terminated, info["food"]) == (False, 0.0)
 
 
-def test_no_time_left_truncates() -> None:
+def test_time_limit_truncates() -> None:
     env = make("lbf/8x8-2p-3f", max_episode_steps=3)
     env.reset(seed=0)
     ends = [env.step(np.zeros(2, int))[2:4] for _ in range(3)]
     assert ends == [(False, False), (False, False), (False, True)]
 
 
-def test_whoever_loads_everything_earns_one() -> None:
+def test_loading_all_food_returns_one() -> None:
     env = make("lbf/5x5-2p-2f", max_episode_steps=2000)
     rng = np.random.default_rng(0)
     env.reset(seed=2)
@@ -96,7 +97,7 @@ def test_whoever_loads_everything_earns_one() -> None:
     assert env.metadata["logged_info_keys"] == ("food",)
 
 
-def test_one_player_is_an_ordinary_task() -> None:
+def test_one_player_has_no_agent_dimension() -> None:
     env = make("lbf/5x5-1p-1f")
     obs, _ = env.reset(seed=0)
     assert obs.shape == (6,)
@@ -115,34 +116,41 @@ def test_vector_is_restored_by_replay() -> None:
     np.testing.assert_array_equal(obs, first.buffers.obs)
     for _ in range(40):
         actions = rng.integers(0, 6, (2, 2))
-        for mine, its in zip(first.step(actions)[:4], second.step(actions)[:4], strict=True):
-            np.testing.assert_array_equal(mine, its)
+        for expected, actual in zip(first.step(actions)[:4], second.step(actions)[:4], strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
-def test_picture_shows_food_and_players() -> None:
+def test_render_draws_food_and_players() -> None:
     env = make("lbf/8x8-2p-1f", render_mode="rgb_array")
     env.reset(seed=0)
     arrange(env, [(0, 1, 1), (7, 0, 2)], [(3, 3, 3)])
-    frame = env.render()[:: foraging.PIXELS, :: foraging.PIXELS]
-    assert (frame.shape, frame.dtype) == ((8, 8, 3), np.uint8)
-    assert tuple(frame[3, 3]) == foraging.FOOD
-    assert tuple(frame[7, 0]) == foraging.PLAYER
-    assert tuple(frame[0, 1]) == tuple(value // 2 for value in foraging.PLAYER)
-    assert tuple(frame[0, 0]) == foraging.GROUND
+    image = env.render()[:: foraging.PIXELS, :: foraging.PIXELS]
+    assert (image.shape, image.dtype) == ((8, 8, 3), np.uint8)
+    assert tuple(image[3, 3]) == foraging.FOOD
+    assert tuple(image[7, 0]) == foraging.PLAYER
+    assert tuple(image[0, 1]) == tuple(value // 2 for value in foraging.PLAYER)
+    assert tuple(image[0, 0]) == foraging.GROUND
 
 
-def test_names_and_wrong_ones() -> None:
+def test_names() -> None:
     assert all(foraging.supports(name) for name in foraging.names())
     assert foraging.supports("lbf/12x12-5p-4f-coop")
-    for wrong in ("lbf/8x8", "lbf/8x8-2p", "lbf/0x8-2p-3f", "lbf/8x8-2p-3f-coup", "lbf/8x8-0p-3f", "lbf/8x8-2p-3f-v3"):
-        assert not foraging.supports(wrong)
-    with pytest.raises(UserError, match="lbf/4x4-2p-1f: the field must be at least 5x5"):
+    for invalid in (
+        "lbf/8x8",
+        "lbf/8x8-2p",
+        "lbf/0x8-2p-3f",
+        "lbf/8x8-2p-3f-coup",
+        "lbf/8x8-0p-3f",
+        "lbf/8x8-2p-3f-v3",
+    ):
+        assert not foraging.supports(invalid)
+    with pytest.raises(UserError, match="lbf/4x4-2p-1f: the grid must be at least 5x5"):
         make("lbf/4x4-2p-1f")
-    with pytest.raises(UserError, match="4 places for each"):
+    with pytest.raises(UserError, match="4 cells for each"):
         make("lbf/5x5-6p-1f")
 
 
-def test_wrong_options_are_told() -> None:
+def test_invalid_options_are_rejected() -> None:
     with pytest.raises(UserError, match=r"has no option 'teams', allowed: team, max_episode_steps.*mean 'team'"):
         make("lbf/8x8-2p-3f", teams=False)
     with pytest.raises(UserError, match=r"can't be made with \(min_player_level=3\): AssertionError"):

@@ -14,7 +14,7 @@ pytest.importorskip("mpe2")
 
 import zhixing as zx
 from zhixing.envs.adapters import pettingzoo_envs
-from zhixing.envs.adapters.pettingzoo_envs import ParallelEnv, TurnsEnv
+from zhixing.envs.adapters.pettingzoo_envs import PettingZooAECEnv, PettingZooParallelEnv
 from zhixing.envs.env_spec import describe
 from zhixing.envs.vector.serial import SerialVectorEnv
 from zhixing.envs.wrappers.agents import AgentPadding
@@ -26,9 +26,9 @@ def make(name: str, **options: Any) -> Any:
     return pettingzoo_envs.make(name, options)
 
 
-class Leavers:
-    """Agent k is terminated at step `deaths[k]`, truncated at step `-deaths[k]` where that is negative; who is left is
-    truncated at step 4. Each is paid its number."""
+class LeavingAgentsEnv:
+    """Agent k is terminated at step `deaths[k]`, or truncated at step `-deaths[k]` if that is negative. All remaining
+    agents are truncated at step 4. The reward of agent k is k + 1."""
 
     metadata: ClassVar[dict[str, Any]] = {}
     render_mode = None
@@ -54,31 +54,32 @@ class Leavers:
         return np.array([[self.steps, 7]])
 
     def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-        assert sorted(actions) == sorted(self.agents)  # the gone don't act
-        self.taken = actions
+        assert sorted(actions) == sorted(self.agents)  # agents that left don't act
+        self.last_actions = actions
         self.steps += 1
         obs, acting = self.observe(), self.agents
         dead = {agent: self.deaths["abc".index(agent)] == self.steps for agent in acting}
         late = {agent: self.steps in (4, -self.deaths["abc".index(agent)]) for agent in acting}
-        cut = {agent: late[agent] and not dead[agent] for agent in acting}
-        self.agents = [agent for agent in acting if not dead[agent] and not cut[agent]]
-        return obs, {agent: float("abc".index(agent) + 1) for agent in acting}, dead, cut, {a: {} for a in acting}
+        truncated = {agent: late[agent] and not dead[agent] for agent in acting}
+        self.agents = [agent for agent in acting if not dead[agent] and not truncated[agent]]
+        rewards = {agent: float("abc".index(agent) + 1) for agent in acting}
+        return obs, rewards, dead, truncated, {agent: {} for agent in acting}
 
     def close(self) -> None:
         pass
 
 
-def test_agents_that_leave_are_silent_until_the_rest_is_truncated() -> None:
-    env = ParallelEnv(Leavers((2, 9, 9)))
+def test_agents_that_leave_observe_zeros_until_the_rest_is_truncated() -> None:
+    env = PettingZooParallelEnv(LeavingAgentsEnv((2, 9, 9)))
     obs, info = env.reset(seed=0)
-    np.testing.assert_array_equal(obs, [[1, 0, 0], [1, 1, 0], [1, 1, 1]])  # shorter ones are followed by zeros
+    np.testing.assert_array_equal(obs, [[1, 0, 0], [1, 1, 0], [1, 1, 1]])  # padded with zeros
     assert info["alive"].tolist() == [True, True, True]
     assert info["action_mask"].tolist() == [[True, True, False, False], [True, True, True, False], [True] * 4]
     assert info["state"].tolist() == [0, 7]
     env.step(np.array([1, 2, 3]))
-    assert env.env.taken == {"a": 1, "b": 2, "c": 3}
+    assert env.env.last_actions == {"a": 1, "b": 2, "c": 3}
     obs, reward, terminated, truncated, info = env.step(np.zeros(3, int))
-    assert reward.tolist() == [1, 2, 3]  # it is paid for the step in which it leaves
+    assert reward.tolist() == [1, 2, 3]  # an agent is rewarded for the step in which it leaves
     assert info["alive"].tolist() == [False, True, True]
     np.testing.assert_array_equal(obs, [[0, 0, 0], [3, 3, 0], [3, 3, 3]])
     assert info["action_mask"][0].tolist() == [True, False, False, False]
@@ -88,72 +89,76 @@ def test_agents_that_leave_are_silent_until_the_rest_is_truncated() -> None:
     assert not truncated
     obs, reward, terminated, truncated, info = env.step(np.zeros(3, int))
     assert (terminated, truncated) == (False, True)
-    np.testing.assert_array_equal(obs, [[0, 0, 0], [5, 5, 0], [5, 5, 5]])  # the true last observations
-    assert info["alive"].tolist() == [False, True, True]  # those cut off have a future, the dead one doesn't
+    np.testing.assert_array_equal(obs, [[0, 0, 0], [5, 5, 0], [5, 5, 5]])  # the true final observations
+    assert info["alive"].tolist() == [False, True, True]  # truncated agents have a future, the dead one doesn't
     assert info["state"].tolist() == [4, 7]
 
 
 def test_episode_terminates_when_the_last_agent_does() -> None:
-    env = ParallelEnv(Leavers((1, 3, 2)))
-    for _ in range(2):  # the second episode must not remember the first
+    env = PettingZooParallelEnv(LeavingAgentsEnv((1, 3, 2)))
+    for _ in range(2):  # the second episode is independent of the first
         env.reset(seed=0)
         ends = [env.step(np.zeros(3, int))[2:4] for _ in range(3)]
         assert ends == [(False, False), (False, False), (True, False)]
 
 
-def test_one_agent_terminated_and_the_other_truncated_is_a_truncation() -> None:
-    env = ParallelEnv(Leavers((4, 1, 9)))  # a dies at step 4, when c is cut off
+def test_episode_is_truncated_if_one_of_the_last_agents_is() -> None:
+    env = PettingZooParallelEnv(LeavingAgentsEnv((4, 1, 9)))  # a dies at step 4, when c is truncated
     env.reset(seed=0)
-    ends = [env.step(np.zeros(3, int)) for _ in range(4)]
-    assert [step[2:4] for step in ends] == [(False, False)] * 3 + [(False, True)]
-    assert ends[-1][4]["alive"].tolist() == [False, False, True]
+    steps = [env.step(np.zeros(3, int)) for _ in range(4)]
+    assert [step[2:4] for step in steps] == [(False, False)] * 3 + [(False, True)]
+    assert steps[-1][4]["alive"].tolist() == [False, False, True]
 
 
-def test_an_agent_truncated_earlier_does_not_make_the_end_of_the_others_a_truncation() -> None:
-    env = ParallelEnv(Leavers((-1, 3, 2)))  # a is cut off at step 1; c and b terminate later
+def test_agent_truncated_earlier_does_not_truncate_the_episode() -> None:
+    env = PettingZooParallelEnv(LeavingAgentsEnv((-1, 3, 2)))  # a is truncated at step 1; c and b terminate later
     env.reset(seed=0)
-    ends = [env.step(np.zeros(3, int)) for _ in range(3)]
-    assert [step[2:4] for step in ends] == [(False, False), (False, False), (True, False)]
-    assert [step[4]["alive"].tolist() for step in ends] == [[False, True, True], [False, True, False], [False] * 3]
+    steps = [env.step(np.zeros(3, int)) for _ in range(3)]
+    assert [step[2:4] for step in steps] == [(False, False), (False, False), (True, False)]
+    assert [step[4]["alive"].tolist() for step in steps] == [[False, True, True], [False, True, False], [False] * 3]
 
 
-def test_environments_say_whom_their_rewards_belong_to() -> None:
+def test_environments_declare_their_reward_kind() -> None:
     kinds = {"mpe/simple_spread": "individual", "mpe/simple_tag": "opposed", "pettingzoo/tictactoe": "opposed"}
     for name, kind in kinds.items():
         assert zx.envs.make_vector(name, 1, backend="serial").spaces.reward_kind == kind
-    assert describe(ParallelEnv(Leavers((2, 9, 9))), "t").spaces.individual_termination  # type: ignore[arg-type]
-    assert not describe(ParallelEnv(Leavers((2, 9, 9)), reward_kind="shared"), "t").spaces.individual_termination
+
+    def describe_leaving(**options: Any) -> Any:
+        return describe(PettingZooParallelEnv(LeavingAgentsEnv((2, 9, 9)), **options), "leaving")
+
+    assert describe_leaving().spaces.individual_termination
+    assert not describe_leaving(reward_kind="shared").spaces.individual_termination
     with pytest.raises(UserError, match="reward_kind is 'common'; allowed are shared, individual, opposed"):
-        describe(ParallelEnv(Leavers((2, 9, 9)), reward_kind="common"), "t")  # type: ignore[arg-type]
+        describe_leaving(reward_kind="common")
 
 
-def test_spread_equals_pettingzoo() -> None:
+def test_spread_equals_mpe2() -> None:
     from mpe2 import simple_spread_v3
 
-    ours, theirs = make("mpe/simple_spread", N=2, max_cycles=5), simple_spread_v3.parallel_env(N=2, max_cycles=5)
-    obs, info = ours.reset(seed=3)
-    assert info == {}  # nothing to mask, nobody leaves, the state is the observations
-    assert (ours.num_agents, obs.shape, obs.dtype) == (2, (2, 12), np.float32)
-    np.testing.assert_array_equal(obs, list(theirs.reset(seed=3)[0].values()))
+    env, reference = make("mpe/simple_spread", N=2, max_cycles=5), simple_spread_v3.parallel_env(N=2, max_cycles=5)
+    obs, info = env.reset(seed=3)
+    assert info == {}  # no masks, no leaving agents, no separate global state
+    assert (env.num_agents, obs.shape, obs.dtype) == (2, (2, 12), np.float32)
+    np.testing.assert_array_equal(obs, list(reference.reset(seed=3)[0].values()))
     for step in range(5):
-        obs, reward, terminated, truncated, _ = ours.step(np.array([step % 5, 2]))
-        other, other_reward, *_ = theirs.step({"agent_0": step % 5, "agent_1": 2})
-        np.testing.assert_array_equal(obs, list(other.values()))
-        np.testing.assert_allclose(reward, list(other_reward.values()), rtol=1e-6)
+        obs, reward, terminated, truncated, _ = env.step(np.array([step % 5, 2]))
+        expected_obs, expected_reward, *_ = reference.step({"agent_0": step % 5, "agent_1": 2})
+        np.testing.assert_array_equal(obs, list(expected_obs.values()))
+        np.testing.assert_allclose(reward, list(expected_reward.values()), rtol=1e-6)
         assert (terminated, truncated) == (False, step == 4)
 
 
-def test_tag_pads_the_prey_and_adversary_the_adversary() -> None:
-    env = make("mpe/simple_tag")  # three hunters see 16 numbers, the prey 14
+def test_shorter_observations_are_padded_with_zeros() -> None:
+    env = make("mpe/simple_tag")  # three hunters observe 16 values, the prey 14
     obs, info = env.reset(seed=0)
     assert obs.shape == (4, 16)
     assert (obs[3, 14:] == 0).all()
-    assert (obs[:3, 14:16] == 0).all()  # the prey's speed, at rest
+    assert (obs[:3, 14:16] == 0).all()  # the prey's velocity, at rest
     obs, *_ = env.step(np.array([0, 0, 0, 2]))
-    assert (obs[:3, 14] > 0).all()  # hunters see it run right
+    assert (obs[:3, 14] > 0).all()  # the hunters observe that it runs right
     assert (obs[3, 14:] == 0).all()
     assert "action_mask" not in info  # all have five actions
-    env = make("mpe/simple_adversary")  # the adversary sees 8 numbers, the others 10
+    env = make("mpe/simple_adversary")  # the adversary observes 8 values, the other agents 10
     obs, _ = env.reset(seed=0)
     assert obs.shape == (3, 10)
     assert (obs[0, 8:] == 0).all()
@@ -161,40 +166,40 @@ def test_tag_pads_the_prey_and_adversary_the_adversary() -> None:
 
 
 def test_unequal_actions_are_masked() -> None:
-    env = make("mpe/simple_speaker_listener")  # three words, five moves; 3 and 11 numbers
+    env = make("mpe/simple_speaker_listener")  # 3 messages and 5 moves; 3 and 11 observed values
     obs, info = env.reset(seed=0)
     assert (obs.shape, env.action_space) == ((2, 11), Discrete(5))
     masks = [[True, True, True, False, False], [True] * 5]
     assert info["action_mask"].tolist() == masks
     obs, *_, info = env.step(np.array([2, 1]))
-    assert obs[1, 8:].tolist() == [0, 0, 1]  # the listener hears the third word
+    assert obs[1, 8:].tolist() == [0, 0, 1]  # the listener receives the third message
     assert info["action_mask"].tolist() == masks
 
 
-def test_unequal_continuous_actions_ignore_the_surplus() -> None:
-    env, other = (make("mpe/simple_speaker_listener", continuous_actions=True) for _ in range(2))
-    assert env.action_space == Box(0.0, 1.0, (5,), np.float32)
-    env.reset(seed=0)
-    other.reset(seed=0)
+def test_surplus_dimensions_of_continuous_actions_are_ignored() -> None:
+    first, second = (make("mpe/simple_speaker_listener", continuous_actions=True) for _ in range(2))
+    assert first.action_space == Box(0.0, 1.0, (5,), np.float32)
+    first.reset(seed=0)
+    second.reset(seed=0)
     rng = np.random.default_rng(0)
     actions = rng.random((2, 5), np.float32)
     changed = actions.copy()
     changed[0, 3:] = 0.5
-    np.testing.assert_array_equal(env.step(actions)[0], other.step(changed)[0])
+    np.testing.assert_array_equal(first.step(actions)[0], second.step(changed)[0])
     changed[1, 3] += 0.1
-    assert not np.array_equal(env.step(actions)[0], other.step(changed)[0])
+    assert not np.array_equal(first.step(actions)[0], second.step(changed)[0])
 
 
-def test_success_terminates_where_the_task_says_so() -> None:
+def test_success_terminates_if_requested() -> None:
     env = make("mpe/simple_spread", terminate_on_success=True)
     env.reset(seed=0)
     world = env.env.unwrapped.world
-    for place, agent, landmark in zip((-0.8, 0.0, 0.8), world.agents, world.landmarks, strict=True):
-        agent.state.p_pos, landmark.state.p_pos = np.array([place, 0.0]), np.array([place, 0.0])
+    for x, agent, landmark in zip((-0.8, 0.0, 0.8), world.agents, world.landmarks, strict=True):
+        agent.state.p_pos, landmark.state.p_pos = np.array([x, 0.0]), np.array([x, 0.0])
     assert env.step(np.zeros(3, int))[2:4] == (True, False)
 
 
-def test_task_of_one_agent_is_an_ordinary_one() -> None:
+def test_env_with_one_agent_has_no_agent_dimension() -> None:
     env = make("mpe/simple")
     obs, info = env.reset(seed=0)
     assert (obs.shape, info, getattr(env, "num_agents", 1)) == ((4,), {}, 1)
@@ -204,12 +209,12 @@ def test_task_of_one_agent_is_an_ordinary_one() -> None:
     assert describe(env, "mpe/simple").spaces.agents == ()
 
 
-def test_tictactoe_seats_take_turns_and_the_winner_is_paid() -> None:
+def test_tictactoe_players_take_turns_and_the_winner_is_rewarded() -> None:
     env = make("pettingzoo/tictactoe")
     obs, info = env.reset(seed=0)
     assert (obs.shape, obs.dtype, info["turn"]) == ((2, 3, 3, 2), np.float32, 0)
     assert info["action_mask"].tolist() == [[True] * 9, [True] + [False] * 8]
-    moves = [0, 3, 1, 4, 2]  # squares run down the columns: seat 0 fills the first one
+    moves = [0, 3, 1, 4, 2]  # squares run down the columns: player 0 fills the first column
     total = np.zeros(2)
     for step, move in enumerate(moves):
         assert info["turn"] == step % 2
@@ -218,8 +223,8 @@ def test_tictactoe_seats_take_turns_and_the_winner_is_paid() -> None:
         obs, reward, terminated, truncated, info = env.step(action)
         total += reward
         if step == 0:
-            assert obs[0, 0, 0].tolist() == [1, 0]  # its own
-            assert obs[1, 0, 0].tolist() == [0, 1]  # the other's
+            assert obs[0, 0, 0].tolist() == [1, 0]  # player 0 observes its own mark
+            assert obs[1, 0, 0].tolist() == [0, 1]  # player 1 observes the opponent's mark
             assert info["action_mask"].tolist() == [[True] + [False] * 8, [False] + [True] * 8]
         assert (terminated, truncated) == (step == 4, False)
     assert reward.tolist() == [1, -1]
@@ -239,10 +244,10 @@ def test_illegal_move_loses_as_in_pettingzoo() -> None:
 
 
 @pytest.mark.parametrize("game", ["connect_four", "leduc_holdem", "rps", "tictactoe", "texas_holdem"])
-def test_games_end_with_zero_sum(game: str) -> None:
+def test_games_are_zero_sum(game: str) -> None:
     env = make(f"pettingzoo/{game}")
     rng = np.random.default_rng(0)
-    paid = 0.0
+    absolute_return = 0.0
     for episode in range(5):
         obs, info = env.reset(seed=0 if episode == 0 else None)
         total, over = np.zeros(2), False
@@ -254,53 +259,53 @@ def test_games_end_with_zero_sum(game: str) -> None:
             total += reward
             over = terminated or truncated
         assert total.sum() == 0
-        assert truncated == (game == "rps")  # which is over after a number of rounds
-        paid += abs(total[0])
-    assert paid > 0
+        assert truncated == (game == "rps")  # which ends after a fixed number of rounds
+        absolute_return += abs(total[0])
+    assert absolute_return > 0
 
 
 @pytest.mark.parametrize("name", ["mpe/simple_world_comm", "pettingzoo/connect_four", "pettingzoo/leduc_holdem"])
-def test_vector_of_them_is_restored_by_replay(name: str) -> None:
+def test_vector_env_is_restored_by_replay(name: str) -> None:
     first, second = (SerialVectorEnv(partial(make, name), 2) for _ in range(2))
     rng = np.random.default_rng(0)
 
-    def act(mask: Any) -> Any:
+    def sample_actions(mask: Any) -> Any:
         return (rng.random(mask.shape) * mask).argmax(-1)
 
     _, info = first.reset(seed=1)
     second.reset(seed=5)
-    for _ in range(40):  # into a later episode, whose start came from the generator alone
-        *_, info = first.step(act(info["action_mask"]))
+    for _ in range(40):  # into a later episode, started without a seed
+        *_, info = first.step(sample_actions(info["action_mask"]))
     obs, _ = second.load_state_dict(first.state_dict())
     assert second.inexact == []
     np.testing.assert_array_equal(obs, first.buffers.obs)
     for _ in range(40):
-        actions = act(info["action_mask"])
-        obs, reward, *_, info = first.step(actions)
-        other, other_reward, *_ = second.step(actions)
-        np.testing.assert_array_equal(obs, other)
-        np.testing.assert_array_equal(reward, other_reward)
+        actions = sample_actions(info["action_mask"])
+        expected_obs, expected_reward, *_, info = first.step(actions)
+        obs, reward, *_ = second.step(actions)
+        np.testing.assert_array_equal(obs, expected_obs)
+        np.testing.assert_array_equal(reward, expected_reward)
 
 
-def test_picture_without_a_screen() -> None:
+def test_render_works_without_a_display() -> None:
     env = make("mpe/simple_spread", render_mode="rgb_array")
     env.reset(seed=0)
-    frame = env.render()
-    assert frame.dtype == np.uint8
-    assert frame.shape[2] == 3
-    assert frame.std() > 0
+    image = env.render()
+    assert image.dtype == np.uint8
+    assert image.shape[2] == 3
+    assert image.std() > 0
     env.close()
 
 
-def test_names_and_wrong_ones() -> None:
+def test_names() -> None:
     names = pettingzoo_envs.names()
     assert {"mpe/simple_spread", "mpe/simple_tag", "pettingzoo/tictactoe", "pettingzoo/connect_four"} <= set(names)
     assert pettingzoo_envs.supports("mpe/simple_push")
-    for wrong in ("mpe/simple_spread_v3", "mpe/tictactoe", "pettingzoo/simple_tag", "mpe/", "mpe"):
-        assert not pettingzoo_envs.supports(wrong)
+    for invalid in ("mpe/simple_spread_v3", "mpe/tictactoe", "pettingzoo/simple_tag", "mpe/", "mpe"):
+        assert not pettingzoo_envs.supports(invalid)
 
 
-def test_wrong_options_are_told() -> None:
+def test_invalid_options_are_rejected() -> None:
     with pytest.raises(UserError, match=r"no option 'cycles', allowed: N, local_ratio, .*mean 'max_cycles'"):
         make("mpe/simple_spread", cycles=3)
     with pytest.raises(UserError, match=r"can't be made with \(local_ratio=2\): AssertionError: local_ratio is a"):
@@ -319,13 +324,13 @@ def test_missing_package_names_the_extra(name: str, package: str, monkeypatch: p
     assert str(caught.value) == f"{name} needs the extra 'marl': {install_hint('marl')}"
 
 
-def test_other_versions_of_the_package_may_lack_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_env_missing_in_the_installed_version_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpe2.__path__", [])
-    with pytest.raises(UserError, match="the installed mpe2 has no simple_line"):
+    with pytest.raises(UserError, match="mpe/simple_line: the installed version of mpe2 has no simple_line"):
         make("mpe/simple_line")
 
 
-def test_spaces_that_fit_in_no_common_one_are_refused() -> None:
+def test_incompatible_spaces_are_rejected() -> None:
     box, other = Box(0, 1, (2,)), Box(0, 1, (2, 2))
     with pytest.raises(UserError, match="t has agents with observations that can't be made equal"):
         AgentPadding("t", [box, other], [Discrete(2)] * 2)
@@ -335,23 +340,23 @@ def test_spaces_that_fit_in_no_common_one_are_refused() -> None:
         AgentPadding("t", [Text(3)] * 2, [Discrete(2)] * 2)
 
 
-def test_equal_spaces_stay_as_they_are() -> None:
-    seats = AgentPadding("t", [Box(0, 255, (4, 4, 1), np.uint8)] * 2, [MultiDiscrete([2, 3])] * 2)
-    assert seats.observation_space == Box(0, 255, (4, 4, 1), np.uint8)
-    assert seats.action_space == MultiDiscrete([2, 3])
-    assert seats.allowed is None
-    assert seats.to_agent_action(1, np.array([1, 2])).tolist() == [1, 2]
-    seats = AgentPadding(
+def test_equal_spaces_are_not_padded() -> None:
+    padding = AgentPadding("t", [Box(0, 255, (4, 4, 1), np.uint8)] * 2, [MultiDiscrete([2, 3])] * 2)
+    assert padding.observation_space == Box(0, 255, (4, 4, 1), np.uint8)
+    assert padding.action_space == MultiDiscrete([2, 3])
+    assert padding.allowed is None
+    assert padding.to_agent_action(1, np.array([1, 2])).tolist() == [1, 2]
+    padding = AgentPadding(
         "t", [Dict({"observation": Discrete(3), "action_mask": Box(0, 1, (2,))})] * 2, [Discrete(2)] * 2
     )
-    obs = seats.observe({1: {"observation": 2, "action_mask": np.array([0, 1])}})
-    assert obs.tolist() == [[0, 0, 0], [0, 0, 1]]  # a choice is shown as one of three
+    obs = padding.observe({1: {"observation": 2, "action_mask": np.array([0, 1])}})
+    assert obs.tolist() == [[0, 0, 0], [0, 0, 1]]  # a discrete observation is one-hot encoded
 
 
-def test_turns_env_lets_go_of_seats_that_are_out() -> None:
+def test_aec_env_removes_agents_that_are_out() -> None:
     from pettingzoo.utils.conversions import parallel_to_aec
 
-    env = TurnsEnv(parallel_to_aec(Leavers((2, 9, 9))))  # type: ignore[arg-type]
+    env = PettingZooAECEnv(parallel_to_aec(LeavingAgentsEnv((2, 9, 9))))  # type: ignore[arg-type]
     _, info = env.reset(seed=0)
     turns, totals, over = [], np.zeros(3), False
     while not over:
