@@ -21,7 +21,7 @@ def my_net(space: gym.Space) -> nn.Module:
 
 
 def with_the_platforms_loop(cfg: zx.config.OffPolicyConfig) -> float:
-    env = zx.envs.make_vector("toy/match", num=4)
+    env = zx.envs.make_vector("toy/match", num_envs=4)
     learner = DQN(cfg, env.spaces, net=my_net)
     actor = zx.Actor(learner.policy, env, learner.fields, seed=cfg.seed)
     buffer = zx.Buffer({**env.spaces.fields(), **learner.fields}, capacity=10_000, num_envs=4)
@@ -31,7 +31,7 @@ def with_the_platforms_loop(cfg: zx.config.OffPolicyConfig) -> float:
 
 def with_a_loop_by_hand(cfg: zx.config.OffPolicyConfig) -> float:
     """The same path of the data in the open, here with priorities and fewer, larger updates."""
-    env = zx.envs.make_vector("toy/match", num=4)
+    env = zx.envs.make_vector("toy/match", num_envs=4)
     learner = DQN(cfg, env.spaces, net=my_net)
     actor = zx.Actor(learner.policy, env, learner.fields, seed=cfg.seed)
     fields = {**env.spaces.fields(), **learner.fields}
@@ -53,7 +53,7 @@ def with_a_loop_by_hand(cfg: zx.config.OffPolicyConfig) -> float:
 
 def score(learner: zx.Learner) -> float:
     """Evaluations have an actor and environments of their own."""
-    return zx.Actor(learner.policy, zx.envs.make_vector("toy/match", num=10)).evaluate(100, seed=1).mean_return
+    return zx.Actor(learner.policy, zx.envs.make_vector("toy/match", num_envs=10)).evaluate(100, seed=1).mean_return
 
 
 def main() -> dict:

@@ -27,8 +27,8 @@ TESTS = Path(__file__).parents[1]
 DEATHS = {
     "segfault": "was killed by SIGSEGV",
     "abort": "was killed by SIGABRT",
-    "leave": "ended with exit code 5",
-    "exit": "ended with exit code 3",
+    "leave": "exited with code 5",
+    "exit": "exited with code 3",
 }
 CALLS = {
     "constructor": "the constructor",
@@ -230,7 +230,7 @@ def test_a_limit_of_steps_brings_a_generous_one_for_other_calls() -> None:
     assert FailurePolicy(step_timeout=1.0).effective_call_timeout == 120.0
     assert FailurePolicy(step_timeout=60.0).effective_call_timeout == 600.0
     assert FailurePolicy(step_timeout=60.0, call_timeout=2.0).effective_call_timeout == 2.0
-    with pytest.raises(UserError, match=r"a time limit .* takes worker processes"):
+    with pytest.raises(UserError, match=r"timeouts .* need worker processes"):
         make_vector("toy/match", 2, "serial", failure_policy=FailurePolicy(call_timeout=1.0))
 
 

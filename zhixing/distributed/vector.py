@@ -29,10 +29,10 @@ Rows = list[Array]  # of all arrays of some environments, in one order
 class EnvWorker:
     """At the other end: neighbouring environments, from `first` to before `last`."""
 
-    def __init__(self, factory: Any, name: str, env_spec: EnvSpec, first: int, last: int, replace: bool) -> None:
+    def __init__(self, env_fn: Any, name: str, env_spec: EnvSpec, first: int, last: int, replace: bool) -> None:
         self.buffers = allocate(env_spec.spaces, last - first)
         self.make = partial(
-            SubEnvGroup, [factory] * (last - first), env_spec, self.buffers, first, name, replace=replace
+            SubEnvGroup, [env_fn] * (last - first), env_spec, self.buffers, first, name, replace=replace
         )
         self.group: SubEnvGroup | None = None
 
@@ -55,16 +55,16 @@ class RayVectorEnv(VectorEnv):
 
     def __init__(
         self,
-        factory: EnvFn,
+        env_fn: EnvFn,
         num: int,
         workers: int,
         env_spec: EnvSpec,
         failure_policy: FailurePolicy | None = None,
         address: str | None = None,
     ) -> None:
-        self.factory, self.env_spec, self.failure_policy = factory, env_spec, failure_policy or FailurePolicy()
+        self.env_fn, self.env_spec, self.failure_policy = env_fn, env_spec, failure_policy or FailurePolicy()
         self.logged_info_keys, self.max_episode_steps = env_spec.logged_info_keys, env_spec.max_episode_steps
-        super().__init__(env_name_of(factory), env_spec.spaces, num, "ray", workers)
+        super().__init__(env_name_of(env_fn), env_spec.spaces, num, "ray", workers)
         self.buffers = allocate(env_spec.spaces, num)
         self._snapshot = Snapshot(self.buffers) if self.failure_policy.replace else None
         self._bounds = list(itertools.pairwise(np.linspace(0, num, workers + 1).astype(int).tolist()))
@@ -84,7 +84,7 @@ class RayVectorEnv(VectorEnv):
             raise
 
     def _worker(self, first: int, last: int) -> Any:
-        return self._remote.remote(self.factory, self.name, self.env_spec, first, last, self.failure_policy.replace)
+        return self._remote.remote(self.env_fn, self.name, self.env_spec, first, last, self.failure_policy.replace)
 
     def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
         self._seed_of = self._seeds(seed)
@@ -133,7 +133,7 @@ class RayVectorEnv(VectorEnv):
         try:
             ended, crashes, rows = self._get(worker, task)
         except EnvCrashError as crash:
-            self._save_crash_report(crash, self.factory)
+            self._save_crash_report(crash)
             if (
                 self._snapshot is None
                 or not isinstance(crash, LostWorkerError)
@@ -143,7 +143,7 @@ class RayVectorEnv(VectorEnv):
             return self._replace(worker, self._snapshot)
         self._write(worker, rows)
         for survived in crashes:
-            self._save_crash_report(survived, self.factory)
+            self._save_crash_report(survived)
             self.num_env_restarts += 1
         if any(INTERRUPTED not in numbers for numbers in ended.values()):
             self._strikes[worker] = 0
@@ -158,7 +158,7 @@ class RayVectorEnv(VectorEnv):
         known = list(zip(self._seed_of[first:last], self._lives[first:last], strict=True))
         _, rows = self._get(worker, self._workers[worker].call.remote("restart", known))
         self._write(worker, rows)
-        snapshot.end(slice(first, last))
+        snapshot.truncate(slice(first, last))
         self.num_env_restarts += last - first
         return {index: {INTERRUPTED: True} for index in range(first, last)}
 
@@ -170,7 +170,7 @@ class RayVectorEnv(VectorEnv):
             try:
                 value, rows = self._get(worker, task)
             except EnvCrashError as crash:
-                self._save_crash_report(crash, self.factory)
+                self._save_crash_report(crash)
                 raise
             self._write(worker, rows)
             found.append(value)

@@ -77,7 +77,7 @@ def test_hanging_step_is_reproduced(tmp_path: Path) -> None:
     file = make_report(tmp_path, "process", timeout=0.2, how="hang")
     reproduction = reproduce(file, FAILS)
     assert reproduction.same, reproduction.message
-    assert "StepTimeLimit: took longer than 0.2 s" in reproduction.message
+    assert "Timeout: took longer than 0.2 s" in reproduction.message
 
 
 def test_different_outcome_is_reported(tmp_path: Path) -> None:

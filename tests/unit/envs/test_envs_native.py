@@ -14,7 +14,7 @@ def test_native_cartpole_moves_as_the_single_one() -> None:
     rng = np.random.default_rng(0)
     ends = 0
     for _ in range(400):
-        for sub_env, state in zip(serial.group.sub_envs, native.task.env.state.T, strict=True):
+        for sub_env, state in zip(serial.group.sub_envs, native.native_env.env.state.T, strict=True):
             sub_env.env.unwrapped.state = state.copy()
             sub_env.env.unwrapped.steps_beyond_terminated = None
         actions = rng.integers(0, 2, 5)

@@ -55,7 +55,7 @@ def test_crash_shows_traceback_name_index_and_step(backend: str, index: int) -> 
     env.close()
 
 
-@pytest.mark.parametrize(("action", "how"), [(6, "was killed by SIGKILL"), (5, "ended with exit code 3")])
+@pytest.mark.parametrize(("action", "how"), [(6, "was killed by SIGKILL"), (5, "exited with code 3")])
 def test_death_of_a_worker_is_told(action: int, how: str) -> None:
     env = ProcessVectorEnv(Trouble, 4, 2)
     env.reset(seed=0)
@@ -83,12 +83,12 @@ def test_ready_environments_are_returned_first(mixed: bool, slow: list[int], fas
     ids, obs, _, _, _, _ = env.recv()
     assert ids.tolist() == fast
     assert obs.tolist() == [[0, 1], [0, 1]]
-    with pytest.raises(RuntimeError, match=f"{slow[0]} to {slow[1]} are still at a step"):
+    with pytest.raises(RuntimeError, match=f"{slow[0]} to {slow[1]} are still stepping"):
         env.send(actions(2), np.array(slow))
-    with pytest.raises(ValueError, match="not the environments of whole workers"):
+    with pytest.raises(ValueError, match="are not all environments of some workers"):
         env.send(actions(1), np.array([3]))
     env.send(actions(2), ids)
-    with pytest.raises(RuntimeError, match=f"{fast[0]} to {fast[1]} are still at a step"):
+    with pytest.raises(RuntimeError, match=f"{fast[0]} to {fast[1]} are still stepping"):
         env.send(actions(2), ids)
     ids, obs, _, _, _, _ = env.recv(min_ready=4)
     assert ids.tolist() == [0, 1, 2, 3]
@@ -198,9 +198,9 @@ def test_killed_parent_leaves_no_worker_and_no_shared_memory(stuck: int) -> None
 
 
 def test_wrong_numbers_are_refused_before_a_process_starts() -> None:
-    with pytest.raises(UserError, match="workers is 3; it must be from 1 to the 2"):
+    with pytest.raises(UserError, match="workers is 3; it must be from 1 to num_envs"):
         make_vector("toy/match", 2, "process", workers=3)
-    with pytest.raises(UserError, match="serial environments have no workers, not 2; backends process, mixed and ray"):
+    with pytest.raises(UserError, match="workers is 2, but backend serial has no workers; use process, mixed or ray"):
         make_vector("toy/match", 2, "serial", workers=2)
-    with pytest.raises(UserError, match="environments is 0"):
+    with pytest.raises(UserError, match="num_envs is 0"):
         make_vector("toy/match", 0)

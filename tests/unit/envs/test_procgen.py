@@ -252,7 +252,7 @@ def pool_of(name: str, num: int, **options: Any) -> ResumablePool:
     pytest.importorskip("envpool")
     pool = make_pool(name, num, options)
     try:
-        pool.begin_all(np.arange(num))
+        pool.start(np.arange(num))
     except UserError as error:
         pytest.skip(str(error))
     return pool
@@ -280,12 +280,12 @@ def test_envpool_would_reset_a_step_later() -> None:
     own, others = pool_of(BIGFISH, 1), pool_of(BIGFISH, 1)
     action = np.array([4])
     while True:
-        mine, its = own.act(action), others.env.step(action)
+        mine, its = own.step_without_reset(action), others.env.step(action)
         np.testing.assert_array_equal(mine[0], its[0])
         if mine[2][0] or mine[3][0]:
             break
     later = others.env.step(action)
-    np.testing.assert_array_equal(own.begin(np.arange(1)), later[0])
+    np.testing.assert_array_equal(own.start_episodes(np.arange(1)), later[0])
     assert (later[1][0], later[4]["elapsed_step"][0]) == (0.0, 0)
 
 

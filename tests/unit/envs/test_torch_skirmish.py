@@ -59,7 +59,7 @@ def test_battles_match_numpy_bit_for_bit(map_name: str, limit: int | None) -> No
         native.logged_info_keys,
         limit or MAPS[map_name].episode_limit,
     )
-    battles: Battles = native.task.battles  # type: ignore[attr-defined]
+    battles: Battles = native.native_env.battles  # type: ignore[attr-defined]
     native.reset(seed=0)
     env.reset(seed=0)
     env._state = to_state(battles)

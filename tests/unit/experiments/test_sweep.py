@@ -123,7 +123,7 @@ def test_folder_names_are_safe_and_short(tmp_path: Path) -> None:
         ({"gamma": [0.9, 0.9]}, "gamma has the value 0.9 twice"),
         ({"shared_network": [False, True], "critic_lr": [1e-3]}, "shared_network=true allows no critic_lr"),
         ({"env.max": [1, 2]}, "env.max=1: "),  # found only by making the env
-        ({"vector.workers": [1, 9], "num_envs": [4]}, "vector.workers=9: the number of workers is 9"),
+        ({"vector.workers": [1, 9], "num_envs": [4]}, "vector.workers=9: workers is 9"),
         ({"env.name": ["toy/match", "toy/reach"], "algorithm": ["dqn"]}, "env.name=toy/reach: dqn needs Discrete"),
     ],
 )

@@ -96,7 +96,7 @@ def test_trial_params_become_nested_settings() -> None:
         (["lr=1e-3,fast"], "lr='fast'"),
         (
             ["num_envs=1,3", "minibatch_size=64", "rollout_steps=64", "vector.workers=2"],
-            "number of workers is 2",
+            "workers is 2",
         ),
         (["lr=1..2", "env=none"], "--env"),
     ],

@@ -137,13 +137,13 @@ class Procgen(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None or self.pool.env is None:
-            self.pool.begin_all(self.np_random.integers(2**31 - 1, size=1))
+            self.pool.start(self.np_random.integers(2**31 - 1, size=1))
         else:
-            self.pool.begin(np.arange(1))
-        return self.pool.shown[0].copy(), {}
+            self.pool.start_episodes(np.arange(1))
+        return self.pool.returned_obs[0].copy(), {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated = self.pool.act(np.array([action]))
+        obs, reward, terminated, truncated = self.pool.step_without_reset(np.array([action]))
         return obs[0].copy(), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def state_dict(self) -> State:
@@ -182,7 +182,7 @@ class NativeProcgen:
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
         self.inexact = self.pool.load_state_dict(state)
-        return self.pool.shown, {}
+        return self.pool.returned_obs, {}
 
     def render(self, index: int) -> Array | None:
         return picture(self.pool.obs[index])

@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from zhixing import __version__
 from zhixing.envs.crash.failure_policy import FailurePolicy
 from zhixing.envs.registry import RegisteredEnv
-from zhixing.envs.vector.action_log import to_json
 from zhixing.envs.vector.process import ProcessVectorEnv
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import EnvCrashError, UserError
@@ -94,7 +93,7 @@ def write(folder: Path, fields: dict[str, Any]) -> str:
         "numpy": np.__version__,
         "gymnasium": gym.__version__,
     }
-    report = {"format": FORMAT, "kind": "crash", "versions": versions, **to_json(fields)}
+    report = {"format": FORMAT, "kind": "crash", "versions": versions, **_to_json(fields)}
     text = json.dumps(report, indent=1)
     if len(text) > MAX_BYTES:
         text = json.dumps({**report, "actions": None}, indent=1)
@@ -102,6 +101,17 @@ def write(folder: Path, fields: dict[str, Any]) -> str:
     env = fields["env"]
     flags = (f" --env {env['name']}" if ":" in env["name"] else "") + (" --trust" if names_in(env["options"]) else "")
     return f"{REPRODUCE_HINT} zhixing reproduce {path}{flags}"
+
+
+def _to_json(tree: Any) -> Any:
+    """Convert a tree to values that JSON can store. Objects without an equivalent become their `repr`."""
+    if isinstance(tree, dict):
+        return {str(key): _to_json(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [_to_json(value) for value in tree]
+    if isinstance(tree, (np.ndarray, np.generic)):
+        return tree.tolist()
+    return tree if tree is None or isinstance(tree, (bool, int, float, str)) else repr(tree)
 
 
 def read(path: str | Path) -> CrashReport:

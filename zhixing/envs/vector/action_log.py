@@ -1,4 +1,4 @@
-"""What the environments of worker processes are doing, in shared memory: still there when the worker is not."""
+"""Log the episodes of worker processes in shared memory, where they survive the death of the worker."""
 
 from __future__ import annotations
 
@@ -10,77 +10,71 @@ import numpy as np
 
 from zhixing.core.spaces import Spaces
 
-ORIGIN_BYTES = 8192  # of how an episode began
-ACTION_BYTES = 2**20  # of its actions, here and in checkpoints; memory that is never written takes no room
+ORIGIN_BYTES = 8192  # per environment, for the start of its episode
+ACTION_BYTES = 2**20  # per environment, for the actions of an episode; pages that are never written take no memory
+COUNTERS = 3  # per environment, 8 bytes each
 
 
 class ActionLog:
-    """One tape per environment: how its episode began, and its actions. A worker writes, the parent reads.
+    """The start and the actions of the current episode of each environment. Workers write, the parent reads.
 
-    Counters are views of plain memory, to which single numbers are written in half of NumPy's time.
+    Counters are memoryviews: writing one number takes half as long as to a NumPy array.
     """
 
-    def __init__(self, spaces: Spaces, num: int, memory: mmap.mmap, offset: int) -> None:
-        shape, dtype = _action(spaces)
-        self.memory, self.room = memory, max_recorded_actions(spaces)
-        counters = memoryview(memory)[offset : offset + 3 * 8 * num].cast("q")
-        # at the place of a worker's first environment: which one it steps, counted from 1; 0 for none
-        self.under_way = counters[:num]
-        self.sizes, self.counts = counters[num : 2 * num], counters[2 * num :]
-        self._origins = offset + 3 * 8 * num
-        count = num * self.room * int(np.prod(shape))
-        actions = np.frombuffer(memory, dtype, count, self._origins + num * ORIGIN_BYTES)
-        self.actions = list(actions.reshape(num, self.room, *shape))
+    def __init__(self, spaces: Spaces, num_envs: int, memory: mmap.mmap, offset: int) -> None:
+        shape, dtype = _action_shape(spaces)
+        self.memory, self.max_actions = memory, max_recorded_actions(spaces)
+        counters = memoryview(memory)[offset : offset + COUNTERS * 8 * num_envs].cast("q")
+        # at the index of a worker's first environment: 1 + the index of the environment that it runs now, 0 for none
+        self.active_env = counters[:num_envs]
+        self.origin_sizes, self.counts = counters[num_envs : 2 * num_envs], counters[2 * num_envs :]
+        self._origins = offset + COUNTERS * 8 * num_envs
+        count = num_envs * self.max_actions * int(np.prod(shape))
+        actions = np.frombuffer(memory, dtype, count, self._origins + num_envs * ORIGIN_BYTES)
+        self.actions = list(actions.reshape(num_envs, self.max_actions, *shape))
 
-    def begin(self, index: int, origin: dict[str, Any]) -> None:
-        text, start = pickle.dumps(origin), self._origins + index * ORIGIN_BYTES
-        self.sizes[index] = self.counts[index] = 0  # its end may come in between
-        if len(text) <= ORIGIN_BYTES:
-            self.memory[start : start + len(text)] = text
-            self.sizes[index] = len(text)
+    def start_episode(self, index: int, origin: dict[str, Any]) -> None:
+        data, start = pickle.dumps(origin), self._origins + index * ORIGIN_BYTES
+        self.origin_sizes[index] = self.counts[index] = 0  # invalid while being written: the worker may die in between
+        if len(data) <= ORIGIN_BYTES:
+            self.memory[start : start + len(data)] = data
+            self.origin_sizes[index] = len(data)
 
-    def add(self, index: int, count: int, action: Any) -> None:
-        """`count` is how many there are with this one."""
-        if count <= self.room:
+    def append(self, index: int, count: int, action: Any) -> None:
+        """Log the action number `count` of the episode, counted from 1."""
+        if count <= self.max_actions:
             self.actions[index][count - 1] = action
         self.counts[index] = count
 
     def read(self, index: int) -> dict[str, Any] | None:
-        """None before the first reset, and if it can't be read; `actions` are None where they were too many."""
-        size, count, start = self.sizes[index], self.counts[index], self._origins + index * ORIGIN_BYTES
+        """Return the current episode, or None before the first reset and if the log is damaged.
+
+        The entry `actions` is None if there were too many to log.
+        """
+        size, count, start = self.origin_sizes[index], self.counts[index], self._origins + index * ORIGIN_BYTES
         if not size:
             return None
         try:
-            told = pickle.loads(self.memory[start : start + size])  # as all that comes from our own workers
-        except Exception:  # a worker that died may have written anywhere
+            origin = pickle.loads(self.memory[start : start + size])  # written by our own worker
+        except Exception:  # a crashing worker may have overwritten any memory
             return None
-        return {**told, "actions": self.actions[index][:count].tolist() if count <= self.room else None}
+        return {**origin, "actions": self.actions[index][:count].tolist() if count <= self.max_actions else None}
 
 
-def action_log_bytes(spaces: Spaces, num: int) -> int:
-    shape, dtype = _action(spaces)
-    return num * (3 * 8 + ORIGIN_BYTES + max_recorded_actions(spaces) * int(np.prod(shape)) * dtype.itemsize)
-
-
-def to_json(tree: Any) -> Any:
-    """As JSON takes it; what it can't say becomes words."""
-    if isinstance(tree, dict):
-        return {str(key): to_json(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [to_json(value) for value in tree]
-    if isinstance(tree, (np.ndarray, np.generic)):
-        return tree.tolist()
-    return tree if tree is None or isinstance(tree, (bool, int, float, str)) else repr(tree)
-
-
-def _action(spaces: Spaces) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    return spaces.fields()["action"].shape, np.dtype(spaces.action.dtype)
+def action_log_bytes(spaces: Spaces, num_envs: int) -> int:
+    shape, dtype = _action_shape(spaces)
+    action_bytes = max_recorded_actions(spaces) * int(np.prod(shape)) * dtype.itemsize
+    return num_envs * (COUNTERS * 8 + ORIGIN_BYTES + action_bytes)
 
 
 def max_recorded_actions(spaces: Spaces) -> int:
-    """Return how many actions of an episode are recorded: 131,072 discrete ones, fewer of wide actions.
+    """Return how many actions of an episode are recorded: 131,072 discrete ones, fewer if an action has more bytes.
 
-    It is a multiple of 8, so whatever follows in memory is aligned.
+    It is a multiple of 8, so the memory after the actions stays aligned.
     """
-    shape, dtype = _action(spaces)
+    shape, dtype = _action_shape(spaces)
     return max(8, ACTION_BYTES // max(1, int(np.prod(shape)) * dtype.itemsize) // 8 * 8)
+
+
+def _action_shape(spaces: Spaces) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    return spaces.fields()["action"].shape, np.dtype(spaces.action.dtype)

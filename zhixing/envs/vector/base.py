@@ -1,4 +1,4 @@
-"""N copies of a task behind Gymnasium's vector interface, with same-step autoreset."""
+"""The interface of vector environments: Gymnasium's, with same-step autoreset, asynchronous steps and saved states."""
 
 from __future__ import annotations
 
@@ -23,36 +23,40 @@ Result = tuple[Tree, Array, Array, Array, Info]  # obs, reward, terminated, trun
 
 
 class VectorEnv(gym.vector.VectorEnv[Any, Any, Any], ABC):
-    """What every back end gives. Returned arrays are live: valid until the next call that steps or resets their rows.
+    """N environments with same-step autoreset. All back ends implement this interface.
 
-    Where an episode ended, `obs` is already the first observation of the next one. Then `info` has `final_obs` (like
-    `obs`; the rows that ended hold the true last observation) and `final_info` ({index: numbers of the last info}).
-    What a task shows beside observations is in `info` always: `action_mask` [N, n], `state` [N, S], `alive` [N, A];
-    and beside `final_obs` as `final_mask`, `final_state`, `final_alive`.
+    Returned arrays are live: they stay valid until the next call that steps or resets their rows.
 
-    Of many agents, observations are [N, A, ...], actions [N, A] or [N, A, k], rewards [N, A], masks [N, A, n].
-    `logged_info_keys` names the numbers in `final_info` to log. `max_episode_steps` is the time limit, if known.
+    When an episode ends, `obs` is already the first observation of the next one. Then `info` has `final_obs` (like
+    `obs`, with the true last observation in the rows that ended) and `final_info` ({index: numbers of the last info}).
+    `info` also has the extras of the environment, if any: `action_mask` [N, n], `state` [N, S], `alive` [N, A]. Their
+    last values are in `final_mask`, `final_state` and `final_alive`.
 
-    `faults` says what is done when an environment fails. One that is replaced shows its episode as truncated, with the
-    last observation that was right, no reward, and `INTERRUPTED` in its `final_info`; `num_env_restarts` counts them.
+    With several agents, observations are [N, A, ...], actions [N, A] or [N, A, k], rewards [N, A], masks [N, A, n].
+
+    If an environment fails and `failure_policy` replaces it, its episode is truncated at the last valid observation,
+    with reward 0 and the key `INTERRUPTED` in `final_info`.
     """
 
-    logged_info_keys: tuple[str, ...] = ()
-    max_episode_steps: int | None = None
+    logged_info_keys: tuple[str, ...] = ()  # numbers in `final_info` to log
+    max_episode_steps: int | None = None  # time limit, if known
     failure_policy = FailurePolicy()
-    num_env_restarts = 0
+    num_env_restarts = 0  # how many failed environments were replaced
+    env_fn: Any = None  # makes one environment, in back ends that step environments one by one
 
-    closed = True  # until there is something to close: a constructor may fail half way
+    closed = True  # nothing to close until a constructor sets it to False
 
-    def __init__(self, name: str, spaces: Spaces, num: int, backend: str, workers: int) -> None:
-        if num < 1:
-            raise UserError(f"the number of environments is {num}; it must be at least 1")
-        self.name, self.spaces, self.num_envs = name, spaces, num
+    def __init__(self, name: str, spaces: Spaces, num_envs: int, backend: str, workers: int) -> None:
+        if num_envs < 1:
+            raise UserError(f"num_envs is {num_envs}; it must be at least 1")
+        self.name, self.spaces, self.num_envs = name, spaces, num_envs
         self.backend, self.workers = backend, workers
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.single_observation_space, self.single_action_space = spaces.obs, spaces.action
-        self.observation_space, self.action_space = batch_space(spaces.obs, num), batch_space(spaces.action, num)
-        self.inexact: list[int] = []  # environments that the last load_state_dict had to begin anew
+        self.observation_space = batch_space(spaces.obs, num_envs)
+        self.action_space = batch_space(spaces.action, num_envs)
+        # environments that the last `load_state_dict` couldn't restore exactly: they started a new episode
+        self.inexact: list[int] = []
 
     @abstractmethod
     def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]: ...
@@ -62,53 +66,59 @@ class VectorEnv(gym.vector.VectorEnv[Any, Any, Any], ABC):
 
     @abstractmethod
     def send(self, actions: Array, ids: Array) -> None:
-        """Start a step of these environments. `ids` as `recv` gave them, or several of these together."""
+        """Start a step of these environments. `ids` are those of one or more results of `recv`."""
 
     @abstractmethod
     def recv(self, min_ready: int = 1) -> tuple[Array, Tree, Array, Array, Array, Info]:
-        """Results of at least `min_ready` environments: ids, then as `step`, rows and indices by position in ids."""
+        """Wait for at least `min_ready` environments. Return their ids, then results as from `step`.
+
+        Rows and the indices in `final_info` are positions in `ids`.
+        """
 
     @abstractmethod
     def state_dict(self) -> State:
-        """Plain arrays, numbers, strings, lists and dicts: all environments in the middle of their episodes."""
+        """Return the state of all environments in mid-episode, as plain values and arrays."""
 
     @abstractmethod
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
-        """Put all environments where they were, return what they show. See `inexact` for those that can't."""
+        """Restore all environments and return their observations as `reset` does.
+
+        Environments that can't be restored exactly start a new episode and are listed in `inexact`.
+        """
 
     @abstractmethod
     def render(self, index: int = 0) -> Array:  # type: ignore[override]
-        """The picture of one environment."""
+        """Return an image of one environment."""
 
-    def _save_crash_report(self, crash: EnvCrashError, factory: Any) -> None:
-        """Write the capsule of a crash, where it goes anywhere."""
-        task = {"name": self.name, "options": dict(getattr(factory, "options", {}))}
-        save_crash_report(crash, self.failure_policy, env=task, backend=self.backend)
+    def _save_crash_report(self, crash: EnvCrashError) -> None:
+        env = {"name": self.name, "options": dict(getattr(self.env_fn, "options", {}))}
+        save_crash_report(crash, self.failure_policy, env=env, backend=self.backend)
 
     def __del__(self) -> None:
         if not self.closed:
             self.close()
 
     def _seeds(self, seed: int | None) -> list[int | None]:
+        """Return the seed of each environment."""
         if seed is None:
             return [None] * self.num_envs
         if seed < 0:
-            raise UserError(f"seed {seed} must not be negative")
+            raise UserError(f"seed is {seed}; it must not be negative")
         return [sub_env_seed(seed, index) for index in range(self.num_envs)]
 
     def _check_state(self, state: State, kind: str) -> None:
-        """`kind` is who wrote it: serial and process write the same, native tasks their own."""
-        for what, here, saved in (
-            ("task", self.name, state["name"]),
-            ("number of environments", self.num_envs, state["num_envs"]),
+        """Raise `UserError` if `state` is from another environment. `kind` is the format of the state."""
+        for what, expected, saved in (
+            ("environment", self.name, state["name"]),
+            ("num_envs", self.num_envs, state["num_envs"]),
             ("kind of state", kind, state["kind"]),
         ):
-            if here != saved:
-                raise UserError(f"the saved environments have the {what} {saved}, these have {here}")
+            if expected != saved:
+                raise UserError(f"the saved state has {what} {saved}; this vector environment has {what} {expected}")
 
 
 class LockstepVectorEnv(VectorEnv):
-    """Back ends whose copies step together: what is sent is done at once, and for all."""
+    """Base of back ends that step all environments in one call. `send` steps at once and needs all of them."""
 
     _sent: Result | None = None
 
@@ -121,18 +131,18 @@ class LockstepVectorEnv(VectorEnv):
 
     def recv(self, min_ready: int = 1) -> tuple[Array, Tree, Array, Array, Array, Info]:
         if self._sent is None:
-            raise ValueError(f"recv waits for {min_ready} environments, but none were sent actions")
+            raise ValueError(f"recv needs {min_ready} environments, but no actions were sent; call send first")
         sent, self._sent = self._sent, None
         return np.arange(self.num_envs), *sent
 
 
 def reset_result(buffers: StepBuffers) -> tuple[Tree, Info]:
-    """What a reset returns."""
+    """Return the result of `VectorEnv.reset`."""
     return buffers.obs, {INFO_KEYS[name]: array for name, array in buffers.extras.items()}
 
 
 def step_result(buffers: StepBuffers, ended: dict[int, ScalarInfo]) -> Result:
-    """What a step returns, when these episodes ended."""
+    """Return the result of `VectorEnv.step`. `ended` maps the indices of ended episodes to their last info."""
     obs, info = reset_result(buffers)
     if ended:
         info["final_obs"], info["final_info"] = buffers.final_obs, ended
@@ -143,11 +153,11 @@ def step_result(buffers: StepBuffers, ended: dict[int, ScalarInfo]) -> Result:
 def recv_result(
     buffers: StepBuffers, ended: dict[int, ScalarInfo], ids: Array
 ) -> tuple[Array, Tree, Array, Array, Array, Info]:
-    """What `recv` returns: only these rows, without a copy where they are neighbours."""
-    neighbours = len(ids) == ids[-1] - ids[0] + 1
-    rows = buffers.rows(slice(ids[0], ids[-1] + 1) if neighbours else ids)
-    place = {int(index): position for position, index in enumerate(ids)}
-    return ids, *step_result(rows, {place[index]: numbers for index, numbers in ended.items()})
+    """Return the result of `VectorEnv.recv` for sorted `ids`, without copies if they are consecutive."""
+    consecutive = len(ids) == ids[-1] - ids[0] + 1
+    rows = buffers.rows(slice(ids[0], ids[-1] + 1) if consecutive else ids)
+    positions = {int(index): position for position, index in enumerate(ids)}
+    return ids, *step_result(rows, {positions[index]: final_info for index, final_info in ended.items()})
 
 
 def sorted_ids(ids: Any) -> Array:

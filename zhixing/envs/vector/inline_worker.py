@@ -1,4 +1,4 @@
-"""The environments of a ProcessVectorEnv that its own process steps: to the vector, one more worker."""
+"""A worker of the back end `mixed` that runs in the parent process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from zhixing.envs.vector.sub_env_group import SubEnvGroup
-from zhixing.envs.vector.worker_process import range_of
+from zhixing.envs.vector.worker_process import format_range
 
 
 class InlineWorker:
-    """What it is asked for is done when the answer is waited for: by then those in other processes are at it."""
+    """Has the interface of `WorkerProcess`. It works in `receive`, when the worker processes are already running."""
 
-    fds = ()  # there is no pipe to wait for
+    fds = ()  # no pipe to wait for
     seconds_to_wait = 0.0
     ready_without_data = True
     lost = False
@@ -26,7 +26,7 @@ class InlineWorker:
     def start_step(self) -> None:
         self.busy, self._work = True, self._step
 
-    def start_call(self, method: str, arguments: Any, steps: int = 0) -> None:
+    def start_call(self, method: str, arguments: Any, num_steps: int = 0) -> None:
         self.busy, self._work = True, lambda: getattr(self.group, method)(*arguments)
 
     def receive(self) -> Any:
@@ -42,14 +42,15 @@ class InlineWorker:
             self.receive()
 
     @property
-    def range(self) -> str:
-        return range_of(self.first, self.last)
+    def index_range(self) -> str:
+        return format_range(self.first, self.last)
 
     def close_pipes(self) -> None:
+        """Close the environments: there are no pipes."""
         self.group.close()
 
     def kill(self) -> None:
-        """A process of its own could be killed."""
+        """Do nothing: there is no process to kill."""
 
-    def end(self, seconds: float) -> int:
+    def join(self, timeout: float) -> int:
         return 0

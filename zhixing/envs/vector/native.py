@@ -1,4 +1,7 @@
-"""Tasks with a vector version of their own: one call steps all environments. Their trajectories are their own, too."""
+"""The back end `native`: vectorized versions of some environments, where one call steps all of them.
+
+Their random streams, and so their trajectories, differ from those of the other back ends.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ from zhixing.errors import EnvCrashError, UserError
 
 
 class NativeEnv(Protocol):
-    """What a native task gives: `step` as `VectorEnv.step` describes it, with same-step autoreset.
+    """A vectorized environment with same-step autoreset; `step` returns results as `VectorEnv.step` does.
 
-    It is made with the number of environments and its options; `options` names those that it takes. It may have
-    `logged_info_keys`, the names of numbers in `final_info` that are worth a log, `inexact`, the environments that
-    `load_state_dict` could not put back into the middle of their episodes, and `exact = False` where it never can.
+    The constructor takes the number of environments and the options named in `options`. Optional attributes:
+    `logged_info_keys` names the numbers in `final_info` to log, `inexact` lists the environments that `load_state_dict`
+    couldn't restore in mid-episode, and `exact = False` means that it never can.
     """
 
     options: ClassVar[frozenset[str]]
@@ -40,14 +43,14 @@ class NativeEnv(Protocol):
 
 
 class NativeCartPole:
-    """Gymnasium's vector CartPole resets ended environments at the next step; here they are reset in the same one."""
+    """Gymnasium's vector CartPole with same-step autoreset instead of a reset in the next step."""
 
     options: ClassVar[frozenset[str]] = frozenset({"max_episode_steps", "sutton_barto_reward", "render_mode"})
 
-    def __init__(self, num: int, max_episode_steps: int = 500, **options: Any) -> None:
-        if max_episode_steps < 0:  # gymnasium.make's way to say without limit
+    def __init__(self, num_envs: int, max_episode_steps: int = 500, **options: Any) -> None:
+        if max_episode_steps < 0:  # means no limit, as in gymnasium.make
             max_episode_steps = np.iinfo(np.int32).max
-        self.env = CartPoleVectorEnv(num, max_episode_steps, **options)
+        self.env = CartPoleVectorEnv(num_envs, max_episode_steps, **options)
         self.spaces = Spaces(self.env.single_observation_space, self.env.single_action_space)
         self.bounds = np.array([[self.env.x_threshold], [self.env.theta_threshold_radians]])
 
@@ -56,7 +59,7 @@ class NativeCartPole:
 
     def step(self, actions: Array) -> Result:
         env: Any = self.env
-        # Gymnasium's own arithmetic, to the bit, without its checks and its reset at the next step: in half the time
+        # bit for bit Gymnasium's arithmetic, but without its checks: takes half the time
         _, x_dot, theta, theta_dot = env.state
         force = np.where(actions == 1, env.force_mag, -env.force_mag)
         cos, sin = np.cos(theta), np.sin(theta)
@@ -75,18 +78,18 @@ class NativeCartPole:
         ended = terminated | truncated
         info: Info = {}
         if ended.any():
-            numbers: dict[int, ScalarInfo] = {index: {} for index in ended.nonzero()[0].tolist()}
-            info = {"final_obs": obs.copy(), "final_info": numbers}
-            first = env.np_random.uniform(env.low, env.high, (4, len(numbers)))
-            env.state[:, ended] = first
-            obs[ended] = first.T
+            final_info: dict[int, ScalarInfo] = {index: {} for index in ended.nonzero()[0].tolist()}
+            info = {"final_obs": obs.copy(), "final_info": final_info}
+            start = env.np_random.uniform(env.low, env.high, (4, len(final_info)))
+            env.state[:, ended] = start
+            obs[ended] = start.T
             env.steps[ended] = 0
         return obs, reward, terminated, truncated, info
 
     def state_dict(self) -> State:
         env = self.env
         if env.state is None:
-            raise RuntimeError("reset the environments before asking for their state")
+            raise RuntimeError("reset the environments before you save their state")
         return {
             "state": env.state.copy(),
             "steps": env.steps.copy(),
@@ -124,49 +127,54 @@ def has_native(name: str, options: State) -> bool:
 
 
 def auto_uses_native(name: str, options: State) -> bool:
-    """Only those whose episodes can be resumed in the middle are taken without being asked for."""
+    """Return whether the back end `auto` uses the native version: only if it can be restored in mid-episode."""
     return has_native(name, options) and getattr(NATIVE[name], "exact", True)
 
 
 class NativeVectorEnv(LockstepVectorEnv):
-    def __init__(self, name: str, num: int, options: State) -> None:
+    def __init__(self, name: str, num_envs: int, options: State) -> None:
         if name not in NATIVE:
             families = sorted({f"{known.split('/')[0]}/..." if "/" in known else known for known in NATIVE})
-            raise UserError(f"{name} has no native version ({', '.join(families)} have); use backend serial or process")
+            raise UserError(
+                f"{name} has no native version ({', '.join(families)} have); use vector.backend=serial or process"
+            )
         if not has_native(name, options):
-            refused = sorted(set(options) - NATIVE[name].options)
-            raise UserError(f"native {name} has no option {', '.join(refused)}; use backend serial or process")
+            unsupported = sorted(set(options) - NATIVE[name].options)
+            raise UserError(
+                f"native {name} has no option {', '.join(unsupported)}; use vector.backend=serial or process"
+            )
         make: Callable[..., NativeEnv] = NATIVE[name]
-        self.task = make(num, **options)
-        self.logged_info_keys = getattr(self.task, "logged_info_keys", ())
-        super().__init__(name, self.task.spaces, num, "native", 1)
+        self.native_env = make(num_envs, **options)
+        self.logged_info_keys = getattr(self.native_env, "logged_info_keys", ())
+        super().__init__(name, self.native_env.spaces, num_envs, "native", 1)
         self.closed = False
 
     def reset(self, *, seed: int | None = None, options: State | None = None) -> tuple[Tree, Info]:
         if options:
-            raise UserError(f"native {self.name} takes no options at a reset; use backend serial or process")
-        return self.task.reset(self._seeds(seed)[0])
+            raise UserError(f"native {self.name} takes no reset options; use vector.backend=serial or process")
+        return self.native_env.reset(self._seeds(seed)[0])
 
     def step(self, actions: Array) -> Result:
         try:
-            return self.task.step(np.asarray(actions))
+            return self.native_env.step(np.asarray(actions))
         except Exception as error:
             raise EnvCrashError(f"native environments {self.name} crashed:\n{traceback.format_exc()}") from error
 
     def state_dict(self) -> State:
-        return {"kind": "native", "name": self.name, "num_envs": self.num_envs, "env_state": self.task.state_dict()}
+        state = self.native_env.state_dict()
+        return {"kind": "native", "name": self.name, "num_envs": self.num_envs, "env_state": state}
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
         self._check_state(state, "native")
-        shown = self.task.load_state_dict(state["env_state"])
-        self.inexact = list(getattr(self.task, "inexact", ()))
-        return shown
+        result = self.native_env.load_state_dict(state["env_state"])
+        self.inexact = list(getattr(self.native_env, "inexact", ()))
+        return result
 
     def render(self, index: int = 0) -> Array:  # type: ignore[override]
-        frame = self.task.render(index)
+        frame = self.native_env.render(index)
         if frame is None:
-            raise UserError(f"{self.name} gives no picture; make it with render_mode='rgb_array'")
+            raise UserError(f"{self.name} renders no image; make it with render_mode='rgb_array'")
         return frame
 
     def close_extras(self) -> None:
-        self.task.close()
+        self.native_env.close()

@@ -1,8 +1,9 @@
-"""Pools of EnvPool (package envpool): copies of a task that are stepped in one call, by threads of its own.
+"""Pools of environments from the package `envpool` that can be saved and restored in mid-episode.
 
-EnvPool draws all chance of a copy from its seed, so that a pool can mostly be put back into the middle of its episodes:
-all episodes before are begun again, and the actions of the present ones repeated. Where that leads elsewhere (a task
-whose steps draw, too, or another version), the rows are named.
+EnvPool steps all environments of a pool in one call, in its own threads. All randomness of an environment comes from
+its seed, so most pools can be restored: start all previous episodes again, then repeat the actions of the current ones.
+Where that leads to another state (an environment with random steps, or another version of EnvPool), the rows are
+reported.
 """
 
 from __future__ import annotations
@@ -17,75 +18,75 @@ from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import ScalarInfo, State
 from zhixing.utils.cpus import cpu_count
 
-RECORDED = 131_072  # actions of an episode that are recorded; longer episodes begin again on resume
+MAX_RECORDED_ACTIONS = 131_072  # per episode; longer episodes start again when restored
 
 
 class ResumablePool:
-    """Copies whose episodes are begun by hand. EnvPool fixes seeds for good: others make another pool."""
+    """A pool whose episodes are started explicitly. EnvPool fixes the seeds of a pool, so new seeds make a new pool."""
 
-    def __init__(self, make: Callable[..., Any], num: int, obs: Array, skip: int = 1) -> None:
-        """`make` is EnvPool's, but for seeds and threads; `obs` the place for what is shown, `[N,...]`.
+    def __init__(self, make: Callable[..., Any], num_envs: int, obs: Array, action_repeat: int = 1) -> None:
+        """Prepare a pool that `make` creates, given seeds and a number of threads. Observations go to `obs [N,...]`.
 
-        Each action is done `skip` times, or until the episode ends, and the rewards are summed.
+        Each action is repeated `action_repeat` times or until the episode ends, and the rewards are summed.
         """
-        self.make, self.num, self.obs, self.skip = make, num, obs, skip
+        self.make, self.num_envs, self.obs, self.action_repeat = make, num_envs, obs, action_repeat
         self.rng = np.random.default_rng()
         self.env: Any = None
 
     def reset(self, seed: int | None) -> Array:
-        """First episodes; without a seed others than those before."""
+        """Start the first episodes of a new pool. Without a seed, they differ from those of earlier resets."""
         if seed is not None:
             self.rng = np.random.default_rng(seed)
-        return self.begin_all(self.rng.integers(2**31 - 1, size=self.num))
+        return self.start(self.rng.integers(2**31 - 1, size=self.num_envs))
 
-    def begin_all(self, seeds: Array) -> Array:
-        """The first episodes of these seeds."""
+    def start(self, seeds: Array) -> Array:
+        """Start the first episodes of a new pool with these seeds."""
         self.close()
-        threads = min(self.num, cpu_count())
-        self.env = self.make(num_envs=self.num, seed=seeds.tolist(), num_threads=threads)
-        self.seeds, self.episodes = seeds, np.zeros(self.num, np.int64)
-        self.log: list[list[Any]] = [[] for _ in range(self.num)]  # actions of the present episodes
-        self.lengths = np.zeros(self.num, np.int64)  # of the present episodes
-        return self.begin(np.arange(self.num))
+        threads = min(self.num_envs, cpu_count())
+        self.env = self.make(num_envs=self.num_envs, seed=seeds.tolist(), num_threads=threads)
+        self.seeds, self.episodes = seeds, np.zeros(self.num_envs, np.int64)
+        self.actions: list[list[Any]] = [[] for _ in range(self.num_envs)]  # of the current episodes
+        self.lengths = np.zeros(self.num_envs, np.int64)  # of the current episodes
+        return self.start_episodes(np.arange(self.num_envs))
 
-    def begin(self, rows: Array) -> Array:
-        """The next episodes of these rows. What all show, live."""
+    def start_episodes(self, rows: Array) -> Array:
+        """Start the next episodes of these rows. Return the observations of all rows, live."""
         obs, info = self.env.reset(rows.astype(np.int32))
         self.obs[info["env_id"]] = obs
         self.episodes[rows] += 1
         self.lengths[rows] = 0
         for row in rows:
-            self.log[row].clear()
+            self.actions[row].clear()
         return self.obs
 
-    def act(self, actions: Array) -> tuple[Array, Array, Array, Array]:
-        """One step of all, whose episodes may end: what they show (live), rewards, terminated, truncated."""
-        reward = np.zeros(self.num, np.float32)
-        terminated, truncated = np.zeros((2, self.num), bool)
-        going = np.arange(self.num, dtype=np.int32)
-        for _ in range(self.skip):
-            obs, earned, fell, cut, info = self.env.step(actions[going], going)
+    def step_without_reset(self, actions: Array) -> tuple[Array, Array, Array, Array]:
+        """Step all environments. Return observations (live), rewards, terminated and truncated."""
+        reward = np.zeros(self.num_envs, np.float32)
+        terminated, truncated = np.zeros((2, self.num_envs), bool)
+        running = np.arange(self.num_envs, dtype=np.int32)
+        for _ in range(self.action_repeat):
+            obs, rewards, terminations, truncations, info = self.env.step(actions[running], running)
             rows = info["env_id"]
-            self.obs[rows], terminated[rows], truncated[rows] = obs, fell, cut
-            reward[rows] += earned
-            going = rows[~(fell | cut)]
-            if not len(going):
+            self.obs[rows], terminated[rows], truncated[rows] = obs, terminations, truncations
+            reward[rows] += rewards
+            running = rows[~(terminations | truncations)]
+            if not len(running):
                 break
         self.lengths += 1
-        for log, action in zip(self.log, actions.tolist(), strict=True):
-            if len(log) < RECORDED:
-                log.append(action)
+        for recorded, action in zip(self.actions, actions.tolist(), strict=True):
+            if len(recorded) < MAX_RECORDED_ACTIONS:
+                recorded.append(action)
         return self.obs, reward, terminated, truncated
 
     def step(self, actions: Array) -> Result:
-        """`act`, and those whose episodes end begin anew in the same step; EnvPool itself would do so in the next."""
-        obs, reward, terminated, truncated = self.act(actions)
+        """Step all environments with same-step autoreset; EnvPool's own autoreset happens in the next step."""
+        obs, reward, terminated, truncated = self.step_without_reset(actions)
         info: Info = {}
         ended = np.flatnonzero(terminated | truncated)
         if len(ended):
-            numbers: dict[int, ScalarInfo] = {index: {} for index in ended.tolist()}
-            info = {"final_obs": obs.copy(), "final_info": numbers}
-            self.begin(ended)
+            final_info: dict[int, ScalarInfo] = {index: {} for index in ended.tolist()}
+            info = {"final_obs": obs.copy(), "final_info": final_info}
+            self.start_episodes(ended)
         return obs, reward, terminated, truncated, info
 
     def state_dict(self) -> State:
@@ -94,37 +95,36 @@ class ResumablePool:
             "seeds": self.seeds,
             "episodes": self.episodes.copy(),
             "actions": [
-                np.array(log) if length <= RECORDED else None
-                for log, length in zip(self.log, self.lengths, strict=True)
+                np.array(actions) if length <= MAX_RECORDED_ACTIONS else None
+                for actions, length in zip(self.actions, self.lengths, strict=True)
             ],
             "obs": self.obs.copy(),
         }
 
     def load_state_dict(self, state: State) -> list[int]:
-        """The rows that didn't show what they showed then: they begin anew."""
+        """Restore a saved state. Return the rows that couldn't be restored exactly: they start a new episode."""
         self.rng.bit_generator.state = state["rng"]
-        self.begin_all(state["seeds"])
-        while (left := np.flatnonzero(self.episodes < state["episodes"])).size:
-            self.begin(left)
-        unknown = [row for row, actions in enumerate(state["actions"]) if actions is None]
+        self.start(state["seeds"])
+        while (behind := np.flatnonzero(self.episodes < state["episodes"])).size:
+            self.start_episodes(behind)
         for row, actions in enumerate(state["actions"]):
             if actions is None:
                 continue
-            for action in actions.repeat(self.skip, 0):
+            for action in actions.repeat(self.action_repeat, 0):
                 self.env.send(action[None], np.array([row], np.int32))
                 self.obs[row] = self.env.recv()[0][0]
-            self.log[row] = actions.tolist()
+            self.actions[row] = actions.tolist()
             self.lengths[row] = len(actions)
-        differ = (self.obs != state["obs"]).reshape(self.num, -1).any(1)
-        differ[unknown] = True
-        strange = np.flatnonzero(differ)
-        if len(strange):
-            self.begin(strange)
-        return strange.tolist()
+        differs = (self.obs != state["obs"]).reshape(self.num_envs, -1).any(1)
+        differs[[row for row, actions in enumerate(state["actions"]) if actions is None]] = True
+        inexact = np.flatnonzero(differs)
+        if len(inexact):
+            self.start_episodes(inexact)
+        return inexact.tolist()
 
     @property
-    def shown(self) -> Array:
-        """What all show, live."""
+    def returned_obs(self) -> Array:
+        """The observations `[N,...]` as returned by `step`, live."""
         return self.obs
 
     def close(self) -> None:
@@ -134,48 +134,50 @@ class ResumablePool:
 
 
 class ShiftedObsPool(ResumablePool):
-    """Pictures `[N,H,W,C]` that are moved at every step, each by chance, by up to `shift` pixels; the border repeats.
+    """Shift the images `[N,H,W,C]` by up to `shift` pixels, randomly at every step; the border repeats.
 
-    An agent can't learn such pictures by heart (random crops in Laskin et al., 2020). `obs` isn't moved, `shown` is.
+    An agent can't memorize such images (random crops in Laskin et al., 2020). `obs` holds the original images,
+    `returned_obs` the shifted ones.
     """
 
-    def __init__(self, make: Callable[..., Any], num: int, obs: Array, skip: int, shift: int) -> None:
-        super().__init__(make, num, obs, skip)
-        self.shift, self.moved = shift, obs.copy()
+    def __init__(self, make: Callable[..., Any], num_envs: int, obs: Array, action_repeat: int, shift: int) -> None:
+        super().__init__(make, num_envs, obs, action_repeat)
+        self.shift, self.shifted_obs = shift, obs.copy()
 
-    def begin_all(self, seeds: Array) -> Array:
-        self.chance = np.random.default_rng(seeds)
-        self.offsets = np.zeros((self.num, 2), np.int64)
-        return super().begin_all(seeds)
+    def start(self, seeds: Array) -> Array:
+        self.shift_rng = np.random.default_rng(seeds)
+        self.offsets = np.zeros((self.num_envs, 2), np.int64)
+        return super().start(seeds)
 
-    def begin(self, rows: Array) -> Array:
-        super().begin(rows)
-        return self._move(rows)
+    def start_episodes(self, rows: Array) -> Array:
+        super().start_episodes(rows)
+        return self._shift_randomly(rows)
 
-    def act(self, actions: Array) -> tuple[Array, Array, Array, Array]:
-        _, reward, terminated, truncated = super().act(actions)
-        return self._move(np.arange(self.num)), reward, terminated, truncated
+    def step_without_reset(self, actions: Array) -> tuple[Array, Array, Array, Array]:
+        _, reward, terminated, truncated = super().step_without_reset(actions)
+        return self._shift_randomly(np.arange(self.num_envs)), reward, terminated, truncated
 
-    def _move(self, rows: Array) -> Array:
-        self.offsets[rows] = self.chance.integers(-self.shift, self.shift, (len(rows), 2), endpoint=True)
-        return self._show(rows)
+    def _shift_randomly(self, rows: Array) -> Array:
+        self.offsets[rows] = self.shift_rng.integers(-self.shift, self.shift, (len(rows), 2), endpoint=True)
+        return self._apply_offsets(rows)
 
-    def _show(self, rows: Array) -> Array:
+    def _apply_offsets(self, rows: Array) -> Array:
         height, width = self.obs.shape[1:3]
         for row, (down, right) in zip(rows.tolist(), self.offsets[rows].tolist(), strict=True):
-            part = self.obs[row].take(np.arange(height) + down, 0, mode="clip")
-            part.take(np.arange(width) + right, 1, self.moved[row], mode="clip")
-        return self.moved
+            image = self.obs[row].take(np.arange(height) + down, 0, mode="clip")
+            image.take(np.arange(width) + right, 1, self.shifted_obs[row], mode="clip")
+        return self.shifted_obs
 
     @property
-    def shown(self) -> Array:
-        return self.moved
+    def returned_obs(self) -> Array:
+        return self.shifted_obs
 
     def state_dict(self) -> State:
-        return {**super().state_dict(), "chance": dict(self.chance.bit_generator.state), "offsets": self.offsets.copy()}
+        shift_state = {"shift_rng": dict(self.shift_rng.bit_generator.state), "offsets": self.offsets.copy()}
+        return {**super().state_dict(), **shift_state}
 
     def load_state_dict(self, state: State) -> list[int]:
-        strange = super().load_state_dict(state)
-        self.chance.bit_generator.state, self.offsets = state["chance"], state["offsets"].copy()
-        self._show(np.arange(self.num))
-        return strange
+        inexact = super().load_state_dict(state)
+        self.shift_rng.bit_generator.state, self.offsets = state["shift_rng"], state["offsets"].copy()
+        self._apply_offsets(np.arange(self.num_envs))
+        return inexact

@@ -1,4 +1,4 @@
-"""All environments in this process, one after the other: the debugger's mode and the reference."""
+"""The serial back end: all environments in this process, one after the other. Easy to debug, and the reference."""
 
 from __future__ import annotations
 
@@ -17,25 +17,30 @@ from zhixing.envs.vector.sub_env import ScalarInfo, State
 from zhixing.envs.vector.sub_env_group import SubEnvGroup
 from zhixing.errors import EnvCrashError, UserError
 
-LIMITS_NEED_PROCESSES = (
-    "a time limit (vector.step_timeout, vector.call_timeout) takes worker processes; use backend process"
+TIMEOUTS_NEED_PROCESSES = (
+    "timeouts (vector.step_timeout, vector.call_timeout) need worker processes; use vector.backend=process"
 )
 EnvFn = Callable[[], gym.Env[Any, Any]]
 
 
 class SerialVectorEnv(VectorEnv):
     def __init__(
-        self, factory: EnvFn, num: int, env_spec: EnvSpec | None = None, failure_policy: FailurePolicy | None = None
+        self,
+        env_fn: EnvFn,
+        num_envs: int,
+        env_spec: EnvSpec | None = None,
+        failure_policy: FailurePolicy | None = None,
     ) -> None:
-        self.factory, self.failure_policy = factory, failure_policy or FailurePolicy()
+        self.env_fn, self.failure_policy = env_fn, failure_policy or FailurePolicy()
         if self.failure_policy.has_timeout:
-            raise UserError(LIMITS_NEED_PROCESSES)
-        name = env_name_of(factory)
-        env_spec = env_spec or infer_env_spec(factory)
+            raise UserError(TIMEOUTS_NEED_PROCESSES)
+        name = env_name_of(env_fn)
+        env_spec = env_spec or infer_env_spec(env_fn)
         self.logged_info_keys, self.max_episode_steps = env_spec.logged_info_keys, env_spec.max_episode_steps
-        super().__init__(name, env_spec.spaces, num, "serial", 1)
-        self.buffers = allocate(env_spec.spaces, num)
-        self.group = SubEnvGroup([factory] * num, env_spec, self.buffers, 0, name, replace=self.failure_policy.replace)
+        super().__init__(name, env_spec.spaces, num_envs, "serial", 1)
+        self.buffers = allocate(env_spec.spaces, num_envs)
+        replace = self.failure_policy.replace
+        self.group = SubEnvGroup([env_fn] * num_envs, env_spec, self.buffers, 0, name, replace=replace)
         self.metadata["render_fps"] = env_spec.render_fps
         self.closed = False
         self._sent: list[int] = []
@@ -45,7 +50,7 @@ class SerialVectorEnv(VectorEnv):
         try:
             self.group.reset(self._seeds(seed), options)
         except EnvCrashError as crash:
-            self._save_crash_report(crash, self.factory)
+            self._save_crash_report(crash)
             raise
         self._sent, self._ended = [], {}
         return reset_result(self.buffers)
@@ -58,10 +63,10 @@ class SerialVectorEnv(VectorEnv):
         try:
             ended = self.group.step(rows)
         except EnvCrashError as crash:
-            self._save_crash_report(crash, self.factory)
+            self._save_crash_report(crash)
             raise
-        for survived in self.group.crashes:
-            self._save_crash_report(survived, self.factory)
+        for handled in self.group.crashes:
+            self._save_crash_report(handled)
             self.num_env_restarts += 1
         self.group.crashes.clear()
         return ended
@@ -74,7 +79,7 @@ class SerialVectorEnv(VectorEnv):
 
     def recv(self, min_ready: int = 1) -> tuple[Array, Tree, Array, Array, Array, Info]:
         if len(self._sent) < min_ready:
-            raise ValueError(f"recv waits for {min_ready} environments, but only {len(self._sent)} were sent actions")
+            raise ValueError(f"recv needs {min_ready} environments, but actions were sent to {len(self._sent)}")
         ids, ended = sorted_ids(self._sent), self._ended
         self._sent, self._ended = [], {}
         return recv_result(self.buffers, ended, ids)
@@ -102,14 +107,14 @@ class SerialVectorEnv(VectorEnv):
         self.group.close()
 
 
-def env_name_of(factory: EnvFn) -> str:
-    return str(getattr(factory, "name", None) or getattr(factory, "__qualname__", factory))
+def env_name_of(env_fn: EnvFn) -> str:
+    return str(getattr(env_fn, "name", None) or getattr(env_fn, "__qualname__", env_fn))
 
 
-def infer_env_spec(factory: EnvFn) -> EnvSpec:
-    """Found on a copy that is thrown away, so that the environments in use begin untouched in every back end."""
-    env = factory()
+def infer_env_spec(env_fn: EnvFn) -> EnvSpec:
+    """Describe a temporary environment, so the environments in use start untouched in every back end."""
+    env = env_fn()
     try:
-        return describe(env, env_name_of(factory))
+        return describe(env, env_name_of(env_fn))
     finally:
         env.close()

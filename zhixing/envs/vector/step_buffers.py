@@ -1,4 +1,4 @@
-"""The rows that environments write and the caller reads, in ordinary or in shared memory."""
+"""Arrays that environments write and the caller reads, in private or shared memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ ALIGNMENT = 64  # bytes of a cache line
 
 @dataclass
 class StepBuffers:
-    """One row per environment; `final_*` hold what the episodes that just ended showed last.
+    """Results of the latest step, one row per environment.
 
-    `beside` is what a task shows beside observations, by name: mask, state, alive.
+    `extras` holds the optional arrays `mask`, `state` and `alive`. The `final_*` arrays hold the last values of
+    episodes that just ended.
     """
 
     obs: Tree
@@ -32,66 +33,66 @@ class StepBuffers:
     final_extras: dict[str, Array]
 
     def rows(self, index: Any) -> StepBuffers:
-        """Some of the rows: views of a slice, copies of a list."""
+        """Return some of the rows: views for a slice, copies for a list of indices."""
         chosen: dict[str, Any] = {name: tree_map(lambda leaf: leaf[index], tree) for name, tree in vars(self).items()}
         return StepBuffers(**chosen)
 
 
 class Snapshot:
-    """What environments showed before a step, in case that one of them doesn't survive it."""
+    """Observations and extras from before a step, to fall back to if an environment fails in it."""
 
     def __init__(self, buffers: StepBuffers) -> None:
         self.buffers = buffers
-        self.shown = [*tree_leaves(buffers.obs), *buffers.extras.values()]
+        self.current = [*tree_leaves(buffers.obs), *buffers.extras.values()]
         self.final = [*tree_leaves(buffers.final_obs), *buffers.final_extras.values()]
-        self.copies = [leaf.copy() for leaf in self.shown]
+        self.saved = [array.copy() for array in self.current]
 
     def take(self, rows: Any = ...) -> None:
-        for copy, leaf in zip(self.copies, self.shown, strict=True):
-            copy[rows] = leaf[rows]
+        for saved, array in zip(self.saved, self.current, strict=True):
+            saved[rows] = array[rows]
 
-    def end(self, rows: Any) -> None:
-        """End these episodes there, as if cut by a clock, with nothing paid."""
-        for copy, leaf in zip(self.copies, self.final, strict=True):
-            leaf[rows] = copy[rows]
+    def truncate(self, rows: Any) -> None:
+        """Mark the episodes of these rows as truncated before the step, with reward 0."""
+        for saved, array in zip(self.saved, self.final, strict=True):
+            array[rows] = saved[rows]
         self.buffers.reward[rows] = 0.0
         self.buffers.terminated[rows], self.buffers.truncated[rows] = False, True
 
 
-def allocate(spaces: Spaces, num: int, memory: mmap.mmap | None = None) -> StepBuffers:
-    """Arrays for `num` environments; in `memory` at places that depend on nothing but the arguments."""
+def allocate(spaces: Spaces, num_envs: int, memory: mmap.mmap | None = None) -> StepBuffers:
+    """Allocate buffers. In `memory`, their offsets depend only on `spaces` and `num_envs`."""
     offset = 0
 
-    def take(field: Field) -> Array:
+    def allocate_array(field: Field) -> Array:
         nonlocal offset
-        shape = (num, *field.shape)
+        shape = (num_envs, *field.shape)
         if memory is None:
             return np.zeros(shape, field.dtype)
         count = int(np.prod(shape))
         array = np.frombuffer(memory, field.dtype, count, offset).reshape(shape)
-        offset += _aligned(array.nbytes)
+        offset += _align(array.nbytes)
         return array
 
     fields = spaces.fields()
     extras = spaces.extras()
     return StepBuffers(
-        obs=tree_map(take, fields["obs"]),
-        final_obs=tree_map(take, fields["obs"]),
-        # the task gets actions in its own precision, not in that of storage
-        action=take(Field(fields["action"].shape, np.dtype(spaces.action.dtype))),
-        reward=take(fields["reward"]),
-        terminated=take(fields["terminated"]),
-        truncated=take(fields["truncated"]),
-        extras={name: take(field) for name, field in extras.items()},
-        final_extras={name: take(field) for name, field in extras.items()},
+        obs=tree_map(allocate_array, fields["obs"]),
+        final_obs=tree_map(allocate_array, fields["obs"]),
+        # environments get actions in the dtype of their space, which may differ from the dtype of storage
+        action=allocate_array(Field(fields["action"].shape, np.dtype(spaces.action.dtype))),
+        reward=allocate_array(fields["reward"]),
+        terminated=allocate_array(fields["terminated"]),
+        truncated=allocate_array(fields["truncated"]),
+        extras={name: allocate_array(field) for name, field in extras.items()},
+        final_extras={name: allocate_array(field) for name, field in extras.items()},
     )
 
 
-def shared_bytes(spaces: Spaces, num: int) -> int:
-    """How much memory `allocate` needs."""
-    buffers = vars(allocate(spaces, num)).values()
-    return sum(_aligned(leaf.nbytes) for tree in buffers for leaf in tree_leaves(tree))
+def shared_bytes(spaces: Spaces, num_envs: int) -> int:
+    """Return how many bytes of memory `allocate` needs."""
+    buffers = vars(allocate(spaces, num_envs)).values()
+    return sum(_align(leaf.nbytes) for tree in buffers for leaf in tree_leaves(tree))
 
 
-def _aligned(count: int) -> int:
+def _align(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT

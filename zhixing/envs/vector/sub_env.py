@@ -1,4 +1,4 @@
-"""One copy of a task and its row of arrays: what it shows is checked, its actions are kept, its state is saved."""
+"""One environment of a vector: validates its results, records its actions, saves and restores its state."""
 
 from __future__ import annotations
 
@@ -18,20 +18,27 @@ from zhixing.envs.vector.step_buffers import StepBuffers
 from zhixing.errors import EnvCrashError, UserError
 
 State = dict[str, Any]
-ScalarInfo = dict[str, int | float | bool]
+ScalarInfo = dict[str, int | float | bool]  # the numbers in an info
+MUST_BE_FINITE = "numbers must be finite"
 
 
 def sub_env_seed(seed: int, index: int) -> int:
-    """The seed of environment `index`: a stream of its own, the same in every back end."""
-    return int(np.random.SeedSequence([seed, index]).generate_state(1)[0]) & 0x7FFFFFFF  # some tasks take 31 bits
+    """Return the seed of environment `index` of a vector, the same in every back end."""
+    # some environments accept only 31 bits
+    return int(np.random.SeedSequence([seed, index]).generate_state(1)[0]) & 0x7FFFFFFF
 
 
 def replacement_seed(seed: int | None, num_restarts: int) -> int | None:
-    """The seed of the copy that replaces one: with the old one it might fail at the same step again."""
+    """Return the seed of an environment that replaces a failed one. The old seed might lead to the same failure."""
     return None if seed is None else sub_env_seed(seed, num_restarts)
 
 
 class SubEnv:
+    """An environment that reads its action from and writes its results to row `row` of the buffers.
+
+    `index` is its index in the whole vector. With an `action_log`, the parent process can read the current episode.
+    """
+
     def __init__(
         self,
         env: gym.Env[Any, Any],
@@ -44,43 +51,42 @@ class SubEnv:
     ) -> None:
         self.env, self.buffers, self.row, self.index, self.name = env, buffers, row, index, name
         self.env_spec, self.action_log = env_spec, action_log
-        self.fits = obs_validators(env_spec)
+        self.validators = obs_validators(env_spec)
         self.discrete = isinstance(env_spec.spaces.action, gym.spaces.Discrete) and not env_spec.spaces.agents
-        self.leaves, self.final_leaves = tree_leaves(buffers.obs), tree_leaves(buffers.final_obs)
-        self.alone = not env_spec.spaces.agents  # so that its reward is one number
-        self.single = env_spec.paths == ((),)  # the observation is one array: no keys to follow
+        self.obs_leaves, self.final_obs_leaves = tree_leaves(buffers.obs), tree_leaves(buffers.final_obs)
+        self.single_agent = not env_spec.spaces.agents  # so its reward is one number
+        self.single_array = env_spec.paths == ((),)  # the observation is one array, without keys
         self.has_state = hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
-        self.log: list[Any] = []  # the actions of this episode: with `origin` they give its state again
-        self.room = max_recorded_actions(
-            env_spec.spaces
-        )  # longer episodes aren't recorded: they would fill memory and disk
-        self.count = 0  # actions of this episode
+        # `origin` and `actions` reproduce the state of the current episode; longer episodes aren't recorded
         self.origin: State = {}
+        self.actions: list[Any] = []
+        self.max_actions = max_recorded_actions(env_spec.spaces)
+        self.num_actions = 0  # in the current episode, recorded or not
         self.seed: int | None = None
-        self.num_restarts = 0  # how often this is another copy because the one before failed
-        self.consecutive_failures = 0  # and how often since an episode has ended by itself
+        self.num_restarts = 0  # how often a failed environment was replaced
+        self.consecutive_failures = 0  # since the last completed episode
 
     def step(self) -> ScalarInfo | None:
-        """Act as this row says. At the end of an episode: the numbers of its last info; a reset must follow."""
+        """Take the action in this row. If the episode ends, return the numbers of its last info; call `reset` next."""
         buffers, row = self.buffers, self.row
-        action = self._own(buffers.action[row])
-        self.count += 1
-        if self.count <= self.room:
-            self.log.append(action if self.discrete else action.copy())
-        elif self.log:
-            self.log = []
+        action = self._copy_action(buffers.action[row])
+        self.num_actions += 1
+        if self.num_actions <= self.max_actions:
+            self.actions.append(action if self.discrete else action.copy())
+        elif self.actions:
+            self.actions = []
         if self.action_log is not None:
-            self.action_log.add(self.index, self.count, action)
+            self.action_log.append(self.index, self.num_actions, action)
         try:
             reward: Any
             obs, reward, terminated, truncated, info = self.env.step(action)
             try:
-                if self.alone and reward * 0.0 != 0.0:
+                if self.single_agent and reward * 0.0 != 0.0:
                     raise MisbehaviorError(f"its reward is {reward}; rewards must be finite numbers")
                 buffers.reward[row] = reward
                 buffers.terminated[row] = terminated
                 buffers.truncated[row] = truncated
-            except (TypeError, ValueError):  # not plain numbers, which most are: asking first would cost each step
+            except (TypeError, ValueError):  # rarely needed: checking the types first would slow down every step
                 buffers.reward[row] = reward_of(reward, self.env_spec.spaces.agents)
                 buffers.terminated[row] = terminated = flag_of(terminated, "terminated")
                 buffers.truncated[row] = truncated = flag_of(truncated, "truncated")
@@ -88,60 +94,62 @@ class SubEnv:
                 self._write(obs, info)
                 return None
             self._write_final(obs, info)
-            self._check(self.final_leaves)
+            self._check_finite(self.final_obs_leaves)
             return scalar_info(info)
         except Exception as error:
-            raise self._crash(error) from error
+            raise self._crash_error(error) from error
 
     def reset(self, seed: int | None, options: State | None) -> None:
         try:
             self._reset(seed, options)
         except Exception as error:
-            raise self._crash(error) from error
+            raise self._crash_error(error) from error
 
     def check(self) -> None:
-        """Raise if the row holds what nobody can learn from."""
+        """Raise `EnvCrashError` if the row contains NaN or Inf, or a mask that forbids every action."""
         try:
-            self._check(self.leaves)
+            self._check_finite(self.obs_leaves)
             for name, array in self.buffers.extras.items():
                 if name == "state" and not all_finite(array[self.row]):
-                    raise MisbehaviorError(f"its state holds {_odd(array[self.row])}; numbers must be finite")
+                    raise MisbehaviorError(f"its state contains {_first_nonfinite(array[self.row])}; {MUST_BE_FINITE}")
                 if name == "mask" and not array[self.row].any(-1).all():
                     raise MisbehaviorError("its action mask forbids every action; at least one must be allowed")
         except MisbehaviorError as error:
-            raise self._crash(error) from error
+            raise self._crash_error(error) from error
 
-    def _check(self, leaves: list[Any]) -> None:
+    def _check_finite(self, obs_leaves: list[Any]) -> None:
         row = self.row
-        for leaf, path in zip(leaves, self.env_spec.paths, strict=True):
+        for leaf, path in zip(obs_leaves, self.env_spec.paths, strict=True):
             if leaf.dtype.kind == "f" and not all_finite(leaf[row].reshape(-1)):
+                where = describe_path(path)
                 raise MisbehaviorError(
-                    f"its observation{describe_path(path)} holds {_odd(leaf[row])}; numbers must be finite"
+                    f"its observation{where} contains {_first_nonfinite(leaf[row])}; {MUST_BE_FINITE}"
                 )
-        if not self.alone and not all_finite(self.buffers.reward[row]):
-            raise MisbehaviorError(f"its rewards hold {_odd(self.buffers.reward[row])}; numbers must be finite")
+        rewards = self.buffers.reward[row]
+        if not self.single_agent and not all_finite(rewards):
+            raise MisbehaviorError(f"its rewards contain {_first_nonfinite(rewards)}; {MUST_BE_FINITE}")
 
     def replace_env(self, env: gym.Env[Any, Any]) -> None:
-        """Another copy of the task, which begins an episode of its own."""
+        """Replace the failed environment by a new one and start an episode."""
         self.env, self.num_restarts = env, self.num_restarts + 1
         self.restart(self.seed, self.num_restarts)
 
     def restart(self, seed: int | None, num_restarts: int) -> None:
-        """As `renew`, where copy and process are new already."""
+        """Start the first episode of a replacement. `seed` is that of the failed environment."""
         self.seed, self.num_restarts = seed, num_restarts
         self.reset(replacement_seed(seed, num_restarts), None)
         self.check()
 
     def start_recorded_episode(self, seed: int | None, origin: State) -> None:
-        """Begin an episode as one began that is to be repeated."""
+        """Start an episode in the same way as a recorded one."""
         if origin["rng"] is not None:
-            self.env.reset(seed=seed)  # what the task once built from its seed must be there too
-            _set_rng(self.env, origin["rng"])
+            self.env.reset(seed=seed)  # restores what the environment generates from its seed, such as levels
+            _set_rng_state(self.env, origin["rng"])
         self.reset(origin["seed"], origin["options"])
         self.check()
 
-    def _own(self, action: Any) -> Any:
-        """A copy: the task may keep or change what it gets, the row is written again at the next step."""
+    def _copy_action(self, action: Any) -> Any:
+        """Copy an action: the environment may keep or change it, and the next step overwrites the row."""
         return int(action) if self.discrete else action.copy()
 
     def _reset(self, seed: int | None = None, options: State | None = None) -> None:
@@ -149,84 +157,90 @@ class SubEnv:
             self.seed = seed
         rng = None if seed is not None else _rng_state(self.env)
         self.origin = {"seed": seed, "rng": rng, "options": options}
-        self.log.clear()
-        self.count = 0
+        self.actions.clear()
+        self.num_actions = 0
         if self.action_log is not None:
-            self._tell_tape()
+            self._log_episode()
         self._write(*self.env.reset(seed=seed, options=options))
 
     def _write(self, obs: Any, info: State) -> None:
         row = self.row
-        if self.single:
-            self.fits[0](obs)
-            self.leaves[0][row] = obs
+        if self.single_array:
+            self.validators[0](obs)
+            self.obs_leaves[0][row] = obs
         else:
-            self._write_parts(self.leaves, obs)
+            self._write_leaves(self.obs_leaves, obs)
         for name, array in self.buffers.extras.items():
-            shown = obs if name == "mask" and self.env_spec.mask_in_obs else info
-            if INFO_KEYS[name] not in shown:
-                raise MisbehaviorError(f"it showed no {INFO_KEYS[name]}, which its first reset did")
-            array[row] = _shaped(shown[INFO_KEYS[name]], array.shape[1:], INFO_KEYS[name])
+            key = INFO_KEYS[name]
+            values = obs if name == "mask" and self.env_spec.mask_in_obs else info
+            if key not in values:
+                raise MisbehaviorError(f"it returned no {key}, but its first reset did; return it always")
+            value = values[key]
+            if getattr(value, "shape", None) != array.shape[1:] and np.shape(value) != array.shape[1:]:
+                raise MisbehaviorError(f"its {key} has shape {np.shape(value)}; at the first reset: {array.shape[1:]}")
+            array[row] = value
 
-    def _write_parts(self, leaves: list[Any], obs: Any) -> None:
-        for leaf, path, fit in zip(leaves, self.env_spec.paths, self.fits, strict=True):
+    def _write_leaves(self, leaves: list[Any], obs: Any) -> None:
+        for leaf, path, validate in zip(leaves, self.env_spec.paths, self.validators, strict=True):
             value = follow(obs, path)
-            fit(value)
+            validate(value)
             leaf[self.row] = value
 
     def _write_final(self, obs: Any, info: State) -> None:
-        self._write_parts(self.final_leaves, obs)
+        self._write_leaves(self.final_obs_leaves, obs)
         for name, array in self.buffers.final_extras.items():
             if name == "mask" and self.env_spec.mask_in_obs:
                 array[self.row] = obs[MASK]
-            else:  # many tasks give no mask once the episode is over: nothing is forbidden then
+            else:  # many environments return no mask at the end of an episode: then all actions are allowed
                 array[self.row] = info.get(MASK, True) if name == "mask" else info[INFO_KEYS[name]]
 
     def state(self) -> State:
         if not self.origin:
-            raise RuntimeError("reset the environments before asking for their state")
-        here = self.buffers.rows(self.row)
+            raise RuntimeError("reset the environments before you save their state")
+        row = self.buffers.rows(self.row)
         state: State = {
-            "obs": tree_map(np.copy, here.obs),
-            "extras": {name: array.copy() for name, array in here.extras.items()},
+            "obs": tree_map(np.copy, row.obs),
+            "extras": {name: array.copy() for name, array in row.extras.items()},
             "seed": self.seed,
             "num_restarts": self.num_restarts,
             "origin": dict(self.origin),
-            "actions": self._recorded(here.action),
+            "actions": self._recorded_actions(row.action),
         }
         if self.has_state:
             return {**state, "env_state": self.env.state_dict()}  # type: ignore[attr-defined]
         return {**state, "rng": _rng_state(self.env)}
 
-    def _recorded(self, like: Any) -> Any:
+    def _recorded_actions(self, like: Any) -> Any:
         """Return the actions of this episode as an array, or None if they were too many to record."""
-        return None if self.count > self.room else np.array(self.log, like.dtype).reshape(-1, *like.shape)
+        if self.num_actions > self.max_actions:
+            return None
+        return np.array(self.actions, like.dtype).reshape(-1, *like.shape)
 
     def load(self, state: State) -> bool:
-        """Whether the task is now exactly where it was; if not, a new episode has begun."""
-        self.seed = state["seed"]
-        self.num_restarts = state["num_restarts"]
+        """Restore a saved state. If it can't be restored exactly, start a new episode and return False."""
+        self.seed, self.num_restarts = state["seed"], state["num_restarts"]
         try:
-            exact = self._replay(state)
-        except Exception:  # a replay that went astray may do what the task forbids
+            exact = self._restore_env(state)
+        except Exception:  # repeated actions may be invalid if the episode takes another course
             exact = False
         if exact:
             self.origin = dict(state["origin"])
             recorded = state["actions"]
-            self.log = [] if recorded is None else [self._own(action) for action in recorded]
-            self.count = self.room + 1 if recorded is None else len(self.log)
-            for leaf, saved in zip(self.leaves, tree_leaves(state["obs"]), strict=True):
+            self.actions = [] if recorded is None else [self._copy_action(action) for action in recorded]
+            self.num_actions = self.max_actions + 1 if recorded is None else len(self.actions)
+            for leaf, saved in zip(self.obs_leaves, tree_leaves(state["obs"]), strict=True):
                 leaf[self.row] = saved
             for name, array in self.buffers.extras.items():
                 array[self.row] = state["extras"][name]
             if self.action_log is not None:
-                self._tell_tape()
+                self._log_episode()
             return True
-        _set_rng(self.env, state.get("rng"))
+        _set_rng_state(self.env, state.get("rng"))
         self.reset(None, None)
         return False
 
-    def _replay(self, state: State) -> bool:
+    def _restore_env(self, state: State) -> bool:
+        """Load the environment's own state, or repeat its actions. Return whether the result matches `state`."""
         if self.has_state:
             self.env.load_state_dict(state["env_state"])  # type: ignore[attr-defined]
             return True
@@ -234,18 +248,17 @@ class SubEnv:
             return False
         origin = state["origin"]
         if origin["rng"] is not None:
-            # what the task once built from its seed (levels, generators of its own) must be there too
-            self.env.reset(seed=state["seed"])
-            _set_rng(self.env, origin["rng"])
+            self.env.reset(seed=state["seed"])  # restores what the environment generates from its seed, such as levels
+            _set_rng_state(self.env, origin["rng"])
         obs, info = self.env.reset(seed=origin["seed"], options=origin["options"])
         for action in state["actions"]:
-            obs, _, terminated, truncated, info = self.env.step(self._own(action))
+            obs, _, terminated, truncated, info = self.env.step(self._copy_action(action))
             if terminated or truncated:
                 return False
         self._write(obs, info)
         same = [
             leaf[self.row].tobytes() == saved.tobytes()
-            for leaf, saved in zip(self.leaves, tree_leaves(state["obs"]), strict=True)
+            for leaf, saved in zip(self.obs_leaves, tree_leaves(state["obs"]), strict=True)
         ]
         return all(same) and bool(_rng_state(self.env) == state["rng"])
 
@@ -257,53 +270,49 @@ class SubEnv:
         except Exception as error:
             raise make_crash_error(self.name, self.index, "rendering", error, None) from error
         if frame is None:
-            raise UserError(f"{self.name} gives no picture; make it with render_mode='rgb_array'")
+            raise UserError(f"{self.name} renders no image; make it with render_mode='rgb_array'")
         return np.asarray(frame)
 
-    def _crash(self, error: Exception) -> EnvCrashError:
-        when = f"step {self.count} of an episode" if self.count else "a reset"
-        actions = None if self.count > self.room else np.array(self.log).tolist()
-        story = {"seed": self.seed, "origin": dict(self.origin), "actions": actions}
-        return make_crash_error(self.name, self.index, when, error, story)
+    def _crash_error(self, error: Exception) -> EnvCrashError:
+        when = f"step {self.num_actions} of an episode" if self.num_actions else "a reset"
+        actions = None if self.num_actions > self.max_actions else np.array(self.actions).tolist()
+        episode = {"seed": self.seed, "origin": dict(self.origin), "actions": actions}
+        return make_crash_error(self.name, self.index, when, error, episode)
 
-    def _tell_tape(self) -> None:
+    def _log_episode(self) -> None:
+        """Write the whole current episode to the action log."""
         assert self.action_log is not None
-        self.action_log.begin(self.index, {"seed": self.seed, "num_restarts": self.num_restarts, "origin": self.origin})
-        for count, action in enumerate(self.log, 1):
-            self.action_log.add(self.index, count, action)
-        self.action_log.counts[self.index] = self.count
+        origin = {"seed": self.seed, "num_restarts": self.num_restarts, "origin": self.origin}
+        self.action_log.start_episode(self.index, origin)
+        for count, action in enumerate(self.actions, 1):
+            self.action_log.append(self.index, count, action)
+        self.action_log.counts[self.index] = self.num_actions
 
 
 def _rng_state(env: gym.Env[Any, Any]) -> State | None:
-    """None for a task that keeps no NumPy generator; replay then starts from its seed alone."""
+    """Return the state of the environment's NumPy generator, or None if it has none."""
     try:
         return dict(env.unwrapped.np_random.bit_generator.state)
     except AttributeError:
         return None
 
 
-def _set_rng(env: gym.Env[Any, Any], state: State | None) -> None:
+def _set_rng_state(env: gym.Env[Any, Any], state: State | None) -> None:
     if state is not None:
         env.unwrapped.np_random.bit_generator.state = state
 
 
 def scalar_info(info: State) -> ScalarInfo:
-    kept: ScalarInfo = {}
+    """Return the entries of an info that are single numbers, as Python numbers."""
+    scalars: ScalarInfo = {}
     for key, value in info.items():
         if isinstance(value, (bool, int, float)):
-            kept[key] = value
+            scalars[key] = value
         elif isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0 and value.dtype.kind in "biuf":
-            kept[key] = value.item()
-    return kept
+            scalars[key] = value.item()
+    return scalars
 
 
-def _odd(numbers: Any) -> str:
-    """The first that isn't finite."""
+def _first_nonfinite(numbers: Any) -> str:
     flat = np.asarray(numbers).reshape(-1)
     return str(flat[~np.isfinite(flat)][0])
-
-
-def _shaped(value: Any, shape: tuple[int, ...], name: str) -> Any:
-    if getattr(value, "shape", None) != shape and np.shape(value) != shape:
-        raise MisbehaviorError(f"its {name} has shape {np.shape(value)}; it was {shape} at the first reset")
-    return value

@@ -1,5 +1,7 @@
-"""Copies of a task and their rows of arrays: autoreset, and another copy for one that fails. Serial and worker
-processes share it, so that both give the same numbers."""
+"""Step a group of environments with autoreset and replace those that fail.
+
+The serial back end and worker processes share this code, so both produce the same results.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,15 @@ from zhixing.errors import EnvCrashError, UserError
 
 
 class SubEnvGroup:
-    """Neighbouring environments, stepped one after the other; `first` is the index of the first.
+    """Consecutive environments of a vector, stepped one after the other; `first` is the index of the first.
 
-    With `replace`, one that fails is made anew: its episode is over as if cut by a clock, with the last observation
-    that was right, and `crashes` tells of it. With `tapes`, they keep what is going on where others can read it.
+    With `replace`, a new environment replaces one that fails. Its episode is truncated at the last valid observation,
+    and the error is added to `crashes`. With an `action_log`, the parent process can read the current episodes.
     """
 
     def __init__(
         self,
-        makers: Sequence[Callable[[], gym.Env[Any, Any]]],
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
         env_spec: EnvSpec,
         buffers: StepBuffers,
         first: int,
@@ -40,111 +42,113 @@ class SubEnvGroup:
         replace: bool = False,
         action_log: ActionLog | None = None,
     ) -> None:
-        self.first, self.makers, self.buffers, self.action_log = first, list(makers), buffers, action_log
+        self.first, self.env_fns, self.buffers, self.action_log = first, list(env_fns), buffers, action_log
         self.snapshot = Snapshot(buffers) if replace else None
         self.crashes: list[EnvCrashError] = []
-        self.sub_envs: list[SubEnv] = []
-        for row, make in enumerate(makers):
-            self.sub_envs.append(SubEnv(make(), env_spec, buffers, row, first + row, name, action_log))
-        rewards = buffers.reward if env_spec.spaces.agents else ()  # a single one is checked at its step
-        self._totals = finiteness_sums(buffers.obs, buffers.extras, rewards)
+        self.sub_envs = [
+            SubEnv(env_fn(), env_spec, buffers, row, first + row, name, action_log)
+            for row, env_fn in enumerate(env_fns)
+        ]
+        rewards = buffers.reward if env_spec.spaces.agents else ()  # `SubEnv.step` checks a single reward
+        self._sums = finiteness_sums(buffers.obs, buffers.extras, rewards)
         self._mask = buffers.extras.get("mask")
 
     def step(self, rows: Sequence[int] | None = None) -> dict[int, ScalarInfo]:
-        """Step all, or these; gives the last numbers of the episodes that ended, by index."""
+        """Step all environments, or those of `rows`. Return the last info of each episode that ended, by index."""
         ended: dict[int, ScalarInfo] = {}
         if self.snapshot is not None:
             self.snapshot.take()
         sub_envs = self.sub_envs if rows is None else [self.sub_envs[row] for row in rows]
         for sub_env in sub_envs:
             if self.action_log is not None:
-                self.action_log.under_way[self.first] = sub_env.index + 1
+                self.action_log.active_env[self.first] = sub_env.index + 1
             try:
-                numbers = sub_env.step()
+                final_info = sub_env.step()
             except EnvCrashError as crash:
-                numbers = self._interrupt(sub_env, crash)
-            else:
-                if numbers is not None:
-                    sub_env.consecutive_failures = 0
-                    self._begin(sub_env)
-            if numbers is not None:
-                ended[sub_env.index] = numbers
-        if not self._sound():
-            for sub_env in sub_envs:
-                try:
-                    sub_env.check()
-                except EnvCrashError as crash:
-                    if sub_env.index in ended:  # it is the next episode that begins wrong
-                        self._renew(sub_env, crash)
-                    else:
-                        ended[sub_env.index] = self._interrupt(sub_env, crash)
+                ended[sub_env.index] = self._interrupt(sub_env, crash)
+                continue
+            if final_info is not None:
+                ended[sub_env.index] = final_info
+                self._start_next_episode(sub_env)
+        if not self._all_valid():
+            self._replace_invalid(sub_envs, ended)
         if self.action_log is not None:
-            self.action_log.under_way[self.first] = 0
+            self.action_log.active_env[self.first] = 0
         return ended
 
-    def _under_way(self, sub_env: SubEnv | None) -> None:
-        """Keep which environment is at work, for the case that the process doesn't survive it."""
-        if self.action_log is not None:
-            self.action_log.under_way[self.first] = 0 if sub_env is None else sub_env.index + 1
-
-    def _sound(self) -> bool:
-        """Whether what is shown can be right: asked of all at once, since asking each would cost a part of its step."""
-        for total in self._totals:
-            if not math.isfinite(total()):
-                return False
-        return self._mask is None or bool(self._mask.any(-1).all())
-
-    def _begin(self, sub_env: SubEnv) -> None:
-        """The next episode of one that has just ended."""
+    def _start_next_episode(self, sub_env: SubEnv) -> None:
+        sub_env.consecutive_failures = 0
         try:
             sub_env.reset(None, None)
         except EnvCrashError as crash:
-            self._renew(sub_env, crash)
+            self._replace(sub_env, crash)
+
+    def _all_valid(self) -> bool:
+        """Check the results of all environments at once, which is faster than checking each of them."""
+        for compute_sum in self._sums:
+            if not math.isfinite(compute_sum()):
+                return False
+        return self._mask is None or bool(self._mask.any(-1).all())
+
+    def _replace_invalid(self, sub_envs: Sequence[SubEnv], ended: dict[int, ScalarInfo]) -> None:
+        """Replace environments with invalid results, and add the episodes that this interrupts to `ended`."""
+        for sub_env in sub_envs:
+            try:
+                sub_env.check()
+            except EnvCrashError as crash:
+                if sub_env.index in ended:  # the row already belongs to the next episode
+                    self._replace(sub_env, crash)
+                else:
+                    ended[sub_env.index] = self._interrupt(sub_env, crash)
 
     def _interrupt(self, sub_env: SubEnv, crash: EnvCrashError) -> ScalarInfo:
-        """End an episode that can't go on: nobody knows what the last action led to, so nothing is paid for it."""
-        self.buffers.reward[sub_env.row] = 0.0
-        self._renew(sub_env, crash)
+        """Truncate the episode before the failed step, whose result is unknown, and replace the environment."""
+        self.buffers.reward[sub_env.row] = 0.0  # it may be NaN, for which the check of the new environment would fail
+        self._replace(sub_env, crash)
         assert self.snapshot is not None
-        self.snapshot.end(sub_env.row)
+        self.snapshot.truncate(sub_env.row)
         return {INTERRUPTED: True}
 
-    def _renew(self, sub_env: SubEnv, crash: EnvCrashError) -> None:
-        """Another copy, whose first reset may fail as well."""
+    def _replace(self, sub_env: SubEnv, crash: EnvCrashError) -> None:
+        """Replace a failed environment, repeatedly if the first reset of the new one fails too."""
         if self.snapshot is None:
             raise crash
         while True:
             sub_env.consecutive_failures += 1
             if sub_env.consecutive_failures > MAX_CONSECUTIVE_FAILURES:
-                crash.args = (
-                    f"{crash}\nit failed {sub_env.consecutive_failures} times without an episode that ended by itself",
-                )
+                crash.args = (f"{crash}\nit failed {sub_env.consecutive_failures} times without completing an episode",)
                 raise crash
-            with suppress(Exception):  # it may be broken altogether
+            with suppress(Exception):  # a broken environment may fail here, too
                 sub_env.env.close()
             self.crashes.append(crash)
             try:
-                sub_env.replace_env(self.makers[sub_env.row]())
+                sub_env.replace_env(self.env_fns[sub_env.row]())
                 return
-            except EnvCrashError as another:
-                crash = another
+            except EnvCrashError as next_crash:
+                crash = next_crash
 
-    def restart(self, known: Sequence[tuple[int | None, int]]) -> None:
-        for sub_env, (seed, num_restarts) in zip(self.sub_envs, known, strict=True):
-            self._under_way(sub_env)
+    def _set_active(self, sub_env: SubEnv | None) -> None:
+        """Log which environment runs now, in case the process doesn't survive it."""
+        if self.action_log is not None:
+            self.action_log.active_env[self.first] = 0 if sub_env is None else sub_env.index + 1
+
+    def restart(self, seeds_and_restarts: Sequence[tuple[int | None, int]]) -> None:
+        """Start the first episodes of environments that replace those of a lost worker."""
+        for sub_env, (seed, num_restarts) in zip(self.sub_envs, seeds_and_restarts, strict=True):
+            self._set_active(sub_env)
             sub_env.restart(seed, num_restarts)
-        self._under_way(None)
+        self._set_active(None)
 
     def start_recorded_episode(self, seed: int | None, origin: State) -> None:
-        self._under_way(self.sub_envs[0])
+        self._set_active(self.sub_envs[0])
         self.sub_envs[0].start_recorded_episode(seed, origin)
-        self._under_way(None)
+        self._set_active(None)
 
     def reset(self, seeds: Sequence[int | None], options: State | None) -> None:
         for sub_env, seed in zip(self.sub_envs, seeds, strict=True):
-            self._under_way(sub_env)
+            self._set_active(sub_env)
             sub_env.reset(seed, options)
-        self._under_way(None)
+        self._set_active(None)
         for sub_env in self.sub_envs:
             sub_env.check()
 
@@ -152,7 +156,7 @@ class SubEnvGroup:
         return [sub_env.state() for sub_env in self.sub_envs]
 
     def load(self, states: Sequence[State]) -> list[int]:
-        """The indices of those that could not be restored exactly."""
+        """Restore saved states. Return the indices of the environments that couldn't be restored exactly."""
         return [sub_env.index for sub_env, state in zip(self.sub_envs, states, strict=True) if not sub_env.load(state)]
 
     def render(self, index: int) -> Tree:
@@ -162,7 +166,7 @@ class SubEnvGroup:
         return list(find_goal_functions(self.sub_envs[0].env))
 
     def compute(self, name: str, achieved: Array, desired: Array) -> Array:
-        """Call a function of the first environment for many pairs of goals."""
+        """Call a goal function of the first environment for each pair of goals."""
         sub_env = self.sub_envs[0]
         try:
             return compute_per_row(find_goal_functions(sub_env.env)[name], achieved, desired)

@@ -1,8 +1,9 @@
 """The program of a worker process: some environments, their rows in shared memory, two pipes to the parent.
 
-Each command and each answer is one byte. `CALL`, `VALUE`, `ENDED` and `ERROR` are followed by a pickle and its length;
-steps are not, unless an episode ended with numbers in its last info or an environment was replaced. End of file on the
-command pipe means that the parent is gone. The first answer is sent when all imports are done.
+Each command and each reply starts with one byte. `CALL`, `VALUE`, `ENDED` and `ERROR` are followed by the length of a
+pickle and the pickle. The reply to a step is the single byte `DONE`, unless an episode ended with numbers in its last
+info or an environment was replaced. End of file on the command pipe means that the parent is gone. The worker sends its
+first reply after all imports.
 """
 
 from __future__ import annotations
@@ -32,104 +33,115 @@ from zhixing.errors import EnvCrashError, UserError
 from zhixing.utils import importing
 
 STEP, CALL = b"s", b"c"  # commands
-DONE, ENDED, VALUE, ERROR = b"d", b"n", b"v", b"e"  # answers
+DONE, ENDED, VALUE, ERROR = b"d", b"n", b"v", b"e"  # replies
 LENGTH = struct.Struct("!Q")  # of the pickle that follows
 PR_SET_PDEATHSIG = 1
-# A CPU that halted takes 50 us and more to wake, as long as a step of many tasks takes. Between two steps a small
-# policy takes 100 to 150 us to act, a larger one some more.
+# An idle CPU takes 50 us and more to wake up, as long as a step of many environments. Between two steps, a small policy
+# takes 100 to 150 us to act, a larger one somewhat longer.
 SPIN_SECONDS = 500e-6
 
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What a worker must know to make its environments."""
+    """Everything a worker needs to make its environments."""
 
-    factory: bytes  # by cloudpickle
+    env_fn: bytes  # pickled by cloudpickle
     name: str
     env_spec: EnvSpec
-    num: int  # environments in the whole vector
+    num_envs: int  # in the whole vector
     first: int
     last: int  # one past this worker's last environment
     memory_bytes: int
-    action_log_offset: int  # where in the memory
+    action_log_offset: int  # in the shared memory
     replace: bool  # environments that fail
-    spin_seconds: float  # how long to look for the next byte before sleeping until it comes
+    spin_seconds: float  # how long to poll for the next command before sleeping
 
 
 class WorkerServer:
-    """What the parent may call in a worker before its environments are there. Later calls go to `group`."""
+    """Receives the calls of the parent: its own methods until `open`, then those of `group`.
+
+    The probe environment serves to infer the `EnvSpec` and to time steps. It is closed before `open`.
+    """
 
     def __init__(self, memory_fd: int) -> None:
         self.memory_fd = memory_fd
         self.group: SubEnvGroup | None = None
         self.spin_seconds = 0.0
-        self._trial: Any = None
+        self._probe_env: Any = None
         self._name = ""
 
-    def make_trial(self, factory: bytes, name: str) -> set[str]:
-        """Make the copy on which the layout is found, and which is thrown away. Gives the code that was imported."""
-        self._trial, self._name = _made(factory, name), name
+    def make_probe_env(self, env_fn: bytes, name: str) -> set[str]:
+        """Make the probe environment. Return the names of the code that was approved for import."""
+        self._probe_env, self._name = _make_env(env_fn, name), name
         return importing.approved
 
-    def describe_trial(self) -> EnvSpec:
-        return describe(self._trial, self._name)
+    def describe_probe_env(self) -> EnvSpec:
+        return describe(self._probe_env, self._name)
 
-    def time_trial(self, setup: WorkerSetup) -> Timing:
-        buffers, action_log = self._memory(setup)
-        return time_steps(self._trial, setup.env_spec, self._name, buffers, action_log)
+    def time_probe_env(self, setup: WorkerSetup) -> Timing:
+        buffers, action_log = self._map_memory(setup)
+        return time_steps(self._probe_env, setup.env_spec, self._name, buffers, action_log)
 
-    def close_trial(self) -> None:
-        trial, self._trial = self._trial, None
-        trial.close()
+    def close_probe_env(self) -> None:
+        env, self._probe_env = self._probe_env, None
+        env.close()
 
     def open(self, setup: WorkerSetup) -> None:
-        buffers, action_log = self._memory(setup)
-        makers = [lambda: _made(setup.factory, setup.name)] * (setup.last - setup.first)
-        group = SubEnvGroup(
-            makers, setup.env_spec, buffers, setup.first, setup.name, replace=setup.replace, action_log=action_log
+        """Make this worker's environments."""
+        buffers, action_log = self._map_memory(setup)
+        env_fns = [lambda: _make_env(setup.env_fn, setup.name)] * (setup.last - setup.first)
+        self.group = SubEnvGroup(
+            env_fns,
+            setup.env_spec,
+            buffers,
+            setup.first,
+            setup.name,
+            replace=setup.replace,
+            action_log=action_log,
         )
-        self.group, self.spin_seconds = group, setup.spin_seconds
+        self.spin_seconds = setup.spin_seconds
 
-    def _memory(self, setup: WorkerSetup) -> tuple[StepBuffers, ActionLog]:
+    def _map_memory(self, setup: WorkerSetup) -> tuple[StepBuffers, ActionLog]:
         memory = mmap.mmap(self.memory_fd, setup.memory_bytes)
-        buffers = allocate(setup.env_spec.spaces, setup.num, memory).rows(slice(setup.first, setup.last))
-        return buffers, ActionLog(setup.env_spec.spaces, setup.num, memory, setup.action_log_offset)
+        spaces, num_envs = setup.env_spec.spaces, setup.num_envs
+        buffers = allocate(spaces, num_envs, memory).rows(slice(setup.first, setup.last))
+        return buffers, ActionLog(spaces, num_envs, memory, setup.action_log_offset)
 
     def call(self, method: str, arguments: Any) -> Any:
         return getattr(self if self.group is None else self.group, method)(*arguments)
 
     def close(self) -> None:
-        if self._trial is not None:
-            self._trial.close()
+        if self._probe_env is not None:
+            self._probe_env.close()
         if self.group is not None:
             self.group.close()
 
 
-def _made(factory: bytes, name: str) -> Any:
+def _make_env(env_fn: bytes, name: str) -> Any:
     try:
-        return pickle.loads(factory)()
+        return pickle.loads(env_fn)()
     except UserError:
         raise
     except Exception as error:
         raise EnvCrashError(f"environment {name} crashed in its constructor:\n{traceback.format_exc()}") from error
 
 
-def main(commands: int, answers: int, memory_fd: int, die_with_parent: int) -> None:
-    # Ctrl-C, a closed terminal and the end of a whole group of processes are the parent's business: it saves first
+def main(commands: int, replies: int, memory_fd: int, die_with_parent: int) -> None:
+    # the parent handles Ctrl-C, a closed terminal and signals to the whole process group: it saves a checkpoint first
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if die_with_parent and sys.platform == "linux":
-        # the end of the file is seen between steps only; the kernel ends a worker in the middle of one, too
+        # end of file is noticed only between steps; this signal also kills a worker during a step
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    for fd in (commands, answers, memory_fd):
-        os.set_inheritable(fd, False)  # programs that an environment starts have no use for them
-    faulthandler.enable()  # a segmentation fault shows where in the environment it happened
-    host = WorkerServer(memory_fd)
+    for fd in (commands, replies, memory_fd):
+        os.set_inheritable(fd, False)  # programs that an environment starts don't need them
+    faulthandler.enable()  # prints the Python stack on a segmentation fault
+    server = WorkerServer(memory_fd)
     code = 1
     try:
-        os.write(answers, DONE)
-        _serve(commands, answers, host)
-        host.close()
+        os.write(replies, DONE)
+        _serve(commands, replies, server)
+        server.close()
         atexit._run_exitfuncs()
         code = 0
     except (EOFError, ConnectionError):  # the parent is gone
@@ -142,33 +154,33 @@ def main(commands: int, answers: int, memory_fd: int, die_with_parent: int) -> N
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
-        os._exit(code)  # threads that an environment left behind would keep the interpreter from ending
+        os._exit(code)  # threads that an environment left running would keep the interpreter alive
 
 
 def spin_until_readable(pipe: Any, seconds: float) -> None:
-    """Return as soon as there is something to read, but no later; others may have the CPU meanwhile."""
-    until = time.perf_counter() + seconds
-    while not pipe.poll(0) and time.perf_counter() < until:
+    """Poll until there is something to read, for at most so many seconds, yielding the CPU to other processes."""
+    deadline = time.perf_counter() + seconds
+    while not pipe.poll(0) and time.perf_counter() < deadline:
         os.sched_yield()
 
 
-def _serve(commands: int, answers: int, host: WorkerServer) -> None:
-    coming = select.poll()
-    coming.register(commands, select.POLLIN)
+def _serve(commands: int, replies: int, server: WorkerServer) -> None:
+    poll = select.poll()
+    poll.register(commands, select.POLLIN)
     while True:
-        if host.spin_seconds:
-            spin_until_readable(coming, host.spin_seconds)
+        if server.spin_seconds:
+            spin_until_readable(poll, server.spin_seconds)
         command = os.read(commands, 1)
         if not command:
             break
-        group = host.group
+        group = server.group
         if command == STEP:
             assert group is not None
-            _attempt(answers, lambda: _step(group))  # noqa: B023
+            _run_and_reply(replies, lambda: _step(group))  # noqa: B023
         else:
             (length,) = LENGTH.unpack(_read(commands, LENGTH.size))
             method, arguments = pickle.loads(_read(commands, length))
-            _attempt(answers, lambda: (VALUE, host.call(method, arguments)))  # noqa: B023
+            _run_and_reply(replies, lambda: (VALUE, server.call(method, arguments)))  # noqa: B023
 
 
 def _step(group: SubEnvGroup) -> tuple[bytes, Any]:
@@ -177,20 +189,20 @@ def _step(group: SubEnvGroup) -> tuple[bytes, Any]:
     return (ENDED if crashes or any(ended.values()) else DONE), (ended, crashes)
 
 
-def _attempt(answers: int, work: Any) -> None:
-    """Do it and report the result, or the error, to the parent."""
-    text = b""
+def _run_and_reply(replies: int, function: Any) -> None:
+    """Call the function and send its result, or its error, to the parent."""
+    data = b""
     try:
-        kind, value = work()
+        kind, value = function()
         if kind != DONE:
-            text = pickle.dumps(value)
+            data = pickle.dumps(value)
     except (EnvCrashError, UserError) as error:
-        kind, text = ERROR, pickle.dumps(error)
+        kind, data = ERROR, pickle.dumps(error)
     except Exception as error:
-        kind, text = ERROR, pickle.dumps(EnvCrashError(f"{type(error).__name__}: {error}"))
-    os.write(answers, kind)
+        kind, data = ERROR, pickle.dumps(EnvCrashError(f"{type(error).__name__}: {error}"))
+    os.write(replies, kind)
     if kind != DONE:
-        _write(answers, LENGTH.pack(len(text)) + text)
+        _write(replies, LENGTH.pack(len(data)) + data)
 
 
 def _read(fd: int, count: int) -> bytes:

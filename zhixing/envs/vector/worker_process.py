@@ -1,7 +1,7 @@
-"""The parent's end of one worker process: to start it, to call it, and to report how it was lost.
+"""The parent's handle of one worker process: starts it, calls it, and reports how it was lost.
 
-The death of a worker is seen at the process itself, not at the end of its pipe: a child that its environment forked
-may keep the pipe open.
+The death of a worker is detected at the process itself, not by end of file on its pipe: a child that its environment
+forked may keep the pipe open.
 """
 
 from __future__ import annotations
@@ -18,15 +18,26 @@ from typing import Any
 
 from zhixing.envs.crash.failure_policy import FailurePolicy
 from zhixing.envs.vector.action_log import ActionLog
-from zhixing.envs.vector.orphans import kill_group, kill_marked, marked, new_mark
-from zhixing.envs.vector.worker import CALL, DONE, ENDED, ERROR, LENGTH, STEP, VALUE, WorkerSetup, spin_until_readable
+from zhixing.envs.vector.orphans import add_mark, kill_group, kill_marked, new_mark
+from zhixing.envs.vector.worker import (
+    CALL,
+    DONE,
+    ENDED,
+    ERROR,
+    LENGTH,
+    STEP,
+    VALUE,
+    WorkerSetup,
+    spin_until_readable,
+)
 from zhixing.errors import EnvCrashError
 from zhixing.utils.importing import child_environment
 
-CLOSE_SECONDS = 5.0  # how long close() waits for a step under way
-POLL_SECONDS = 0.2  # how often to look whether a worker lives, where the system can't wait for its end
-# SIGINT is ignored before the slow imports, or Ctrl-C during the start would print a traceback per worker
-# A worker leads a process group, to be ended with all that it started; a session of its own would be scheduled apart
+CLOSE_SECONDS = 5.0  # how long close() waits for a running step
+POLL_SECONDS = 0.2  # how often to check whether a worker is alive, on systems that can't wait for its end
+# SIGINT is ignored before the slow imports: otherwise Ctrl-C during the start prints a traceback per worker.
+# A worker leads a process group, so it can be killed with all processes that it started. It gets no session of its own,
+# because the scheduler treats sessions separately.
 PROGRAM = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -35,11 +46,11 @@ from zhixing.envs.vector.worker import main
 main(*map(int, sys.argv[1:]))
 """
 START = "the start"
-CALL_DESCRIPTIONS = {  # what a worker does in a call, for messages
-    "make_trial": "the constructor",
-    "describe_trial": "the first reset",
-    "time_trial": "the trial steps",
-    "close_trial": "the end of a trial",
+CALL_DESCRIPTIONS = {  # of the methods that a worker can be called with, for messages
+    "make_probe_env": "the constructor",
+    "describe_probe_env": "the first reset",
+    "time_probe_env": "the probe steps",
+    "close_probe_env": "closing the probe environment",
     "open": "the constructor",
     "reset": "a reset",
     "restart": "a reset",
@@ -53,39 +64,39 @@ CALL_DESCRIPTIONS = {  # what a worker does in a call, for messages
 
 
 class WorkerProcess:
-    """A fresh interpreter. `answer` must be called once before the first call: it waits for the imports."""
+    """A worker in a fresh interpreter. Call `receive` once before the first call: it waits for the imports."""
 
     def __init__(self, name: str, memory_fd: int, failure_policy: FailurePolicy, *, die_with_parent: bool) -> None:
         self.name, self.failure_policy = name, failure_policy
-        self.first, self.last = 0, 1  # until it is given its environments
+        self.first, self.last = 0, 1  # until `start_open`
         self.action_log: ActionLog | None = None
         self.spin_seconds = 0.0
-        self.lost = False  # it was killed, by whomever
-        self.consecutive_failures = 0  # how often in a row it had to be replaced
+        self.lost = False  # the process died or was killed
+        self.consecutive_failures = 0  # how often in a row this worker was replaced
         self.mark = new_mark()
-        self._doing: str | None = START  # None for a step
-        self._until: float | None = None  # when its time for what it does is up, where there is a limit
-        # two pipes: a byte through each takes less than through a socket
-        (commands, self._commands), (self.answers, answers) = _pipes()
-        fds = commands, answers, memory_fd
+        self._current_call: str | None = START  # None for a step
+        self._deadline: float | None = None  # of the current call, if it has a timeout
+        # two pipes: a byte passes faster through each than through a socket
+        (commands, self._commands), (self._replies, replies) = _make_pipes()
+        fds = commands, replies, memory_fd
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, *map(str, fds), str(int(die_with_parent))],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
-                env=marked(child_environment(), self.mark),
+                env=add_mark(child_environment(), self.mark),
             )
         except BaseException:
             os.close(self._commands)
-            os.close(self.answers)
+            os.close(self._replies)
             raise
         finally:
             os.close(commands)
-            os.close(answers)
+            os.close(replies)
         os.set_blocking(self._commands, False)
-        self.sentinel = _sentinel(self.process.pid)  # readable when the process is dead
+        self.sentinel = _open_sentinel(self.process.pid)  # becomes readable when the process dies
         self._poll, self._writable = select.poll(), select.poll()
-        self._poll.register(self.answers, select.POLLIN)
+        self._poll.register(self._replies, select.POLLIN)
         self._writable.register(self._commands, select.POLLOUT)
         if self.sentinel is not None:
             self._poll.register(self.sentinel, select.POLLIN)
@@ -93,125 +104,120 @@ class WorkerProcess:
         self.busy = True
 
     def start_open(self, setup: WorkerSetup, action_log: ActionLog) -> None:
-        """Give it its environments."""
-        self.first, self.last, self.action_log, self.spin_seconds = (
-            setup.first,
-            setup.last,
-            action_log,
-            setup.spin_seconds,
-        )
-        action_log.under_way[self.first] = 0  # of the worker before, where this one replaces it
+        """Start to make the worker's environments."""
+        self.first, self.last = setup.first, setup.last
+        self.action_log, self.spin_seconds = action_log, setup.spin_seconds
+        action_log.active_env[self.first] = 0  # may be set by a worker that this one replaces
         self.start_call("open", (setup,))
 
     def close_pipes(self) -> None:
-        """Close the pipes: the end of the file tells the worker to go."""
+        """Close the pipes. The worker exits when it reads end of file."""
         if self._commands >= 0:
             os.close(self._commands)
-            os.close(self.answers)
-            self._commands = self.answers = -1
+            os.close(self._replies)
+            self._commands = self._replies = -1
 
     def start_step(self) -> None:
-        self.busy, self._doing = True, None
+        self.busy, self._current_call = True, None
         if self.failure_policy.step_timeout is not None:
-            self._until = time.monotonic() + self.failure_policy.step_timeout * (self.last - self.first)
-        with suppress(OSError):  # if it is gone, the answer tells
+            self._deadline = time.monotonic() + self.failure_policy.step_timeout * (self.last - self.first)
+        with suppress(OSError):  # if the worker is gone, `receive` reports it
             os.write(self._commands, STEP)
 
     @property
     def seconds_left(self) -> float | None:
-        """For what its environments do now; None without a limit."""
-        return None if self._until is None else max(0.0, self._until - time.monotonic())
+        """Time left for the current call; None without a timeout."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """What to wait for: its answer or its death."""
-        return (self.answers,) if self.sentinel is None else (self.answers, self.sentinel)
+        """File descriptors that become readable when the worker replies or dies."""
+        return (self._replies,) if self.sentinel is None else (self._replies, self.sentinel)
 
     @property
     def seconds_to_wait(self) -> float | None:
-        """How long to wait for one of `fds` before asking `must_answer`; None for as long as it takes."""
+        """How long to wait for `fds` before checking `ready_without_data`; None for no limit."""
         if self.sentinel is not None:
             return self.seconds_left
         return POLL_SECONDS if self.seconds_left is None else min(self.seconds_left, POLL_SECONDS)
 
     @property
     def ready_without_data(self) -> bool:
-        """Whether `answer` can't block although nothing came: its time is up, or it is dead."""
+        """Whether `receive` returns at once although no reply came: the call has timed out, or the worker is dead."""
         return self.seconds_left == 0.0 or (self.sentinel is None and self.process.poll() is not None)
 
-    def start_call(self, method: str, arguments: Any, steps: int = 0) -> None:
-        """Let it call a method, which may take so many environment steps."""
-        self.busy, self._doing = True, CALL_DESCRIPTIONS[method]
-        limit = self.failure_policy.effective_call_timeout
-        if limit is not None:
-            seconds = limit * (self.last - self.first) + steps * (self.failure_policy.step_timeout or limit)
-            self._until = time.monotonic() + seconds
-        text = pickle.dumps((method, arguments))
-        self._write(CALL + LENGTH.pack(len(text)) + text)
+    def start_call(self, method: str, arguments: Any, num_steps: int = 0) -> None:
+        """Start a call of a method that takes up to `num_steps` environment steps, which extends its timeout."""
+        self.busy, self._current_call = True, CALL_DESCRIPTIONS[method]
+        timeout = self.failure_policy.effective_call_timeout
+        if timeout is not None:
+            seconds = timeout * (self.last - self.first) + num_steps * (self.failure_policy.step_timeout or timeout)
+            self._deadline = time.monotonic() + seconds
+        data = pickle.dumps((method, arguments))
+        self._write(CALL + LENGTH.pack(len(data)) + data)
 
     def call(self, method: str, *arguments: Any) -> Any:
         self.start_call(method, arguments)
         return self.receive()
 
     def receive(self) -> Any:
-        """Wait for it. None for a step in which no episode ended with numbers to tell."""
+        """Wait for the reply and return its value: None for a step in which no episode ended with numbers to report."""
         if self.spin_seconds:
             spin_until_readable(self._poll, self.spin_seconds)
-        self._wait(self._poll, self.answers)
-        kind = os.read(self.answers, 1)
+        self._wait(self._poll, self._replies)
+        kind = os.read(self._replies, 1)
         if not kind:
-            raise self._death()
+            raise self._death_error()
         value: Any = None
         if kind != DONE:
             (length,) = LENGTH.unpack(self._read(LENGTH.size))
             value = pickle.loads(self._read(length))
-        self.busy, self._until = False, None
+        self.busy, self._deadline = False, None
         if kind == ERROR:
             raise value
         assert kind in (DONE, ENDED, VALUE)
         return value
 
     def drain(self) -> None:
-        """Take an answer that nobody waited for, as after an interrupted step."""
+        """Discard a pending reply, for example after an interrupted step."""
         if self.busy:
             self.receive()
 
     @property
-    def range(self) -> str:
-        return range_of(self.first, self.last)
+    def index_range(self) -> str:
+        return format_range(self.first, self.last)
 
     def kill(self) -> None:
         self.process.kill()
 
-    def end(self, seconds: float) -> int:
-        """Wait for a worker that was told to go, at most so long, then kill it, with its process group; gives its exit
-        code. Nothing can be asked of it afterwards."""
-        code = self._reap(seconds)
+    def join(self, timeout: float) -> int:
+        """Wait for the worker to exit, then kill what is left of it and of its process group. Return its exit code."""
+        code = self._reap(timeout)
         if self.sentinel is not None:
             os.close(self.sentinel)
             self.sentinel = None
         return code
 
-    def _reap(self, seconds: float) -> int:
+    def _reap(self, timeout: float) -> int:
         if self.process.returncode is None:
             if self.sentinel is None:
                 try:
-                    self.process.wait(seconds)
+                    self.process.wait(timeout)
                 except subprocess.TimeoutExpired:
                     self.process.kill()
-            elif not _readable(self.sentinel, seconds):
+            elif not _wait_readable(self.sentinel, timeout):
                 self.process.kill()
-                _readable(self.sentinel, None)
-            kill_group(self.process.pid)  # before the worker is waited for: until then nobody else gets its number
+                _wait_readable(self.sentinel, None)
+            kill_group(self.process.pid)  # before wait(), which frees the process id for other processes
         return self.process.wait()
 
     def _read(self, count: int) -> bytes:
         parts = []
         while count:
-            self._wait(self._poll, self.answers)
-            part = os.read(self.answers, min(count, 2**20))
+            self._wait(self._poll, self._replies)
+            part = os.read(self._replies, min(count, 2**20))
             if not part:
-                raise self._death()
+                raise self._death_error()
             parts.append(part)
             count -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -224,13 +230,13 @@ class WorkerProcess:
             except BlockingIOError:
                 self._wait(self._writable, self._commands)
             except OSError:
-                raise self._death() from None
+                raise self._death_error() from None
 
     def _wait(self, poll: select.poll, pipe: int) -> None:
-        """Return when the pipe can be read or written. Raise if the worker dies or its time is up."""
+        """Wait until the pipe can be read or written. Raise `EnvCrashError` if the worker dies or times out."""
         while True:
             left = None
-            if self._until is None and self.sentinel is not None:  # at most steps: saves 1 us
+            if self._deadline is None and self.sentinel is not None:  # the usual case: saves 1 us
                 events = poll.poll()
             else:
                 left, seconds = self.seconds_left, self.seconds_to_wait
@@ -239,48 +245,54 @@ class WorkerProcess:
                 if fd == pipe and event & (select.POLLIN | select.POLLOUT):
                     return
             if events:
-                raise self._death()
+                raise self._death_error()
             if left == 0.0:
-                raise self._hung()
+                raise self._timeout_error()
             if self.sentinel is None and self.process.poll() is not None and not poll.poll(0):
-                raise self._death()
+                raise self._death_error()
 
-    def _death(self) -> EnvCrashError:
+    def _death_error(self) -> EnvCrashError:
         code = self._reap(CLOSE_SECONDS)
         kill_marked([self.mark])
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        words = f"the worker process of {self.name} (index {self.range}) {how}"
-        return self._lose(words, "" if self._doing is None else f", at {self._doing}", "ProcessDied", how)
+        reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        message = f"the worker process of {self.name} (index {self.index_range}) {reason}"
+        when = "" if self._current_call is None else f", at {self._current_call}"
+        return self._lost_error(message, when, "ProcessDied", reason)
 
-    def _hung(self) -> EnvCrashError:
+    def _timeout_error(self) -> EnvCrashError:
         self.process.kill()
         self._reap(CLOSE_SECONDS)
         kill_marked([self.mark])
-        if self._doing is None:
-            what, limit, setting = "a step", self.failure_policy.step_timeout, "vector.step_timeout"
+        policy = self.failure_policy
+        if self._current_call is None:
+            call, timeout, setting = "a step", policy.step_timeout, "vector.step_timeout"
         else:
-            what, limit, setting = self._doing, self.failure_policy.effective_call_timeout, "vector.call_timeout"
-        how = f"took longer than {limit:g} s ({setting})"
-        return self._lose(f"{what} of {self.name} (index {self.range}) {how}", "", "StepTimeLimit", how)
+            call, timeout, setting = self._current_call, policy.effective_call_timeout, "vector.call_timeout"
+        reason = f"took longer than {timeout:g} s ({setting})"
+        return self._lost_error(f"{call} of {self.name} (index {self.index_range}) {reason}", "", "Timeout", reason)
 
-    def _lose(self, words: str, doing: str, kind: str, how: str) -> EnvCrashError:
-        """The error for a worker that is no more, with what it was doing: as far as the tapes tell, else `doing`."""
-        index = -1 if self.action_log is None else self.action_log.under_way[self.first] - 1
-        tape = self.action_log.read(index) if self.action_log is not None and index >= 0 else None
-        if self.action_log is None or tape is None:  # between steps, or before the first of them
-            self.lost = True
-            return EnvCrashError(words + doing)
-        count = self.action_log.counts[index]
-        crash = EnvCrashError(f"{words}, at {f'step {count} of an episode' if count else 'a reset'} of index {index}")
-        if not self.lost:
-            error = {"type": kind, "message": how, "traceback": ""}
-            story = {name: tape[name] for name in ("seed", "origin", "actions")}
-            crash.report = {"index": index, **story, "error": error}
-        self.lost = True
+    def _lost_error(self, message: str, when: str, kind: str, reason: str) -> EnvCrashError:
+        """Return the error for a lost worker, with a crash report if the action log has the episode that it ran.
+
+        The error names the step from the action log, or ends with `when` without one.
+        """
+        log, episode, index = self.action_log, None, -1
+        if log is not None:
+            index = log.active_env[self.first] - 1
+            episode = log.read(index) if index >= 0 else None
+        already_lost, self.lost = self.lost, True
+        if log is None or episode is None:  # between steps, or before the first reset
+            return EnvCrashError(message + when)
+        count = log.counts[index]
+        crash = EnvCrashError(f"{message}, at {f'step {count} of an episode' if count else 'a reset'} of index {index}")
+        if not already_lost:
+            error = {"type": kind, "message": reason, "traceback": ""}
+            fields = {name: episode[name] for name in ("seed", "origin", "actions")}
+            crash.report = {"index": index, **fields, "error": error}
         return crash
 
 
-def _pipes() -> tuple[tuple[int, int], tuple[int, int]]:
+def _make_pipes() -> tuple[tuple[int, int], tuple[int, int]]:
     commands = os.pipe()
     try:
         return commands, os.pipe()
@@ -290,20 +302,20 @@ def _pipes() -> tuple[tuple[int, int], tuple[int, int]]:
         raise
 
 
-def _sentinel(pid: int) -> int | None:
-    """Return a file descriptor that becomes readable when the process ends; None where the system has none (macOS)."""
+def _open_sentinel(pid: int) -> int | None:
+    """Return a file descriptor that becomes readable when the process ends; None where there is none (macOS)."""
     if sys.platform == "linux":
         with suppress(AttributeError, OSError):
             return os.pidfd_open(pid)
     return None
 
 
-def _readable(fd: int, seconds: float | None) -> bool:
+def _wait_readable(fd: int, timeout: float | None) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(None if seconds is None else 1000 * seconds))
+    return bool(poll.poll(None if timeout is None else 1000 * timeout))
 
 
-def range_of(first: int, last: int) -> str:
-    """The indices of a worker's environments, for people; `last` is one past them."""
+def format_range(first: int, last: int) -> str:
+    """Return the indices from `first` up to but excluding `last` as text for messages."""
     return str(first) if last == first + 1 else f"{first} to {last - 1}"
