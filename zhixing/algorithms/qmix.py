@@ -164,7 +164,7 @@ class QMIX(Learner):
         return net.mixer(q, state[: len(q)])
 
     def gradients(self, batch: Batch) -> Gradients:
-        state = _with_last(global_state(batch, self.spaces), global_state(batch, self.spaces, following=True))
+        state = _with_last(global_state(batch, self.spaces), global_state(batch, self.spaces, use_next=True))
         q_all = self.values(self.net, batch)
         chosen = q_all[:-1].gather(-1, _by_time(batch.action).unsqueeze(-1)).squeeze(-1)  # [T,B,A]
         q = self.mixed(self.net, chosen, state, batch)

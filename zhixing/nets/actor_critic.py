@@ -1,4 +1,4 @@
-"""An actor and a critic on one body, on a body each, or on two equal bodies computed as one."""
+"""An actor and a critic with a shared torso, with one torso each, or with two equal torsos computed as one."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ class ActorCriticOut(NamedTuple):
 
 
 class ActorCritic(nn.Module):
-    """`net(obs, hidden, mask)` gives the policy's distribution, the value and the next hidden state.
+    """`net(obs, hidden, mask)` returns the action distribution, the value and the next hidden state.
 
-    `batched` computes two bodies of equal shape in one product per layer; it can't be trained at two learning rates.
+    `batched` computes two torsos of equal shape in one product per layer. Actor and critic then can't have different
+    learning rates.
     """
 
     def __init__(
@@ -56,11 +57,11 @@ class ActorCritic(nn.Module):
     ) -> None:
         super().__init__()
 
-        def make_one() -> nn.Module:
+        def torso() -> nn.Module:
             return make_torso(spaces.obs, cfg, make_net, normalize=normalize, orthogonal_init=True)
 
-        self.actor: nn.Module = make_one()
-        self.critic: nn.Module = self.actor if shared else make_one()
+        self.actor: nn.Module = torso()
+        self.critic: nn.Module = self.actor if shared else torso()
         self.recurrent = is_recurrent(self.actor)
         features = num_features(self.actor, spaces.obs)
         self.policy_head = PolicyHead(features, spaces, log_std)
@@ -87,49 +88,56 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs: Tree, hidden: Tree = None, mask: Tensor | None = None) -> ActorCriticOut:
         if hasattr(self, "towers"):
-            seen, judged = self.towers(obs if self.encoder.plain else self.encoder(obs))
+            actor_features, critic_features = self.towers(obs if self.encoder.plain else self.encoder(obs))
         elif not self.recurrent:
-            seen = self.actor(obs)
-            judged = seen if self.critic is self.actor else self.critic(obs)
+            actor_features = self.actor(obs)
+            critic_features = actor_features if self.critic is self.actor else self.critic(obs)
         elif self.critic is self.actor:
-            seen, hidden = self.actor(obs, hidden)
-            judged = seen
+            actor_features, hidden = self.actor(obs, hidden)
+            critic_features = actor_features
         else:
-            mine, theirs = hidden if hidden is not None else (None, None)
-            seen, mine = self.actor(obs, mine)
-            judged, theirs = self.critic(obs, theirs)
-            hidden = (mine, theirs)
-        return ActorCriticOut(self.policy_head(seen, mask), self.value_head(judged), hidden)
+            actor_hidden, critic_hidden = hidden if hidden is not None else (None, None)
+            actor_features, actor_hidden = self.actor(obs, actor_hidden)
+            critic_features, critic_hidden = self.critic(obs, critic_hidden)
+            hidden = (actor_hidden, critic_hidden)
+        return ActorCriticOut(self.policy_head(actor_features, mask), self.value_head(critic_features), hidden)
 
     def update_norm(self, obs: Tree) -> None:
-        """Take observations into the running statistics of the built-in encoders."""
+        """Update the running observation statistics of the built-in encoders."""
         for encoder in self._encoders:
             if encoder is not None:
                 encoder.update_norm(obs)
 
 
-def evaluate_actions(net: ActorCritic, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probability of the actions taken, value and entropy under the present weights, each of the batch's shape.
+def torso_features(torso: nn.Module, batch: Batch, hidden: Tree) -> Tensor:
+    """Return the features of `batch.obs`: `[B,n]`, or `[T,N,n]` for a recurrent torso, unrolled from `hidden[0]`."""
+    if hidden is None:
+        return torso(batch.obs)
+    start = tree_map(lambda leaf: leaf[0], hidden)
+    return unroll(torso, batch.obs, start, batch.is_first)[0]
 
-    `batch` is `[B]`, or `[T,n]` for networks with memory, with `hidden` and `is_first`.
+
+def evaluate_actions(net: ActorCritic, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log-probability of `batch.action`, the value and the entropy under the current weights.
+
+    The batch is `[B]`, or for recurrent networks `[T,N]` with `hidden` and `is_first`; so is each result.
     """
     mask = batch.mask if "mask" in batch else None
     if not net.recurrent:
         out = net(batch.obs, None, mask)
         return out.distribution.log_prob(batch.action), out.value, out.distribution.entropy()
-    start = tree_map(lambda leaf: leaf[0], batch.hidden)
     if net.critic is net.actor:
-        seen = judged = unroll(net.actor, batch.obs, start, batch.is_first)[0]
+        actor_features = critic_features = torso_features(net.actor, batch, batch.hidden)
     else:
-        seen = unroll(net.actor, batch.obs, start[0], batch.is_first)[0]
-        judged = unroll(net.critic, batch.obs, start[1], batch.is_first)[0]
-    distribution = net.policy_head(seen, mask)
-    return distribution.log_prob(batch.action), net.value_head(judged), distribution.entropy()
+        actor_features = torso_features(net.actor, batch, batch.hidden[0])
+        critic_features = torso_features(net.critic, batch, batch.hidden[1])
+    distribution = net.policy_head(actor_features, mask)
+    return distribution.log_prob(batch.action), net.value_head(critic_features), distribution.entropy()
 
 
 @torch.no_grad()
 def compute_advantages(net: ActorCritic, batch: Batch, reward: Tensor, gamma: float, lam: float) -> Tensor:
-    """Advantages of a rollout `[T,N]` whose `value` was noted while acting."""
+    """Return the GAE advantages of a rollout `[T,N]` that stores the `value` predicted while acting."""
     boundary = batch.terminated | batch.truncated
     boundary[-1] = True
     next_value = next_values(batch.value, boundary, bootstrap_values(net, batch, boundary))
@@ -138,7 +146,7 @@ def compute_advantages(net: ActorCritic, batch: Batch, reward: Tensor, gamma: fl
 
 @torch.no_grad()
 def bootstrap_values(net: ActorCritic, batch: Batch, rows: Tensor) -> Tensor:
-    """The value of what the steps in `rows [T,N]` led to."""
+    """Return the value of the next observation of each step where `rows [T,N]` is true."""
     next_obs = tree_map(lambda leaf: leaf[rows], batch.next_obs)
     if not net.recurrent:
         return net(next_obs).value
@@ -147,13 +155,16 @@ def bootstrap_values(net: ActorCritic, batch: Batch, rows: Tensor) -> Tensor:
 
 
 def episode_starts(batch: Batch) -> Tensor:
-    """Where memory must be cleared within a rollout `[T,N]`; what is stored with its first row is cleared already."""
+    """Return where a rollout `[T,N]` needs its hidden state reset.
+
+    The first row is always false, because the hidden state stored with it is already reset if an episode starts there.
+    """
     ended = batch.terminated | batch.truncated
     return torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])
 
 
 def rollout_fields(policy: Policy) -> dict[str, Tree]:
-    """What on-policy learners keep of each decision."""
-    number = Field((), np.dtype(np.float32))
+    """Return the extra fields that on-policy learners store with every step."""
+    scalar = Field((), np.dtype(np.float32))
     hidden = policy.initial_hidden(1)
-    return {"logp": number, "value": number} | ({} if hidden is None else {"hidden": hidden_fields(hidden)})
+    return {"logp": scalar, "value": scalar} | ({} if hidden is None else {"hidden": hidden_fields(hidden)})

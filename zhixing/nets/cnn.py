@@ -1,4 +1,4 @@
-"""Networks for images `[B,C,H,W]` or `[B,H,W,C]`, bytes or floats in 0..255."""
+"""Convolutional networks for images `[B,C,H,W]` or `[B,H,W,C]`, bytes or floats in 0..255."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from zhixing.nets.mlp import init_orthogonal
 CnnKind = Literal["auto", "nature", "small", "simple"]
 
 
-class Plan(NamedTuple):
-    convolutions: list[tuple[int, int, int, int]]  # channels, size, stride, padding
-    units: int  # of the layer behind them
+class CNNSpec(NamedTuple):
+    convolutions: list[tuple[int, int, int, int]]  # channels, kernel size, stride, padding
+    features: int  # units of the final fully connected layer
 
 
-PLANS: dict[CnnKind, Plan] = {
-    "nature": Plan([(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)], 512),  # Mnih et al. (2015)
-    "small": Plan([(16, 8, 4, 0), (32, 4, 2, 0)], 256),  # Mnih et al. (2013): a third of the time
-    "simple": Plan([(32, 3, 2, 1)] * 4, 512),
+CNN_SPECS: dict[CnnKind, CNNSpec] = {
+    "nature": CNNSpec([(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)], 512),  # Mnih et al. (2015)
+    "small": CNNSpec([(16, 8, 4, 0), (32, 4, 2, 0)], 256),  # Mnih et al. (2013): takes a third of the time
+    "simple": CNNSpec([(32, 3, 2, 1)] * 4, 512),
 }
 
 
-NATURE_PIXELS = 36  # fewer leave nothing for its last convolution
+NATURE_MIN_PIXELS = 36  # smaller images leave no pixels for the last convolution
 
 
 class CNN(nn.Module):
-    """Convolutions and a fully connected layer, as `PLANS` has them."""
+    """Convolutions and a fully connected layer, as given in `CNN_SPECS`."""
 
     def __init__(self, shape: tuple[int, ...], kind: CnnKind = "auto") -> None:
         super().__init__()
-        # the smallest of the outer dimensions holds the channels
+        # the channels are the smaller of the first and the last dimension
         self.channels_last = shape[-1] < shape[0]
         channels, height, width = (shape[-1], *shape[:2]) if self.channels_last else shape
         if kind == "auto":
-            kind = "nature" if min(height, width) >= NATURE_PIXELS else "simple"
-        plan = PLANS[kind]
+            kind = "nature" if min(height, width) >= NATURE_MIN_PIXELS else "simple"
+        spec = CNN_SPECS[kind]
         layers: list[nn.Module] = []
-        for out, size, stride, padding in plan.convolutions:
-            height, width = ((n + 2 * padding - size) // stride + 1 for n in (height, width))
-            conv = nn.Conv2d(channels, out, size, stride, padding)
+        for out, kernel, stride, padding in spec.convolutions:
+            height, width = ((n + 2 * padding - kernel) // stride + 1 for n in (height, width))
+            conv = nn.Conv2d(channels, out, kernel, stride, padding)
             init_orthogonal(conv, 2**0.5)
             layers += [conv, nn.ReLU()]
             channels = out
         if height < 1 or width < 1:
-            raise UserError(f"images of shape {shape} are too small for net.cnn={kind} (try net.cnn=simple)")
-        linear = nn.Linear(channels * height * width, plan.units)
+            raise UserError(f"images of shape {shape} are too small for net.cnn={kind}; try net.cnn=simple")
+        linear = nn.Linear(channels * height * width, spec.features)
         init_orthogonal(linear, 2**0.5)
         self.layers = nn.Sequential(*layers, nn.Flatten(), linear, nn.ReLU())
         self.layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

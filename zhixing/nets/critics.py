@@ -1,4 +1,4 @@
-"""Actors and critics of the off-policy family: several critics of one shape are one batched module."""
+"""Actors and critics of the off-policy algorithms. An ensemble of critics is one batched module."""
 
 from __future__ import annotations
 
@@ -21,33 +21,34 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 LOG_STD_RANGE = (-20.0, 2.0)
-LIKELY_LOG_STD_RANGE = (-5.0, 0.0)  # likelihoods of recorded actions would sharpen without end where these repeat
+# without a lower bound, the likelihood of actions that repeat in a dataset would grow forever
+MAX_LIKELIHOOD_LOG_STD_RANGE = (-5.0, 0.0)
 
 
-def check_box(spaces: Spaces, who: str) -> None:
-    """Refuse by name what these algorithms can't act on."""
+def check_box(spaces: Spaces, algorithm: str) -> None:
+    """Raise `UserError` unless actions are a bounded one-dimensional Box."""
     space = spaces.action
     if not (isinstance(space, Box) and len(space.shape) == 1 and space.is_bounded()):
-        raise UserError(f"{who} needs continuous actions in a bounded flat Box, this task has {space}")
+        raise UserError(f"{algorithm} needs continuous actions in a bounded one-dimensional Box; this env has {space}")
 
 
 class EncoderModule(nn.Module):
-    """What actors and critics begin with: the observation as a flat vector, by the user's own network or an encoder."""
+    """Base of actors and critics: encodes observations to flat vectors, by a custom network or the built-in encoder."""
 
     def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: NetFactory | None) -> None:
         super().__init__()
-        own = make_net is not None or cfg.net.kind != "auto"
+        custom = make_net is not None or cfg.net.kind != "auto"
         self.encoder: nn.Module
-        if own:
+        if custom:
             self.encoder = make_torso(spaces.obs, cfg.net, make_net, normalize=cfg.normalize_obs)
         else:
             self.encoder = Encoder(spaces.obs, cfg.net.cnn, cfg.normalize_obs)
         if cfg.net.recurrent != "none" or is_recurrent(self.encoder):
             raise UserError(
-                f"{cfg.algorithm} takes no recurrent networks: set net.recurrent=none (ppo and dqn take them, of teams "
-                f"mappo and qmix)"
+                f"{cfg.algorithm} does not support recurrent networks: set net.recurrent=none, or use ppo or dqn (with "
+                f"several agents, mappo or qmix)"
             )
-        self.plain = not own and self.encoder.plain
+        self.plain = not custom and self.encoder.plain
         self.num_features = num_features(self.encoder, spaces.obs)
 
     def features(self, obs: Tree) -> Tensor:
@@ -59,7 +60,7 @@ class EncoderModule(nn.Module):
 
 
 class Critics(EncoderModule):
-    """K estimates of Q: `net(obs, action) -> [K,B]`, or `net(obs) -> [K,B,n]` where actions are discrete."""
+    """K estimates of Q: `net(obs, action) -> [K,B]`, or `net(obs) -> [K,B,n]` for discrete actions."""
 
     def __init__(
         self, spaces: Spaces, cfg: OffPolicyActorCriticConfig, make_net: NetFactory | None, num_critics: int
@@ -78,25 +79,25 @@ class Critics(EncoderModule):
         return self.towers(torch.cat([features, action], -1)).squeeze(-1)
 
     def q1(self, obs: Tree, action: Tensor) -> Tensor:
-        """What the first critic says `[B]`; the others aren't computed."""
+        """Return Q of the first critic only: `[B]`."""
         return self.towers.forward_first(torch.cat([self.features(obs), action], -1)).squeeze(-1)
 
     def q_of_actions(self, obs: Tree, action: Tensor) -> Tensor:
-        """Of the actions taken `[K,B]`, whether numbers or choices."""
+        """Return Q of one action per state `[K,B]`, for continuous and for discrete actions."""
         if not self.discrete:
             return self(obs, action)
         q = self(obs)  # [K,B,n]
         return q.gather(-1, action.expand(len(q), -1).unsqueeze(-1)).squeeze(-1)
 
     def q_of_many(self, obs: Tree, actions: Tensor) -> Tensor:
-        """Of several actions `[S,B,n]` in each state: `[K,S,B]`. Observations are encoded once."""
+        """Return Q of S actions per state, `[S,B,n]` to `[K,S,B]`. Each observation is encoded once."""
         features = self.features(obs).expand(len(actions), -1, -1)
         rows = torch.cat([features, actions], -1).flatten(0, 1)
         return self.towers(rows).squeeze(-1).unflatten(1, actions.shape[:2])
 
 
 class StateValue(EncoderModule):
-    """`net(obs) -> [B]`: what a state is worth."""
+    """State values: `net(obs) -> [B]`."""
 
     def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
@@ -118,7 +119,7 @@ class DeterministicActor(EncoderModule):
 
 
 class StochasticActor(EncoderModule):
-    """`net(obs, mask)` gives a squashed normal with a spread that depends on the state, or a choice of actions."""
+    """`net(obs, mask)` returns a tanh-squashed Gaussian with a state-dependent std, or a categorical distribution."""
 
     def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
@@ -135,8 +136,11 @@ class StochasticActor(EncoderModule):
 
 
 class MaxLikelihoodActor(EncoderModule):
-    """`net(obs, mask)` gives chances to learn by the likelihood of recorded actions: one or several choices, or
-    normals around a mean in [-1, 1], each with a spread of its own that is the same in all states."""
+    """A policy to fit to recorded actions by maximum likelihood: `net(obs, mask)` returns a distribution.
+
+    Discrete actions are categorical. Continuous actions are Gaussian, with a mean in [-1, 1] and one learned std per
+    action dimension that is the same in all states.
+    """
 
     def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
@@ -144,20 +148,22 @@ class MaxLikelihoodActor(EncoderModule):
         outputs = spaces.num_actions if self.distribution is None else self.distribution.outputs
         self.layers = MLP(self.num_features, cfg.net.hidden_sizes, cfg.net.activation, outputs=outputs)
         if self.distribution is None:
-            self.log_std_raw = nn.Parameter(torch.full((outputs,), 1.5))  # 0.4 after what follows
+            self.log_std_raw = nn.Parameter(torch.full((outputs,), 1.5))  # an initial std of 0.4
 
     def forward(self, obs: Tree, mask: Tensor | None = None) -> Distribution:
         out = self.layers(self.features(obs))
         if self.distribution is not None:
             return self.distribution(out, mask)
-        low, high = LIKELY_LOG_STD_RANGE
-        log_std = low + (high - low) * self.log_std_raw.sigmoid()  # what a clamp had stopped would never come back
+        low, high = MAX_LIKELIHOOD_LOG_STD_RANGE
+        log_std = low + (high - low) * self.log_std_raw.sigmoid()  # a clamp would have no gradient outside
         return BoundedGaussian(out.tanh(), log_std)
 
 
 class BoundedGaussian(Distribution):
-    """Normals of which what is drawn is brought within [-1, 1]. A squashed one has no finite inverse on the bounds,
-    where recorded actions often are; this one's density there is the plain normal's."""
+    """Gaussian whose samples are clipped to [-1, 1]; `log_prob` is that of the unclipped Gaussian.
+
+    Recorded actions often lie on the bounds, where a tanh-squashed Gaussian has no finite log-probability.
+    """
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
         self.normal = Gaussian(mean, log_std)

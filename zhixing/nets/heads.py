@@ -1,4 +1,4 @@
-"""Heads: from features to distributions over actions, values, and Q-values."""
+"""Heads: map features to action distributions, values and Q-values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from zhixing.ops.distributions import Categorical, Distribution, Gaussian, Multi
 
 
 class ActionDistribution(nn.Module):
-    """The raw outputs of a network to a distribution: categorical, several of them, or Gaussian with a spread of its
-    own per action. `outputs` is how many it needs. `batch_shape=(A,)` gives each agent a spread of its own."""
+    """Maps the raw outputs of a network to a `Categorical`, `MultiCategorical` or `Gaussian` distribution.
+
+    `outputs` is the number of raw outputs that it needs. A Gaussian has one learned std per action dimension;
+    `batch_shape=(A,)` gives each of A agents its own.
+    """
 
     def __init__(self, spaces: Spaces, log_std: float = 0.0, batch_shape: tuple[int, ...] = ()) -> None:
         super().__init__()
@@ -31,7 +34,9 @@ class ActionDistribution(nn.Module):
             self.outputs = space.shape[0]
             self.log_std = nn.Parameter(torch.full((*batch_shape, self.outputs), log_std))
         else:
-            raise UserError(f"actions {space} can't be taken; allowed are Discrete, MultiDiscrete and a flat Box")
+            raise UserError(
+                f"action space {space} is not supported; use Discrete, MultiDiscrete or a one-dimensional Box"
+            )
         self.kind = type(space)
 
     def forward(self, out: Tensor, mask: Tensor | None = None) -> Distribution:
@@ -43,13 +48,13 @@ class ActionDistribution(nn.Module):
 
 
 class PolicyHead(nn.Module):
-    """Features to a distribution."""
+    """Maps features to an action distribution."""
 
     def __init__(self, features: int, spaces: Spaces, log_std: float = 0.0) -> None:
         super().__init__()
         self.distribution = ActionDistribution(spaces, log_std)
         self.linear = nn.Linear(features, self.distribution.outputs)
-        init_orthogonal(self.linear, 0.01)  # nearly equal chances at the start
+        init_orthogonal(self.linear, 0.01)  # nearly uniform initial policy
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
         return self.distribution(self.linear(features), mask)
@@ -66,7 +71,7 @@ class ValueHead(nn.Module):
 
 
 class AtomsHead(nn.Module):
-    """Features to `[B,n,atoms]`: a distribution, or several quantiles, for each action."""
+    """Maps features to `[B,n,atoms]`: the atoms or quantiles of a return distribution for each action."""
 
     def __init__(
         self, features: int, actions: int, atoms: int, linear: Callable[[int, int], nn.Module] = nn.Linear
@@ -80,9 +85,9 @@ class AtomsHead(nn.Module):
 
 
 class DuelingHead(nn.Module):
-    """Q = V + A - mean A (Wang et al., 2016), for values `[B,n]` or, with `atoms`, for each atom `[B,n,atoms]`.
+    """Q = V + A - mean A (Wang et al., 2016): `[B,n]`, or with `atoms` for each atom `[B,n,atoms]`.
 
-    `linear` makes the layers: a noisy one explores by its weights.
+    `linear` creates the layers, e.g. `NoisyLinear`.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""Mixers: the value of a team out of those of its agents, so that each agent's best action is the team's."""
+"""Mixers: combine the Q-values of agents into a joint Q-value that increases with each of them.
+
+An agent that maximizes its own Q-value therefore also maximizes the joint one.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from torch.nn import functional as F
 
 
 class SumMixer(nn.Module):
-    """VDN (Sunehag et al., 2018): `q [...,A], state [...,S] -> [...]`, the sum."""
+    """VDN (Sunehag et al., 2018): the sum over agents, `q [...,A], state [...,S] -> [...]`."""
 
     def forward(self, q: Tensor, state: Tensor) -> Tensor:
         return q.sum(-1)
 
 
 class MonotonicMixer(nn.Module):
-    """QMIX's: two layers whose weights are made from the state and never negative, so that no agent's gain is a loss.
+    """QMIX (Rashid et al., 2018): two layers with non-negative weights that hypernetworks compute from the state.
 
     `q [...,A], state [...,S] -> [...]`.
     """
@@ -26,7 +29,7 @@ class MonotonicMixer(nn.Module):
         self.hyper_w1 = _hypernet(state_size, hyper_size, num_agents * size)
         self.hyper_b1 = nn.Linear(state_size, size)
         self.hyper_w2 = _hypernet(state_size, hyper_size, size)
-        self.hyper_b2 = _hypernet(state_size, size, 1)  # depends on the state alone: the value that no action changes
+        self.hyper_b2 = _hypernet(state_size, size, 1)  # a state value, independent of the actions
 
     def forward(self, q: Tensor, state: Tensor) -> Tensor:
         w1 = self.hyper_w1(state).abs().unflatten(-1, (self.num_agents, self.size))

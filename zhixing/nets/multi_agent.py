@@ -1,7 +1,7 @@
-"""Networks of agents that act side by side: shared by all of them, or one each.
+"""Networks for several agents, with weights shared by all agents or separate for each.
 
-What an agent's network is shown is its observation, with its number where the weights are shared, and its last action
-where it is asked to know that: one dict, so that any body, also a user's own, takes it.
+The input of an agent's network is a dict, so any torso accepts it, including a custom one. It holds the agent's
+observation, its one-hot index if weights are shared, and optionally its last action.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from zhixing.nets.torso import (
     unroll,
 )
 
-AgentHeadFactory = Callable[[int], nn.Module]  # features to what is said of them
+AgentHeadFactory = Callable[[int], nn.Module]  # number of features -> head
 
 
 class AgentNet(nn.Module):
-    """Body and head of one agent, or of all that share them: `[B,...]` to `[B,n]`."""
+    """Torso and head of one agent, or of all agents that share weights."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class AgentNet(nn.Module):
 
 
 class MultiAgentNet(nn.Module):
-    """`net(inputs [N,A,...], hidden [N,A,...]) -> (what the heads say [N,A,...], hidden)`."""
+    """`net(inputs [N,A,...], rnn_state [N,A,...]) -> (head outputs [N,A,...], rnn_state)`."""
 
     def __init__(
         self,
@@ -75,66 +75,74 @@ class MultiAgentNet(nn.Module):
         if last_action:
             parts["last_action"] = Box(-np.inf, np.inf, (spaces.num_actions,), np.float32)
         self.space = Dict(parts)
-        copies = 1 if shared else self.num_agents
+        num_nets = 1 if shared else self.num_agents
         settings = {"normalize": normalize, "orthogonal_init": orthogonal_init}
-        self.agent_nets = nn.ModuleList([AgentNet(self.space, cfg, make_net, head, **settings) for _ in range(copies)])
+        self.agent_nets = nn.ModuleList(
+            [AgentNet(self.space, cfg, make_net, head, **settings) for _ in range(num_nets)]
+        )
         torso: Any = self.agent_nets[0].torso
         self.recurrent = is_recurrent(torso)
-        # every update needs the shapes, so compute them once
+        # every update needs these shapes, so compute them once
         self._rnn_fields = hidden_fields(torso(example_obs(self.space), None)[1]) if self.recurrent else None
         self.agent_ids: Tensor
         self.register_buffer("agent_ids", torch.eye(self.num_agents), persistent=False)
 
     def build_inputs(self, obs: Tree, last_action: Tensor | None) -> dict[str, Tree]:
-        """What the agent_nets are shown, `[...,A,n]` each."""
-        lead = _lead(obs, self.spaces)
-        shown: dict[str, Tree] = {"obs": obs}
+        """Return the inputs of the agents' networks, `[...,A,n]` each."""
+        inputs: dict[str, Tree] = {"obs": obs}
         if self.shared:
-            shown["agent"] = self.agent_ids.expand(*lead, self.num_agents)
+            inputs["agent"] = self.agent_ids.expand(*_leading_shape(obs, self.spaces), self.num_agents)
         if self.last_action:
-            shown["last_action"] = last_action
-        return shown
+            inputs["last_action"] = last_action
+        return inputs
 
     def encode_action(self, action: Tensor) -> Tensor:
-        """One-hot for choices, continuous ones as they are: `[...,A,n]`."""
+        """Return discrete actions one-hot and continuous actions unchanged: `[...,A,n]`."""
         if isinstance(self.spaces.action, Discrete):
             return F.one_hot(action, self.spaces.num_actions).float()
         return action.float()
 
-    def forward(self, inputs: Tree, hidden: Tree = None) -> tuple[Tensor, Tree]:
-        """One step of every agent."""
-        said = [self._member(i, self._of(i, inputs), self._of(i, hidden)) for i in range(len(self.agent_nets))]
-        return self._join([out for out, _ in said], 1), self._join([memory for _, memory in said], 1)
+    def forward(self, inputs: Tree, rnn_state: Tree = None) -> tuple[Tensor, Tree]:
+        """Run one step of all agents."""
+        results = [
+            self._forward_one(i, self._select(i, inputs), self._select(i, rnn_state))
+            for i in range(len(self.agent_nets))
+        ]
+        return self._join([out for out, _ in results], 1), self._join([state for _, state in results], 1)
 
-    def _member(self, i: int, inputs: Tree, hidden: Tree) -> tuple[Tensor, Tree]:
-        member: Any = self.agent_nets[i]
+    def _forward_one(self, i: int, inputs: Tree, rnn_state: Tree) -> tuple[Tensor, Tree]:
+        net: Any = self.agent_nets[i]
         if not self.recurrent:
-            return member.head(member.torso(inputs)), None
-        features, hidden = member.torso(inputs, hidden)
-        return member.head(features), hidden
+            return net.head(net.torso(inputs)), None
+        features, rnn_state = net.torso(inputs, rnn_state)
+        return net.head(features), rnn_state
 
-    def unroll(self, inputs: Tree, hidden: Tree, is_first: Tensor) -> Tensor:
-        """What the heads say of `inputs [T,N,A,...]`, memory from `hidden [N,A,...]`: `[T,N,A,...]`."""
+    def unroll(self, inputs: Tree, rnn_state: Tree, is_first: Tensor) -> Tensor:
+        """Run over `inputs [T,N,A,...]` from `rnn_state [N,A,...]` and return the head outputs `[T,N,A,...]`.
+
+        The RNN state is reset where `is_first [T,N]`.
+        """
         T, N = is_first.shape
-        said = []
-        for i, member in enumerate(self.agent_nets):
-            mine = tree_map(lambda leaf: leaf.flatten(1, 2), inputs) if self.shared else self._of(i, inputs, 2)
+        outputs = []
+        for i, net in enumerate(self.agent_nets):
+            rows = tree_map(lambda leaf: leaf.flatten(1, 2), inputs) if self.shared else self._select(i, inputs, 2)
             if not self.recurrent:
-                rows = member.torso(tree_map(lambda leaf: leaf.flatten(0, 1), mine))  # type: ignore[operator]
-                said.append(member.head(rows).unflatten(0, (T, -1)))  # type: ignore[operator]
+                features = net.torso(tree_map(lambda leaf: leaf.flatten(0, 1), rows))  # type: ignore[operator]
+                outputs.append(net.head(features).unflatten(0, (T, -1)))  # type: ignore[operator]
                 continue
             first = is_first.repeat_interleave(self.num_agents, 1) if self.shared else is_first
-            features, _ = unroll(member.torso, mine, self._of(i, hidden), first)  # type: ignore[arg-type]
-            said.append(member.head(features))  # type: ignore[operator]
-        return self._join(said, 2, (N,))
+            features, _ = unroll(net.torso, rows, self._select(i, rnn_state), first)  # type: ignore[arg-type]
+            outputs.append(net.head(features))  # type: ignore[operator]
+        return self._join(outputs, 2, (N,))
 
-    def _of(self, i: int, tree: Tree, dim: int = 1) -> Tree:
-        """The rows of one member: all `[N*A,...]` where it is shared, else its agent's `[N,...]`."""
+    def _select(self, i: int, tree: Tree, dim: int = 1) -> Tree:
+        """Return the rows of network i: all agents' `[N*A,...]` if weights are shared, else agent i's `[N,...]`."""
         if tree is None:
             return None
         return tree_map(lambda leaf: leaf.flatten(0, 1) if self.shared else leaf.select(dim, i), tree)
 
     def _join(self, parts: list[Tree], dim: int, rows: tuple[int, ...] = (-1,)) -> Tree:
+        """Undo `_select`: combine the results of all networks along the agent dimension `dim`."""
         if parts[0] is None:
             return None
         if self.shared:
@@ -142,51 +150,60 @@ class MultiAgentNet(nn.Module):
         return tree_map(lambda *leaves: torch.stack(leaves, dim), *parts)
 
     def initial_rnn_state(self, num: int) -> Tree:
-        """Zeros `[num,A,...]`; None without memory."""
+        """Return zeros `[num,A,...]`, or None if the network is not recurrent."""
         if self._rnn_fields is None:
             return None
         lead, device = (num, self.num_agents), self.agent_ids.device
         return tree_map(lambda field: torch.zeros(*lead, *field.shape, device=device), self._rnn_fields)
 
     def initial_hidden(self, num: int) -> Tree:
-        """What a policy remembers at the start of episodes; None for one that remembers nothing."""
-        last = torch.zeros(num, self.num_agents, self.spaces.num_actions, device=self.agent_ids.device)
-        return self.join_hidden(self.initial_rnn_state(num), last)
+        """Return a policy's hidden state at the start of episodes, or None if it is stateless."""
+        last_action = torch.zeros(num, self.num_agents, self.spaces.num_actions, device=self.agent_ids.device)
+        return self.join_hidden(self.initial_rnn_state(num), last_action)
 
-    def join_hidden(self, memory: Tree, last_action: Tensor) -> Tree:
-        parts = (() if memory is None else (memory,)) + ((last_action,) if self.last_action else ())
+    def join_hidden(self, rnn_state: Tree, last_action: Tensor) -> Tree:
+        """Return the hidden state of a policy: those of the RNN state and the last action that the network uses."""
+        parts = (() if rnn_state is None else (rnn_state,)) + ((last_action,) if self.last_action else ())
         return parts or None
 
     def split_hidden(self, hidden: Tree) -> tuple[Tree, Tensor | None]:
-        memory = hidden[0] if self.recurrent else None
-        return memory, hidden[-1] if self.last_action else None
+        """Return the RNN state and the last action, each None if the network does not use it."""
+        rnn_state = hidden[0] if self.recurrent else None
+        return rnn_state, hidden[-1] if self.last_action else None
 
     def update_norm(self, obs: Tree) -> None:
-        """Take observations into the running statistics of the built-in encoders."""
-        for member in self.agent_nets:
-            encoder = get_encoder(member.torso)  # type: ignore[arg-type]
+        """Update the running observation statistics of the built-in encoders."""
+        for net in self.agent_nets:
+            encoder = get_encoder(net.torso)  # type: ignore[arg-type]
             if encoder is not None:
                 encoder.part("obs").update_norm(obs)
 
 
-def global_state(batch: Batch, spaces: Spaces, following: bool = False) -> Tensor:
-    """The task's state `[...,S]`, else all observations joined; `following` that after the step."""
+def global_state(batch: Batch, spaces: Spaces, use_next: bool = False) -> Tensor:
+    """Return the env's global state `[...,S]`, or all observations concatenated if it has none.
+
+    `use_next` selects the state after the step.
+    """
     if spaces.state is not None:
-        return batch.next_state if following else batch.state
-    return (batch.next_obs if following else batch.obs).flatten(-2)
+        return batch.next_state if use_next else batch.state
+    return (batch.next_obs if use_next else batch.obs).flatten(-2)
 
 
-def global_state_size(spaces: Spaces, who: str) -> int:
+def global_state_size(spaces: Spaces, algorithm: str) -> int:
+    """Return the size of `global_state`. Raise `UserError` if the env has no state and none can be built."""
     if spaces.state is not None:
         return spaces.state
     field = space_fields(spaces.obs)
     if not isinstance(field, Field) or len(field.shape) != 1:
-        raise UserError(f"{who} needs a global state: this task gives none, and observations {spaces.obs} don't join")
+        raise UserError(
+            f"{algorithm} needs a global state, but the env provides none and its observations {spaces.obs} are not "
+            f"flat vectors that could be concatenated"
+        )
     return spaces.num_agents * field.shape[0]
 
 
-def _lead(obs: Tree, spaces: Spaces) -> tuple[int, ...]:
-    """The dimensions of an observation before those of one agent's, without the agents'."""
+def _leading_shape(obs: Tree, spaces: Spaces) -> tuple[int, ...]:
+    """Return the leading dimensions `[...,A]` of a batch of observations."""
     leaf, field = tree_leaves(obs)[0], tree_leaves(space_fields(spaces.obs))[0]
     shape: tuple[int, ...] = leaf.shape[: leaf.ndim - len(field.shape)]
     return shape

@@ -1,4 +1,4 @@
-"""Actors of a team, one each, and critics that see the whole team: as many networks as agents, computed as one."""
+"""One actor per agent and centralized critics, one per agent. The networks of all agents are one batched module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zhixing.nets.torso import NetFactory
 
 
 class MultiAgentEncoder(EncoderModule):
-    """Observations `[B,A,...]` as vectors `[B,A,f]`. The encoder, and a user's own network, is shared by all agents."""
+    """Encodes observations `[B,A,...]` to vectors `[B,A,f]`. All agents share the encoder or custom network."""
 
     def features(self, obs: Tree) -> Tensor:
         if self.plain:
@@ -24,7 +24,7 @@ class MultiAgentEncoder(EncoderModule):
 
 
 class MultiAgentActors(MultiAgentEncoder):
-    """`net(obs [B,A,...]) -> [B,A,n]`: logits of choices, or continuous actions before tanh."""
+    """`net(obs [B,A,...]) -> [B,A,n]`: logits of discrete actions, or continuous actions before tanh."""
 
     def __init__(self, spaces: Spaces, cfg: OffPolicyActorCriticConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
@@ -35,9 +35,9 @@ class MultiAgentActors(MultiAgentEncoder):
 
 
 class CentralizedCritics(MultiAgentEncoder):
-    """One critic per agent, each of all observations and all actions: `net(obs [B,A,...], action [B,A,n]) -> [B,A]`.
+    """One critic per agent, each of the joint observation and action: `net(obs [B,A,...], action [B,A,n]) -> [B,A]`.
 
-    `action [A,B,A,n]` gives each critic a joint action of its own.
+    `action [A,B,A,n]` passes a different joint action to each critic.
     """
 
     def __init__(self, spaces: Spaces, cfg: OffPolicyActorCriticConfig, make_net: NetFactory | None) -> None:
@@ -46,13 +46,15 @@ class CentralizedCritics(MultiAgentEncoder):
         self.towers = _towers(spaces.num_agents, inputs, cfg, 1, cfg.critic_norm)
 
     def forward(self, obs: Tree, action: Tensor) -> Tensor:
-        seen, done = self.features(obs).flatten(-2), action.flatten(-2)
-        joint = torch.cat([seen.expand(*done.shape[:-1], -1), done], -1)  # [B,n], or [A,B,n]
+        features, action = self.features(obs).flatten(-2), action.flatten(-2)
+        joint = torch.cat([features.expand(*action.shape[:-1], -1), action], -1)  # [B,n], or [A,B,n]
         return self.towers(joint).squeeze(-1).transpose(0, 1)
 
 
 def _towers(
-    copies: int, inputs: int, cfg: OffPolicyActorCriticConfig, outputs: int, normed: bool = False
+    num_agents: int, inputs: int, cfg: OffPolicyActorCriticConfig, outputs: int, layer_norm: bool = False
 ) -> EnsembleMLP:
     net = cfg.net
-    return EnsembleMLP([MLP(inputs, net.hidden_sizes, net.activation, outputs=outputs) for _ in range(copies)], normed)
+    return EnsembleMLP(
+        [MLP(inputs, net.hidden_sizes, net.activation, outputs=outputs) for _ in range(num_agents)], layer_norm
+    )

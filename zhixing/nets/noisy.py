@@ -1,7 +1,7 @@
-"""Layers that explore by noise on their weights (Fortunato et al., 2018).   w = μ + σ · ε,   ε = f(ε_out) f(ε_in)ᵀ
+"""Noisy networks (Fortunato et al., 2018).   w = μ + σ · ε,   ε = f(ε_out) f(ε_in)ᵀ
 
-The noise is factorised and the same for a whole batch. Nothing draws it but `resample`: it is no part of what a network
-has learned, isn't saved, and is drawn anew before each use or silenced.
+The noise is factorized and shared by a whole batch. Only `resample` draws it. It is not saved: callers resample or zero
+it before each use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 
 class NoisyLinear(nn.Module):
-    """A linear layer whose weights have a spread that is learned. Silent until `resample`."""
+    """A linear layer with learned noise on its weights. The noise is zero until `resample`."""
 
     noise_in: Tensor
     noise_out: Tensor
@@ -34,24 +34,24 @@ class NoisyLinear(nn.Module):
 
 
 def is_noisy(module: nn.Module) -> bool:
-    return bool(_noises(module))
+    return bool(_noise_buffers(module))
 
 
 def resample(module: nn.Module, rng: torch.Generator) -> None:
     """Draw new noise for all noisy layers of a module."""
-    noises = _noises(module)
-    drawn = torch.randn(sum(map(len, noises)), generator=rng, device=rng.device)
-    scaled = drawn.sign() * drawn.abs().sqrt()  # f(x): products of two of these have a variance of about 1
+    noises = _noise_buffers(module)
+    normal = torch.randn(sum(map(len, noises)), generator=rng, device=rng.device)
+    scaled = normal.sign() * normal.abs().sqrt()  # f(x) = sign(x) sqrt(|x|)
     for noise, new in zip(noises, scaled.split([len(noise) for noise in noises]), strict=True):
         noise.copy_(new)
 
 
 def zero_noise(module: nn.Module) -> None:
-    """No noise: the mean weights, for evaluations."""
-    for noise in _noises(module):
+    """Set the noise to zero, so the layers use their mean weights."""
+    for noise in _noise_buffers(module):
         noise.zero_()
 
 
-def _noises(module: nn.Module) -> list[Tensor]:
+def _noise_buffers(module: nn.Module) -> list[Tensor]:
     layers = [layer for layer in module.modules() if isinstance(layer, NoisyLinear)]
     return [noise for layer in layers for noise in (layer.noise_in, layer.noise_out)]

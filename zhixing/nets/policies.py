@@ -1,4 +1,4 @@
-"""Policies that act with a network: sample, take the mode, add noise, or take the action of highest value."""
+"""Policies that act with a network: sample, take the mode, add noise, or take the action with the highest value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zhixing.nets.torso import example_obs
 
 
 class ActorCriticPolicy(Policy):
-    """Samples from a network's distribution; the best action is its mode, or with `eval_stochastic` a sample too."""
+    """Samples from an actor-critic's distribution; takes its mode in evaluations unless `eval_stochastic`."""
 
     def __init__(self, spaces: Spaces, net: ActorCritic, eval_stochastic: bool = False) -> None:
         super().__init__(spaces)
@@ -34,13 +34,13 @@ class ActorCriticPolicy(Policy):
         if phase is Phase.RANDOM:
             action = self.random_action(len(value), mask, rng)
         else:
-            best = phase is Phase.EVAL and not self.eval_stochastic
-            action = distribution.mode() if best else distribution.sample(rng)
+            use_mode = phase is Phase.EVAL and not self.eval_stochastic
+            action = distribution.mode() if use_mode else distribution.sample(rng)
         return Decision(action, distribution.log_prob(action), value, hidden)
 
 
 class StochasticPolicy(Policy):
-    """Samples from `net(obs, mask) -> Distribution`; the best action is its mode. Without memory."""
+    """Samples from `net(obs, mask) -> Distribution`; takes its mode in evaluations. Not recurrent."""
 
     def __init__(self, spaces: Spaces, net: nn.Module) -> None:
         super().__init__(spaces)
@@ -56,9 +56,9 @@ class StochasticPolicy(Policy):
 
 
 class DeterministicPolicy(Policy):
-    """`net(obs)` in [-1, 1], plus noise while collecting: independent normals, or an Ornstein-Uhlenbeck process.
+    """Takes the action `net(obs)` in [-1, 1] and adds Gaussian or Ornstein-Uhlenbeck noise while collecting.
 
-    The process remembers where it was: that is this policy's hidden state, cleared like any at an episode's end.
+    The state of the Ornstein-Uhlenbeck process is the hidden state of the policy, so it is reset with each episode.
     """
 
     def __init__(self, spaces: Spaces, net: nn.Module, noise: float, ou_theta: float | None = None) -> None:
@@ -76,17 +76,17 @@ class DeterministicPolicy(Policy):
         action = self.net(obs)
         if phase is Phase.EVAL:
             return Decision(action, hidden=hidden)
-        kick = torch.empty_like(action).normal_(generator=rng) * self.noise
+        noise = torch.empty_like(action).normal_(generator=rng) * self.noise
         if self.ou_theta is not None:
-            kick = hidden = hidden * (1.0 - self.ou_theta) + kick
-        return Decision((action + kick).clamp(-1.0, 1.0), hidden=hidden)
+            noise = hidden = hidden * (1.0 - self.ou_theta) + noise
+        return Decision((action + noise).clamp(-1.0, 1.0), hidden=hidden)
 
 
 class GreedyPolicy(Policy):
-    """The action of highest value, or with probability epsilon any allowed one.
+    """Takes the action with the highest Q-value, or with probability epsilon a random valid action.
 
-    `net(obs, hidden) -> (q [N,n], hidden)`; `epsilon(env_steps)` is the chance of exploring. Noisy layers of the
-    network explore too: they get new noise at each step, and none in evaluations.
+    `net(obs, hidden) -> (q [N,n], hidden)`; `epsilon(env_steps)` is the exploration rate. Noisy layers get new noise at
+    every step, and none in evaluations.
     """
 
     def __init__(self, spaces: Spaces, net: nn.Module, epsilon: Callable[[int], float], eval_epsilon: float) -> None:
@@ -108,25 +108,27 @@ class GreedyPolicy(Policy):
         num = q.shape[0]
         if phase is Phase.RANDOM:
             return Decision(self.random_action(num, mask, rng), hidden=hidden)
-        best = (q if mask is None else q.masked_fill(~mask, -torch.inf)).argmax(-1)
+        action = (q if mask is None else q.masked_fill(~mask, -torch.inf)).argmax(-1)
         epsilon = self.eval_epsilon if phase is Phase.EVAL else self.epsilon(env_steps)
         if epsilon > 0:
-            drawn = torch.rand(num, generator=rng, device=rng.device)
-            # elsewhere than on the CPU asking costs more than an action
-            if rng.device.type != "cpu" or min(drawn.tolist()) < epsilon:
-                best = torch.where(drawn < epsilon, self.random_action(num, mask, rng), best)
-        return Decision(best, hidden=hidden)
+            uniform = torch.rand(num, generator=rng, device=rng.device)
+            # skip the random actions if none is needed; on an accelerator the check would cost more than it saves
+            if rng.device.type != "cpu" or min(uniform.tolist()) < epsilon:
+                action = torch.where(uniform < epsilon, self.random_action(num, mask, rng), action)
+        return Decision(action, hidden=hidden)
 
 
 class ExpertMixturePolicy(Policy):
-    """A student without memory, and somebody to ask: while collecting, the decision holds what the teacher would do, as
-    `expert_action`, and with probability `share(env_steps)` that is done. Alone, and in evaluations, the student acts.
+    """Collects with a mixture of a student and an expert, as DAgger does.
+
+    While collecting, each decision stores the expert's action as `expert_action`, and the expert acts with probability
+    `beta(env_steps)`. In evaluations, and without an expert, the student acts. The student is not recurrent.
     """
 
-    def __init__(self, student: Policy, share: Callable[[int], float]) -> None:
+    def __init__(self, student: Policy, beta: Callable[[int], float]) -> None:
         super().__init__(student.spaces)
-        self.student, self.share = student, share
-        self.expert: list[Policy] = []  # in a list: its weights are no part of this policy's
+        self.student, self.beta = student, beta
+        self.expert: list[Policy] = []  # at most one; in a list, so its weights are not saved with this policy
 
     def initial_hidden(self, num: int) -> Tree:
         return self.expert[0].initial_hidden(num) if self.expert else None
@@ -137,13 +139,13 @@ class ExpertMixturePolicy(Policy):
         action = self.student.act(obs, None, mask, Phase.EVAL, rng, env_steps).action
         if phase is Phase.EVAL or not self.expert:
             return Decision(action, hidden=hidden)
-        asked = self.expert[0].act(obs, hidden, mask, Phase.EVAL, rng, env_steps)
-        # a Gaussian's mean may lie beyond the bounds: label with the action that the environment would get
-        expert_action = asked.action if self.spaces.discrete else asked.action.clamp(-1.0, 1.0)
-        share = 1.0 if phase is Phase.RANDOM else self.share(env_steps)
-        led = torch.rand(len(action), generator=rng, device=rng.device) < share
-        taken = torch.where(led.view(-1, *[1] * (action.ndim - 1)), expert_action, action)
-        return Decision(taken, hidden=asked.hidden, extras={"expert_action": expert_action})
+        decision = self.expert[0].act(obs, hidden, mask, Phase.EVAL, rng, env_steps)
+        # the mean of a Gaussian may be out of bounds: store the action that the env would get
+        expert_action = decision.action if self.spaces.discrete else decision.action.clamp(-1.0, 1.0)
+        beta = 1.0 if phase is Phase.RANDOM else self.beta(env_steps)
+        use_expert = torch.rand(len(action), generator=rng, device=rng.device) < beta
+        action = torch.where(use_expert.view(-1, *[1] * (action.ndim - 1)), expert_action, action)
+        return Decision(action, hidden=decision.hidden, extras={"expert_action": expert_action})
 
 
 def _zeros_like(hidden: Tree, num: int) -> Tree:

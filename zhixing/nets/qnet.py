@@ -1,4 +1,4 @@
-"""Networks of action values, and how learners read them: for transitions `[B]`, or sequences `[B,T]` with memory."""
+"""Q-networks, and their forward passes over transitions `[B]` or, if recurrent, sequences `[B,T]`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from zhixing.nets.torso import NetFactory, get_encoder, is_recurrent, make_torso
 from zhixing.ops.distributions import MASKED_LOGIT
 from zhixing.ops.schedules import linear_schedule
 
-QHeadFactory = Callable[[int, int], nn.Module]  # (features, actions) to a module from features to [B, actions, ...]
+QHeadFactory = Callable[[int, int], nn.Module]  # (num_features, num_actions) -> head with outputs [B, num_actions, ...]
 
 
 class QNet(nn.Module):
-    """`net(obs, hidden) -> (what the head makes of it [B,n,...], hidden)`; `hidden` is None without memory."""
+    """`net(obs, hidden) -> (head outputs [B,n,...], hidden)`; `hidden` is None if the network is not recurrent."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class QNet(nn.Module):
 
 
 class ExpectedValue(nn.Module):
-    """A network of distributions `[B,n,atoms]` as one of values `[B,n]`, for policies; `mean` makes these of those."""
+    """Wraps a distributional Q-network for policies: `mean` maps its outputs `[B,n,atoms]` to Q-values `[B,n]`."""
 
     def __init__(self, net: QNet, mean: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -62,75 +62,86 @@ class ExpectedValue(nn.Module):
 
 
 def forward_obs(net: QNet, batch: Batch, burn_in: int) -> Tensor:
-    """What the network says of the observations, a row per step that is learned from."""
+    """Return the outputs for `batch.obs`, one row per step after the burn-in."""
     if not net.recurrent:
         return net(batch.obs)[0]
-    features, _ = _replay(net, batch)
+    features, _ = _unroll_sequences(net, batch)
     return net.head(features[burn_in:].flatten(0, 1))
 
 
 def forward_next_obs(net: QNet, batch: Batch, burn_in: int) -> Tensor:
-    """What it says of the next observations, also of the true last ones of episodes."""
+    """Return the outputs for `batch.next_obs`, one row per step after the burn-in.
+
+    At the end of an episode this is its final observation, not the first one of the next episode.
+    """
     if not net.recurrent:
         return net(batch.next_obs)[0]
-    hidden = tree_map(lambda leaf: leaf[burn_in:].flatten(0, 1), _replay(net, batch)[1])
-    return net(_by_time(batch.next_obs, burn_in), hidden)[0]
+    hidden = tree_map(lambda leaf: leaf[burn_in:].flatten(0, 1), _unroll_sequences(net, batch)[1])
+    return net(_flatten_steps(batch.next_obs, burn_in), hidden)[0]
 
 
 def flatten_sequences(batch: Batch, cfg: QLearningConfig) -> Batch:
-    """What belongs to the rows of `read`: steps of sequences after the burn-in, time first, as one dimension."""
+    """Return the steps of sequences `[B,T]` after the burn-in, in the row order of `forward_obs`."""
     burn_in = cfg.replay.burn_in
     names = [name for name in ("action", "reward", "terminated", "mask", "next_mask") if name in batch]
-    fields = {name: _by_time(getattr(batch, name), burn_in) for name in names}
+    fields = {name: _flatten_steps(getattr(batch, name), burn_in) for name in names}
     fields["discount"] = torch.full_like(fields["reward"], cfg.gamma)
-    if "weight" in batch:  # one per sequence
+    if "weight" in batch:  # [B], one per sequence
         fields["weight"] = batch.weight.repeat(batch.reward.shape[1] - burn_in)
     return Batch(**fields)
 
 
 def gather_action(out: Tensor, action: Tensor) -> Tensor:
-    """The part of `out [B,n,atoms]` that belongs to one action per row `[B]`."""
+    """Return the atoms of one action `[B]` per row: `out [B,n,atoms]` to `[B,atoms]`."""
     return out.take_along_dim(action.view(-1, 1, 1), 1).squeeze(1)
 
 
 def greedy_next_action(q: Tensor, steps: Batch) -> Tensor:
-    """The action `[B]` of highest value `q [B,n]` that the next state allows: no target may count on another."""
+    """Return the action `[B]` with the highest `q [B,n]` among those that are valid in the next state."""
     return (q.masked_fill(~steps.next_mask, MASKED_LOGIT) if "next_mask" in steps else q).argmax(-1)
 
 
 def compute_priority(errors: Tensor, batch: Batch) -> Tensor:
-    """Of transitions their error; of sequences mostly the largest, somewhat the mean (Kapturowski et al., 2019)."""
+    """Return the replay priority `[B]`: the error of a transition, or 0.9 max + 0.1 mean over the errors of a sequence.
+
+    The mixture is R2D2's (Kapturowski et al., 2019).
+    """
     num = len(batch.index)
     if len(errors) == num:
         return errors
-    by_time = errors.view(-1, num)  # [T,B]
-    return 0.9 * by_time.amax(0) + 0.1 * by_time.mean(0)
+    errors = errors.view(-1, num)  # [T,B]
+    return 0.9 * errors.amax(0) + 0.1 * errors.mean(0)
 
 
 def check_discrete(cfg: QLearningConfig, spaces: Spaces) -> None:
     if not isinstance(spaces.action, Discrete):
         raise UserError(
-            f"{cfg.algorithm} needs Discrete actions, this task has {spaces.action} "
-            f"(for those there is {'mappo' if spaces.agents else 'ppo'})"
+            f"{cfg.algorithm} needs Discrete actions, but this env has {spaces.action}; "
+            f"use {'mappo' if spaces.agents else 'ppo'} instead"
         )
 
 
 def check_sequences(cfg: QLearningConfig, net: QNet) -> None:
     if net.recurrent and cfg.replay.n_step > 1:
-        raise UserError(f"{cfg.algorithm} with a recurrent network learns from sequences: set replay.n_step=1")
+        raise UserError(
+            f"{cfg.algorithm} with a recurrent network learns from sequences and does not support "
+            f"replay.n_step={cfg.replay.n_step}; set replay.n_step=1"
+        )
 
 
 def epsilon_at(cfg: QLearningConfig, env_steps: int) -> float:
-    share = env_steps / max(1.0, cfg.epsilon_fraction * cfg.env_steps)
-    return linear_schedule(cfg.epsilon_start, cfg.epsilon_end, share)
+    """Return the exploration rate after `env_steps`."""
+    fraction = env_steps / max(1.0, cfg.epsilon_fraction * cfg.env_steps)
+    return linear_schedule(cfg.epsilon_start, cfg.epsilon_end, fraction)
 
 
-def _replay(net: QNet, batch: Batch) -> tuple[Tensor, Tree]:
-    """Features and memory `[T,B,...]` over sequences `[B,T]`, from the memory stored with their first step."""
+def _unroll_sequences(net: QNet, batch: Batch) -> tuple[Tensor, Tree]:
+    """Return features and hidden states `[T,B,...]` of sequences `[B,T]`, starting from their stored hidden state."""
     obs = tree_map(lambda leaf: leaf.transpose(0, 1), batch.obs)
     start = tree_map(lambda leaf: leaf[:, 0], batch.hidden)
     return unroll(net.torso, obs, start, batch.is_first.transpose(0, 1))
 
 
-def _by_time(tree: Tree, burn_in: int) -> Tree:
+def _flatten_steps(tree: Tree, burn_in: int) -> Tree:
+    """Drop the burn-in of `[B,T,...]` and flatten the rest to `[T*B,...]`."""
     return tree_map(lambda leaf: leaf[:, burn_in:].transpose(0, 1).flatten(0, 1), tree)

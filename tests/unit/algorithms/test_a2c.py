@@ -373,7 +373,7 @@ def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str
 
 @pytest.mark.parametrize("name", ["a2c", "ac"])
 def test_what_it_cannot_do_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match=r"actions .* can't be taken; allowed are Discrete, MultiDiscrete and a flat"):
+    with pytest.raises(UserError, match=r"action space .* is not supported; use Discrete, MultiDiscrete or a"):
         learner(name, spaces=Spaces(OBS, Dict({"a": Discrete(2)})))
     with pytest.raises(UserError, match=f"{name} is for tasks of one agent"):
         learner(name, spaces=Spaces(OBS, Discrete(3), num_agents=2))

@@ -247,9 +247,9 @@ def test_what_it_collects_stays_within_bounds() -> None:
 
 def test_what_it_cannot_do_is_refused_by_name() -> None:
     for space in (MultiDiscrete([2, 2]), Box(-np.inf, np.inf, (1,), np.float32), Box(-1.0, 1.0, (2, 2), np.float32)):
-        with pytest.raises(UserError, match="awac needs continuous actions in a bounded flat Box, this task has"):
+        with pytest.raises(UserError, match="awac needs continuous actions in a bounded one-dimensional Box"):
             learner(Spaces(OBS, space))
-    with pytest.raises(UserError, match=r"awac takes no recurrent networks: set net\.recurrent=none"):
+    with pytest.raises(UserError, match=r"awac does not support recurrent networks: set net\.recurrent=none"):
         learner(net__recurrent="gru")
     with pytest.raises(UserError, match="awac is for tasks of one agent"):
         learner(Spaces(OBS, Discrete(3), num_agents=2))

@@ -211,7 +211,7 @@ def test_wrong_settings_are_told() -> None:
         learner(v_max=math.inf)
     cfg = zx.config.load(algorithm="c51", env="Acrobot-v1")
     for action in (Box(-1.0, 1.0, (1,), np.float32), MultiDiscrete([2, 2])):
-        with pytest.raises(UserError, match=r"c51 needs Discrete actions, this task has"):
+        with pytest.raises(UserError, match=r"c51 needs Discrete actions, but this env has"):
             C51(cfg, Spaces(SPACES.obs, action))
     with pytest.raises(UserError, match=r"set replay\.n_step=1"):
         learner(net__recurrent="gru", replay__n_step=3)

@@ -218,9 +218,9 @@ def test_it_is_held_near_what_was_recorded_where_sac_is_not() -> None:
 
 def test_what_it_cannot_do_is_refused_by_name() -> None:
     for space in (MultiDiscrete([2, 2]), Box(-np.inf, np.inf, (1,), np.float32)):
-        with pytest.raises(UserError, match="cql needs continuous actions in a bounded flat Box, this task has"):
+        with pytest.raises(UserError, match="cql needs continuous actions in a bounded one-dimensional Box"):
             learner(Spaces(OBS, space))
-    with pytest.raises(UserError, match=r"cql takes no recurrent networks: set net\.recurrent=none"):
+    with pytest.raises(UserError, match=r"cql does not support recurrent networks: set net\.recurrent=none"):
         learner(net__recurrent="gru")
     with pytest.raises(UserError, match="cql is for tasks of one agent"):
         learner(Spaces(OBS, Discrete(3), num_agents=2))

@@ -200,7 +200,7 @@ def test_value_is_the_best_actions() -> None:
 def test_what_it_cannot_do_is_refused_by_name() -> None:
     cfg = zx.config.load(algorithm="dqn", env="Acrobot-v1")
     for action in (Box(-1.0, 1.0, (1,), np.float32), MultiDiscrete([2, 2])):
-        with pytest.raises(UserError, match=r"dqn needs Discrete actions, this task has"):
+        with pytest.raises(UserError, match=r"dqn needs Discrete actions, but this env has"):
             DQN(cfg, Spaces(SPACES.obs, action))
 
 

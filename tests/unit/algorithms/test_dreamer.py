@@ -275,7 +275,7 @@ def test_what_makes_no_sense_is_refused_by_name(settings: dict[str, Any], words:
 
 
 def test_actions_without_bounds_are_refused() -> None:
-    with pytest.raises(zx.UserError, match="dreamer needs continuous actions in a bounded flat Box"):
+    with pytest.raises(zx.UserError, match="dreamer needs continuous actions in a bounded one-dimensional Box"):
         learner(Spaces(VECTOR, Box(-np.inf, np.inf, (2,), np.float32)))
 
 

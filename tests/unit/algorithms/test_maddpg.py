@@ -377,9 +377,9 @@ def test_value_is_that_of_what_the_actors_would_do() -> None:
 
 def test_what_it_cannot_do_is_refused_by_name() -> None:
     for space in (MultiDiscrete([2, 2]), Box(-np.inf, np.inf, (1,), np.float32)):
-        with pytest.raises(UserError, match="maddpg needs continuous actions in a bounded flat Box"):
+        with pytest.raises(UserError, match="maddpg needs continuous actions in a bounded one-dimensional Box"):
             learner(Spaces(OBS, space, num_agents=2))
-    with pytest.raises(UserError, match=r"maddpg takes no recurrent networks: set net\.recurrent=none"):
+    with pytest.raises(UserError, match=r"maddpg does not support recurrent networks: set net\.recurrent=none"):
         learner(net__recurrent="gru")
     with pytest.raises(UserError, match="maddpg is for tasks of many agents"):
         learner(Spaces(OBS, Discrete(3)))

@@ -594,13 +594,13 @@ def test_value_is_each_agents_and_unknown_where_only_the_state_tells_it() -> Non
 
 def test_what_it_cannot_do_is_refused_by_name() -> None:
     parts = Spaces(Dict({"a": OBS}), Discrete(3), num_agents=3)
-    with pytest.raises(UserError, match="mappo needs a global state: this task gives none"):
+    with pytest.raises(UserError, match="mappo needs a global state, but the env provides none"):
         learner(spaces=parts)
     assert learner("ippo", parts).value({"a": torch.zeros(2, 3, 1)}) is not None  # its critics need none
     for name in ("mappo", "ippo"):
         with pytest.raises(UserError, match=f"{name} is for tasks of many agents"):
             learner(name, Spaces(OBS, Discrete(3)))
-        with pytest.raises(UserError, match=r"actions .* can't be taken; allowed are Discrete, MultiDiscrete and a"):
+        with pytest.raises(UserError, match=r"action space .* is not supported; use Discrete, MultiDiscrete or a"):
             learner(name, Spaces(OBS, Dict({"a": Discrete(2)}), num_agents=3, state=1))
 
 

@@ -172,7 +172,7 @@ def test_weights_go_to_another_policy() -> None:
 
 def test_what_it_cannot_do_is_refused_by_name() -> None:
     cfg = zx.config.load(algorithm="qrdqn", env="Acrobot-v1")
-    with pytest.raises(UserError, match=r"qrdqn needs Discrete actions, this task has"):
+    with pytest.raises(UserError, match=r"qrdqn needs Discrete actions, but this env has"):
         QRDQN(cfg, Spaces(SPACES.obs, Box(-1.0, 1.0, (1,), np.float32)))
     with pytest.raises(UserError, match=r"set replay\.n_step=1"):
         learner(net__recurrent="gru", replay__n_step=3)

@@ -380,9 +380,9 @@ def test_value_is_that_of_acting_as_usual() -> None:
 @pytest.mark.parametrize("name", ["sac", "redq"])
 def test_what_it_cannot_do_is_refused_by_name(name: str) -> None:
     for space in (MultiDiscrete([2, 2]), Box(-np.inf, np.inf, (1,), np.float32), Box(-1.0, 1.0, (2, 2), np.float32)):
-        with pytest.raises(UserError, match=f"{name} needs continuous actions in a bounded flat Box, this task has"):
+        with pytest.raises(UserError, match=f"{name} needs continuous actions in a bounded one-dimensional Box"):
             learner(Spaces(OBS, space), name=name)
-    with pytest.raises(UserError, match=rf"{name} takes no recurrent networks: set net\.recurrent=none"):
+    with pytest.raises(UserError, match=rf"{name} does not support recurrent networks: set net\.recurrent=none"):
         learner(name=name, net__recurrent="gru")
     with pytest.raises(UserError, match="target_critics=4 are more than the critics=3"):
         learner(name=name, critics=3, target_critics=4)

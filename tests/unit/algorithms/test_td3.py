@@ -287,9 +287,9 @@ def test_value_is_the_least_of_what_the_actor_would_do() -> None:
 def test_what_it_cannot_do_is_refused_by_name(name: str) -> None:
     spaces = Discrete(3), MultiDiscrete([2, 2]), Box(-np.inf, np.inf, (1,), np.float32), Box(-1, 1, (2, 2), np.float32)
     for space in spaces:
-        with pytest.raises(UserError, match=f"{name} needs continuous actions in a bounded flat Box, this task has"):
+        with pytest.raises(UserError, match=f"{name} needs continuous actions in a bounded one-dimensional Box"):
             learner(name, Spaces(OBS, space))
-    with pytest.raises(UserError, match=rf"{name} takes no recurrent networks: set net\.recurrent=none"):
+    with pytest.raises(UserError, match=rf"{name} does not support recurrent networks: set net\.recurrent=none"):
         learner(name, net__recurrent="lstm")
     with pytest.raises(UserError, match=f"{name} is for tasks of one agent"):
         learner(name, Spaces(OBS, SPACES.action, num_agents=2))

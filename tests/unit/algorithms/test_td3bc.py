@@ -138,9 +138,9 @@ def test_its_observations_are_normalised_by_default() -> None:
 
 
 def test_what_it_cannot_do_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match="td3bc needs continuous actions in a bounded flat Box, this task has"):
+    with pytest.raises(UserError, match="td3bc needs continuous actions in a bounded one-dimensional Box"):
         learner(spaces=Spaces(OBS, Discrete(3)))
-    with pytest.raises(UserError, match=r"td3bc takes no recurrent networks: set net\.recurrent=none"):
+    with pytest.raises(UserError, match=r"td3bc does not support recurrent networks: set net\.recurrent=none"):
         learner(net__recurrent="gru")
     with pytest.raises(UserError, match="unknown setting 'alpha'"):
         learner("td3", alpha=1.0)

@@ -301,7 +301,7 @@ def test_own_network_in_the_current_folder_is_found(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("big", "allowed are 'auto' and your.module:Net"),
+        ("big", "use 'auto' or 'your.module:Net'"),
         ("no_such_module:Net", "no_such_module"),
         ("torch.nn:Nothing", "Nothing"),
         (":Net", ":Net"),
@@ -316,12 +316,12 @@ def test_names_that_give_no_network_are_told(kind: str, message: str) -> None:
 @pytest.mark.parametrize(("net", "gave"), [(Flat, r"\[12\]"), (Pair, "tuple")])
 def test_outputs_of_the_wrong_shape_are_told(net: type[nn.Module], gave: str) -> None:
     cfg = zx.config.load(algorithm="ppo", env="CartPole-v1")
-    with pytest.raises(UserError, match=f"a network must give features \\[B,n\\] .* for B=2 it gave {gave}"):
+    with pytest.raises(UserError, match=f"a network must return features \\[B,n\\] .* for B=2 it returned {gave}"):
         PPO(cfg, spaces(), net=net)
 
 
 def test_what_is_no_module_is_told() -> None:
-    with pytest.raises(UserError, match=r"net must give a torch.nn.Module for the observation space, not int"):
+    with pytest.raises(UserError, match=r"net must return a torch.nn.Module for the observation space, not int"):
         make_torso(VECTOR, NetConfig(), lambda space: 3)
 
 
