@@ -131,12 +131,12 @@ class Dreamer(Learner):
         _check(cfg, spaces, net)
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        sizes = {"size": cfg.memory_size, "variables": cfg.variables, "classes": cfg.classes}
+        sizes = {"hidden_size": cfg.memory_size, "variables": cfg.variables, "classes": cfg.classes}
         with self.building():
             self.world = WorldModel(
-                spaces, cfg.net, **sizes, mix=cfg.uniform_mix, depth=cfg.cnn_depth, bins=cfg.bins
+                spaces, cfg.net, **sizes, uniform_mix=cfg.uniform_mix, depth=cfg.cnn_depth, bins=cfg.bins
             ).to(self.device)
-            features = self.world.rssm.features
+            features = self.world.rssm.num_features
             self.actor = WorldModelActor(features, spaces, cfg.net, cfg.uniform_mix).to(self.device)
             self.critic = TwoHotHead(features, cfg.net, cfg.bins).to(self.device)
         clip = cfg.max_grad_norm
@@ -228,7 +228,7 @@ class Dreamer(Learner):
     def dream_frames(self, batch: Batch) -> Tensor | None:
         """Of sequences `[B,T]`: what was seen, what the model made of it, and their difference, as bytes
         `[B,3,T,H,W,C]`; it saw only the first steps of each episode. None for tasks without pictures."""
-        if not self.world.preprocessor.shapes:
+        if not self.world.preprocessor.image_shapes:
             return None
         rng = torch.Generator(self.device).manual_seed(0)  # a look changes nothing
         obs, action, is_first = time_major((batch.obs, batch.action, batch.is_first))

@@ -1,10 +1,10 @@
-"""A recurrent state-space model: a memory that follows by rule, and symbols that stand for what can't be foreseen.
+"""Recurrent state-space model of DreamerV3 (Hafner et al., 2023).
 
-    h' = f(h, z, a)      what follows a step, before it is seen
-    z ~ q(z | h, x)      what is there, by the observation
-    z ~ p(z | h)         what is there, imagined
+    h' = f(h, z, a)      deterministic recurrent state
+    z ~ q(z | h, x)      posterior of the stochastic state, given the observation
+    z ~ p(z | h)         prior of the stochastic state, used in imagination
 
-At the start of an episode h, z and a are zeros, so that the first memory is f(0, 0, 0), which is learned.
+At the start of an episode h, z and a are zeros, so the first recurrent state is f(0, 0, 0), which is learned.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from zhixing.ops.imagination import straight_through, uniform_mix
 
 
 class LayerNormLinear(nn.Module):
-    """A linear layer whose outputs are normalised over the features, and then activated.
+    """A linear layer, a layer norm and an activation.
 
-    Plain functions on its own weights instead of modules: these models are small, and the calls would cost most.
+    Calls functions on its weights instead of modules, because in models this small the module calls would dominate.
     """
 
     def __init__(self, inputs: int, outputs: int, activation: Activation | None) -> None:
@@ -33,18 +33,21 @@ class LayerNormLinear(nn.Module):
         self.scale, self.shift = nn.Parameter(torch.ones(outputs)), nn.Parameter(torch.zeros(outputs))
         self.outputs, self.activation = (outputs,), None if activation is None else ACTIVATIONS[activation]
 
-    def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
-        """`more` is added before the normalisation: what another linear layer made of other inputs."""
-        own = self._parameters
-        out = F.linear(x, own["weight"])  # type: ignore[arg-type]
-        if more is not None:
-            out = out + more
-        out = torch.layer_norm(out, self.outputs, own["scale"], own["shift"], 1e-3)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Apply the layer; `residual` is added before the norm."""
+        weights = self._parameters
+        out = F.linear(x, weights["weight"])  # type: ignore[arg-type]
+        if residual is not None:
+            out = out + residual
+        out = torch.layer_norm(out, self.outputs, weights["scale"], weights["shift"], 1e-3)
         return out if self.activation is None else self.activation(out)
 
 
 class LayerNormMLP(nn.Module):
-    """Normed layers and, with `outputs`, a plain one. `scale` is that of its first weights: 0 has no opinion."""
+    """Layers with layer norm and, with `outputs`, a final linear layer whose initial weights are scaled by `scale`.
+
+    With `scale=0` all initial outputs are zero.
+    """
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class LayerNormMLP(nn.Module):
 
 
 class RSSMState(NamedTuple):
-    """Where the model is: memory `[..., size]` and symbols `[..., variables * classes]`, one-hot each."""
+    """Deterministic state `h [..., hidden_size]` and stochastic state `z [..., variables * classes]`, one-hot each."""
 
     h: Tensor
     z: Tensor
@@ -86,8 +89,11 @@ class RSSMState(NamedTuple):
 
 
 class RSSMOutput(NamedTuple):
-    """A model that was shown sequences: its states `[T,B,...]`, the memory after each step's action, and the logarithms
-    of the symbols' chances `[T,B,variables,classes]` with the observation and without."""
+    """Results of `RSSM.observe` over sequences `[T,B]`.
+
+    `next_h` is the deterministic state after each step's action. `posterior` and `prior` are log-probabilities
+    `[T,B,variables,classes]` of the stochastic state.
+    """
 
     state: RSSMState
     next_h: Tensor
@@ -96,68 +102,82 @@ class RSSMOutput(NamedTuple):
 
 
 class RSSM(nn.Module):
-    """`size` units of memory, `variables` symbols of `classes` each; `mix` is the uniform share of their chances."""
+    """Recurrent state-space model with `variables` categorical variables of `classes` each.
+
+    The categorical probabilities are mixed with a fraction `uniform_mix` of the uniform distribution.
+    """
 
     def __init__(
-        self, embedding: int, actions: int, size: int, variables: int, classes: int, mix: float, activation: Activation
+        self,
+        embedding: int,
+        actions: int,
+        hidden_size: int,
+        variables: int,
+        classes: int,
+        uniform_mix: float,
+        activation: Activation,
     ) -> None:
         super().__init__()
-        self.size, self.variables, self.classes, self.actions, self.mix = size, variables, classes, actions, mix
-        symbols = variables * classes
-        self.input_layer = LayerNormLinear(symbols + actions, size, activation)
-        self.gates = LayerNormLinear(2 * size, 3 * size, None)
+        self.hidden_size, self.variables, self.classes = hidden_size, variables, classes
+        self.actions, self.uniform_mix = actions, uniform_mix
+        stochastic_size = variables * classes
+        self.input_layer = LayerNormLinear(stochastic_size + actions, hidden_size, activation)
+        self.gates = LayerNormLinear(2 * hidden_size, 3 * hidden_size, None)
         with torch.no_grad():
-            self.gates.shift[2 * size :] = -1.0  # of the gate that writes
-        self.obs_projection = nn.Linear(embedding, size, bias=False)
-        self.posterior_hidden, self.posterior_logits = LayerNormLinear(size, size, activation), nn.Linear(size, symbols)
-        with torch.no_grad():  # symbols that differ by what is seen: of nearly equal chances nobody learns to read them
+            self.gates.shift[2 * hidden_size :] = -1.0  # bias of the update gate: keep most of h at first
+        self.obs_projection = nn.Linear(embedding, hidden_size, bias=False)
+        self.posterior_hidden = LayerNormLinear(hidden_size, hidden_size, activation)
+        self.posterior_logits = nn.Linear(hidden_size, stochastic_size)
+        with torch.no_grad():  # nearly uniform initial posteriors carry no information and are never learned
             self.posterior_logits.weight.mul_(4.0)
-        self.prior_logits = LayerNormMLP(size, [size], activation, symbols)
-        self.features = size + symbols
+        self.prior_logits = LayerNormMLP(hidden_size, [hidden_size], activation, stochastic_size)
+        self.num_features = hidden_size + stochastic_size
 
     def initial_state(self, num: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """h, z and a before the first observation of N episodes."""
-        sizes = (self.size, self.variables * self.classes, self.actions)
+        """Return zeros `(h, z, a)` for the start of `num` episodes."""
+        sizes = (self.hidden_size, self.variables * self.classes, self.actions)
         return tuple(torch.zeros(num, n, device=device) for n in sizes)  # type: ignore[return-value]
 
     def advance(self, h: Tensor, z: Tensor, action: Tensor) -> Tensor:
-        """The memory after a step: a GRU's, its gates normalised, and at first inclined to keep what it holds."""
+        """Return the next deterministic state, by a GRU with layer norm on its gates."""
         x = self.input_layer(torch.cat([z, action], -1))
         out = self.gates(torch.cat([h, x], -1))
-        new, gates = out.split((self.size, 2 * self.size), -1)
-        use, write = gates.sigmoid().chunk(2, -1)
-        return torch.lerp(h, torch.tanh(use * new), write)
+        candidate, gates = out.split((self.hidden_size, 2 * self.hidden_size), -1)
+        reset, update = gates.sigmoid().chunk(2, -1)
+        return torch.lerp(h, torch.tanh(reset * candidate), update)
 
-    def posterior(self, h: Tensor, seen: Tensor) -> Tensor:
-        """ActionDistribution of the symbols `[...,variables,classes]`; `seen` is `see(embedding)`."""
-        return self._chances(self.posterior_logits(self.posterior_hidden(h, seen)))
+    def posterior(self, h: Tensor, projected_obs: Tensor) -> Tensor:
+        """Return the probabilities `[...,variables,classes]` of z given `obs_projection(embedding)`."""
+        return self._probabilities(self.posterior_logits(self.posterior_hidden(h, projected_obs)))
 
     def prior(self, h: Tensor) -> Tensor:
-        return self._chances(self.prior_logits(h))
+        """Return the probabilities `[...,variables,classes]` of z without an observation."""
+        return self._probabilities(self.prior_logits(h))
 
-    def _chances(self, logits: Tensor) -> Tensor:
-        return uniform_mix(logits.view(*logits.shape[:-1], self.variables, self.classes), self.mix)
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        return uniform_mix(logits.view(*logits.shape[:-1], self.variables, self.classes), self.uniform_mix)
 
     def uniform_noise(self, lead: tuple[int, ...], rng: torch.Generator) -> Tensor:
-        """What draws symbols: for all steps at once, since a call costs more than its numbers."""
+        """Return the noise for `sample`. Drawing it for all steps at once saves calls, which cost more than numbers."""
         return torch.rand(*lead, self.variables, generator=rng, device=rng.device)
 
-    def sample(self, chance: Tensor, uniform_noise: Tensor | None) -> Tensor:
-        return straight_through(chance, uniform_noise).flatten(-2)
+    def sample(self, probability: Tensor, uniform_noise: Tensor | None) -> Tensor:
+        """Return a one-hot sample of z with straight-through gradients, or the mode if there is no noise."""
+        return straight_through(probability, uniform_noise).flatten(-2)
 
     def observe(self, embedded: Tensor, action: Tensor, is_first: Tensor, uniform_noise: Tensor | None) -> RSSMOutput:
-        """Follow sequences `[T,B,...]`; where `is_first [T,B]`, and at the first row, the model starts anew."""
-        seen = self.obs_projection(embedded).unbind()
-        start = after = self.advance(*self.initial_state(1, embedded.device))
+        """Infer the states of sequences `[T,B,...]`. The state is reset in the first row and where `is_first [T,B]`."""
+        projected = self.obs_projection(embedded).unbind()
+        start = next_h = self.advance(*self.initial_state(1, embedded.device))
         first = is_first.unsqueeze(-1).clone()
         first[0] = True
-        drawn = [None] * len(seen) if uniform_noise is None else uniform_noise.unbind()
+        noises = [None] * len(projected) if uniform_noise is None else uniform_noise.unbind()
         steps: list[tuple[Tensor, ...]] = []
-        for x, a, begins, chosen in zip(seen, action.unbind(), first.unbind(), drawn, strict=True):
-            h = torch.where(begins, start, after)
-            chance = self.posterior(h, x)
-            z = self.sample(chance, chosen)
-            after = self.advance(h, z, a)
-            steps.append((h, z, after, chance))
-        h, z, afters, posterior = (torch.stack(part) for part in zip(*steps, strict=True))
-        return RSSMOutput(RSSMState(h, z), afters, posterior.log(), self.prior(h).log())
+        for x, a, reset, noise in zip(projected, action.unbind(), first.unbind(), noises, strict=True):
+            h = torch.where(reset, start, next_h)
+            probability = self.posterior(h, x)
+            z = self.sample(probability, noise)
+            next_h = self.advance(h, z, a)
+            steps.append((h, z, next_h, probability))
+        h, z, next_hs, posterior = (torch.stack(part) for part in zip(*steps, strict=True))
+        return RSSMOutput(RSSMState(h, z), next_hs, posterior.log(), self.prior(h).log())

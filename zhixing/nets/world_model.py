@@ -1,4 +1,4 @@
-"""A model of the world: states that follow each other, and what can be told of them. Actors learn in it."""
+"""World model of DreamerV3 (Hafner et al., 2023), in which an actor learns from imagined rollouts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STD_RANGE = (0.1, 1.0)  # of continuous actions
 
 
 class TwoHotHead(nn.Module):
-    """Features to a number, told as a distribution over bins of the symexp scale. It starts by saying 0."""
+    """Predicts a number as a distribution over symexp-spaced bins. Its initial prediction is 0."""
 
     bins: Tensor
 
@@ -33,7 +33,7 @@ class TwoHotHead(nn.Module):
         self.register_buffer("bins", symexp_bins(bins), persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits `[..., bins]`."""
+        """Return logits `[..., bins]`."""
         return self.net(features)
 
     def mean(self, logits: Tensor) -> Tensor:
@@ -41,29 +41,33 @@ class TwoHotHead(nn.Module):
 
 
 class WorldModelActor(nn.Module):
-    """An actor: features to a distribution over actions. A share of the chances of discrete ones is uniform; continuous
-    ones are normal, with bounded mean and spread, and what lies beyond the task's bounds is cut off there."""
+    """Actor that maps the features of the world model to an action distribution.
 
-    def __init__(self, features: int, spaces: Spaces, net: NetConfig, mix: float) -> None:
+    Probabilities of discrete actions are mixed with a fraction `uniform_mix` of the uniform distribution. Continuous
+    actions are Gaussian with bounded mean and std; samples out of bounds are clipped.
+    """
+
+    def __init__(self, features: int, spaces: Spaces, net: NetConfig, uniform_mix: float) -> None:
         super().__init__()
-        self.sizes, self.mix, self.single = discrete_sizes(spaces), mix, isinstance(spaces.action, Discrete)
+        self.sizes, self.uniform_mix = discrete_sizes(spaces), uniform_mix
+        self.single = isinstance(spaces.action, Discrete)
         outputs = sum(self.sizes) if self.sizes else 2 * spaces.num_actions
-        self.net = LayerNormMLP(features, net.hidden_sizes, net.activation, outputs, scale=0.1)  # nearly equal chances
+        self.net = LayerNormMLP(features, net.hidden_sizes, net.activation, outputs, scale=0.1)  # nearly uniform
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
         out = self.net(features)
         if not self.sizes:
-            mean, spread = out.chunk(2, -1)
+            mean, raw_std = out.chunk(2, -1)
             low, high = STD_RANGE
-            return Gaussian(mean.tanh(), torch.log(low + (high - low) * torch.sigmoid(spread + 2.0)))  # wide at first
+            return Gaussian(mean.tanh(), torch.log(low + (high - low) * torch.sigmoid(raw_std + 2.0)))  # 0.89 at first
         if self.single:
-            return Categorical(uniform_mix(out, self.mix).log(), mask)
-        logp = torch.cat([uniform_mix(part, self.mix).log() for part in out.split(self.sizes, -1)], -1)
+            return Categorical(uniform_mix(out, self.uniform_mix).log(), mask)
+        logp = torch.cat([uniform_mix(part, self.uniform_mix).log() for part in out.split(self.sizes, -1)], -1)
         return MultiCategorical(logp, self.sizes, mask)
 
 
 def discrete_sizes(spaces: Spaces) -> list[int]:
-    """How many classes each choice of an action has; none where actions are continuous."""
+    """Return the number of values of each discrete action dimension; an empty list for continuous actions."""
     space = spaces.action
     if isinstance(space, Discrete):
         return [int(space.n)]
@@ -71,7 +75,7 @@ def discrete_sizes(spaces: Spaces) -> list[int]:
 
 
 def encode_action(action: Tensor, spaces: Spaces) -> Tensor:
-    """Actions `[...]` in the policy's scale as one vector: choices one-hot, others as the task takes them."""
+    """Return actions as vectors `[...,n]`: discrete actions one-hot, continuous actions clipped to [-1, 1]."""
     if isinstance(spaces.action, Box):
         return action.clamp(-1.0, 1.0)
     parts = [action] if isinstance(spaces.action, Discrete) else action.unbind(-1)
@@ -80,18 +84,21 @@ def encode_action(action: Tensor, spaces: Spaces) -> Tensor:
 
 
 def time_major(tree: Tree) -> Tree:
-    """Sequences `[B,T,...]` as `[T,B,...]`."""
+    """Transpose sequences `[B,T,...]` to `[T,B,...]`."""
     return tree_map(lambda leaf: leaf.transpose(0, 1), tree)
 
 
 def flatten_time(tree: Tree) -> Tree:
-    """`[T,B,...]` as `[T*B,...]`."""
+    """Flatten `[T,B,...]` to `[T*B,...]`."""
     return tree_map(lambda leaf: leaf.flatten(0, 1), tree)
 
 
 class ImaginedRollout(NamedTuple):
-    """What an actor did in the model for H steps from N states: `features [H+1,N,n]` of the states passed; of each step
-    the action, which ones the model took to be allowed, the reward, and the chance that the world went on `[H,N]`."""
+    """H imagined steps from N states: `features [H+1,N,n]` of the states, everything else `[H,N,...]` per step.
+
+    `mask` marks the actions that the model predicts as valid. `continue_prob` is the predicted probability that the
+    episode does not terminate.
+    """
 
     features: Tensor
     action: Tensor
@@ -101,9 +108,10 @@ class ImaginedRollout(NamedTuple):
 
 
 class WorldModel(nn.Module):
-    """Encoder, states, decoder, and heads: for which actions a state allows, for tasks that tell it; for the reward of
-    a step and whether the world goes on after it. These two are told of the memory after the step's action: they belong
-    to the step, whether or not anything was seen after it.
+    """Encoder, RSSM, decoder, and heads for the reward, the continuation and, if the env has them, action masks.
+
+    Reward and continuation are predicted from the deterministic state after the step's action. They belong to the step,
+    whether or not an observation follows it.
     """
 
     def __init__(
@@ -111,39 +119,40 @@ class WorldModel(nn.Module):
         spaces: Spaces,
         net: NetConfig,
         *,
-        size: int,
+        hidden_size: int,
         variables: int,
         classes: int,
-        mix: float,
+        uniform_mix: float,
         depth: int,
         bins: int,
     ) -> None:
-        """The first four are those of `RSSM`; `depth` is the first convolution's."""
+        """See `RSSM` for the first four; `depth` is the number of channels of the first convolution."""
         super().__init__()
         self.spaces = spaces
         self.preprocessor = ObsPreprocessor(spaces.obs)
         self.encoder = ObsEncoder(self.preprocessor, net, depth)
         actions = sum(discrete_sizes(spaces)) or spaces.num_actions
-        self.rssm = RSSM(self.encoder.outputs, actions, size, variables, classes, mix, net.activation)
-        self.decoder = ObsDecoder(self.rssm.features, self.preprocessor, self.encoder, net)
+        self.rssm = RSSM(self.encoder.outputs, actions, hidden_size, variables, classes, uniform_mix, net.activation)
+        self.decoder = ObsDecoder(self.rssm.num_features, self.preprocessor, self.encoder, net)
         self.mask_head: LayerNormMLP | None = None
         if spaces.mask is not None:
-            self.mask_head = LayerNormMLP(self.rssm.features, net.hidden_sizes, net.activation, spaces.mask)
-        self.reward_head = TwoHotHead(size, net, bins)
-        self.continue_head = LayerNormMLP(size, net.hidden_sizes, net.activation, 1)
+            self.mask_head = LayerNormMLP(self.rssm.num_features, net.hidden_sizes, net.activation, spaces.mask)
+        self.reward_head = TwoHotHead(hidden_size, net, bins)
+        self.continue_head = LayerNormMLP(hidden_size, net.hidden_sizes, net.activation, 1)
 
-    def continue_logits(self, after: Tensor) -> Tensor:
-        """Logits `[...]` of the chance that the world goes on."""
-        return self.continue_head(after).squeeze(-1)
+    def continue_logits(self, next_h: Tensor) -> Tensor:
+        """Return the logits `[...]` of the probability that the episode continues."""
+        return self.continue_head(next_h).squeeze(-1)
 
     def infer_state(self, obs: Tree, hidden: tuple[Tensor, Tensor, Tensor], rng: torch.Generator | None) -> RSSMState:
-        """The state at observations `[N,...]`, when `hidden` is the state before and the action taken there.
+        """Return the state at `obs [N,...]`, given the previous state and action `hidden = (h, z, a)`.
 
-        Symbols are drawn, or without `rng` the likeliest.
+        The stochastic state is sampled, or without `rng` the mode.
         """
         h = self.rssm.advance(*hidden)
-        chance = self.rssm.posterior(h, self.rssm.obs_projection(self.encoder(self.preprocessor(obs))))
-        return RSSMState(h, self.rssm.sample(chance, None if rng is None else self.rssm.uniform_noise((len(h),), rng)))
+        probability = self.rssm.posterior(h, self.rssm.obs_projection(self.encoder(self.preprocessor(obs))))
+        uniform_noise = None if rng is None else self.rssm.uniform_noise((len(h),), rng)
+        return RSSMState(h, self.rssm.sample(probability, uniform_noise))
 
     @torch.no_grad()
     def imagine(
@@ -153,8 +162,8 @@ class WorldModel(nn.Module):
         horizon: int,
         rng: torch.Generator,
     ) -> ImaginedRollout:
-        """Let an actor act in the model, from states `[N]`."""
-        features, masks, actions, afters = [state.features], [], [], []
+        """Roll out an actor in the model for `horizon` steps from states `[N]`."""
+        features, masks, actions, next_hs = [state.features], [], [], []
         for uniform_noise in self.rssm.uniform_noise((horizon, len(state.h)), rng):
             mask = None if self.mask_head is None else self.mask_head(features[-1]) > 0
             action = actor(features[-1], mask).sample(rng)
@@ -163,36 +172,36 @@ class WorldModel(nn.Module):
             features.append(state.features)
             actions.append(action)
             masks.append(mask)
-            afters.append(h)
-        after = torch.stack(afters)
-        reward, continue_prob = (
-            self.reward_head.mean(self.reward_head(after)),
-            self.continue_logits(after).sigmoid(),
-        )
-        allowed = None if self.mask_head is None else torch.stack(masks)  # type: ignore[arg-type]
-        return ImaginedRollout(torch.stack(features), torch.stack(actions), allowed, reward, continue_prob)
+            next_hs.append(h)
+        next_h = torch.stack(next_hs)
+        reward = self.reward_head.mean(self.reward_head(next_h))
+        continue_prob = self.continue_logits(next_h).sigmoid()
+        mask = None if self.mask_head is None else torch.stack(masks)  # type: ignore[arg-type]
+        return ImaginedRollout(torch.stack(features), torch.stack(actions), mask, reward, continue_prob)
 
     @torch.no_grad()
     def predict_video(
-        self, obs: Tree, action: Tensor, is_first: Tensor, shown: int, rng: torch.Generator
+        self, obs: Tree, action: Tensor, is_first: Tensor, context: int, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """The first picture in observations `[T,B,...]`, and what the model made of it, `[T,B,C,H,W]` each.
+        """Return the first image of `obs [T,B,...]` and the model's prediction of it, `[T,B,C,H,W]` each.
 
-        It is shown the first `shown` steps of each episode, or of a sequence that begins within one, and imagines what
-        follows them from the actions alone.
+        The model gets the first `context` observations of each episode, or of a sequence that starts within an episode.
+        It predicts the rest open-loop, from the actions only.
         """
         lead = is_first.shape
-        sight = self.preprocessor(flatten_time(obs))
-        seen = self.rssm.obs_projection(self.encoder(sight)).unflatten(0, lead)
-        taken, uniform_noise = encode_action(action, self.spaces), self.rssm.uniform_noise(lead, rng)
+        inputs = self.preprocessor(flatten_time(obs))
+        projected = self.rssm.obs_projection(self.encoder(inputs)).unflatten(0, lead)
+        actions, uniform_noise = encode_action(action, self.spaces), self.rssm.uniform_noise(lead, rng)
         hidden = self.rssm.initial_state(lead[1], is_first.device)
-        left = torch.full(lead[1:], shown, device=is_first.device)
+        left = torch.full(lead[1:], context, device=is_first.device)
         states = []
         for t, first in enumerate(is_first):
-            left = torch.where(first, shown, left)
+            left = torch.where(first, context, left)
             h = self.rssm.advance(*(part * ~first.unsqueeze(-1) for part in hidden))
-            chance = torch.where((left > 0).view(-1, 1, 1), self.rssm.posterior(h, seen[t]), self.rssm.prior(h))
-            hidden, left = (h, self.rssm.sample(chance, uniform_noise[t]), taken[t]), left - 1
+            probability = torch.where(
+                (left > 0).view(-1, 1, 1), self.rssm.posterior(h, projected[t]), self.rssm.prior(h)
+            )
+            hidden, left = (h, self.rssm.sample(probability, uniform_noise[t]), actions[t]), left - 1
             states.append(RSSMState(*hidden[:2]).features)
-        dreamt = self.decoder(torch.cat(states)).images
-        return sight.images[0].unflatten(0, lead), dreamt[0].unflatten(0, lead)
+        predicted = self.decoder(torch.cat(states)).images
+        return inputs.images[0].unflatten(0, lead), predicted[0].unflatten(0, lead)

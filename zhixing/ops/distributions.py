@@ -1,4 +1,7 @@
-"""Distributions over actions, made of the raw outputs of a network. All of them sum over an action's parts."""
+"""Action distributions, parameterized by raw network outputs.
+
+Log-probability, entropy and KL are summed over the dimensions of an action.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MASKED_LOGIT = -1e8  # the logit of a forbidden action: no probability, and no NaN in the entropy
+MASKED_LOGIT = -1e8  # logit of an invalid action: its probability is 0, and the entropy is not NaN as with -inf
 
 
 class Distribution(ABC):
@@ -31,11 +34,11 @@ class Distribution(ABC):
 
     @abstractmethod
     def kl(self, other: Self) -> Tensor:
-        """KL(self, other): how much less likely `other` makes what is drawn from this one, on average."""
+        """Return KL(self || other)."""
 
 
 class Categorical(Distribution):
-    """One of n actions, `logits [..., n]`; where `mask` is false the action has no probability."""
+    """One of n actions, `logits [..., n]`. Actions where `mask` is false have probability 0."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
         if mask is not None:
@@ -43,9 +46,9 @@ class Categorical(Distribution):
         self.logp = F.log_softmax(logits, -1)
 
     def sample(self, rng: torch.Generator) -> Tensor:
-        # the smallest of exponential clocks with rates p rings with probability p
-        clocks = torch.empty_like(self.logp).exponential_(generator=rng)
-        return (self.logp.exp() / clocks).argmax(-1)
+        # exponential race: argmax p_i / e_i with e_i ~ Exp(1) is i with probability p_i
+        exponential = torch.empty_like(self.logp).exponential_(generator=rng)
+        return (self.logp.exp() / exponential).argmax(-1)
 
     def mode(self) -> Tensor:
         return self.logp.argmax(-1)
@@ -61,7 +64,7 @@ class Categorical(Distribution):
 
 
 class MultiCategorical(Distribution):
-    """Several independent choices, `logits [..., sum(sizes)]`, and so the mask."""
+    """Independent categoricals with `sizes` classes each; `logits` and `mask` are `[..., sum(sizes)]`."""
 
     def __init__(self, logits: Tensor, sizes: list[int], mask: Tensor | None = None) -> None:
         masks = [None] * len(sizes) if mask is None else mask.split(sizes, -1)
@@ -74,18 +77,18 @@ class MultiCategorical(Distribution):
         return torch.stack([part.mode() for part in self.parts], -1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        chosen = [part.log_prob(a) for part, a in zip(self.parts, action.unbind(-1), strict=True)]
-        return torch.stack(chosen).sum(0)
+        logps = [part.log_prob(a) for part, a in zip(self.parts, action.unbind(-1), strict=True)]
+        return torch.stack(logps).sum(0)
 
     def entropy(self) -> Tensor:
         return torch.stack([part.entropy() for part in self.parts]).sum(0)
 
     def kl(self, other: Self) -> Tensor:
-        return torch.stack([mine.kl(theirs) for mine, theirs in zip(self.parts, other.parts, strict=True)]).sum(0)
+        return torch.stack([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)]).sum(0)
 
 
 class Gaussian(Distribution):
-    """Independent normals: `mean [..., n]`, `log_std` of the same or a broadcastable shape."""
+    """Diagonal Gaussian: `mean [..., n]`, and `log_std` of a shape that broadcasts to it."""
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
         self.mean, self.log_std = mean, log_std.expand_as(mean)
@@ -111,7 +114,7 @@ class Gaussian(Distribution):
 
 
 class SquashedGaussian(Distribution):
-    """Normals through tanh: actions in (-1, 1), their density corrected for it (Haarnoja et al., 2018)."""
+    """Diagonal Gaussian squashed by tanh to (-1, 1), with the density corrected for it (Haarnoja et al., 2018)."""
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
         self.normal = Gaussian(mean, log_std)
@@ -120,25 +123,25 @@ class SquashedGaussian(Distribution):
         return self.sample_with_logp(rng)[0]
 
     def sample_with_logp(self, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """A sample that gradients pass through, and its log-probability, exact also where tanh is flat."""
+        """Return a reparameterized sample and its log-probability, which is exact even where tanh saturates."""
         raw = self.normal.sample(rng)
-        return raw.tanh(), self.normal.log_prob(raw) - _log_slope(raw).sum(-1)
+        return raw.tanh(), self.normal.log_prob(raw) - _log_tanh_derivative(raw).sum(-1)
 
     def mode(self) -> Tensor:
         return self.normal.mean.tanh()
 
     def log_prob(self, action: Tensor) -> Tensor:
-        edge = 1 - 1e-6  # beyond it the inverse of tanh is infinite
-        raw = action.clamp(-edge, edge).atanh()
-        return self.normal.log_prob(raw) - _log_slope(raw).sum(-1)
+        bound = 1 - 1e-6  # atanh(±1) is infinite
+        raw = action.clamp(-bound, bound).atanh()
+        return self.normal.log_prob(raw) - _log_tanh_derivative(raw).sum(-1)
 
     def entropy(self) -> Tensor:
-        raise NotImplementedError("a squashed normal has no closed entropy; use -log_prob of a sample")
+        raise NotImplementedError("the entropy of a squashed Gaussian has no closed form; use -log_prob of a sample")
 
     def kl(self, other: Self) -> Tensor:
-        return self.normal.kl(other.normal)  # the same tanh of both changes nothing
+        return self.normal.kl(other.normal)  # KL is invariant under the same tanh
 
 
-def _log_slope(raw: Tensor) -> Tensor:
-    """log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which doesn't cancel for large x."""
-    return 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
+def _log_tanh_derivative(x: Tensor) -> Tensor:
+    """Return log(1 - tanh(x)²) = 2 (log 2 - x - softplus(-2x)), a form without cancellation at large x."""
+    return 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))

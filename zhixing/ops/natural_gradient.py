@@ -1,4 +1,4 @@
-"""Natural gradients: steps measured by how far the policy moves, not by how far its weights do."""
+"""Natural gradients: steps whose size is measured by the change of the policy (KL), not of the weights."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def flatten_tensors(tensors: Iterable[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def assign_flat(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
-    """Write a vector in the order of `flatten` back into the parameters, in place."""
+    """Write a flat vector, in the order of `flatten_tensors`, into the parameters."""
     for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         parameter.copy_(part.view_as(parameter))
 
 
-def flat_gradient(of: Tensor, parameters: Sequence[nn.Parameter], differentiable: bool = False) -> Tensor:
-    """The gradient as one vector; its graph stays, since a natural gradient differentiates it again and again."""
+def flat_gradient(loss: Tensor, parameters: Sequence[nn.Parameter], differentiable: bool = False) -> Tensor:
+    """Return the gradient as one vector. The graph is kept, because conjugate gradients differentiate repeatedly."""
     return flatten_tensors(
         torch.autograd.grad(
-            of, parameters, retain_graph=True, create_graph=differentiable, allow_unused=True, materialize_grads=True
+            loss, parameters, retain_graph=True, create_graph=differentiable, allow_unused=True, materialize_grads=True
         )
     )
 
@@ -31,7 +31,7 @@ def flat_gradient(of: Tensor, parameters: Sequence[nn.Parameter], differentiable
 def fisher_vector_product(
     kl: Tensor, parameters: Sequence[nn.Parameter], damping: float = 0.0
 ) -> Callable[[Tensor], Tensor]:
-    """`v -> (F + damping) v`, where F is the Hessian of `kl`, by differentiating twice instead of building F."""
+    """Return `v -> (F + damping I) v`, where F is the Hessian of `kl`. F itself is never built."""
     gradient = flat_gradient(kl, parameters, differentiable=True)
 
     def product(v: Tensor) -> Tensor:
@@ -43,35 +43,35 @@ def fisher_vector_product(
 def conjugate_gradient(
     product: Callable[[Tensor], Tensor], b: Tensor, iterations: int, tolerance: float = 1e-10
 ) -> Tensor:
-    """Solve `A x = b` for a positive A of which only `product(v) = A v` is known (Hestenes & Stiefel, 1952)."""
+    """Solve `A x = b` for a positive definite A, given only `product(v) = A v` (Hestenes & Stiefel, 1952)."""
     x = torch.zeros_like(b)
     residual = direction = b
-    size = residual @ residual
+    squared_norm = residual @ residual
     for _ in range(iterations):
-        if size <= tolerance:  # solved; another step would divide by zero
+        if squared_norm <= tolerance:  # solved; another step would divide by zero
             break
-        along = product(direction)
-        length = size / (direction @ along)
-        x = x + length * direction
-        residual = residual - length * along
-        size, before = residual @ residual, size
-        direction = residual + size / before * direction
+        product_direction = product(direction)
+        step_size = squared_norm / (direction @ product_direction)
+        x = x + step_size * direction
+        residual = residual - step_size * product_direction
+        squared_norm, previous = residual @ residual, squared_norm
+        direction = residual + squared_norm / previous * direction
     return x
 
 
 def natural_step(product: Callable[[Tensor], Tensor], gradient: Tensor, max_kl: float, iterations: int) -> Tensor:
-    """The step uphill `s ∝ F⁻¹ g` whose divergence, `½ sᵀF s` to second order, is `max_kl`."""
+    """Return the ascent step `s ∝ F⁻¹ g` whose KL, `½ sᵀF s` to second order, is `max_kl`."""
     direction = conjugate_gradient(product, gradient, iterations)
-    divergence = 0.5 * direction @ product(direction)
-    return direction * (max_kl / divergence.clamp_min(1e-12)).sqrt()  # no gradient, no step
+    kl = 0.5 * direction @ product(direction)
+    return direction * (max_kl / kl.clamp_min(1e-12)).sqrt()  # clamped: a zero gradient gives a zero step
 
 
 def line_search(
     accepts: Callable[[Tensor], bool], start: Tensor, step: Tensor, shrink: float, tries: int
 ) -> tuple[Tensor, float]:
-    """The first accepted of `start + step`, `start + shrink · step`, `start + shrink² · step`, ... and its fraction.
+    """Return the first accepted point of `start + shrink^k · step`, k = 0, 1, ..., and the fraction `shrink^k`.
 
-    If none of them is, `start` itself and 0.
+    Returns `start` and 0 if none of `tries` points is accepted.
     """
     fraction = 1.0
     for _ in range(tries):

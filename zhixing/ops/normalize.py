@@ -1,4 +1,4 @@
-"""Running statistics that put observations and rewards on a common scale; saved with the agent."""
+"""Running normalization of observations and rewards. The statistics are saved with the agent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class RunningNorm(nn.Module):
-    """Shift and scale by the mean and variance of everything seen by `update` (Chan et al.'s parallel formula)."""
+    """Normalizes by the mean and variance of all data given to `update`, which uses Chan et al.'s parallel formula."""
 
     mean: Tensor
     var: Tensor
@@ -16,7 +16,7 @@ class RunningNorm(nn.Module):
     def __init__(self, shape: tuple[int, ...], clip: float = 10.0) -> None:
         super().__init__()
         self.clip = clip
-        # double precision: after millions of rows a single's sum no longer moves
+        # float64: after millions of rows, updates of a float32 mean would round to nothing
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -27,7 +27,7 @@ class RunningNorm(nn.Module):
 
     @torch.no_grad()
     def inverse(self, x: Tensor) -> Tensor:
-        """What `forward` would make `x` of, but for its clipping."""
+        """Undo `forward`, except for its clipping."""
         return x * (self.var + 1e-8).sqrt().float() + self.mean.float()
 
     @torch.no_grad()
@@ -36,14 +36,14 @@ class RunningNorm(nn.Module):
         n = rows.shape[0]
         total = self.count + n
         delta = rows.mean(0) - self.mean
-        spread = self.var * self.count + rows.var(0, unbiased=False) * n + delta**2 * self.count * n / total
+        sum_squares = self.var * self.count + rows.var(0, unbiased=False) * n + delta**2 * self.count * n / total
         self.mean += delta * n / total
-        self.var.copy_(spread / total)
+        self.var.copy_(sum_squares / total)
         self.count.copy_(total)
 
 
 class RewardScaler(nn.Module):
-    """Divide rewards by the standard deviation of the discounted return so far (their mean is kept)."""
+    """Divides rewards by the running standard deviation of discounted returns. The mean is not subtracted."""
 
     running: Tensor
 
@@ -51,7 +51,7 @@ class RewardScaler(nn.Module):
         super().__init__()
         self.gamma, self.clip = gamma, clip
         self.norm = RunningNorm(())
-        # each environment's return since its last reset; saved apart, for another run may have other environments
+        # return of each env since its reset; extra state, because a run with another number of envs ignores it
         self.register_buffer("running", torch.zeros(num_envs), persistent=False)
 
     def get_extra_state(self) -> Tensor:
@@ -63,7 +63,7 @@ class RewardScaler(nn.Module):
 
     @torch.no_grad()
     def forward(self, reward: Tensor, ended: Tensor) -> Tensor:
-        """Scale `reward [T,N]` after taking it into the statistics."""
+        """Update the statistics with `reward [T,N]` and return it scaled."""
         returns = []
         for row, end in zip(reward, ended, strict=True):
             self.running.mul_(self.gamma).add_(row)
@@ -74,13 +74,13 @@ class RewardScaler(nn.Module):
 
 
 def normalize(x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Zero mean and unit spread over all of `x`, or over its `mask` elements."""
+    """Shift and scale `x` to zero mean and unit std, computed over all elements or those where `mask` is true."""
     if mask is None:
         if x.numel() <= 1:
             return x
-        spread, mean = torch.std_mean(x)
-        return (x - mean) / (spread + 1e-8)
+        std, mean = torch.std_mean(x)
+        return (x - mean) / (std + 1e-8)
     n = mask.sum().clamp_min(1)
-    centred = x - (x * mask).sum() / n
-    spread = ((centred.square() * mask).sum() / n).sqrt().clamp_min(1e-8)
-    return torch.where(n > 1, centred / spread, x)  # one alone has no spread
+    centered = x - (x * mask).sum() / n
+    std = ((centered.square() * mask).sum() / n).sqrt().clamp_min(1e-8)
+    return torch.where(n > 1, centered / std, x)  # a single element has no std

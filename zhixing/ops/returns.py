@@ -1,4 +1,7 @@
-"""Returns and advantages over `[T,N]`. Termination ends the future; any boundary ends the trace."""
+"""Returns and advantages of rollouts `[T,N]`.
+
+Termination stops bootstrapping; termination and truncation both end the trace.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Tensor:
-    """Generalised advantage estimation (Schulman et al., 2016).
+    """Generalized advantage estimation (Schulman et al., 2016).
 
-    `next_value[t]` is the value of what step t really led to: at a truncated step the episode's last observation,
-    not the first one of the next episode.
+    `next_value[t]` is the value of the true next observation of step t: at a truncated step the final observation of
+    the episode, not the first one of the next episode.
     """
-    delta = reward + gamma * ~terminated * next_value - value  # only death ends the future
-    carry = gamma * lam * ~(terminated | truncated)  # any boundary ends the trace
-    later = torch.zeros_like(delta[0])
-    backwards = []
+    delta = reward + gamma * ~terminated * next_value - value  # only termination stops bootstrapping
+    carry = gamma * lam * ~(terminated | truncated)  # the trace ends at every episode end
+    advantage = torch.zeros_like(delta[0])
+    advantages = []
     for d, c in zip(reversed(delta.unbind()), reversed(carry.unbind()), strict=True):
-        later = torch.addcmul(d, c, later)
-        backwards.append(later)
-    return torch.stack(backwards[::-1])
+        advantage = torch.addcmul(d, c, advantage)
+        advantages.append(advantage)
+    return torch.stack(advantages[::-1])
 
 
 def vtrace(
@@ -44,34 +47,33 @@ def vtrace(
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """V-trace (Espeholt et al., 2018): what states are worth to a policy π, out of steps of another one, μ.
+    """V-trace (Espeholt et al., 2018): off-policy value targets for a policy π from steps of a policy μ.
 
-    `log_ratio` is log π(a|s) - log μ(a|s); values are the present critic's. Returns the targets of the values, and the
-    advantages of the actions, each weighed with its clipped ratio. Where π = μ and all clips are 1, these are
-    n-step returns, or with `lam` those of GAE.
+    `log_ratio` is log π(a|s) - log μ(a|s), and values are the current critic's. Returns the value targets, and the
+    advantages multiplied by the clipped ratio. If π = μ and all clips are 1, the targets are n-step returns, or
+    λ-returns as in GAE with `lam`.
     """
     ratio = log_ratio.exp()
     rho, c = ratio.clamp_max(rho_bar), lam * ratio.clamp_max(c_bar)
-    future = gamma * ~terminated  # only death ends the future
-    delta = rho * (reward + future * next_value - value)
-    carry = gamma * c * ~(terminated | truncated)  # any boundary ends the trace
-    later = torch.zeros_like(delta[0])
-    backwards = []
+    discount = gamma * ~terminated  # only termination stops bootstrapping
+    delta = rho * (reward + discount * next_value - value)
+    carry = gamma * c * ~(terminated | truncated)  # the trace ends at every episode end
+    advantage = torch.zeros_like(delta[0])
+    advantages = []
     for d, k in zip(reversed(delta.unbind()), reversed(carry.unbind()), strict=True):
-        later = torch.addcmul(d, k, later)
-        backwards.append(later)
-    target = value + torch.stack(backwards[::-1])
+        advantage = torch.addcmul(d, k, advantage)
+        advantages.append(advantage)
+    target = value + torch.stack(advantages[::-1])
     inside = ~(terminated | truncated)
-    inside[-1] = False  # what follows the last row has no target of its own
+    inside[-1] = False  # the observation after the last row has no target
     next_target = torch.where(inside, torch.cat([target[1:], target[-1:]]), next_value)
-    return target, rho * (reward + future * next_target - value)
+    return target, rho * (reward + discount * next_target - value)
 
 
 def td_target(steps: Batch, value: Tensor) -> Tensor:
-    """What transitions `[B]` are worth, when what they lead to is worth `value [B]` or, several each, `[B,n]`:
-    reward + γ^k (1 - terminated) value.
-    """
-    reward, discount = steps.reward, steps.discount.masked_fill(steps.terminated, 0.0)  # only death ends the future
+    """Return the TD target `reward + γ^k (1 - terminated) value` of transitions `[B]`, for values `[B]` or `[B,n]`."""
+    reward = steps.reward
+    discount = steps.discount.masked_fill(steps.terminated, 0.0)  # only termination stops bootstrapping
     if value.ndim > 1:
         discount = discount.unsqueeze(-1)
         reward = reward if reward.ndim > 1 else reward.unsqueeze(-1)
@@ -79,10 +81,10 @@ def td_target(steps: Batch, value: Tensor) -> Tensor:
 
 
 def next_values(value: Tensor, boundary: Tensor, boundary_value: Tensor) -> Tensor:
-    """Values of the next observations `[T,N]` out of those of the observations.
+    """Return the values of the next observations `[T,N]`, given the values of the observations.
 
-    Within an episode the next observation is the next row's; only the rows in `boundary` (ends and the last row)
-    need a value of their own: `boundary_value`, one for each of them in row order.
+    Within an episode, the next value is that of the next row. `boundary_value` holds the others, in row order: one for
+    each step in `boundary`, i.e. at episode ends and in the last row.
     """
-    following = torch.cat([value[1:], value[-1:]])
-    return following.masked_scatter(boundary, boundary_value)
+    shifted = torch.cat([value[1:], value[-1:]])
+    return shifted.masked_scatter(boundary, boundary_value)

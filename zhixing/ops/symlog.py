@@ -1,4 +1,4 @@
-"""Numbers of any size on a common scale, and numbers as distributions over bins of that scale (Hafner et al., 2023)."""
+"""Symlog scaling, and the two-hot encoding of numbers over symexp-spaced bins (Hafner et al., 2023)."""
 
 from __future__ import annotations
 
@@ -6,47 +6,50 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-LIMIT = 20.0  # of bins, in symlog: numbers up to 5e8
+MAX_SYMLOG = 20.0  # of the outermost bin, which represents 5e8
 
 
 def symlog(x: Tensor) -> Tensor:
-    """sign(x) log(1 + |x|): nearly x where it is small, its logarithm where it is large."""
+    """Return sign(x) log(1 + |x|): nearly linear for small x, logarithmic for large x."""
     return x.sign() * x.abs().log1p()
 
 
 def symexp(x: Tensor) -> Tensor:
-    """The inverse of `symlog`."""
+    """Return the inverse of `symlog`."""
     return x.sign() * x.abs().expm1()
 
 
 def symexp_bins(num: int) -> Tensor:
-    """`num` numbers, an odd number of them, equally far apart in symlog: finest around 0, and mirrored there."""
-    half = symexp(torch.linspace(0.0, LIMIT, num // 2 + 1))
+    """Return `num` bins, equally spaced in symlog and symmetric around 0. `num` must be odd."""
+    half = symexp(torch.linspace(0.0, MAX_SYMLOG, num // 2 + 1))
     return torch.cat([-half[1:].flip(0), half])
 
 
 def two_hot(x: Tensor, bins: Tensor) -> Tensor:
-    """Share each of `x [...]` between the two bins around it so that their mean is x: `[..., bins]`.
+    """Encode `x [...]` as weights `[..., bins]` of the two neighboring bins whose weighted mean is x.
 
-    What lies beyond the first or the last bin goes to that one.
+    Numbers beyond the first or last bin are clipped to it.
     """
     x = x.clamp(bins[0], bins[-1])
     upper = torch.searchsorted(bins, x, right=True).clamp_(1, len(bins) - 1)
     below, above = bins[upper - 1], bins[upper]
-    share = ((x - below) / (above - below)).unsqueeze(-1)  # of the bin above
-    shares = torch.zeros(*x.shape, len(bins), device=x.device)
+    weight = ((x - below) / (above - below)).unsqueeze(-1)  # of the upper bin
+    weights = torch.zeros(*x.shape, len(bins), device=x.device)
     upper = upper.unsqueeze(-1)
-    return shares.scatter_(-1, upper, share).scatter_(-1, upper - 1, 1.0 - share)
+    return weights.scatter_(-1, upper, weight).scatter_(-1, upper - 1, 1.0 - weight)
 
 
 def two_hot_mean(logits: Tensor, bins: Tensor) -> Tensor:
-    """The mean of distributions `logits [..., bins]`. Bins that mirror each other are paired before they are summed:
-    the outermost are so large that the least error in their chances would drown all others."""
-    chance = logits.softmax(-1)
+    """Return the mean of distributions `logits [..., bins]`.
+
+    The probabilities of opposite bins are subtracted before the sum. Otherwise rounding errors in the probabilities of
+    the outermost bins, which are huge, would dominate the result.
+    """
+    probability = logits.softmax(-1)
     middle = len(bins) // 2
-    return (chance[..., middle + 1 :] - chance[..., :middle].flip(-1)) @ bins[middle + 1 :]
+    return (probability[..., middle + 1 :] - probability[..., :middle].flip(-1)) @ bins[middle + 1 :]
 
 
-def two_hot_loss(logits: Tensor, shares: Tensor) -> Tensor:
-    """Cross-entropy `[...]` of distributions with what they should be, `[..., bins]` each."""
-    return -(shares * F.log_softmax(logits, -1)).sum(-1)
+def two_hot_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the cross-entropy `[...]` of predictions and two-hot targets, `[..., bins]` each."""
+    return -(target * F.log_softmax(logits, -1)).sum(-1)

@@ -1,4 +1,4 @@
-"""Mixers: what makes agents' own best actions the team's."""
+"""Mixers: monotonicity, consistency of greedy actions, and values by hand."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from zhixing.nets.mixers import MonotonicMixer, SumMixer
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_agent_gain_is_a_loss_for_the_team(seed: int) -> None:
+def test_joint_value_increases_with_the_value_of_each_agent(seed: int) -> None:
     torch.manual_seed(seed)
     mixer = MonotonicMixer(num_agents=4, state_size=7, size=8, hyper_size=16)
     for parameter in mixer.parameters():
-        parameter.data.normal_(std=2.0)  # any weights, not only first ones
+        parameter.data.normal_(std=2.0)  # any weights, not only initial ones
     q = (10 * torch.randn(500, 4)).requires_grad_()
-    (slope,) = torch.autograd.grad(mixer(q, 3 * torch.randn(500, 7)).sum(), q)
-    assert slope.min() >= 0
-    assert slope.max() > 0
+    (gradient,) = torch.autograd.grad(mixer(q, 3 * torch.randn(500, 7)).sum(), q)
+    assert gradient.min() >= 0
+    assert gradient.max() > 0
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_joint_best_action_is_each_agents_own(seed: int) -> None:
+def test_greedy_joint_action_is_the_greedy_action_of_each_agent(seed: int) -> None:
     torch.manual_seed(seed)
     mixer = MonotonicMixer(num_agents=3, state_size=5, size=8, hyper_size=16)
-    values = torch.randn(3, 4)  # of three agents' four actions
+    values = torch.randn(3, 4)  # three agents with four actions each
     state = torch.randn(5)
-    joint = list(itertools.product(range(4), repeat=3))
-    rows = torch.stack([values[torch.arange(3), torch.tensor(actions)] for actions in joint])
-    team = mixer(rows, state.expand(len(joint), -1))
-    own = mixer(values.amax(-1), state)
-    assert torch.isclose(team.max(), own)
+    joint_actions = list(itertools.product(range(4), repeat=3))
+    rows = torch.stack([values[torch.arange(3), torch.tensor(actions)] for actions in joint_actions])
+    joint_q = mixer(rows, state.expand(len(joint_actions), -1))
+    greedy_q = mixer(values.amax(-1), state)
+    assert torch.isclose(joint_q.max(), greedy_q)
 
 
-def test_the_sum_is_the_sum() -> None:
+def test_sum_mixer() -> None:
     assert SumMixer()(torch.tensor([[1.0, 2.0, -4.0]]), torch.zeros(1, 2)).tolist() == [-1.0]
 
 
-def test_the_mixture_by_hand() -> None:
+def test_monotonic_mixer_by_hand() -> None:
     mixer = MonotonicMixer(num_agents=2, state_size=1, size=1, hyper_size=1)
     with torch.no_grad():
         for parameter in mixer.parameters():
             parameter.zero_()
-        mixer.hyper_w1[2].bias.copy_(torch.tensor([-2.0, 0.5]))  # made positive: 2 and 0.5
+        mixer.hyper_w1[2].bias.copy_(torch.tensor([-2.0, 0.5]))  # absolute values: 2 and 0.5
         mixer.hyper_b1.bias.fill_(-7.0)
         mixer.hyper_w2[2].bias.fill_(-3.0)
         mixer.hyper_b2[2].bias.fill_(10.0)

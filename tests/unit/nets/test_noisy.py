@@ -1,4 +1,4 @@
-"""Noisy layers: silent they are linear layers; their noise is factorised, drawn from the generator given, not saved."""
+"""Noisy layers: linear without noise; the noise is factorized, drawn from the given generator, and not saved."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def effective(layer: NoisyLinear) -> tuple[Tensor, Tensor]:
-    """The weights and biases with which a layer acts: its answers to the unit vectors and to zero."""
+def effective_weights(layer: NoisyLinear) -> tuple[Tensor, Tensor]:
+    """Return weights and biases including noise, computed from the outputs for unit vectors and zero."""
     inputs = layer.weight.shape[1]
     bias = layer(torch.zeros(1, inputs))[0]
     return (layer(torch.eye(inputs)) - bias).T, bias
 
 
-def test_a_silent_layer_is_the_linear_layer_of_its_mean_weights() -> None:
+def test_without_noise_it_is_a_linear_layer() -> None:
     layer, x = NoisyLinear(3, 2), torch.randn(5, 3)
-    plain = F.linear(x, layer.weight, layer.bias)
-    assert torch.equal(layer(x), plain)  # silent at first
+    expected = F.linear(x, layer.weight, layer.bias)
+    assert torch.equal(layer(x), expected)  # no initial noise
     resample(layer, rng())
-    assert not torch.allclose(layer(x), plain)
+    assert not torch.allclose(layer(x), expected)
     zero_noise(layer)
-    assert torch.equal(layer(x), plain)
+    assert torch.equal(layer(x), expected)
 
 
 def test_noisy_weights_by_hand() -> None:
@@ -46,7 +46,7 @@ def test_noisy_weights_by_hand() -> None:
     assert layer(torch.tensor([[10.0, 100.0]])).item() == pytest.approx(-56.7)
 
 
-def test_two_draws_differ_and_the_same_generator_repeats() -> None:
+def test_noise_depends_only_on_the_generator() -> None:
     layer, x = NoisyLinear(4, 3), torch.randn(2, 4)
     generator = rng(1)
     outs = []
@@ -58,18 +58,18 @@ def test_two_draws_differ_and_the_same_generator_repeats() -> None:
     assert torch.equal(layer(x), outs[0])
 
 
-def test_noise_is_a_product_of_a_row_and_a_column() -> None:
+def test_noise_is_factorized() -> None:
     layer = NoisyLinear(6, 5)
     resample(layer, rng(2))
-    weight, bias = effective(layer)
+    weight, bias = effective_weights(layer)
     noise = (weight - layer.weight) / layer.weight_sigma
     assert torch.linalg.matrix_rank(noise, rtol=1e-3) == 1
-    # f(ε_out) moves the bias too, so a column of the matrix is in proportion to the bias's noise
+    # the bias has the noise f(ε_out), which is proportional to every column of the weights' noise
     column = (bias - layer.bias) / layer.bias_sigma
     assert torch.allclose(noise, torch.outer(column, layer.noise_in), atol=1e-4)
 
 
-def test_noise_is_a_signed_root_of_a_normal() -> None:
+def test_noise_is_the_signed_root_of_a_normal() -> None:
     # f(ε) = sign(ε) √|ε| has mean 0 and variance E|ε| = √(2/π) = 0.798, its square is half-normal with E ε² = 1
     layer = NoisyLinear(200_000, 1)
     resample(layer, rng(3))
@@ -79,7 +79,7 @@ def test_noise_is_a_signed_root_of_a_normal() -> None:
     assert float(noise.pow(4).mean()) == pytest.approx(1.0, abs=0.02)
 
 
-def test_first_weights_are_those_of_the_paper() -> None:
+def test_initial_weights_are_those_of_the_paper() -> None:
     layer = NoisyLinear(16, 8, sigma_init=0.4)
     # μ uniform in ±1/√16, σ = 0.4/√16
     assert layer.weight.abs().max() <= 0.25
@@ -88,7 +88,7 @@ def test_first_weights_are_those_of_the_paper() -> None:
     assert torch.allclose(layer.bias_sigma, torch.full((8,), 0.1))
 
 
-def test_all_layers_of_a_module_get_noise_of_their_own() -> None:
+def test_layers_get_different_noise() -> None:
     net = nn.Sequential(NoisyLinear(4, 4), nn.ReLU(), nn.Sequential(NoisyLinear(4, 4)))
     assert is_noisy(net)
     assert not is_noisy(nn.Sequential(nn.Linear(4, 4)))
@@ -100,7 +100,7 @@ def test_all_layers_of_a_module_get_noise_of_their_own() -> None:
     assert not any(noise.any() for noise in net.buffers())
 
 
-def test_modules_without_noise_are_left_alone() -> None:
+def test_modules_without_noisy_layers_draw_nothing() -> None:
     net, generator = nn.Linear(3, 2), rng()
     before = generator.get_state()
     resample(net, generator)
@@ -108,11 +108,11 @@ def test_modules_without_noise_are_left_alone() -> None:
     assert torch.equal(generator.get_state(), before)
 
 
-def test_spreads_are_learned_only_where_there_is_noise() -> None:
+def test_sigmas_have_gradients_only_with_noise() -> None:
     layer = NoisyLinear(3, 2)
     x = torch.ones(4, 3)
-    silent = torch.autograd.grad(layer(x).sum(), [layer.weight_sigma, layer.bias_sigma])
-    assert not any(g.any() for g in silent)
+    without_noise = torch.autograd.grad(layer(x).sum(), [layer.weight_sigma, layer.bias_sigma])
+    assert not any(g.any() for g in without_noise)
     resample(layer, rng())
     weight, bias = torch.autograd.grad(layer(x).sum(), [layer.weight_sigma, layer.bias_sigma])
     # by the chain rule: the noise of each weight, times the sum of its inputs
@@ -120,9 +120,9 @@ def test_spreads_are_learned_only_where_there_is_noise() -> None:
     assert torch.allclose(bias, 4.0 * layer.noise_out)
 
 
-def test_noise_is_not_saved_and_copies_have_their_own() -> None:
+def test_noise_is_not_saved_and_not_shared_by_copies() -> None:
     layer = NoisyLinear(3, 2)
     assert set(layer.state_dict()) == {"weight", "bias", "weight_sigma", "bias_sigma"}
-    other = copy.deepcopy(layer)
+    clone = copy.deepcopy(layer)
     resample(layer, rng())
-    assert not other.noise_in.any()
+    assert not clone.noise_in.any()

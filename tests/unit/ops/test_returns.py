@@ -1,4 +1,4 @@
-"""Advantages worked out by hand, and against a formula written out step by step."""
+"""Advantages by hand, and against an explicit sum."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ import torch
 from zhixing.ops.returns import gae, next_values
 
 
-def test_gae_by_hand_with_a_death_a_cut_and_the_end_of_the_rollout() -> None:
+def test_gae_by_hand_with_termination_truncation_and_rollout_end() -> None:
     # gamma = 0.5, lambda = 0.5, so the trace carries 0.25. Rewards are 1, values 2 everywhere, next values as given.
-    # environment 0 dies at t=1, environment 1 is cut at t=1, environment 2 runs on beyond the rollout
+    # env 0 terminates at t=1, env 1 is truncated at t=1, env 2 continues beyond the rollout
     reward = torch.ones(3, 3)
     value = torch.full((3, 3), 2.0)
     next_value = torch.tensor([[2.0, 2.0, 2.0], [8.0, 8.0, 2.0], [4.0, 4.0, 4.0]])
     terminated = torch.tensor([[0, 0, 0], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
     truncated = torch.tensor([[0, 0, 0], [0, 1, 0], [0, 0, 0]], dtype=torch.bool)
     # deltas r + 0.5 v' - v:  t=2: 1 + 2 - 2 = 1 for all
-    #   t=1: dies: 1 + 0 - 2 = -1;  cut: 1 + 4 - 2 = 3;  goes on: 1 + 1 - 2 = 0
+    #   t=1: terminated: 1 + 0 - 2 = -1;  truncated: 1 + 4 - 2 = 3;  neither: 1 + 1 - 2 = 0
     #   t=0: 1 + 1 - 2 = 0 for all
     # advantages:  t=1: -1 and 3 (traces end), 0 + 0.25 * 1 = 0.25;  t=0: -0.25, 0.75, 0.0625
     expected = torch.tensor([[-0.25, 0.75, 0.0625], [-1.0, 3.0, 0.25], [1.0, 1.0, 1.0]])
     assert torch.equal(gae(reward, value, next_value, terminated, truncated, 0.5, 0.5), expected)
 
 
-def test_step_that_is_both_terminated_and_truncated_has_no_future() -> None:
-    one = torch.ones(1, 1, dtype=torch.bool)
-    # 3 - 2 = 1: the 100 behind a death doesn't count, though the clock ran out at the same step
-    assert gae(torch.tensor([[3.0]]), torch.tensor([[2.0]]), torch.tensor([[100.0]]), one, one, 0.9, 0.9).item() == 1.0
+def test_terminated_and_truncated_step_does_not_bootstrap() -> None:
+    true = torch.ones(1, 1, dtype=torch.bool)
+    # 3 - 2 = 1: the next value 100 is ignored after termination, although the step is also truncated
+    assert (
+        gae(torch.tensor([[3.0]]), torch.tensor([[2.0]]), torch.tensor([[100.0]]), true, true, 0.9, 0.9).item() == 1.0
+    )
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(0.99, 0.95), (1.0, 1.0), (0.9, 0.0), (0.0, 0.5)])
@@ -41,16 +43,16 @@ def test_gae_equals_the_sum_over_all_later_steps(gamma: float, lam: float) -> No
         for t in range(T):
             weight = 1.0
             for k in range(t, T):
-                future = 0.0 if terminated[k, n] else gamma * next_value[k, n]
-                expected[t, n] += weight * (reward[k, n] + future - value[k, n])
+                bootstrap = 0.0 if terminated[k, n] else gamma * next_value[k, n]
+                expected[t, n] += weight * (reward[k, n] + bootstrap - value[k, n])
                 weight *= gamma * lam
                 if terminated[k, n] or truncated[k, n]:
                     break
-    found = gae(reward, value, next_value, terminated, truncated, gamma, lam)
-    assert torch.allclose(found, expected, atol=1e-12)
+    actual = gae(reward, value, next_value, terminated, truncated, gamma, lam)
+    assert torch.allclose(actual, expected, atol=1e-12)
 
 
-def test_next_values_are_the_next_rows_but_at_boundaries() -> None:
+def test_next_values_are_the_next_rows_except_at_boundaries() -> None:
     value = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     boundary = torch.tensor([[False, True], [False, False], [True, True]])
     # row order: (0,1) gets 10, (2,0) gets 20, (2,1) gets 30

@@ -1,4 +1,4 @@
-"""The symlog scale and numbers as two-hot distributions, by hand."""
+"""Symlog scaling and two-hot distributions, by hand."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from zhixing.ops.symlog import LIMIT, symexp, symexp_bins, symlog, two_hot, two_hot_loss, two_hot_mean
+from zhixing.ops.symlog import MAX_SYMLOG, symexp, symexp_bins, symlog, two_hot, two_hot_loss, two_hot_mean
 
 
 def test_symlog_by_hand() -> None:
     e = math.e
-    found = symlog(torch.tensor([0.0, e - 1, 1 - e, 0.001, e**3 - 1]))
-    assert found.tolist() == pytest.approx([0.0, 1.0, -1.0, 0.0009995, 3.0], abs=1e-6)
+    actual = symlog(torch.tensor([0.0, e - 1, 1 - e, 0.001, e**3 - 1]))
+    assert actual.tolist() == pytest.approx([0.0, 1.0, -1.0, 0.0009995, 3.0], abs=1e-6)
 
 
 def test_symexp_undoes_symlog() -> None:
@@ -22,25 +22,25 @@ def test_symexp_undoes_symlog() -> None:
     assert torch.allclose(symlog(symexp(x.clamp(-10, 10))), x.clamp(-10, 10), rtol=1e-4)
 
 
-def test_bins_are_equally_far_apart_in_symlog_and_mirrored() -> None:
+def test_bins_are_equally_spaced_in_symlog_and_symmetric() -> None:
     bins = symexp_bins(5)
     # in symlog: -20, -10, 0, 10, 20
     assert bins.tolist() == pytest.approx([1 - math.e**20, 1 - math.e**10, 0.0, math.e**10 - 1, math.e**20 - 1])
-    assert symlog(symexp_bins(255)).diff().tolist() == pytest.approx([2 * LIMIT / 254] * 254, rel=1e-3)
+    assert symlog(symexp_bins(255)).diff().tolist() == pytest.approx([2 * MAX_SYMLOG / 254] * 254, rel=1e-3)
 
 
 BINS = torch.tensor([-10.0, -2.0, 0.0, 2.0, 10.0])
 
 
 def test_two_hot_by_hand() -> None:
-    # 1 lies midway from 0 to 2; 4 is a quarter of the way from 2 to 10; -2 is a bin; 99 is beyond the last one
-    found = two_hot(torch.tensor([[1.0, 4.0], [-2.0, 99.0]]), BINS)
-    assert found.shape == (2, 2, 5)
-    assert found[0].tolist() == [[0, 0, 0.5, 0.5, 0], [0, 0, 0, 0.75, 0.25]]
-    assert found[1].tolist() == [[0, 1, 0, 0, 0], [0, 0, 0, 0, 1]]
+    # 1 is midway between 0 and 2; 4 is a quarter of the way from 2 to 10; -2 is a bin; 99 is clipped to the last bin
+    actual = two_hot(torch.tensor([[1.0, 4.0], [-2.0, 99.0]]), BINS)
+    assert actual.shape == (2, 2, 5)
+    assert actual[0].tolist() == [[0, 0, 0.5, 0.5, 0], [0, 0, 0, 0.75, 0.25]]
+    assert actual[1].tolist() == [[0, 1, 0, 0, 0], [0, 0, 0, 0, 1]]
 
 
-def test_two_hot_keeps_the_mean() -> None:
+def test_two_hot_preserves_the_mean() -> None:
     bins = symexp_bins(255)
     x = torch.tensor([-1e5, -17.0, -1.0, -0.01, 0.0, 0.3, 1.0, 5.0, 200.0, 4e8])
     assert torch.allclose(two_hot(x, bins) @ bins, x, rtol=1e-4, atol=1e-6)
@@ -54,8 +54,8 @@ def test_mean_of_a_distribution_by_hand() -> None:
     assert float(two_hot_mean(logits, BINS)) == pytest.approx(1.4)
 
 
-def test_no_opinion_means_exactly_zero() -> None:
-    """Each outermost bin holds half a billion: summed one after the other, rounding alone would leave something."""
+def test_symmetric_distribution_has_mean_exactly_zero() -> None:
+    """The outermost bins are ±5e8, so a plain sum would leave large rounding errors."""
     assert two_hot_mean(torch.zeros(3, 255), symexp_bins(255)).tolist() == [0.0, 0.0, 0.0]
     noisy = torch.full((255,), 0.37)
     noisy[120:135] += torch.linspace(-1, 1, 15)
@@ -63,7 +63,7 @@ def test_no_opinion_means_exactly_zero() -> None:
 
 
 def test_loss_is_cross_entropy() -> None:
-    # chances 1/5 each: log 5, whatever the target; twice that for two targets added up
+    # probabilities 1/5 each: log 5 for any target, and 2 log 5 for the sum of two targets
     logits = torch.zeros(2, 5, requires_grad=True)
     targets = two_hot(torch.tensor([1.0, 4.0]), BINS)
     assert two_hot_loss(logits, targets).tolist() == pytest.approx([math.log(5)] * 2)
