@@ -353,7 +353,7 @@ def test_opposed_agents_are_rejected() -> None:
     made = learner()
     for _ in range(4):  # nothing is paid in the others' steps
         made.update(rollout(3, reward=torch.cat([versus, torch.zeros(2, 1, 2)])))
-    assert (made.team_reward.undecided, made.team_reward.seen) == (True, 4)
+    assert (made.team_reward.undecided, made.team_reward.rewarded_steps) == (True, 4)
     made.update(rollout(**PAID))  # 1 and 3
     made.update(rollout(12, reward=versus.expand(12, 1, 2)))
 

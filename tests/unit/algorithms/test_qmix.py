@@ -184,7 +184,7 @@ def test_padding_does_not_decide_whether_agents_are_opposed() -> None:
     made = learner()
     assert made.team_reward is not None
     made.update(padded)
-    assert (made.team_reward.undecided, made.team_reward.seen) == (True, 1)
+    assert (made.team_reward.undecided, made.team_reward.rewarded_steps) == (True, 1)
     made.update(rows)
     assert not made.team_reward.undecided
 
