@@ -80,7 +80,7 @@ def ours(row: dict[str, Any]) -> Callable[[], int]:
     import torch
     from torch import nn
 
-    from zhixing.search import Network, Playouts, make_game, search
+    from zhixing.search import NetworkEvaluator, PlayoutEvaluator, make_game, search
 
     torch.set_num_threads(1)
     game, rng = make_game("pettingzoo/connect_four"), np.random.default_rng(0)
@@ -100,10 +100,10 @@ def ours(row: dict[str, Any]) -> Callable[[], int]:
             return out[:, :7].masked_fill(~mask, -1e8), torch.tanh(out[:, 7])
 
     by_network = "hidden_sizes" in row
-    evaluate = Network(Net()) if by_network else Playouts(1)
+    evaluate = NetworkEvaluator(Net()) if by_network else PlayoutEvaluator(1)
 
     def once() -> int:
-        roots, select = game.start(row["trees"]), "puct" if by_network else "uct"
+        roots, select = game.initial_states(row["trees"]), "puct" if by_network else "uct"
         return int(search(game, roots, row["simulations"], evaluate, rng, select=select, c=row["c"]).visits.sum())
 
     return once

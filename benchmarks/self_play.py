@@ -112,7 +112,7 @@ def player(agent: Agent, copy: Path) -> Player:
 
 
 def match(game: Any, one: Player, other: Player) -> MatchResult:
-    return play_match(game, one, other, GAMES, np.random.default_rng(0), opening=OPENING)
+    return play_match(game, one, other, GAMES, np.random.default_rng(0), opening_moves=OPENING)
 
 
 def tally(result: MatchResult) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from zhixing.core.learner import Gradients, Learner, Update
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Field, Tree
 from zhixing.errors import UserError
-from zhixing.search import GAMES, BoardNet, Network, SelfPlay, augment, numpy_generator
+from zhixing.search import GAMES, BoardNet, NetworkEvaluator, SelfPlay, augment, numpy_generator
 from zhixing.search.policy import SearchPolicy
 from zhixing.utils.importing import import_object
 
@@ -96,7 +96,7 @@ class AlphaZero(Learner):
             self.net = _make_net(cfg.net, net, self.game.obs_shape, self.game.num_actions).to(self.device)
         self.net_optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
         self.policy = SearchPolicy(
-            spaces, self.game, Network(self.net), cfg.simulations, self.net, select="puct", c=cfg.c
+            spaces, self.game, NetworkEvaluator(self.net), cfg.simulations, self.net, select="puct", c=cfg.c
         )
 
     @property

@@ -18,7 +18,7 @@ from zhixing.core.learner import Gradients, Learner
 from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 from zhixing.nets.policies import ActorCriticPolicy
-from zhixing.search import GAMES, Copies, Network, Playouts
+from zhixing.search import GAMES, EnvModel, NetworkEvaluator, PlayoutEvaluator
 from zhixing.search.policy import SearchPolicy
 
 
@@ -53,8 +53,8 @@ class MCTS(Learner):
             self.model: Any = GAMES[name]()
             self.model.gamma = cfg.gamma
         else:
-            self.model = Copies(name, cfg.gamma, cfg.playout_steps, **cfg.env.options)
-        evaluate = Playouts(cfg.playouts) if cfg.guide is None else _judge(cfg.guide, spaces, name)
+            self.model = EnvModel(name, cfg.gamma, cfg.playout_steps, **cfg.env.options)
+        evaluate = PlayoutEvaluator(cfg.playouts) if cfg.guide is None else _judge(cfg.guide, spaces, name)
         select = "uct" if cfg.guide is None else "puct"
         self.policy = SearchPolicy(spaces, self.model, evaluate, cfg.simulations, select=select, c=cfg.c)
 
@@ -65,7 +65,7 @@ class MCTS(Learner):
         raise UserError("mcts has no weights to start from; guide=RUN lets it ask a run's network")
 
 
-def _judge(run: str, spaces: Spaces, task: str) -> Network:
+def _judge(run: str, spaces: Spaces, task: str) -> NetworkEvaluator:
     """The network of a run that says which actions are likely and what a state is worth."""
     from zhixing.training.agent import load  # agents are made of algorithms, of which this is one
 
@@ -73,7 +73,7 @@ def _judge(run: str, spaces: Spaces, task: str) -> Network:
     policy = agent.policy
     if agent.spaces.fields() != spaces.fields() or agent.spaces.action != spaces.action:
         raise UserError(f"the guide {run} is for {agent.cfg.env.name}, which isn't like {task}")
-    if isinstance(policy, SearchPolicy) and isinstance(policy.player.evaluate, Network):
+    if isinstance(policy, SearchPolicy) and isinstance(policy.player.evaluate, NetworkEvaluator):
         return policy.player.evaluate
     if not isinstance(policy, ActorCriticPolicy) or policy.net.recurrent or spaces.agents:
         raise UserError(
@@ -86,4 +86,4 @@ def _judge(run: str, spaces: Spaces, task: str) -> Network:
         chances, value, _ = net(obs, None, mask)
         return chances.logp, value
 
-    return Network(judge)
+    return NetworkEvaluator(judge)

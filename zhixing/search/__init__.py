@@ -1,53 +1,53 @@
-"""Tree search: games and copies of tasks to search, the search itself, players, matches and self-play."""
+"""Tree search: games and environment models, the search itself, players, matches and self-play."""
 
 from __future__ import annotations
 
 from zhixing.search.board_net import BoardNet
-from zhixing.search.copies import Copies
-from zhixing.search.evaluate import Network, Playouts, numpy_generator
-from zhixing.search.games import GAMES, Game, Model, augment, make_game, random_action, seat_to_move
+from zhixing.search.env_model import EnvModel
+from zhixing.search.evaluators import NetworkEvaluator, PlayoutEvaluator, numpy_generator
+from zhixing.search.games import GAMES, Game, Model, augment, current_seat, make_game, random_action
 from zhixing.search.match import MatchResult, elo, elo_difference, play_match
 from zhixing.search.perfect import PerfectPlayer
 from zhixing.search.players import (
-    NetPlayer,
+    GreedyNetworkPlayer,
     Player,
     RandomPlayer,
     SearchPlayer,
     mcts_player,
     most_visited,
-    network_player,
+    puct_player,
 )
-from zhixing.search.self_play import Played, SelfPlay, as_steps
-from zhixing.search.tree import Result, search
+from zhixing.search.self_play import FinishedGames, SelfPlay, to_transitions
+from zhixing.search.tree import SearchResult, search
 
 __all__ = [
     "GAMES",
     "BoardNet",
-    "Copies",
+    "EnvModel",
+    "FinishedGames",
     "Game",
+    "GreedyNetworkPlayer",
     "MatchResult",
     "Model",
-    "NetPlayer",
-    "Network",
+    "NetworkEvaluator",
     "PerfectPlayer",
-    "Played",
     "Player",
-    "Playouts",
+    "PlayoutEvaluator",
     "RandomPlayer",
-    "Result",
     "SearchPlayer",
+    "SearchResult",
     "SelfPlay",
-    "as_steps",
     "augment",
+    "current_seat",
     "elo",
     "elo_difference",
     "make_game",
     "mcts_player",
     "most_visited",
-    "network_player",
     "numpy_generator",
     "play_match",
+    "puct_player",
     "random_action",
     "search",
-    "seat_to_move",
+    "to_transitions",
 ]

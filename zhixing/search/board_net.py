@@ -1,4 +1,4 @@
-"""A residual network for boards (Silver et al., 2017): which moves are worth a try, and who is likely to win."""
+"""A residual policy and value network for board games (Silver et al., 2017)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch.nn import functional as F
 
 from zhixing.ops.distributions import MASKED_LOGIT
 
-HEAD_PLANES = 4  # what each head gets to see of a cell
+HEAD_PLANES = 4  # input channels of each head
 
 
 class BoardNet(nn.Module):
-    """Planes `[B,H,W,P]` to logits `[B,n]` and values `[B]` in [-1, 1] for the player to move.
+    """Map planes `[B,H,W,P]` to logits `[B,n]` and values `[B]` in [-1, 1] for the player to move.
 
-    Differs from the paper: no batch normalisation, so that training and play compute the same. Instead the second
-    convolution of each block starts at zero (Zhang et al., 2019): at first blocks let everything pass as it is.
+    Differs from the paper: no batch normalization, so training and play compute the same. Instead, the second
+    convolution of each block is initialized to zero (Zhang et al., 2019), so each block starts as the identity.
     """
 
     def __init__(self, obs_shape: Sequence[int], num_actions: int, blocks: int = 5, channels: int = 64) -> None:
@@ -34,18 +34,18 @@ class BoardNet(nn.Module):
         for layer in (self.stem, *self.first, self.heads, self.hidden):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             nn.init.zeros_(layer.bias)
-        for layer in (*self.second, self.policy, self.value):  # equal chances and no opinion at the start
+        for layer in (*self.second, self.policy, self.value):  # uniform priors and value 0 at the start
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x = F.relu_(self.stem(obs.float().movedim(-1, 1)))  # channels last in memory, as they are shown
+        x = F.relu_(self.stem(obs.float().movedim(-1, 1)))  # channels_last in memory, like the observation
         for first, second in zip(self.first, self.second, strict=True):
             x = F.relu_(x + second(F.relu_(first(x))))
-        seen, judged = F.relu_(self.heads(x)).flatten(1).chunk(2, -1)
-        logits = self.policy(seen)
+        policy_features, value_features = F.relu_(self.heads(x)).flatten(1).chunk(2, -1)
+        logits = self.policy(policy_features)
         if mask is not None:
             logits = logits.masked_fill(~mask, MASKED_LOGIT)
-        value = torch.tanh(self.value(F.relu_(self.hidden(judged))))
+        value = torch.tanh(self.value(F.relu_(self.hidden(value_features))))
         return logits, value.squeeze(-1)

@@ -1,4 +1,4 @@
-"""What a search steps: rows of states, all at once. And the games that we have so, by their environments' names."""
+"""Protocols of models that can be searched, and the built-in games by their environments' names."""
 
 from __future__ import annotations
 
@@ -15,40 +15,39 @@ from zhixing.search.tictactoe import TicTacToe
 
 
 class Model(Protocol):
-    """Something that can be played on from any state. States are arrays `[N,...]` of any type, one row each.
+    """A model that can be played from any state, in batches. States are arrays `[N,...]` of any type, one per row.
 
-    `play` gives what the player who moved earns, and whether it is over; it isn't asked to go on from there. What one
-    of two players earns the other loses. What is earned a step later counts `gamma` as much.
+    `play` returns the reward of the player who moved. Games of two players are zero-sum. Rewards are discounted by
+    `gamma` per step.
     """
 
     num_players: int
     num_actions: int
     gamma: float
 
-    def legal(self, state: Array) -> Array:
-        """Which actions `[N,n]` may be taken."""
+    def legal_actions(self, state: Array) -> Array:
+        """Return a mask `[N,n]` of the legal actions."""
 
     def play(self, state: Array, action: Array) -> tuple[Array, Array, Array]:
-        """Legal actions `[N]` to the states after them, rewards `[N]` and ends `[N]`."""
+        """Take legal actions `[N]` and return the next states, the rewards `[N]` and whether the game is over `[N]`."""
 
-    def over(self, state: Array) -> Array: ...
+    def is_over(self, state: Array) -> Array: ...
 
-    def to_move(self, state: Array) -> Array:
-        """The number `[N]` of the player whose turn it is."""
+    def current_player(self, state: Array) -> Array:
+        """Return the index `[N]` of the player to move."""
 
     def observe(self, state: Array) -> Tree:
-        """What the player to move sees."""
+        """Return the observation of the player to move."""
 
     def playout(self, state: Array, rng: np.random.Generator) -> Array:
-        """What the player to move earns `[N]` when everybody plays at random to the end."""
+        """Play randomly to the end and return what the player to move earns `[N]`."""
 
 
 class Game(Model, Protocol):
-    """A game of two who take turns, without chance and without secrets: what the player to move sees, as PettingZoo
-    shows it, tells the state.
+    """A deterministic game of two alternating players with perfect information.
 
-    `cell_symmetries [K,H*W]` and `action_symmetries [K,n]` say where each cell and each action comes from when the
-    board is turned or mirrored; the first changes nothing.
+    Observations are those of PettingZoo, and determine the state. `cell_symmetries [K,H*W]` and `action_symmetries
+    [K,n]` hold the source of each cell and action when the board is rotated or mirrored; the first is the identity.
     """
 
     name: str
@@ -57,37 +56,40 @@ class Game(Model, Protocol):
     cell_symmetries: Array
     action_symmetries: Array
 
-    def start(self, num: int) -> Array: ...
+    def initial_states(self, num: int) -> Array: ...
 
     def from_obs(self, obs: Array) -> Array:
-        """The states that the player to move sees like this."""
+        """Return the states in which the player to move has these observations."""
 
 
-GAMES: dict[str, type[Game]] = {kind.name: kind for kind in (ConnectFour, TicTacToe)}
+GAMES: dict[str, type[Game]] = {game.name: game for game in (ConnectFour, TicTacToe)}
 
 
 def make_game(name: str) -> Game:
-    """A game by its environment's name, such as `pettingzoo/tictactoe`."""
+    """Make a game by its environment's name, such as `pettingzoo/tictactoe`."""
     if name not in GAMES:
         raise unknown("game", name, GAMES)
     return GAMES[name]()
 
 
 def random_action(legal: Array, rng: np.random.Generator) -> Array:
-    """One of the legal actions `[N,n]` of each row, with equal chances."""
+    """Sample one legal action per row of a mask `[N,n]`, uniformly."""
     return np.where(legal, rng.random(legal.shape), -1.0).argmax(-1)
 
 
-def seat_to_move(obs: Array) -> Array:
-    """Whose turn it is `[N]` when both seats are seen at once, `[N,2,...,2]`: who began has as many pieces or more."""
-    pieces = obs[:, 0].reshape(len(obs), -1, 2).sum(1)  # [N,2] of the first seat and the second
+def current_seat(obs: Array) -> Array:
+    """Return the seat to move `[N]` from the observations of both seats, `[N,2,...,2]`.
+
+    The second seat is to move if the first has more pieces.
+    """
+    pieces = obs[:, 0].reshape(len(obs), -1, 2).sum(1)  # [N,2] pieces of the first and of the second seat
     return (pieces[:, 0] > pieces[:, 1]).astype(np.int64)
 
 
 def augment(game: Game, batch: Batch, rng: np.random.Generator) -> Batch:
-    """Each position `[B]` of the fields obs, mask and policy as one of its mirror images, drawn with equal chances."""
-    which = rng.integers(len(game.cell_symmetries), size=len(batch))
-    cells, actions = game.cell_symmetries[which], game.action_symmetries[which]
+    """Apply a random symmetry of the board to the fields obs, mask and policy of each position `[B]`."""
+    index = rng.integers(len(game.cell_symmetries), size=len(batch))
+    cells, actions = game.cell_symmetries[index], game.action_symmetries[index]
     flat = batch.obs.reshape(*cells.shape, -1)
     return batch.replace(
         obs=np.take_along_axis(flat, cells[..., None], 1).reshape(batch.obs.shape),

@@ -1,4 +1,4 @@
-"""MatchEvaluator between players, and ratings from their results."""
+"""Matches between players, and Elo ratings from their results."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Tally(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MatchResult:
-    """What the player, not its opponent, achieved in each game: `outcomes [E]` of 1, 0 or -1, its `seats [E]` (0 where
-    it began) and the `lengths [E]` of the games in moves."""
+    """Results from the player's perspective: `outcomes [E]` (1, 0 or -1), the player's `seats [E]` (0 moves first) and
+    the `lengths [E]` of the games in moves."""
 
     outcomes: Array
     seats: Array
@@ -59,7 +59,7 @@ class MatchResult:
 
     @property
     def score(self) -> float:
-        """Points per game: a win is one, a draw half a point."""
+        """Return the points per game: a win counts 1, a draw 0.5."""
         return (self.wins + 0.5 * self.draws) / self.episodes
 
 
@@ -69,75 +69,74 @@ def play_match(
     opponent: Player,
     episodes: int,
     rng: np.random.Generator,
-    opening: int = 0,
+    opening_moves: int = 0,
     on_step: Callable[[], None] = lambda: None,
 ) -> MatchResult:
-    """All games at once; the player begins every other one, the first among them.
+    """Play all games of a match at once. The player moves first in games 0, 2, 4, ...
 
-    Two players without chance play the same two games over and over, unless these start with an `opening` of so many
-    random moves: another one for each pair of games, in which both sit on either side. `on_step` is called after each
-    move and may raise.
+    Deterministic players would repeat the same two games. `opening_moves` random moves make them differ: each pair of
+    games has its own opening, played from both sides. `on_step` is called after each move and may raise.
     """
     if episodes < 1:
-        raise UserError(f"a match of {episodes} episodes can't be played; it needs at least 1")
-    state = game.start((episodes + 1) // 2)
-    for _ in range(opening):
-        state, _, over = game.play(state, random_action(game.legal(state), rng))
+        raise UserError(f"a match needs at least 1 episode, not {episodes}")
+    state = game.initial_states((episodes + 1) // 2)
+    for _ in range(opening_moves):
+        state, _, over = game.play(state, random_action(game.legal_actions(state), rng))
         if over.any():
-            raise UserError(f"an opening of {opening} random moves can end {game.name}; take fewer")
+            raise UserError(f"opening_moves={opening_moves} can end a game of {game.name}; use fewer")
     state = state.repeat(2, axis=0)[:episodes]
     seat = np.arange(episodes) % 2  # the player's
-    outcome, length, over = np.zeros(episodes), np.full(episodes, opening), np.zeros(episodes, bool)
+    outcome, length, over = np.zeros(episodes), np.full(episodes, opening_moves), np.zeros(episodes, bool)
     while len(playing := np.flatnonzero(~over)):
         length[playing] += 1
-        mine = game.to_move(state[playing]) == seat[playing]
-        for sign, who, rows in ((1.0, player, playing[mine]), (-1.0, opponent, playing[~mine])):
+        players_turn = game.current_player(state[playing]) == seat[playing]
+        for sign, mover, rows in ((1.0, player, playing[players_turn]), (-1.0, opponent, playing[~players_turn])):
             if len(rows):
-                state[rows], reward, over[rows] = game.play(state[rows], who.choose(state[rows], rng))
+                state[rows], reward, over[rows] = game.play(state[rows], mover.choose(state[rows], rng))
                 outcome[rows] += sign * reward
         on_step()
     return MatchResult(outcome, seat, length)
 
 
 def elo_difference(score: float) -> float:
-    """How much higher than its opponent a player with these points per game is rated; infinite for 0 and 1."""
+    """Return the rating difference that corresponds to a score in points per game; infinite for 0 and 1."""
     if not 0.0 <= score <= 1.0:
-        raise UserError(f"a score of {score} points per game is impossible; it lies between 0 and 1")
+        raise UserError(f"score {score} must be between 0 and 1 points per game")
     if score in (0.0, 1.0):
         return math.copysign(math.inf, score - 0.5)
     return 400.0 * math.log10(score / (1.0 - score))
 
 
 def elo(results: Mapping[tuple[str, str], MatchResult], anchor: str, rating: float = 0.0) -> dict[str, float]:
-    """Ratings that make all results between pairs (player, opponent) the most likely, the anchor's being given.
+    """Fit maximum-likelihood Elo ratings to results by (player, opponent). The anchor's rating is fixed.
 
-    A player is expected to score 1 / (1 + 10^(-difference / 400)). Each pair is taken to have drawn one more game, so
-    that who has won or lost all of them has a rating, too.
+    The expected score is 1 / (1 + 10^(-difference / 400)). Each pair gets one additional draw, so ratings stay finite
+    for players who won or lost all games.
     """
     names = sorted({name for pair in results for name in pair})
     if anchor not in names:
         raise unknown("player", anchor, names)
-    linked = {anchor}
-    while more := {name for pair in results if linked & set(pair) for name in pair} - linked:
-        linked |= more
-    if apart := set(names) - linked:
-        raise UserError(f"no chain of matches leads from {anchor} to {', '.join(sorted(apart))}")
-    place = {name: i for i, name in enumerate(names)}
-    first, second = np.array([[place[a], place[b]] for a, b in results]).T
+    connected = {anchor}
+    while new := {name for pair in results if connected & set(pair) for name in pair} - connected:
+        connected |= new
+    if unconnected := set(names) - connected:
+        raise UserError(f"no chain of matches connects {anchor} with {', '.join(sorted(unconnected))}")
+    index = {name: i for i, name in enumerate(names)}
+    first, second = np.array([[index[a], index[b]] for a, b in results]).T
     games = np.array([result.episodes + 1.0 for result in results.values()])
     points = np.array([result.wins + 0.5 * (result.draws + 1) for result in results.values()])
     strength = np.zeros(len(names))  # in units of 400 / ln 10
     free = np.array([name != anchor for name in names])
     for _ in range(100):
         expected = 1.0 / (1.0 + np.exp(strength[second] - strength[first]))
-        slope, curve = np.zeros(len(names)), np.zeros((len(names), len(names)))
-        np.add.at(slope, first, points - games * expected)
-        np.add.at(slope, second, games * expected - points)
+        gradient, hessian = np.zeros(len(names)), np.zeros((len(names), len(names)))
+        np.add.at(gradient, first, points - games * expected)
+        np.add.at(gradient, second, games * expected - points)
         weight = games * expected * (1.0 - expected)
         for a, b, sign in ((first, first, 1), (second, second, 1), (first, second, -1), (second, first, -1)):
-            np.add.at(curve, (a, b), sign * weight)
-        step = np.linalg.solve(curve[np.ix_(free, free)], slope[free])
-        strength[free] += np.clip(step, -2.0, 2.0)  # far from the answer Newton's steps are too long
+            np.add.at(hessian, (a, b), sign * weight)
+        step = np.linalg.solve(hessian[np.ix_(free, free)], gradient[free])
+        strength[free] += np.clip(step, -2.0, 2.0)  # Newton's steps overshoot far from the solution
         if np.abs(step).max(initial=0.0) < 1e-10:
             break
-    return {name: rating + 400.0 / math.log(10.0) * strength[i] for name, i in place.items()}
+    return {name: rating + 400.0 / math.log(10.0) * strength[i] for name, i in index.items()}

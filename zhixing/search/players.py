@@ -1,4 +1,4 @@
-"""Players: from the states of N games at once to a move in each."""
+"""Players choose a move in each of N games at once."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 from torch import nn
 
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.search.evaluate import Network, Playouts
+from zhixing.search.evaluators import NetworkEvaluator, PlayoutEvaluator
 from zhixing.search.games import Game, Model, random_action
-from zhixing.search.tree import Evaluate, Result, search
+from zhixing.search.tree import Evaluator, SearchResult, search
 
 
 class Player(Protocol):
     def choose(self, state: Array, rng: np.random.Generator) -> Array:
-        """Legal actions `[N]` in states `[N,...]` at which it isn't over."""
+        """Return legal actions `[N]` in unfinished states `[N,...]`."""
 
 
 class RandomPlayer:
@@ -23,17 +23,17 @@ class RandomPlayer:
         self.game = game
 
     def choose(self, state: Array, rng: np.random.Generator) -> Array:
-        return random_action(self.game.legal(state), rng)
+        return random_action(self.game.legal_actions(state), rng)
 
 
 class SearchPlayer:
-    """The most visited action of a search; of equally visited ones that of the higher mean return."""
+    """Choose the most visited action of a search. Ties go to the higher mean return."""
 
-    def __init__(self, game: Model, evaluate: Evaluate, simulations: int, **settings: Any) -> None:
-        """`settings` are those of `search`."""
+    def __init__(self, game: Model, evaluate: Evaluator, simulations: int, **settings: Any) -> None:
+        """`settings` are passed to `search`."""
         self.game, self.evaluate, self.simulations, self.settings = game, evaluate, simulations, settings
 
-    def search(self, state: Array, rng: np.random.Generator) -> Result:
+    def search(self, state: Array, rng: np.random.Generator) -> SearchResult:
         return search(self.game, state, self.simulations, self.evaluate, rng, **self.settings)
 
     def choose(self, state: Array, rng: np.random.Generator) -> Array:
@@ -41,34 +41,34 @@ class SearchPlayer:
 
 
 def mcts_player(game: Game, simulations: int, playouts: int = 1, c: float = 1.4) -> SearchPlayer:
-    """Plain Monte-Carlo tree search: UCT with random playouts."""
-    return SearchPlayer(game, Playouts(playouts), simulations, select="uct", c=c)
+    """Make a player that searches by UCT with random playouts."""
+    return SearchPlayer(game, PlayoutEvaluator(playouts), simulations, select="uct", c=c)
 
 
-def network_player(game: Game, net: nn.Module, simulations: int, c: float = 1.25, leaves: int = 1) -> SearchPlayer:
-    """A network that looks ahead: PUCT with its priors and values, as in self-play but without noise."""
-    return SearchPlayer(game, Network(net), simulations, select="puct", c=c, leaves=leaves)
+def puct_player(game: Game, net: nn.Module, simulations: int, c: float = 1.25, leaves: int = 1) -> SearchPlayer:
+    """Make a player that searches by PUCT with a network's priors and values, as in self-play but without noise."""
+    return SearchPlayer(game, NetworkEvaluator(net), simulations, select="puct", c=c, leaves=leaves)
 
 
-class NetPlayer:
-    """A network alone: the action that it holds for the most likely."""
+class GreedyNetworkPlayer:
+    """Choose a network's most likely action, without a search."""
 
     def __init__(self, game: Game, net: nn.Module) -> None:
-        self.game, self.evaluate = game, Network(net)
+        self.game, self.evaluate = game, NetworkEvaluator(net)
 
     def choose(self, state: Array, rng: np.random.Generator) -> Array:
-        legal = self.game.legal(state)
+        legal = self.game.legal_actions(state)
         prior, _ = self.evaluate(self.game, state, legal, rng)
         return np.where(legal, prior, -1.0).argmax(-1)
 
 
-def draw(visits: Array, rng: np.random.Generator) -> Array:
-    """One action per row `[N,n]`, by its share of visits; never one without."""
-    edges = visits.cumsum(-1)
-    return (rng.random((len(visits), 1)) * edges[:, -1:] >= edges).sum(-1)
+def sample_by_visits(visits: Array, rng: np.random.Generator) -> Array:
+    """Sample one action per row `[N,n]` in proportion to its visits."""
+    cumulative = visits.cumsum(-1)
+    return (rng.random((len(visits), 1)) * cumulative[:, -1:] >= cumulative).sum(-1)
 
 
-def most_visited(found: Result) -> Array:
-    """Return the most visited action `[N]`; of equally visited ones that of the highest mean return."""
-    most = found.visits == found.visits.max(-1, keepdims=True)
-    return np.where(most, found.action_values, -np.inf).argmax(-1)
+def most_visited(result: SearchResult) -> Array:
+    """Return the most visited action `[N]`. Ties go to the highest mean return."""
+    most = result.visits == result.visits.max(-1, keepdims=True)
+    return np.where(most, result.action_values, -np.inf).argmax(-1)

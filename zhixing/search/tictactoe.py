@@ -1,7 +1,7 @@
-"""Tic-tac-toe on bitboards: PettingZoo's `tictactoe`, many games at once.
+"""Tic-tac-toe on bitboards: PettingZoo's `tictactoe`, for a batch of games.
 
-A state is two integers `[N,2]`: the marks of the player to move, and those of both. Bit i is cell i of PettingZoo's
-board, which is also action i.
+A state is two integers `[N,2]`: the marks of the player to move, and the marks of both players. Bit i is cell i of
+PettingZoo's board, which is also action i.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.search.bits import count_bits
+from zhixing.search.bitboard import popcount
 
 SIDE = 3
 CELLS = SIDE * SIDE
@@ -17,9 +17,9 @@ BOARD = (1 << CELLS) - 1
 BITS = 1 << np.arange(CELLS, dtype=np.int64)
 GRID = np.arange(CELLS).reshape(SIDE, SIDE)
 LINES = [*GRID, *GRID.T, GRID.diagonal(), GRID[:, ::-1].diagonal()]
-# of each of the 512 sets of marks whether there is a line among them
+# for each of the 512 sets of marks, whether it contains a line
 HAS_LINE = np.array([any(all(marks >> cell & 1 for cell in line) for line in LINES) for marks in range(1 << CELLS)])
-TURNS = [np.rot90(grid, turns).reshape(-1) for grid in (GRID, GRID.T) for turns in range(4)]
+SYMMETRIES = [np.rot90(grid, k).reshape(-1) for grid in (GRID, GRID.T) for k in range(4)]
 
 
 class TicTacToe:
@@ -29,27 +29,27 @@ class TicTacToe:
     num_actions = CELLS
     obs_shape: tuple[int, ...] = (SIDE, SIDE, 2)
     max_moves = CELLS
-    cell_symmetries = action_symmetries = np.stack(TURNS)
+    cell_symmetries = action_symmetries = np.stack(SYMMETRIES)
 
-    def start(self, num: int) -> Array:
+    def initial_states(self, num: int) -> Array:
         return np.zeros((num, 2), np.int64)
 
-    def legal(self, state: Array) -> Array:
+    def legal_actions(self, state: Array) -> Array:
         return (state[:, 1, None] & BITS) == 0
 
     def play(self, state: Array, action: Array) -> tuple[Array, Array, Array]:
-        own, taken = state[:, 0], state[:, 1]
+        player, both = state[:, 0], state[:, 1]
         mark = BITS.take(action)
-        after = np.stack([own ^ taken, taken | mark], 1)
-        won = HAS_LINE.take(own | mark)
+        after = np.stack([player ^ both, both | mark], 1)
+        won = HAS_LINE.take(player | mark)
         return after, won.astype(np.float32), won | (after[:, 1] == BOARD)
 
-    def over(self, state: Array) -> Array:
-        own, taken = state[:, 0], state[:, 1]
-        return HAS_LINE.take(own ^ taken) | HAS_LINE.take(own) | (taken == BOARD)
+    def is_over(self, state: Array) -> Array:
+        player, both = state[:, 0], state[:, 1]
+        return HAS_LINE.take(player ^ both) | HAS_LINE.take(player) | (both == BOARD)
 
-    def to_move(self, state: Array) -> Array:
-        return count_bits(state[:, 1]) & 1
+    def current_player(self, state: Array) -> Array:
+        return popcount(state[:, 1]) & 1
 
     def observe(self, state: Array) -> Array:
         marks = state[:, None].copy()
@@ -62,15 +62,16 @@ class TicTacToe:
         return marks
 
     def playout(self, state: Array, rng: np.random.Generator) -> Array:
-        """All moves at once: the free cells in random order, and who has a line first on the way."""
-        own, taken = state[:, 0], state[:, 1]
-        before = (taken[:, None] >> np.arange(CELLS) & 1).astype(bool)
-        marks = BITS.take((rng.random(before.shape) + before).argsort(-1))  # [N,9] in the order of play
-        mine, its = marks.copy(), marks
-        mine[:, 1::2], its[:, ::2] = 0, 0
-        mine[:, 0] |= own
-        its[:, 0] |= own ^ taken
-        mine, its = (HAS_LINE.take(np.bitwise_or.accumulate(boards, 1)) for boards in (mine, its))
-        first = (mine | its).argmax(1)
-        won = (mine | its).any(1) & (first < CELLS - count_bits(taken))
+        """Play all moves at once: shuffle the free cells, and find who is the first to complete a line."""
+        player, both = state[:, 0], state[:, 1]
+        occupied = (both[:, None] >> np.arange(CELLS) & 1).astype(bool)
+        marks = BITS.take((rng.random(occupied.shape) + occupied).argsort(-1))  # [N,9] in the order of play
+        player_marks, opponent_marks = marks.copy(), marks
+        player_marks[:, 1::2], opponent_marks[:, ::2] = 0, 0
+        player_marks[:, 0] |= player
+        opponent_marks[:, 0] |= player ^ both
+        lines = HAS_LINE.take(np.bitwise_or.accumulate(player_marks, 1))
+        lines |= HAS_LINE.take(np.bitwise_or.accumulate(opponent_marks, 1))
+        first = lines.argmax(1)
+        won = lines.any(1) & (first < CELLS - popcount(both))
         return won * (1.0 - 2.0 * (first & 1))

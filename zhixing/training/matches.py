@@ -31,8 +31,8 @@ class PolicyPlayer:
 
     @torch.no_grad()
     def choose(self, state: Array, rng: np.random.Generator) -> Array:
-        rows, seat = np.arange(len(state)), self.game.to_move(state)
-        view, legal = self.game.observe(state), self.game.legal(state)
+        rows, seat = np.arange(len(state)), self.game.current_player(state)
+        view, legal = self.game.observe(state), self.game.legal_actions(state)
         obs = np.stack([view, view[..., ::-1]], 1)  # whose turn it is, and who waits
         mask = np.zeros((len(state), 2, self.game.num_actions), bool)
         mask[:, 0], mask[:, 1, 0] = legal, True

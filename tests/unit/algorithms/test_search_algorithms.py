@@ -1,4 +1,4 @@
-"""mcts, alphazero and matches between runs."""
+"""Tests of mcts, alphazero and matches between runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zhixing.training.matches import MatchEvaluator, PolicyPlayer, make_opponent
 TICTACTOE = "pettingzoo/tictactoe"
 
 
-def test_losses_by_hand() -> None:
+def test_losses_match_hand_computed_values() -> None:
     logp = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]]))
     policy = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]])
     policy_loss, value_loss = losses(logp, torch.tensor([0.5, -1.0]), policy, torch.tensor([1.0, 1.0]))
@@ -28,22 +28,24 @@ def test_losses_by_hand() -> None:
     assert value_loss.item() == pytest.approx(2.125)
 
 
-@pytest.mark.parametrize(("share", "target"), [(0.0, 0.8), (0.5, 0.6), (1.0, 0.4)])
-def test_values_learn_outcome_and_search(share: float, target: float, short_config: Callable, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("search_value", "target"), [(0.0, 0.8), (0.5, 0.6), (1.0, 0.4)])
+def test_value_targets_mix_outcome_and_search(
+    search_value: float, target: float, short_config: Callable, tmp_path: Path
+) -> None:
     session = zx.Session(
-        short_config("alphazero", search_value=share, weight_decay=0.0, lr=0.02), tmp_path / "run", quiet=True
+        short_config("alphazero", search_value=search_value, weight_decay=0.0, lr=0.02), tmp_path / "run", quiet=True
     )
     game = make_game(TICTACTOE)
-    state = game.start(8)
-    even = np.full((8, 9), 1 / 9, np.float32)
+    state = game.initial_states(8)
+    uniform = np.full((8, 9), 1 / 9, np.float32)
     batch = Batch(
         obs=game.observe(state),
-        mask=game.legal(state),
-        policy=even,
+        mask=game.legal_actions(state),
+        policy=uniform,
         value=np.full(8, 0.4, np.float32),
         reward=np.full(8, 0.8, np.float32),
     ).to("cpu")
-    # the first network has no opinion: value 0, equal chances
+    # a new network has value 0 and a uniform policy
     metrics = session.learner.gradients(batch).metrics
     assert metrics["value_loss"].item() == pytest.approx(target**2, abs=1e-6)
     assert metrics["policy_loss"].item() == pytest.approx(np.log(9), abs=1e-5)
@@ -55,17 +57,17 @@ def test_values_learn_outcome_and_search(share: float, target: float, short_conf
     session.close()
 
 
-def test_weight_decay_pulls_the_weights_down(short_config: Callable, tmp_path: Path) -> None:
-    sizes = []
+def test_weight_decay_shrinks_the_weights(short_config: Callable, tmp_path: Path) -> None:
+    norms = []
     for decay in (0.0, 1.0):
         cfg = short_config("alphazero", weight_decay=decay, env_steps=200, anneal_lr=False)
         session = zx.Session(cfg, tmp_path / str(decay), quiet=True)
         session.run()
-        sizes.append(sum(float(p.detach().square().sum()) for p in session.learner.net.parameters()))
-    assert sizes[1] < 0.9 * sizes[0]
+        norms.append(sum(float(p.detach().square().sum()) for p in session.learner.net.parameters()))
+    assert norms[1] < 0.9 * norms[0]
 
 
-def test_a_discount_prefers_sooner_wins(short_config: Callable, tmp_path: Path) -> None:
+def test_outcomes_are_discounted(short_config: Callable, tmp_path: Path) -> None:
     cfg = short_config("alphazero", gamma=0.5)
     session = zx.Session(cfg, tmp_path / "run", quiet=True)
     values = {abs(float(v)) for _ in range(3) for v in session.learner.self_play().collect(9).batch.reward.reshape(-1)}
@@ -97,8 +99,8 @@ def test_opponents_by_name(agent_run: Path, short_config: Callable, tmp_path: Pa
         make_opponent(make_game("pettingzoo/connect_four"), "perfect")
 
 
-def test_any_policy_of_a_game_plays_matches(tmp_path: Path) -> None:
-    """Both seats are shown what the environment shows, with its masks: a policy that lost its way would raise."""
+def test_any_policy_can_play_matches(tmp_path: Path) -> None:
+    """A policy gets the same observations and masks of both seats as in the environment."""
     short = {"env_steps": 64, "rollout_steps": 16, "minibatch_size": 32, "num_envs": 2, "eval_episodes": 2}
     out = tmp_path / "ippo"
     zx.train("ippo", env=TICTACTOE, out=out, quiet=True, tensorboard=False, net__recurrent="none", **short)
@@ -108,38 +110,38 @@ def test_any_policy_of_a_game_plays_matches(tmp_path: Path) -> None:
     game = make_game(TICTACTOE)
     player = PolicyPlayer(game, zx.load(out).policy)
     assert play_match(game, player, PerfectPlayer(game), 10, np.random.default_rng(0)).episodes == 10
-    # what it is shown is what the environment shows
+    # same observations as in the environment
     env = zx.envs.make_vector(TICTACTOE, 1, backend="serial")
     obs, info = env.reset(seed=0)
-    seen: list[tuple] = []
+    inputs: list[tuple] = []
     player.policy.act = lambda obs, hidden, mask, *rest: (
-        seen.append((obs, mask))
+        inputs.append((obs, mask))
         or zx.Decision(  # type: ignore[method-assign]
             torch.zeros(1, 2, dtype=torch.int64)
         )
     )
-    state = game.start(1)
+    state = game.initial_states(1)
     for action in (4, 0, 8):
         player.choose(state, np.random.default_rng(0))
-        np.testing.assert_array_equal(seen[-1][0].numpy(), obs)
-        np.testing.assert_array_equal(seen[-1][1].numpy(), info["action_mask"])
+        np.testing.assert_array_equal(inputs[-1][0].numpy(), obs)
+        np.testing.assert_array_equal(inputs[-1][1].numpy(), info["action_mask"])
         state, _, _ = game.play(state, np.array([action]))
         obs, _, _, _, info = env.step(np.array([[action, action]]))
     env.close()
 
 
-def test_matches_repeat_by_seed_and_count_both_seats(agent_run: Path) -> None:
+def test_matches_depend_on_the_seed_and_use_both_seats(agent_run: Path) -> None:
     policy = zx.load(agent_run).policy
     matches = MatchEvaluator(make_game(TICTACTOE), policy, "random")
-    one, again, other = (matches.evaluate(11, seed).summary() for seed in (0, 0, 1))
-    assert one == again
-    assert one != other
-    firsts = [e for e in matches.evaluate(11, 0).episodes if "first_won" in e.info]
-    assert len(firsts) == 6
-    assert {"first_won", "second_won", "win_rate", "drawn", "lost"} <= one.keys()
+    first, repeated, different = (matches.evaluate(11, seed).summary() for seed in (0, 0, 1))
+    assert first == repeated
+    assert first != different
+    moved_first = [e for e in matches.evaluate(11, 0).episodes if "first_won" in e.info]
+    assert len(moved_first) == 6
+    assert {"first_won", "second_won", "win_rate", "drawn", "lost"} <= first.keys()
 
 
-def test_eval_against_on_the_command_line(
+def test_eval_command_against_an_opponent(
     agent_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
@@ -155,13 +157,13 @@ def test_against_needs_a_game(short_config: Callable, tmp_path: Path) -> None:
         zx.evaluate(tmp_path / "run", 2, against="random")
 
 
-def test_mcts_as_it_comes_never_loses_tictactoe(tmp_path: Path) -> None:
+def test_mcts_with_default_settings_never_loses_tictactoe(tmp_path: Path) -> None:
     zx.train("mcts", env=TICTACTOE, out=tmp_path / "run", quiet=True, eval_episodes=1)
     assert zx.evaluate(tmp_path / "run", 10, against="perfect").summary()["lost"] == 0.0
 
 
 def test_mcts_balances_a_pole(tmp_path: Path) -> None:
-    """Any task that can be copied: 20 simulations of 20 steps keep the pole up, where chance lets it fall after 22."""
+    """20 simulations of 20 steps keep the pole up; a random policy drops it after about 22 steps."""
     short = {"env_steps": 20, "simulations": 20, "playout_steps": 20, "eval_episodes": 1, "eval_every_steps": 0}
     result = zx.train(
         "mcts", env={"name": "CartPole-v1", "max_episode_steps": 60}, out=tmp_path / "run", quiet=True, **short
@@ -170,7 +172,7 @@ def test_mcts_balances_a_pole(tmp_path: Path) -> None:
     assert result["updates"] == 0
 
 
-def test_mcts_asks_a_guide(agent_run: Path, tmp_path: Path) -> None:
+def test_mcts_with_a_guide(agent_run: Path, tmp_path: Path) -> None:
     zx.train("ppo", env="CartPole-v1", out=tmp_path / "ppo", quiet=True, env_steps=512, eval_episodes=1)
     short = {"env_steps": 20, "simulations": 8, "eval_episodes": 1, "eval_every_steps": 0, "quiet": True}
     zx.train("mcts", env="CartPole-v1", guide=str(tmp_path / "ppo"), out=tmp_path / "guided", **short)
@@ -194,18 +196,18 @@ def test_mcts_asks_a_guide(agent_run: Path, tmp_path: Path) -> None:
         ("alphazero", TICTACTOE, {"opponent": "nobody"}, "there is no opponent 'nobody'"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(name: str, env: str, settings: dict, message: str, tmp_path: Path) -> None:
+def test_unsearchable_envs_are_rejected(name: str, env: str, settings: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(zx.UserError, match=message):
         zx.train(name, env=env, out=tmp_path / "run", quiet=True, **settings)
     assert not (tmp_path / "run").exists()
 
 
-def test_mcts_has_no_weights_to_start_from(agent_run: Path, tmp_path: Path) -> None:
+def test_mcts_rejects_init_from(agent_run: Path, tmp_path: Path) -> None:
     with pytest.raises(zx.UserError, match="no weights to start from"):
         zx.train("mcts", env=TICTACTOE, init_from=str(agent_run), out=tmp_path / "run", quiet=True)
 
 
-def test_an_agent_that_searches_a_task_must_watch_it(short_config: Callable, tmp_path: Path) -> None:
+def test_search_policy_must_be_bound_to_its_env(short_config: Callable, tmp_path: Path) -> None:
     zx.train("mcts", env="toy/match", out=tmp_path / "run", quiet=True, env_steps=10, simulations=4, eval_episodes=1)
     agent = zx.load(tmp_path / "run")
     env = zx.envs.make_vector("toy/match", 2, backend="serial")

@@ -1,3 +1,5 @@
+"""Tests of self-play."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -12,99 +14,99 @@ from zhixing.search.board_net import BoardNet
 from zhixing.search.games import augment, make_game
 from zhixing.search.match import play_match
 from zhixing.search.perfect import PerfectPlayer
-from zhixing.search.players import network_player
-from zhixing.search.self_play import SelfPlay, as_steps
+from zhixing.search.players import puct_player
+from zhixing.search.self_play import SelfPlay, to_transitions
 
 TICTACTOE, CONNECT_FOUR = make_game("pettingzoo/tictactoe"), make_game("pettingzoo/connect_four")
 
 
-def new_net(seed: int = 0, channels: int = 8) -> BoardNet:
+def make_net(seed: int = 0, channels: int = 8) -> BoardNet:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return BoardNet(TICTACTOE.obs_shape, TICTACTOE.num_actions, blocks=1, channels=channels)
 
 
-def test_gives_whole_games_from_their_players_eyes() -> None:
-    play = SelfPlay(TICTACTOE, new_net(), 6, 12, seed=0)
-    lengths, positions = 0, 0
+def test_positions_of_complete_games_from_the_view_of_the_player_to_move() -> None:
+    play = SelfPlay(TICTACTOE, make_net(), 6, 12, seed=0)
+    num_games, num_positions = 0, 0
     for _ in range(8):
-        played = play.play(3)
-        batch = played.batch
-        assert len(batch) == played.lengths.sum()
-        lengths += len(played.lengths)
-        positions += len(batch)
-        begin = 0
-        for length, first in zip(played.lengths, played.outcomes, strict=True):
-            game = batch[begin : begin + length]
-            begin += length
-            # an empty board, then one mark more each time
+        finished = play.play(3)
+        batch = finished.batch
+        assert len(batch) == finished.lengths.sum()
+        num_games += len(finished.lengths)
+        num_positions += len(batch)
+        start = 0
+        for length, first in zip(finished.lengths, finished.outcomes, strict=True):
+            game = batch[start : start + length]
+            start += length
+            # an empty board, then one more mark per move
             assert game.obs.sum((1, 2, 3)).tolist() == list(range(length))
             np.testing.assert_array_equal(game.mask, game.obs.reshape(length, 9, 2).sum(-1) == 0)
             np.testing.assert_allclose(game.policy.sum(-1), 1.0, atol=1e-6)
             assert (game.policy[~game.mask] == 0).all()
-            # who made the last move has won or drawn, and before that the players take turns
+            # the last mover has won or drawn, and the players alternate
             assert game.outcome[-1] in (0.0, 1.0)
             np.testing.assert_array_equal(game.outcome, first * (-1.0) ** np.arange(length))
-            # each position is the one before with the players' planes exchanged and a mark added
+            # each position is the previous one with swapped planes and a new mark
             for now, after, policy in zip(game.obs[:-1], game.obs[1:], game.policy, strict=False):
                 added = after[..., 1] - now[..., 0]
                 assert added.sum() == 1
                 assert policy[added.argmax()] > 0
                 np.testing.assert_array_equal(after[..., 0], now[..., 1])
-    assert lengths >= 12
-    assert positions + play.moves.sum() == 8 * 3 * 6
+    assert num_games >= 12
+    assert num_positions + play.moves.sum() == 8 * 3 * 6
 
 
-def test_goes_on_exactly_where_it_was_saved() -> None:
-    net = new_net()
-    one = SelfPlay(CONNECT_FOUR, BoardNet((6, 7, 2), 7, 1, 8), 5, 8, seed=3, fast_simulations=4, full_share=0.5)
-    other = SelfPlay(CONNECT_FOUR, one.evaluate.net, 5, 8, seed=9, fast_simulations=4, full_share=0.5)
-    one.play(11)
-    state = one.state_dict()
-    expected = one.play(20)
-    other.load_state_dict(state)
-    found = other.play(20)
+def test_resume_is_exact() -> None:
+    net = make_net()
+    original = SelfPlay(CONNECT_FOUR, BoardNet((6, 7, 2), 7, 1, 8), 5, 8, seed=3, fast_simulations=4, full_share=0.5)
+    resumed = SelfPlay(CONNECT_FOUR, original.evaluate.net, 5, 8, seed=9, fast_simulations=4, full_share=0.5)
+    original.play(11)
+    state = original.state_dict()
+    expected = original.play(20)
+    resumed.load_state_dict(state)
+    actual = resumed.play(20)
     assert len(expected.batch) > 20
     for name in expected.batch.fields:
-        np.testing.assert_array_equal(getattr(found.batch, name), getattr(expected.batch, name))
-    np.testing.assert_array_equal(found.lengths, expected.lengths)
+        np.testing.assert_array_equal(getattr(actual.batch, name), getattr(expected.batch, name))
+    np.testing.assert_array_equal(actual.lengths, expected.lengths)
     with pytest.raises(UserError, match=r"the saved self-play has state of shape \(5, 2\), this one \(6, 2\)"):
         SelfPlay(CONNECT_FOUR, net, 6, 8, seed=0).load_state_dict(state)
 
 
-def test_seeds_repeat_and_differ() -> None:
-    runs = [SelfPlay(TICTACTOE, new_net(), 4, 10, seed=seed).play(12).batch for seed in (1, 1, 2)]
+def test_games_depend_on_the_seed() -> None:
+    runs = [SelfPlay(TICTACTOE, make_net(), 4, 10, seed=seed).play(12).batch for seed in (1, 1, 2)]
     np.testing.assert_array_equal(runs[0].obs, runs[1].obs)
     assert runs[0].obs.shape != runs[2].obs.shape or (runs[0].obs != runs[2].obs).any()
 
 
-def test_explores_only_at_the_start() -> None:
-    """Without noise and exploration all games are the same one; with one explored move they part at once."""
-    still = SelfPlay(TICTACTOE, new_net(), 8, 20, seed=0, noise=0.0, explore_moves=0).play(9)
-    assert len(set(map(bytes, still.batch.obs.reshape(8, -1)))) == 1
-    moved = SelfPlay(TICTACTOE, new_net(), 8, 20, seed=0, noise=0.0, explore_moves=1)
-    moved.play(1)
-    first = moved.state
+def test_only_the_first_moves_are_sampled() -> None:
+    """Without noise and sampling all games are equal; one sampled move makes them differ."""
+    greedy = SelfPlay(TICTACTOE, make_net(), 8, 20, seed=0, noise=0.0, explore_moves=0).play(9)
+    assert len(set(map(bytes, greedy.batch.obs.reshape(8, -1)))) == 1
+    sampled = SelfPlay(TICTACTOE, make_net(), 8, 20, seed=0, noise=0.0, explore_moves=1)
+    sampled.play(1)
+    first = sampled.state
     assert len(np.unique(first, axis=0)) > 1
-    moved.play(1)
-    for row in np.unique(first, axis=0):  # the same first move, the same answer
-        assert len(np.unique(moved.state[(first == row).all(1)], axis=0)) == 1
+    sampled.play(1)
+    for row in np.unique(first, axis=0):  # equal first moves have equal replies
+        assert len(np.unique(sampled.state[(first == row).all(1)], axis=0)) == 1
 
 
-def test_keeps_only_what_was_searched_in_full() -> None:
-    play = SelfPlay(TICTACTOE, new_net(), 20, 16, seed=0, fast_simulations=2, full_share=0.3)
-    played = play.play(60)
-    share = len(played.batch) / played.lengths.sum()
-    assert 0.1 < share < 0.55  # 60 draws of 0.3: standard deviation 0.06
-    # 16 visits are shares of 1/16; two visits would be 0, 1/2 or 1 at the most
-    assert (np.unique(played.batch.policy * 16) % 1 == 0).all()
-    assert (((played.batch.policy > 0).sum(-1)) > 2).mean() > 0.5
+def test_only_full_searches_are_recorded() -> None:
+    play = SelfPlay(TICTACTOE, make_net(), 20, 16, seed=0, fast_simulations=2, full_share=0.3)
+    finished = play.play(60)
+    fraction = len(finished.batch) / finished.lengths.sum()
+    assert 0.1 < fraction < 0.55  # 60 samples with probability 0.3: standard deviation 0.06
+    # 16 visits give multiples of 1/16; two visits would give 0, 1/2 or 1
+    assert (np.unique(finished.batch.policy * 16) % 1 == 0).all()
+    assert (((finished.batch.policy > 0).sum(-1)) > 2).mean() > 0.5
 
 
 def test_learns_tictactoe() -> None:
-    """The whole loop in small: after a few dozen rounds a search of 30 draws most games against perfect play."""
+    """A small training loop: after 40 rounds, a search of 12 simulations rarely loses against perfect play."""
     torch.manual_seed(0)
-    net, rng = new_net(channels=24), np.random.default_rng(0)
+    net, rng = make_net(channels=24), np.random.default_rng(0)
     optimizer = torch.optim.Adam(net.parameters(), 3e-3, weight_decay=1e-4)
     play = SelfPlay(TICTACTOE, net, 64, 24, seed=0, explore_moves=5)
     flag = Field((), np.dtype(bool))
@@ -119,15 +121,15 @@ def test_learns_tictactoe() -> None:
     }
     buffer = Buffer(spec, 8000)
 
-    def losses() -> int:
-        player = network_player(TICTACTOE, net, 12)
+    def count_losses() -> int:
+        player = puct_player(TICTACTOE, net, 12)
         return play_match(TICTACTOE, player, PerfectPlayer(TICTACTOE), 100, np.random.default_rng(1)).losses
 
-    before = losses()
+    before = count_losses()
     for _ in range(40):
-        played = play.play(4)
-        if len(played.batch):
-            buffer.add(as_steps(played.batch).map(lambda leaf: leaf[:, None]))
+        finished = play.play(4)
+        if len(finished.batch):
+            buffer.add(to_transitions(finished.batch).map(lambda leaf: leaf[:, None]))
         if len(buffer) < 500:
             continue
         for _ in range(8):
@@ -137,6 +139,6 @@ def test_learns_tictactoe() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    after = losses()
+    after = count_losses()
     assert before > 20
     assert after <= 5

@@ -1,4 +1,4 @@
-"""Bits of boards: 64 cells in one integer."""
+"""Bitboards: boards of up to 64 cells in one integer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from zhixing.envs.vector.step_buffers import Array
 
 
-def sum_of_bits(boards: Array) -> Array:
-    """How many bits are set, where NumPy can't tell: the sums of pairs, of fours and of bytes, then of all bytes."""
+def popcount_fallback(boards: Array) -> Array:
+    """Count the bits that are set: add up pairs of bits, then groups of four, then bytes, then all bytes."""
     boards = boards - (boards >> 1 & 0x5555555555555555)
     boards = (boards & 0x3333333333333333) + (boards >> 2 & 0x3333333333333333)
     boards = boards + (boards >> 4) & 0x0F0F0F0F0F0F0F0F
     return boards * 0x0101010101010101 >> 56
 
 
-count_bits: Callable[[Array], Array] = getattr(np, "bitwise_count", sum_of_bits)  # NumPy 2 can
+popcount: Callable[[Array], Array] = getattr(np, "bitwise_count", popcount_fallback)  # NumPy 2 has its own
