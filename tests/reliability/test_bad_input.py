@@ -324,9 +324,9 @@ def hollow(file: Any, elsewhere: Path) -> None:
 @pytest.mark.parametrize(
     ("put", "told"),
     [
-        (external_link, "'rewards' is a link to elsewhere"),
-        (external_storage, "'rewards' has its numbers in other files"),
-        (virtual, "'rewards' has its numbers in other files"),
+        (external_link, "'rewards' is a link, which isn't followed"),
+        (external_storage, "'rewards' is stored in other files"),
+        (virtual, "'rewards' is stored in other files"),
         (hollow, "'rewards' claims 4,000,000,000,000 bytes"),
     ],
 )

@@ -1,12 +1,12 @@
-"""D4RL's HDF5 files: `observations actions rewards terminals`, often `timeouts`, sometimes `next_observations`.
+"""HDF5 files of D4RL: `observations actions rewards terminals`, often `timeouts`, sometimes `next_observations`.
 
-With `next_observations` every successor is known, and a segment is also over where they aren't the next row. Without,
-what followed an episode's last step is unknown. After a terminal nobody asks for it: it is zeros. A last step that
-timed out, or after which the file ends, is dropped: its observation is what followed the step before it, which becomes
-the end of its segment, truncated if the dropped one had timed out. (An episode of that one step is dropped whole.)
+With `next_observations` every successor is known, and an episode also ends where the next row isn't the successor.
+Without, the successor of an episode's last step is unknown. After a terminal it isn't needed and set to zeros. A last
+step that timed out, or at the end of the file, is dropped: its observation becomes the final observation of the step
+before, which is truncated if the dropped step had timed out. (An episode of only that step is dropped completely.)
 
-Without `timeouts` and `next_observations` episodes end at terminals and, if the task is named and has one, at its time
-limit; other ends can't be seen.
+Without `timeouts` and `next_observations` episodes end at terminals and at the time limit of the environment, if it is
+named and has one. Other ends can't be detected.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from zhixing.core.tree import Field
 from zhixing.envs.env_spec import describe
 from zhixing.envs.registry import make
 from zhixing.errors import UserError
-from zhixing.offline.dataset import Dataset
-from zhixing.offline.recording import Array, Chunk, Header, cast, chunk_rows, from_extra
+from zhixing.offline.chunks import Array, Chunk, Header, cast, chunk_rows, import_extra
 
-MOST_TIMES = 1_100  # that packed data grows when it is read; deflate reaches 1,032
+MAX_COMPRESSION = 1_100  # accepted ratio of array size to file size; deflate reaches 1,032
 FIELDS = {"obs": "observations", "action": "actions", "reward": "rewards"}
 
 
 class Steps(NamedTuple):
-    """What becomes of each row of a file, [S]."""
+    """Flags of each row of a file, [S]."""
 
     terminated: Array
     truncated: Array
@@ -40,84 +39,86 @@ class Steps(NamedTuple):
     keep: Array
 
 
-def read(path: str | Path, env: str | None = None, options: Mapping[str, Any] | None = None) -> Dataset:
-    """All of a file, in memory. Its arrays are read as the spaces of the task `env`, or as what they look like."""
-    return Dataset.gather(*recording(path, env, options))
-
-
-def recording(
+def read_chunks(
     path: str | Path, env: str | None = None, options: Mapping[str, Any] | None = None
 ) -> tuple[Header, Iterator[Chunk]]:
-    """A file's header, and its steps by chunks."""
-    who, h5py = str(path), from_extra("h5py", str(path))
-    task = None if env is None else _of_task(env, dict(options or {}))
-    with _opened(h5py, who) as file:
-        arrays = _arrays(h5py, file, who)
+    """Return the header of a file and its steps as chunks.
+
+    Arrays are read as the spaces of the environment `env`. Without one, the spaces are guessed from the arrays.
+    """
+    source, h5py = str(path), import_extra("h5py", str(path))
+    env_spaces = None if env is None else _spaces_and_limit(env, dict(options or {}))
+    with _open(h5py, source) as file:
+        arrays = _arrays(h5py, file, source)
         num_steps = arrays["rewards"].shape[0]
-        spaces, limit = task or (_guess(who, arrays), None)
+        spaces, limit = env_spaces or (_guess_spaces(source, arrays), None)
         if spaces.num_agents > 1 or spaces.extras():
-            raise UserError(f"{who}: D4RL's files hold steps of one agent without masks, not such as {env}")
-        for name, theirs in FIELDS.items():
-            _check_fits(who, theirs, arrays[theirs], num_steps, spaces.fields()[name])
+            raise UserError(
+                f"{source}: D4RL's files hold steps of one agent without masks, which {env} isn't; name another env"
+            )
+        for name, key in FIELDS.items():
+            _check_shape(source, key, arrays[key], num_steps, spaces.fields()[name])
         if "next_observations" in arrays:
-            after = arrays["next_observations"]
-            _check_fits(who, "next_observations", after, num_steps, spaces.fields()["obs"])
-            steps = _with_successors(who, arrays, _breaks(arrays["observations"], after))
+            next_obs = arrays["next_observations"]
+            _check_shape(source, "next_observations", next_obs, num_steps, spaces.fields()["obs"])
+            steps = _with_successors(source, arrays, _breaks(arrays["observations"], next_obs))
         else:
-            steps = _without_successors(who, arrays, limit)
-    header = Header(spaces=spaces, env=env, options=dict(options or {}) if env else {}, name=who)
+            steps = _without_successors(source, arrays, limit)
+    header = Header(spaces=spaces, env=env, options=dict(options or {}) if env else {}, name=source)
     return header, _chunks(h5py, header, steps)
 
 
 def _chunks(h5py: Any, header: Header, steps: Steps) -> Iterator[Chunk]:
-    who, spec = header.name, header.spaces.fields()
+    source, spec = header.name, header.spaces.fields()
     size = chunk_rows(spec)
-    with _opened(h5py, who) as file:
+    with _open(h5py, source) as file:
         for start in range(0, len(steps.keep), size):
             rows = slice(start, start + size)
             keep, ends = steps.keep[rows], steps.ends[rows]
-            num = len(keep)
+            length = len(keep)
             values = {
-                name: cast(who, theirs, spec[name], file[theirs][rows], num, start) for name, theirs in FIELDS.items()
+                name: cast(source, key, spec[name], file[key][rows], length, start) for name, key in FIELDS.items()
             }
             if "next_observations" in file:
-                after = cast(who, "next_observations", spec["obs"], file["next_observations"][rows], num, start)
+                next_obs = cast(
+                    source, "next_observations", spec["obs"], file["next_observations"][rows], length, start
+                )
             else:
-                after = np.zeros_like(values["obs"])
-                following = file["observations"][start + 1 : start + size + 1]
-                after[: len(following)] = cast(who, "observations", spec["obs"], following, len(following))
-                after[steps.terminated[rows]] = 0
-            kept = {name: value[keep] for name, value in values.items()}
+                next_obs = np.zeros_like(values["obs"])
+                next_rows = file["observations"][start + 1 : start + size + 1]
+                next_obs[: len(next_rows)] = cast(source, "observations", spec["obs"], next_rows, len(next_rows))
+                next_obs[steps.terminated[rows]] = 0
+            fields = {name: value[keep] for name, value in values.items()}
             flags = {"terminated": steps.terminated[rows][keep], "truncated": steps.truncated[rows][keep]}
-            yield Chunk(kept | flags, np.flatnonzero(ends[keep]), {"obs": after[ends]})
+            yield Chunk(fields | flags, np.flatnonzero(ends[keep]), {"obs": next_obs[ends]})
 
 
-# -------------------------------------------------------------------- episodes
+# --- episodes ---
 
 
-def _with_successors(who: str, arrays: dict[str, Any], breaks: Array) -> Steps:
-    terminated = _flags(who, arrays, "terminals")
-    truncated = _flags(who, arrays, "timeouts") if "timeouts" in arrays else np.zeros_like(terminated)
+def _with_successors(source: str, arrays: dict[str, Any], breaks: Array) -> Steps:
+    terminated = _flags(source, arrays, "terminals")
+    truncated = _flags(source, arrays, "timeouts") if "timeouts" in arrays else np.zeros_like(terminated)
     return Steps(terminated, truncated, terminated | truncated | breaks, np.ones_like(terminated))
 
 
-def _without_successors(who: str, arrays: dict[str, Any], limit: int | None) -> Steps:
-    terminated = _flags(who, arrays, "terminals")
-    timeouts = _flags(who, arrays, "timeouts") if "timeouts" in arrays else _by_limit(terminated, limit)
-    over = terminated | timeouts
-    over[-1] = True
-    dropped = over & ~terminated
-    before = np.flatnonzero(dropped[1:] & ~over[:-1])  # rows whose next one, of the same episode, is dropped
+def _without_successors(source: str, arrays: dict[str, Any], limit: int | None) -> Steps:
+    terminated = _flags(source, arrays, "terminals")
+    timeouts = _flags(source, arrays, "timeouts") if "timeouts" in arrays else _timeouts_by_limit(terminated, limit)
+    ended = terminated | timeouts
+    ended[-1] = True
+    dropped = ended & ~terminated
+    before = np.flatnonzero(dropped[1:] & ~ended[:-1])  # rows whose next row, of the same episode, is dropped
     ends, truncated = terminated.copy(), terminated & timeouts
     ends[before] = True
     truncated[before] = timeouts[before + 1]
     if not ends.any():
-        raise UserError(f"{who} has no step whose successor is known: one row only, or each of them timed out")
+        raise UserError(f"{source} has no step with a known successor: it has one row, or every row timed out")
     return Steps(terminated, truncated, ends, ~dropped)
 
 
-def _by_limit(terminated: Array, limit: int | None) -> Array:
-    """Time-outs that weren't written down: every `limit` steps since the last terminal."""
+def _timeouts_by_limit(terminated: Array, limit: int | None) -> Array:
+    """Return timeouts that the file doesn't record: every `limit` steps since the last terminal."""
     if limit is None:
         return np.zeros_like(terminated)
     rows = np.arange(len(terminated))
@@ -125,99 +126,99 @@ def _by_limit(terminated: Array, limit: int | None) -> Array:
     return ((rows - first) % limit == limit - 1) & ~terminated
 
 
-def _breaks(obs: Any, after: Any) -> Array:
-    """Rows that the next one doesn't follow, by chunks."""
+def _breaks(obs: Any, next_obs: Any) -> Array:
+    """Return which rows the next row doesn't continue, read in chunks."""
     num_steps = obs.shape[0]
-    breaks = np.ones(num_steps, bool)  # after the last row comes nothing
+    breaks = np.ones(num_steps, bool)  # the last row has no next row
     size = chunk_rows({"obs": Field(obs.shape[1:], obs.dtype)})
     for start in range(0, num_steps - 1, size):
         stop = min(start + size, num_steps - 1)
-        differs = after[start:stop] != obs[start + 1 : stop + 1]
+        differs = next_obs[start:stop] != obs[start + 1 : stop + 1]
         breaks[start:stop] = differs.reshape(stop - start, -1).any(1)
     return breaks
 
 
-def _flags(who: str, arrays: dict[str, Any], name: str) -> Array:
+def _flags(source: str, arrays: dict[str, Any], name: str) -> Array:
     values = arrays[name][:]
-    wrong = np.flatnonzero((values != 0) & (values != 1))
-    if len(wrong):
-        raise UserError(f"{who}: field {name!r} is {values[wrong[0]]} at row {wrong[0]}, expected 0 or 1")
+    invalid = np.flatnonzero((values != 0) & (values != 1))
+    if len(invalid):
+        raise UserError(f"{source}: field {name!r} is {values[invalid[0]]} at row {invalid[0]}, expected 0 or 1")
     return np.asarray(values.astype(bool))
 
 
-# ---------------------------------------------------------------------- arrays
+# --- arrays ---
 
 
 @contextmanager
-def _opened(h5py: Any, who: str) -> Iterator[Any]:
+def _open(h5py: Any, source: str) -> Iterator[Any]:
     try:
-        with h5py.File(who, "r") as file:
+        with h5py.File(source, "r") as file:
             yield file
     except UserError:
         raise
-    except Exception as error:  # what is damaged fails in many ways
-        raise UserError(f"{who} is damaged or no HDF5 file: {error}") from None
+    except Exception as error:  # damaged files raise many kinds of errors
+        raise UserError(f"{source} is damaged or not an HDF5 file: {error}") from None
 
 
-def _arrays(h5py: Any, file: Any, who: str) -> dict[str, Any]:
-    """The datasets of the file by name, of equal length and all numbers."""
-    needed, found = ("observations", "actions", "rewards", "terminals"), {}
-    for name in (*needed, "timeouts", "next_observations"):
+def _arrays(h5py: Any, file: Any, source: str) -> dict[str, Any]:
+    """Return the numeric arrays of the file by name, after checking that they have equal lengths."""
+    required, arrays = ("observations", "actions", "rewards", "terminals"), {}
+    for name in (*required, "timeouts", "next_observations"):
         if name not in file:
-            if name in needed:
-                raise UserError(f"{who} lacks the field {name!r} of D4RL's files; it has {', '.join(file) or 'none'}")
+            if name in required:
+                raise UserError(
+                    f"{source} lacks the field {name!r} of D4RL's files; it has {', '.join(file) or 'none'}"
+                )
             continue
         if not isinstance(file.get(name, getlink=True), h5py.HardLink):
-            raise UserError(
-                f"{who}: field {name!r} is a link to elsewhere, which isn't followed: copy it into the file"
-            )
+            raise UserError(f"{source}: field {name!r} is a link, which isn't followed: copy the array into the file")
         array = file[name]
         if not isinstance(array, h5py.Dataset) or array.dtype.kind not in "biuf" or not array.shape:
-            raise UserError(f"{who}: field {name!r} is no array of numbers")
+            raise UserError(f"{source}: field {name!r} is not an array of numbers")
         if array.external or array.is_virtual:
+            raise UserError(f"{source}: field {name!r} is stored in other files, which aren't read: copy it into this")
+        if array.nbytes > MAX_COMPRESSION * Path(source).stat().st_size:
             raise UserError(
-                f"{who}: field {name!r} has its numbers in other files, which aren't read: copy them into it"
+                f"{source}: field {name!r} claims {array.nbytes:,} bytes, more than a file of its size can hold"
             )
-        if array.nbytes > MOST_TIMES * Path(who).stat().st_size:
-            raise UserError(
-                f"{who}: field {name!r} claims {array.nbytes:,} bytes, more than a file of its size can hold"
-            )
-        found[name] = array
-    num_steps = found["rewards"].shape[0]
+        arrays[name] = array
+    num_steps = arrays["rewards"].shape[0]
     if num_steps == 0:
-        raise UserError(f"{who} has no steps")
-    for name in found:
+        raise UserError(f"{source} has no steps")
+    for name, array in arrays.items():
         flat = name in ("rewards", "terminals", "timeouts")
-        if found[name].shape[0] != num_steps or (flat and found[name].ndim != 1):
+        if array.shape[0] != num_steps or (flat and array.ndim != 1):
             expected = f"[{num_steps}]" if flat else f"[{num_steps}, ...], as many as rewards"
-            raise UserError(f"{who}: field {name!r} has shape {list(found[name].shape)}, expected {expected}")
-    return found
+            raise UserError(f"{source}: field {name!r} has shape {list(array.shape)}, expected {expected}")
+    return arrays
 
 
-def _check_fits(who: str, name: str, array: Any, num_steps: int, field: Any) -> None:
+def _check_shape(source: str, name: str, array: Any, num_steps: int, field: Any) -> None:
     if not isinstance(field, Field):
-        raise UserError(f"{who}: field {name!r} is one array, the task's is made of the parts {sorted(field)}")
+        raise UserError(f"{source}: field {name!r} is one array, but the environment's has the parts {sorted(field)}")
     if array.shape != (num_steps, *field.shape):
-        raise UserError(f"{who}: field {name!r} has shape {list(array.shape)}, expected {[num_steps, *field.shape]}")
+        raise UserError(f"{source}: field {name!r} has shape {list(array.shape)}, expected {[num_steps, *field.shape]}")
 
 
-def _guess(who: str, arrays: dict[str, Any]) -> Spaces:
+def _guess_spaces(source: str, arrays: dict[str, Any]) -> Spaces:
     obs, action = arrays["observations"], arrays["actions"]
     if action.dtype.kind != "f":
-        raise UserError(f"{who}: field 'actions' holds {action.dtype}, not floats from -1 to 1: name the task with env")
+        raise UserError(
+            f"{source}: field 'actions' holds {action.dtype}, not floats from -1 to 1: name the environment with env"
+        )
     if obs.dtype.kind == "f":
-        seen = Box(-np.inf, np.inf, obs.shape[1:], np.float32)
+        obs_space = Box(-np.inf, np.inf, obs.shape[1:], np.float32)
     else:
         limits = np.iinfo(np.uint8 if obs.dtype.kind == "b" else obs.dtype)
-        seen = Box(limits.min, limits.max, obs.shape[1:], limits.dtype.type)
-    return Spaces(seen, Box(-1.0, 1.0, action.shape[1:], np.float32))
+        obs_space = Box(limits.min, limits.max, obs.shape[1:], limits.dtype.type)
+    return Spaces(obs_space, Box(-1.0, 1.0, action.shape[1:], np.float32))
 
 
-def _of_task(env: str, options: dict[str, Any]) -> tuple[Spaces, int | None]:
-    """The spaces of a task, and its limit of steps."""
-    task = make(env, **options)
+def _spaces_and_limit(name: str, options: dict[str, Any]) -> tuple[Spaces, int | None]:
+    """Return the spaces and the time limit of an environment."""
+    env = make(name, **options)
     try:
-        limit = None if task.spec is None else task.spec.max_episode_steps
-        return describe(task, env).spaces, limit
+        limit = None if env.spec is None else env.spec.max_episode_steps
+        return describe(env, name).spaces, limit
     finally:
-        task.close()
+        env.close()

@@ -1,7 +1,7 @@
-"""Our own format: a folder with `manifest.json` and one `.npy` file per array, mapped into memory when read.
+"""zhixing's own format: a folder with `manifest.json` and one `.npy` file per array, memory-mapped when read.
 
-The manifest is written last, so that a folder without one is no dataset. It lists the files with their types and
-shapes; a reader takes exactly those that follow from the spaces and counts. Actions are in the task's own terms.
+The manifest is written last, so an incomplete folder has none. It lists the files with their dtypes and shapes; a
+reader accepts exactly those that follow from the spaces and counts. Actions are in the environment's scale.
 """
 
 from __future__ import annotations
@@ -19,50 +19,51 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_map
 from zhixing.errors import UserError
 from zhixing.offline import space_json
-from zhixing.offline.actions import map_to_policy
+from zhixing.offline.actions import from_env_by_chunks
+from zhixing.offline.chunks import Array, Header, chunk_rows, named_leaves
 from zhixing.offline.dataset import Dataset
-from zhixing.offline.recording import Array, Header, chunk_rows, labelled
 from zhixing.utils.files import write_atomically
 
-FORMAT = 1  # readers keep understanding older ones
+FORMAT = 1  # newer versions keep reading older formats
 MANIFEST = "manifest.json"
-LARGEST = 1 << 26  # bytes of a manifest
+MAX_MANIFEST_BYTES = 1 << 26
 KEYS = ("format", "zhixing", "env", "options", "references", "note", "spaces", "steps", "episodes", "fields")
 
 
-class File(NamedTuple):
-    """One array of a dataset: which part of which field it is, and the file that holds it."""
+class ArrayFile(NamedTuple):
+    """One array of a dataset: the name of its leaf, and the file that holds it."""
 
     field: str
     file: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"field": self.field, "file": self.file, "dtype": self.dtype.str, "shape": list(self.shape)}
 
 
-def files(spaces: Spaces, num_steps: int, num_episodes: int) -> dict[str, list[File]]:
-    """The files of a dataset: for each field, `last_` of those with successors, and `ends`, in the order of leaves."""
+def list_files(spaces: Spaces, num_steps: int, num_episodes: int) -> dict[str, list[ArrayFile]]:
+    """Return the files of a dataset by name: of each field, `final_` of those with successors, and `ends`."""
     spec = spaces.fields()
-    table = {name: _files(name, tree, num_steps) for name, tree in spec.items()}
+    files = {name: _leaf_files(name, tree, num_steps) for name, tree in spec.items()}
     for name in SUCCESSORS:
         if name in spec:
-            table[f"last_{name}"] = _files(f"last_{name}", spec[name], num_episodes)
-    table["ends"] = [File("ends", "ends.npy", np.dtype(np.int64), (num_episodes,))]
-    return table
+            files[f"final_{name}"] = _leaf_files(f"final_{name}", spec[name], num_episodes)
+    files["ends"] = [ArrayFile("ends", "ends.npy", np.dtype(np.int64), (num_episodes,))]
+    return files
 
 
-def _files(name: str, tree: Tree, length: int) -> list[File]:
-    leaves = list(labelled(name, tree))
-    numbered = [name] if len(leaves) == 1 else [f"{name}.{i}" for i in range(len(leaves))]  # keys may be any text
+def _leaf_files(name: str, tree: Tree, length: int) -> list[ArrayFile]:
+    leaves = list(named_leaves(name, tree))
+    # numbers the leaves, because keys may not be valid file names
+    stems = [name] if len(leaves) == 1 else [f"{name}.{i}" for i in range(len(leaves))]
     return [
-        File(label, f"{stem}.npy", field.dtype, (length, *field.shape))
-        for stem, (label, field) in zip(numbered, leaves, strict=True)
+        ArrayFile(label, f"{stem}.npy", field.dtype, (length, *field.shape))
+        for stem, (label, field) in zip(stems, leaves, strict=True)
     ]
 
 
-# ---------------------------------------------------------------------- writing
+# --- writing ---
 
 
 def write_manifest(folder: Path, header: Header, num_steps: int, num_episodes: int) -> None:
@@ -76,17 +77,17 @@ def write_manifest(folder: Path, header: Header, num_steps: int, num_episodes: i
         "spaces": space_json.encode(header.spaces),
         "steps": num_steps,
         "episodes": num_episodes,
-        "fields": _plain(header.spaces, num_steps, num_episodes),
+        "fields": _fields_json(header.spaces, num_steps, num_episodes),
     }
     text = json.dumps(manifest, indent=1, allow_nan=False)
     write_atomically(folder / MANIFEST, lambda file: file.write(text.encode()))
 
 
-def _plain(spaces: Spaces, num_steps: int, num_episodes: int) -> list[dict[str, Any]]:
-    return [file.plain() for listed in files(spaces, num_steps, num_episodes).values() for file in listed]
+def _fields_json(spaces: Spaces, num_steps: int, num_episodes: int) -> list[dict[str, Any]]:
+    return [file.to_json() for files in list_files(spaces, num_steps, num_episodes).values() for file in files]
 
 
-# ---------------------------------------------------------------------- reading
+# --- reading ---
 
 
 def is_dataset(folder: Path) -> bool:
@@ -94,94 +95,94 @@ def is_dataset(folder: Path) -> bool:
 
 
 def read(path: str | Path, env: str | None = None, options: Mapping[str, Any] | None = None) -> Dataset:
-    """Map the files of a folder; actions alone are held in memory, where the policy's scale isn't the task's.
+    """Memory-map the files of a folder. Only actions are copied, and only if their scale isn't the policy's.
 
-    `env` and `options` are the task's, if the manifest names none.
+    `env` and `options` are used if the manifest names no environment.
     """
     folder = Path(path)
     header, num_steps, num_episodes = read_manifest(folder)
-    header = header.with_task(env, options)
+    header = header.with_env(env, options)
     spec = header.spaces.fields()
     arrays = {
-        name: [_map(folder, file) for file in listed]
-        for name, listed in files(header.spaces, num_steps, num_episodes).items()
+        name: [_map_file(folder, file) for file in files]
+        for name, files in list_files(header.spaces, num_steps, num_episodes).items()
     }
 
-    def tree(name: str, leaves: list[Array]) -> Tree:
-        rest = iter(leaves)
-        return tree_map(lambda _: next(rest), spec[name])
+    def to_tree(name: str, leaves: list[Array]) -> Tree:
+        remaining = iter(leaves)
+        return tree_map(lambda _: next(remaining), spec[name])
 
-    rows = {name: tree(name, arrays[name]) for name in spec}
-    rows["action"] = map_to_policy(header.spaces, rows["action"], chunk_rows(spec))
-    lasts = {name: tree(name, arrays[f"last_{name}"]) for name in SUCCESSORS if name in spec}
-    return Dataset(**vars(header), arrays=rows, lasts=lasts, ends=arrays["ends"][0])
+    rows = {name: to_tree(name, arrays[name]) for name in spec}
+    rows["action"] = from_env_by_chunks(header.spaces, rows["action"], chunk_rows(spec))
+    final_fields = {name: to_tree(name, arrays[f"final_{name}"]) for name in SUCCESSORS if name in spec}
+    return Dataset(**vars(header), arrays=rows, final_fields=final_fields, ends=arrays["ends"][0])
 
 
 def read_manifest(folder: Path) -> tuple[Header, int, int]:
-    """What the manifest says, with the numbers of steps and episodes. Nothing of it is executed or believed."""
+    """Return the header and the numbers of steps and episodes. The content is validated and never executed."""
     path = folder / MANIFEST
     try:
-        if path.stat().st_size > LARGEST:
-            raise _damaged(path, f"it is larger than {LARGEST >> 20} MB")
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise _damaged(path, f"it is larger than {MAX_MANIFEST_BYTES >> 20} MB")
         manifest = json.loads(path.read_bytes())
     except OSError as error:
         raise _damaged(path, error.strerror or str(error)) from None
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"it is no JSON: {error}") from None
+        raise _damaged(path, f"it is not valid JSON: {error}") from None
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if type(version) is not int or version < 1:
-        raise _damaged(path, "it tells no format")
+        raise _damaged(path, "it has no format number")
     if version > FORMAT:
         raise UserError(f"the dataset {folder} has format {version}; this version reads up to {FORMAT}")
     if set(manifest) != set(KEYS):
-        raise _damaged(path, f"it has the entries {sorted(manifest)}, expected {sorted(KEYS)}")
+        raise _damaged(path, f"it has the keys {sorted(manifest)}, expected {sorted(KEYS)}")
     counts = manifest["steps"], manifest["episodes"]
     if not all(type(count) is int and 0 < count < 2**48 for count in counts):
         raise _damaged(path, f"it counts {counts[0]!r} steps and {counts[1]!r} episodes")
-    for name, kinds in (("env", (str, type(None))), ("options", dict), ("references", dict), ("note", str)):
-        if not isinstance(manifest[name], kinds):
+    for name, types in (("env", (str, type(None))), ("options", dict), ("references", dict), ("note", str)):
+        if not isinstance(manifest[name], types):
             raise _damaged(path, f"{name} is {str(manifest[name])[:80]!r}")
     try:
         spaces = space_json.decode(manifest["spaces"])
-        expected = _plain(spaces, *counts)
+        expected = _fields_json(spaces, *counts)
     except (ValueError, TypeError, AssertionError, OverflowError, RecursionError, MemoryError) as error:
         raise _damaged(path, str(error)) from None
     if manifest["fields"] != expected:
-        raise _damaged(path, _difference(manifest["fields"], expected))
-    told = {name: manifest[name] for name in ("env", "options", "references", "note")}
-    return Header(spaces=spaces, **told, name=str(folder)), *counts
+        raise _damaged(path, _describe_difference(manifest["fields"], expected))
+    values = {name: manifest[name] for name in ("env", "options", "references", "note")}
+    return Header(spaces=spaces, **values, name=str(folder)), *counts
 
 
-def _difference(found: Any, expected: list[dict[str, Any]]) -> str:
-    listed = found if isinstance(found, list) else [found]
-    for i, wanted in enumerate(expected):
-        if i >= len(listed) or listed[i] != wanted:
-            there = str(listed[i])[:200] if i < len(listed) else "nothing"
-            return f"its spaces need the field {wanted}, it lists {there}"
+def _describe_difference(actual: Any, expected: list[dict[str, Any]]) -> str:
+    listed = actual if isinstance(actual, list) else [actual]
+    for i, entry in enumerate(expected):
+        if i >= len(listed) or listed[i] != entry:
+            instead = str(listed[i])[:200] if i < len(listed) else "nothing"
+            return f"its spaces need the field {entry}, it lists {instead}"
     return f"it lists {len(listed)} fields, its spaces need {len(expected)}"
 
 
-def _map(folder: Path, file: File) -> Array:
+def _map_file(folder: Path, file: ArrayFile) -> Array:
     path = folder / file.file
     try:
         if path.is_symlink() or not path.is_file():
-            raise _damaged(path, "it is no file" if path.exists() else "it is missing")
+            raise _damaged(path, "it is not a regular file" if path.exists() else "it is missing")
         size = path.stat().st_size
-        # what np.load does with mmap_mode="r", but for .npy files alone: it never comes near pickles
+        # like np.load with mmap_mode="r", but only for .npy files, so nothing is unpickled
         array = np.lib.format.open_memmap(path, mode="r")
     except OSError as error:
         raise _damaged(path, error.strerror or str(error)) from None
     except UserError:
         raise
-    except Exception as error:  # foreign bytes fail in many ways on their way through NumPy's parser
-        raise _damaged(path, str(error).split("\n")[0] or "it is no .npy file") from None
+    except Exception as error:  # damaged files raise many kinds of errors in NumPy's parser
+        raise _damaged(path, str(error).split("\n")[0] or "it is not a .npy file") from None
     if array.dtype != file.dtype or array.shape != file.shape or not array.flags.c_contiguous:
-        found = f"{array.dtype.str} {list(array.shape)}"
-        raise _damaged(path, f"it holds {found}, the manifest says {file.dtype.str} {list(file.shape)}")
+        actual = f"{array.dtype.str} {list(array.shape)}"
+        raise _damaged(path, f"it holds {actual}, the manifest says {file.dtype.str} {list(file.shape)}")
     if size != array.offset + array.nbytes:
         raise _damaged(path, f"it has {size} bytes, expected {array.offset + array.nbytes}")
-    return np.asarray(array)  # plain indexing of a memmap makes a memmap each time, which is slow
+    return np.asarray(array)  # indexing a memmap creates a memmap each time, which is slow
 
 
 def _damaged(path: Path, reason: str) -> UserError:
-    return UserError(f"{path} is damaged or not of a dataset: {reason}")
+    return UserError(f"{path} is damaged or not part of a dataset: {reason}")

@@ -1,4 +1,4 @@
-"""Spaces as plain JSON and back. What is read is checked first: a file can't make anything run, or fill the memory."""
+"""Spaces as plain JSON and back. Input is validated first, so a file can't execute code or exhaust memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 from zhixing.core.spaces import RewardKind, Spaces
 from zhixing.errors import UserError
-from zhixing.offline.recording import Array
+from zhixing.offline.chunks import Array
 
 Json = Any
 
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-TYPES = ["bool", *INTEGERS, "float16", "float32", "float64"]
-LARGEST = 1 << 24  # numbers in one box
+DTYPES = ["bool", *INTEGERS, "float16", "float32", "float64"]
+MAX_ELEMENTS = 1 << 24  # in one space
 
 
 def encode(spaces: Spaces) -> dict[str, Json]:
-    """Of spaces that are arrays, which a header has made sure of."""
+    """Return spaces as JSON. They must be storable as arrays, which `Header` checks."""
     return {
         "obs": _encode(spaces.obs),
         "action": _encode(spaces.action),
@@ -34,10 +34,8 @@ def encode(spaces: Spaces) -> dict[str, Json]:
 
 
 def decode(data: Json) -> Spaces:
-    """Raises ValueError for what `encode` never wrote."""
-    if isinstance(data, dict):
-        data = {"reward_kind": "individual"} | data  # earlier versions didn't record it
-    _has(data, "obs", "action", "num_agents", "mask", "state", "alive", "reward_kind")
+    """Return spaces from JSON. Raise `ValueError` for what `encode` never writes."""
+    _check_keys(data, "obs", "action", "num_agents", "mask", "state", "alive", "reward_kind")
     if type(data["alive"]) is not bool:
         raise ValueError(f"alive is {data['alive']!r}, expected true or false")
     if data["reward_kind"] not in get_args(RewardKind):
@@ -57,7 +55,7 @@ def _encode(space: gym.Space[Any]) -> dict[str, Json]:
     if isinstance(space, Dict):
         for key in space.spaces:
             if not isinstance(key, str):
-                raise UserError(f"the parts of an observation need names that are text, {key!r} is none")
+                raise UserError(f"the parts of an observation need strings as names, not {key!r}")
         return {"type": "Dict", "parts": {key: _encode(part) for key, part in space.spaces.items()}}
     if isinstance(space, Discrete):
         return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
@@ -68,8 +66,8 @@ def _encode(space: gym.Space[Any]) -> dict[str, Json]:
         return {"type": "MultiBinary", "n": [int(n) for n in space.n] if isinstance(space.n, tuple) else int(space.n)}
     assert isinstance(space, Box)
     shape = [int(n) for n in space.shape]
-    if math.prod(shape) > LARGEST:
-        raise UserError(f"the space {space} is too large to be recorded: at most {LARGEST} numbers are allowed")
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise UserError(f"the space {space} is too large to be recorded: at most {MAX_ELEMENTS} elements are allowed")
     return {
         "type": "Box",
         "shape": shape,
@@ -80,7 +78,7 @@ def _encode(space: gym.Space[Any]) -> dict[str, Json]:
 
 
 def _bound(values: Array) -> Json:
-    """One number where all are equal, else a flat list; infinities as text."""
+    """Return one number if all are equal, else a flat list. Infinities become strings."""
     flat = [str(value) if value in (math.inf, -math.inf) else value for value in values.ravel().tolist()]
     return flat[0] if flat and all(value == flat[0] for value in flat) else flat
 
@@ -88,29 +86,29 @@ def _bound(values: Array) -> Json:
 def _decode(data: Json) -> gym.Space[Any]:
     kind = data.get("type") if isinstance(data, dict) else None
     if kind == "Dict":
-        _has(data, "type", "parts")
+        _check_keys(data, "type", "parts")
         if not isinstance(data["parts"], dict):
-            raise ValueError("the parts of a Dict must be spaces with names")
+            raise ValueError("the parts of a Dict must be an object of spaces by name")
         return Dict([(key, _decode(part)) for key, part in data["parts"].items()])
     if kind == "Discrete":
-        _has(data, "type", "n", "start", "dtype")
+        _check_keys(data, "type", "n", "start", "dtype")
         start = data["start"]
         if type(start) is not int or not -(2**62) < start < 2**62:
             raise ValueError(f"start is {start!r}, expected an integer")
         dtype = _dtype(data)
-        rare: dict[str, Any] = {} if dtype == np.int64 else {"dtype": dtype.type}
-        return Discrete(_count(data, "n"), start=start, **rare)
+        options: dict[str, Any] = {} if dtype == np.int64 else {"dtype": dtype.type}
+        return Discrete(_count(data, "n"), start=start, **options)
     if kind == "MultiDiscrete":
-        _has(data, "type", "nvec", "start", "dtype")
+        _check_keys(data, "type", "nvec", "start", "dtype")
         return MultiDiscrete(_integers(data["nvec"]), start=_integers(data["start"]), dtype=_dtype(data).type)
     if kind == "MultiBinary":
-        _has(data, "type", "n")
+        _check_keys(data, "type", "n")
         return MultiBinary(_shape(data["n"]) if isinstance(data["n"], list) else _count(data, "n"))
     if kind == "Box":
-        _has(data, "type", "shape", "dtype", "low", "high")
+        _check_keys(data, "type", "shape", "dtype", "low", "high")
         shape, dtype = _shape(data["shape"]), _dtype(data)
         return Box(_bounds(data["low"], shape, dtype), _bounds(data["high"], shape, dtype), tuple(shape), dtype.type)
-    raise ValueError(f"a space has the type {kind!r}, allowed are Box, Dict, Discrete, MultiBinary and MultiDiscrete")
+    raise ValueError(f"a space has the type {kind!r}; allowed are Box, Dict, Discrete, MultiBinary and MultiDiscrete")
 
 
 def _bounds(data: Json, shape: list[int], dtype: np.dtype[Any]) -> Array:
@@ -124,10 +122,10 @@ def _bounds(data: Json, shape: list[int], dtype: np.dtype[Any]) -> Array:
     return numbers.reshape(shape) if isinstance(data, list) else np.full(shape, numbers[0], dtype)
 
 
-def _has(data: Json, *keys: str) -> None:
+def _check_keys(data: Json, *keys: str) -> None:
     if not isinstance(data, dict) or set(data) != set(keys):
-        found = sorted(data) if isinstance(data, dict) else type(data).__name__
-        raise ValueError(f"spaces are told with {found}, expected {sorted(keys)}")
+        actual = sorted(data) if isinstance(data, dict) else type(data).__name__
+        raise ValueError(f"spaces are described by {actual}, expected the keys {sorted(keys)}")
 
 
 def _count(data: dict[str, Json], key: str) -> int:
@@ -138,20 +136,20 @@ def _count(data: dict[str, Json], key: str) -> int:
 
 
 def _shape(data: Json) -> list[int]:
-    good = isinstance(data, list) and len(data) <= 32 and all(type(n) is int and 0 <= n <= LARGEST for n in data)
-    if not good or math.prod(data) > LARGEST:
-        raise ValueError(f"a space has the shape {str(data)[:80]}, expected up to {LARGEST} numbers in all")
+    valid = isinstance(data, list) and len(data) <= 32 and all(type(n) is int and 0 <= n <= MAX_ELEMENTS for n in data)
+    if not valid or math.prod(data) > MAX_ELEMENTS:
+        raise ValueError(f"a space has the shape {str(data)[:80]}, expected at most {MAX_ELEMENTS} elements")
     return list(data)
 
 
 def _dtype(data: dict[str, Json]) -> np.dtype[Any]:
-    if data["dtype"] not in TYPES:
-        raise ValueError(f"a space has numbers of type {str(data['dtype'])[:80]!r}, allowed are {', '.join(TYPES)}")
+    if data["dtype"] not in DTYPES:
+        raise ValueError(f"a space has the dtype {str(data['dtype'])[:80]!r}; allowed are {', '.join(DTYPES)}")
     return np.dtype(data["dtype"])
 
 
 def _integers(data: Json) -> Array:
-    values = np.array(data)  # ragged lists are a ValueError
+    values = np.array(data)  # raises ValueError for ragged lists
     if values.dtype.kind not in "iu" and values.size:
-        raise ValueError("the choices of a MultiDiscrete must be integers")
+        raise ValueError("nvec and start of a MultiDiscrete must be integers")
     return values

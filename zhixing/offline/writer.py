@@ -1,4 +1,4 @@
-"""Recording experience as it is collected: many interleaved streams become episodes, one behind the other."""
+"""Record experience while it is collected: interleaved streams of environments become episodes, one after the other."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_map
 from zhixing.errors import UserError
-from zhixing.offline.actions import to_task
-from zhixing.offline.growing import Growing
-from zhixing.offline.recording import Array, Chunk, Header
+from zhixing.offline.actions import to_env
+from zhixing.offline.chunks import Array, Chunk, Header
+from zhixing.offline.folder_writer import FolderWriter
 
 Leaves = dict[str, list[Array]]
 
 
 class Writer:
-    """Writes a dataset in our own format to a new folder.
+    """Write a dataset in zhixing's own format to a new folder.
 
-    An episode is appended to the files when it ends; until then its steps are held in memory. With `max_steps` exactly
-    so many are kept: of the step that reaches the limit, those of the first columns. As a context it is closed at the
-    end; an exception leaves nothing behind.
+    An episode is appended to the files when it ends; until then its steps are in memory. With `max_steps` exactly that
+    many steps are recorded: of the time step that reaches the limit, those of the first columns. As a context manager
+    the writer is closed at the end; after an exception it leaves nothing behind.
     """
 
     def __init__(
@@ -51,16 +51,15 @@ class Writer:
         )
         self.spaces, self.max_steps = spaces, max_steps
         self._spec = spaces.fields()
-        self._reader = BatchValidator(self._spec)
-        self._followed = [name for name in SUCCESSORS if name in self._spec]
-        self._streams: dict[int, list[Leaves]] = {}  # pieces of unfinished episodes, by column, with successors
-        self._segments: list[list[Leaves]] = []  # those that are complete, to be written
+        self._validator = BatchValidator(self._spec)
+        self._unfinished: dict[int, list[Leaves]] = {}  # pieces of unfinished episodes by column, with successors
+        self._finished: list[list[Leaves]] = []  # pieces of each episode to be written
         self._num_steps = 0
         self._closed = False
-        self._files = Growing(folder, header)
+        self._files = FolderWriter(folder, header)
 
     def __len__(self) -> int:
-        """Steps taken so far, unfinished episodes' among them."""
+        """Return the number of steps so far, including those of unfinished episodes."""
         return self._num_steps
 
     @property
@@ -68,51 +67,52 @@ class Writer:
         return self._num_steps == self.max_steps
 
     def add(self, batch: Batch, columns: Any = None) -> None:
-        """Take steps `[T,N]` as `Actor.collect` gives them: actions in the policy's scale, with successors.
+        """Add steps `[T,N]` as `Actor.collect` returns them: with successors, and actions in the policy's scale.
 
         `columns` are the numbers of the N streams, by default 0 to N - 1. Fields that the spaces don't have, such as
-        what a learner declared, are left out. Where a stream goes on elsewhere than it was, the piece before is kept
-        as a segment of its own.
+        those that a learner declares, are left out. Where a stream is interrupted, the episode so far is recorded as
+        incomplete and another one begins.
         """
         if self._closed:
             raise UserError(f"the dataset {self._files.folder} is closed and takes no more steps")
-        values, lead = self._reader.validate(batch.select([name for name in self._reader.expected if name in batch]))
-        if len(lead) != 2:
-            raise UserError(f"field 'terminated' has shape {list(lead)}, expected steps of streams [T, N]")
-        T, N = lead
+        names = [name for name in self._validator.expected if name in batch]
+        values, leading = self._validator.validate(batch.select(names))
+        if len(leading) != 2:
+            raise UserError(f"field 'terminated' has shape {list(leading)}, expected steps of streams [T, N]")
+        T, N = leading
         numbers = list(range(N)) if columns is None else [int(column) for column in columns]
         if len(set(numbers)) != N or len(numbers) != N:
-            raise UserError(f"columns {numbers} must be {N} different numbers, one for each column of the batch")
-        values["action"] = [to_task(self.spaces, values["action"][0])]
+            raise UserError(f"columns {numbers} must be {N} distinct numbers, one for each column of the batch")
+        values["action"] = [to_env(self.spaces, values["action"][0])]
         room = T * N if self.max_steps is None else min(T * N, self.max_steps - self._num_steps)
-        lengths = room // N + (np.arange(N) < room % N)  # steps taken of each column
-        cuts = self._cuts(values)
+        lengths = room // N + (np.arange(N) < room % N)  # steps to record of each column
+        boundaries = self._boundaries(values)
         starts = np.zeros(N, np.int64)
         for c, column in enumerate(numbers):
-            if lengths[c] and not self._goes_on(column, values, c):
-                self._end(column)
-        # in the order in which they happened
-        for t, c in np.argwhere(cuts & (np.arange(T)[:, None] < lengths)):
+            if lengths[c] and not self._continues(column, values, c):
+                self._end_episode(column)
+        # in the order of time
+        for t, c in np.argwhere(boundaries & (np.arange(T)[:, None] < lengths)):
             self._hold(numbers[c], values, c, int(starts[c]), int(t) + 1)
-            self._end(numbers[c])
+            self._end_episode(numbers[c])
             starts[c] = t + 1
         for c, column in enumerate(numbers):
             if starts[c] < lengths[c]:
                 self._hold(column, values, c, int(starts[c]), int(lengths[c]), copy=True)
-        self._append()
+        self._write_finished()
         self._num_steps += room
 
     def close(self, keep_unfinished: bool = True) -> None:
-        """Complete the dataset; unfinished episodes become segments that are neither terminated nor truncated."""
+        """Complete the dataset. Unfinished episodes are recorded as incomplete: neither terminated nor truncated."""
         if self._closed:
             return
         self._closed = True
         with self._files:
             if keep_unfinished:
-                for column in sorted(self._streams):
-                    self._end(column)
-            self._append()
-        self._streams.clear()
+                for column in sorted(self._unfinished):
+                    self._end_episode(column)
+            self._write_finished()
+        self._unfinished.clear()
 
     def __enter__(self) -> Writer:
         return self
@@ -126,56 +126,58 @@ class Writer:
             self._closed = True
             self._files.abort()
 
-    # ------------------------------------------------------------------ streams
+    # --- streams ---
 
-    def _cuts(self, values: Leaves) -> Array:
-        """After which steps `[T,N]` a segment is over: the episode ended, or the next row isn't what followed."""
-        cuts: Array = values["terminated"][0] | values["truncated"][0]
-        for name in self._followed:
+    def _boundaries(self, values: Leaves) -> Array:
+        """Return after which steps `[T,N]` the episode ends, or the next row isn't the successor."""
+        boundaries: Array = values["terminated"][0] | values["truncated"][0]
+        for name in self._validator.obs_fields:
             for value, successor in zip(values[name], values[SUCCESSORS[name]], strict=True):
                 differs = value[1:] != successor[:-1]
-                cuts[:-1] |= differs.any(axis=tuple(range(2, differs.ndim)))
-        return cuts
+                boundaries[:-1] |= differs.any(axis=tuple(range(2, differs.ndim)))
+        return boundaries
 
-    def _goes_on(self, column: int, values: Leaves, c: int) -> bool:
-        """Whether the first row of column c follows what is held of its stream."""
-        held = self._streams.get(column)
-        if not held:
+    def _continues(self, column: int, values: Leaves, c: int) -> bool:
+        """Return whether the first row of column c of a batch continues the unfinished episode of its stream."""
+        pieces = self._unfinished.get(column)
+        if not pieces:
             return True
         return all(
             np.array_equal(successor[-1], value[0, c])
-            for name in self._followed
-            for value, successor in zip(values[name], held[-1][SUCCESSORS[name]], strict=True)
+            for name in self._validator.obs_fields
+            for value, successor in zip(values[name], pieces[-1][SUCCESSORS[name]], strict=True)
         )
 
     def _hold(self, column: int, values: Leaves, c: int, start: int, stop: int, copy: bool = False) -> None:
-        """Of successors only the last one can be needed: the others are the next rows."""
-        after = {SUCCESSORS[name] for name in self._followed}
+        """Hold rows of an unfinished episode. Of successors only the last is needed: the others are the next rows."""
+        next_fields = {SUCCESSORS[name] for name in self._validator.obs_fields}
         piece = {
-            name: [leaf[stop - 1 if name in after else start : stop, c] for leaf in leaves]
+            name: [leaf[stop - 1 if name in next_fields else start : stop, c] for leaf in leaves]
             for name, leaves in values.items()
         }
-        if copy:  # the next `collect` writes over the batch
+        if copy:  # the next `collect` overwrites the batch
             piece = {name: [leaf.copy() for leaf in leaves] for name, leaves in piece.items()}
-        self._streams.setdefault(column, []).append(piece)
+        self._unfinished.setdefault(column, []).append(piece)
 
-    def _end(self, column: int) -> None:
-        """What is held of a stream is a segment."""
-        if column in self._streams:
-            self._segments.append(self._streams.pop(column))
+    def _end_episode(self, column: int) -> None:
+        if column in self._unfinished:
+            self._finished.append(self._unfinished.pop(column))
 
-    def _append(self) -> None:
-        """Write the segments that are complete, all at once."""
-        if not self._segments:
+    def _write_finished(self) -> None:
+        """Write the finished episodes as one chunk."""
+        if not self._finished:
             return
-        pieces = [piece for segment in self._segments for piece in segment]
-        finals = [segment[-1] for segment in self._segments]
-        lengths = [sum(len(piece["terminated"][0]) for piece in segment) for segment in self._segments]
-        rows = {name: self._joined(name, [piece[name] for piece in pieces]) for name in self._spec}
-        lasts = {name: self._joined(name, [piece[SUCCESSORS[name]] for piece in finals]) for name in self._followed}
-        self._segments = []
-        self._files.append(Chunk(rows, np.cumsum(lengths) - 1, lasts))
+        pieces = [piece for episode in self._finished for piece in episode]
+        last_pieces = [episode[-1] for episode in self._finished]
+        lengths = [sum(len(piece["terminated"][0]) for piece in episode) for episode in self._finished]
+        rows = {name: self._join(name, [piece[name] for piece in pieces]) for name in self._spec}
+        final_fields = {
+            name: self._join(name, [piece[SUCCESSORS[name]] for piece in last_pieces])
+            for name in self._validator.obs_fields
+        }
+        self._finished = []
+        self._files.append(Chunk(rows, np.cumsum(lengths) - 1, final_fields))
 
-    def _joined(self, name: str, pieces: list[list[Array]]) -> Tree:
+    def _join(self, name: str, pieces: list[list[Array]]) -> Tree:
         leaves = iter([np.concatenate(parts) for parts in zip(*pieces, strict=True)])
         return tree_map(lambda _: next(leaves), self._spec[name])

@@ -95,7 +95,7 @@ def summarize(data: Dataset) -> dict[str, Any]:
 
 def open_ring(data: Dataset) -> Ring:
     """Return a read-only ring over the arrays of a dataset."""
-    return Ring.from_arrays(data.spaces.fields(), data.arrays, data.lasts, data.ends)
+    return Ring.from_arrays(data.spaces.fields(), data.arrays, data.final_fields, data.ends)
 
 
 def fill_buffer(buffer: Buffer, data: Dataset, chunk_steps: int = 4096) -> None:

@@ -1,4 +1,4 @@
-"""Random streams of several kinds of tasks, and a naive recorder to compare with: lists of steps."""
+"""Random streams for several kinds of spaces, and a naive reference recorder: lists of steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Field, Tree, tree_leaves, tree_map
 from zhixing.offline import Dataset, Writer
 
-AFTER = {"obs": "next_obs", "mask": "next_mask", "state": "next_state", "alive": "next_alive"}
+SUCCESSORS = {"obs": "next_obs", "mask": "next_mask", "state": "next_state", "alive": "next_alive"}
 KINDS = {
     "box": Spaces(Box(-np.inf, np.inf, (3,), np.float64), Box(np.float32([-2.0, 0.0]), np.float32([4.0, 10.0]))),
     "same scale": Spaces(Box(-1.0, 1.0, (2,), np.float32), Box(-1.0, 1.0, (2,), np.float32)),
@@ -23,7 +23,7 @@ KINDS = {
         Dict(
             {
                 "cue": Discrete(3, start=2),
-                "more": Dict({"picture": Box(0, 255, (4, 3, 1), np.uint8), "choice": MultiDiscrete([2, 3])}),
+                "nested": Dict({"image": Box(0, 255, (4, 3, 1), np.uint8), "choice": MultiDiscrete([2, 3])}),
                 "bits": MultiBinary(3),
                 "a name/with .. in it": Box(-1.0, 1.0, (), np.float32),
             }
@@ -31,36 +31,36 @@ KINDS = {
         Discrete(3, start=5),
         mask=3,
     ),
-    "choices": Spaces(Discrete(7), MultiDiscrete([3, 2], start=[1, 4])),
+    "multi-discrete": Spaces(Discrete(7), MultiDiscrete([3, 2], start=[1, 4])),
     "bits": Spaces(Box(0, 1, (2,), np.int8), MultiBinary(4)),
     "team": Spaces(Box(-1.0, 1.0, (2,), np.float32), Discrete(4), num_agents=3, mask=4, state=5, alive=True),
 }
 
 
 class Stream:
-    """One environment's steps, drawn from its spaces; with `jump` it sometimes goes on elsewhere without an end."""
+    """The steps of one environment, sampled from its spaces. With `jump` the stream is sometimes interrupted."""
 
     def __init__(self, spaces: Spaces, seed: int, end: float = 0.15, jump: float = 0.0) -> None:
         self.spaces, self.end, self.jump = spaces, end, jump
         self.rng = np.random.default_rng(seed)
         self.obs_space = copy.deepcopy(spaces.obs)
         self.obs_space.seed(seed)
-        self.seen = self.see()
+        self.current = self.observe()
 
-    def see(self) -> dict[str, Tree]:
-        many = [self.obs_space.sample() for _ in range(self.spaces.num_agents)]
-        obs = many[0] if self.spaces.num_agents == 1 else tree_map(lambda *leaves: np.stack(leaves), *many)
+    def observe(self) -> dict[str, Tree]:
+        samples = [self.obs_space.sample() for _ in range(self.spaces.num_agents)]
+        obs = samples[0] if self.spaces.num_agents == 1 else tree_map(lambda *leaves: np.stack(leaves), *samples)
         spec = self.spaces.fields()
-        seen = {"obs": tree_map(lambda field, leaf: np.asarray(leaf, field.dtype), spec["obs"], obs)}
+        fields = {"obs": tree_map(lambda field, leaf: np.asarray(leaf, field.dtype), spec["obs"], obs)}
         for name, field in self.spaces.extras().items():
-            seen[name] = (self.rng.random(field.shape) < 0.5) if field.dtype == bool else self.floats(field)
-        return seen
+            fields[name] = (self.rng.random(field.shape) < 0.5) if field.dtype == bool else self.sample_floats(field)
+        return fields
 
-    def floats(self, field: Field) -> Any:
+    def sample_floats(self, field: Field) -> Any:
         return self.rng.normal(size=field.shape).astype(np.float32)
 
-    def action(self) -> Any:
-        """In the policy's scale; continuous ones are sometimes beyond it, as samples of a normal distribution are."""
+    def sample_action(self) -> Any:
+        """Return an action in the policy's scale. Continuous ones may exceed it, like those of a Gaussian policy."""
         space, shape = self.spaces.action, self.spaces.fields()["action"].shape
         if isinstance(space, Box):
             return self.rng.uniform(-1.3, 1.3, shape).astype(np.float32)
@@ -69,18 +69,18 @@ class Stream:
 
     def step(self) -> dict[str, Tree]:
         if self.rng.random() < self.jump:
-            self.seen = self.see()
-        after = self.see()
+            self.current = self.observe()
+        successor = self.observe()
         terminated, truncated = (self.rng.random(2) < self.end / 2).tolist()
         row = {
-            **self.seen,
-            "action": self.action(),
-            "reward": self.floats(self.spaces.fields()["reward"]),
+            **self.current,
+            "action": self.sample_action(),
+            "reward": self.sample_floats(self.spaces.fields()["reward"]),
             "terminated": np.bool_(terminated),
             "truncated": np.bool_(truncated),
-            **{AFTER[name]: value for name, value in after.items()},
+            **{SUCCESSORS[name]: value for name, value in successor.items()},
         }
-        self.seen = self.see() if terminated or truncated else after
+        self.current = self.observe() if terminated or truncated else successor
         return row
 
 
@@ -89,93 +89,93 @@ def stack(rows: list[Tree]) -> Tree:
 
 
 def block(streams: list[Stream], length: int) -> tuple[Batch, list[list[dict[str, Tree]]]]:
-    """Steps `[T,N]`, with a field more that nobody asked for, and the same as lists."""
+    """Return steps `[T,N]` with an extra field `logp`, and the same steps as lists."""
     rows = [[stream.step() for stream in streams] for _ in range(length)]
     batch = stack([stack(row) for row in rows])
     return Batch(**batch, logp=np.zeros((length, len(streams)), np.float32)), rows
 
 
 class Naive:
-    """What a writer must write: segments as lists of steps, in the order of their ends."""
+    """The reference: episodes as lists of steps, in the order of their ends."""
 
     def __init__(self, max_steps: int | None = None) -> None:
-        self.left = max_steps if max_steps is not None else 10**9
-        self.held: dict[int, list[dict[str, Tree]]] = {}
-        self.segments: list[list[dict[str, Tree]]] = []
+        self.room = max_steps if max_steps is not None else 10**9
+        self.unfinished: dict[int, list[dict[str, Tree]]] = {}
+        self.episodes: list[list[dict[str, Tree]]] = []
 
     def add(self, rows: list[list[dict[str, Tree]]], columns: list[int]) -> None:
         for row in rows:
             for column, step in zip(columns, row, strict=True):
-                if self.left == 0:
+                if self.room == 0:
                     return
-                self.left -= 1
-                held = self.held.setdefault(column, [])
-                if held and not follows(held[-1], step):
+                self.room -= 1
+                steps = self.unfinished.setdefault(column, [])
+                if steps and not continues(steps[-1], step):
                     self.flush(column)
-                    held = self.held.setdefault(column, [])
-                held.append(step)
+                    steps = self.unfinished.setdefault(column, [])
+                steps.append(step)
                 if step["terminated"] or step["truncated"]:
                     self.flush(column)
 
     def flush(self, column: int) -> None:
-        self.segments.append(self.held.pop(column))
+        self.episodes.append(self.unfinished.pop(column))
 
     def finish(self) -> None:
-        for column in sorted(self.held):
+        for column in sorted(self.unfinished):
             self.flush(column)
 
 
-def follows(before: dict[str, Tree], step: dict[str, Tree]) -> bool:
-    return all(equal(before[after], step[name]) for name, after in AFTER.items() if name in step)
+def continues(before: dict[str, Tree], step: dict[str, Tree]) -> bool:
+    return all(equal(before[next_name], step[name]) for name, next_name in SUCCESSORS.items() if name in step)
 
 
 def equal(a: Tree, b: Tree) -> bool:
     return all(tree_leaves(tree_map(np.array_equal, a, b)))
 
 
-def kept_action(spaces: Spaces, action: Any) -> Any:
-    """A policy's action after its way to the task and back: what is beyond the bounds is cut off."""
+def clip_action(spaces: Spaces, action: Any) -> Any:
+    """Return an action of the policy as it is recorded: clipped to the bounds of the action space."""
     box = spaces.action
     return np.clip(action, -1.0, 1.0) if isinstance(box, Box) and box.is_bounded() else action
 
 
-def assert_segment(batch: Batch, steps: list[dict[str, Tree]], spaces: Spaces) -> None:
+def assert_episode(batch: Batch, steps: list[dict[str, Tree]], spaces: Spaces) -> None:
     expected = stack(steps)
     assert set(batch.fields) == set(expected)
     for name in batch.fields:
-        given = getattr(batch, name)
+        actual = getattr(batch, name)
         if name == "action":
-            wanted = kept_action(spaces, expected[name])
-            assert given.dtype == wanted.dtype
-            np.testing.assert_allclose(given, wanted, atol=1e-6)
+            clipped = clip_action(spaces, expected[name])
+            assert actual.dtype == clipped.dtype
+            np.testing.assert_allclose(actual, clipped, atol=1e-6)
         else:
-            assert [leaf.dtype for leaf in tree_leaves(given)] == [leaf.dtype for leaf in tree_leaves(expected[name])]
-            assert equal(given, expected[name]), name
+            assert [leaf.dtype for leaf in tree_leaves(actual)] == [leaf.dtype for leaf in tree_leaves(expected[name])]
+            assert equal(actual, expected[name]), name
 
 
-def recorded(folder: Path, kind: str = "dict", steps: int = 60, seed: int = 0, **described: Any) -> Path:
-    """A dataset of three streams in a new folder."""
+def record_dataset(folder: Path, kind: str = "dict", steps: int = 60, seed: int = 0, **header: Any) -> Path:
+    """Record a dataset of three streams in a new folder and return the folder."""
     spaces = KINDS[kind]
     streams = [Stream(spaces, 100 * seed + i) for i in range(3)]
-    with Writer(folder, spaces, **described) as writer:
+    with Writer(folder, spaces, **header) as writer:
         for _ in range(steps // 30):
             writer.add(block(streams, 10)[0])
     return folder
 
 
-def assert_same(a: Dataset, b: Dataset, action_tolerance: float = 0.0) -> None:
-    assert a.ends.tolist() == b.ends.tolist()
-    for one, other in ((a.arrays, b.arrays), (a.lasts, b.lasts)):
-        assert list(one) == list(other)
-        for name in one:
+def assert_same(actual: Dataset, expected: Dataset, action_tolerance: float = 0.0) -> None:
+    assert actual.ends.tolist() == expected.ends.tolist()
+    for a, b in ((actual.arrays, expected.arrays), (actual.final_fields, expected.final_fields)):
+        assert list(a) == list(b)
+        for name in a:
             if name == "action" and action_tolerance:
-                np.testing.assert_allclose(one[name], other[name], atol=action_tolerance)
+                np.testing.assert_allclose(a[name], b[name], atol=action_tolerance)
             else:
-                assert equal(one[name], other[name]), name
+                assert equal(a[name], b[name]), name
 
 
-def small(**changes: Any) -> dict[str, Any]:
-    """The parts of a dataset of two episodes with 3 and 2 steps, one number as observation; for spoiling one part."""
+def small_dataset(**changes: Any) -> dict[str, Any]:
+    """Return the arguments of a dataset of two episodes with 3 and 2 steps, with some of them replaced."""
     parts = {
         "name": "small",
         "spaces": Spaces(Box(-np.inf, np.inf, (1,), np.float32), Discrete(2)),
@@ -186,7 +186,7 @@ def small(**changes: Any) -> dict[str, Any]:
             "terminated": np.array([False, False, True, False, False]),
             "truncated": np.zeros(5, bool),
         },
-        "lasts": {"obs": np.float32([[3], [12]])},
+        "final_fields": {"obs": np.float32([[3], [12]])},
         "ends": np.array([2, 4]),
     }
     return parts | changes

@@ -1,4 +1,4 @@
-"""Interleaved streams come out as whole episodes, as a naive recorder of lists keeps them; failures leave nothing."""
+"""Interleaved streams become the episodes of a naive reference recorder; failures leave nothing behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dataset_streams import KINDS, Naive, Stream, assert_segment, block
+from dataset_streams import KINDS, Naive, Stream, assert_episode, block
 from gymnasium.spaces import Box, Dict, Discrete
 
 import zhixing as zx
@@ -21,17 +21,17 @@ from zhixing.errors import UserError
 from zhixing.offline import Writer
 
 
-def compare(folder: Path, naive: Naive, spaces: Spaces, ordered: bool = True) -> None:
+def assert_recorded(folder: Path, naive: Naive, spaces: Spaces, ordered: bool = True) -> None:
     data = offline.open(folder)
-    assert len(data) == sum(len(segment) for segment in naive.segments)
-    found = [data.episode(i) for i in range(data.num_episodes)]
-    expected = list(naive.segments)
+    assert len(data) == sum(len(steps) for steps in naive.episodes)
+    actual = [data.episode(i) for i in range(data.num_episodes)]
+    expected = list(naive.episodes)
     if not ordered:
-        found.sort(key=lambda batch: batch.reward.ravel()[0])
+        actual.sort(key=lambda batch: batch.reward.ravel()[0])
         expected.sort(key=lambda steps: np.ravel(steps[0]["reward"])[0])
-    assert len(found) == len(expected)
-    for batch, steps in zip(found, expected, strict=True):
-        assert_segment(batch, steps, spaces)
+    assert len(actual) == len(expected)
+    for batch, steps in zip(actual, expected, strict=True):
+        assert_episode(batch, steps, spaces)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -42,19 +42,19 @@ def test_streams_become_episodes(kind: str, seed: int, tmp_path: Path) -> None:
     naive = Naive()
     with Writer(tmp_path / "data", spaces) as writer:
         for _ in range(12):
-            # any streams, in any order: those of others stand still meanwhile
+            # some of the streams, in any order
             columns = rng.permutation(len(streams))[: rng.integers(1, len(streams) + 1)].tolist()
             batch, rows = block([streams[c] for c in columns], int(rng.integers(1, 9)))
             naive.add(rows, columns)
             writer.add(batch, columns)
-            assert len(writer) == sum(map(len, naive.segments)) + sum(map(len, naive.held.values()))
+            assert len(writer) == sum(map(len, naive.episodes)) + sum(map(len, naive.unfinished.values()))
     naive.finish()
-    compare(tmp_path / "data", naive, spaces)
+    assert_recorded(tmp_path / "data", naive, spaces)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_streams_that_jump_are_cut_there(seed: int, tmp_path: Path) -> None:
-    """A stream that goes on elsewhere without an end, such as that of an environment that was begun anew."""
+def test_interrupted_streams_become_incomplete_episodes(seed: int, tmp_path: Path) -> None:
+    """A stream may continue elsewhere without an end, such as that of a restarted environment."""
     spaces, rng = KINDS["team"], np.random.default_rng(seed)
     streams = [Stream(spaces, 10 * seed + i, jump=0.2) for i in range(4)]
     naive = Naive()
@@ -64,13 +64,13 @@ def test_streams_that_jump_are_cut_there(seed: int, tmp_path: Path) -> None:
             naive.add(rows, [0, 1, 2, 3])
             writer.add(batch)
     naive.finish()
-    cut = [steps for steps in naive.segments if not (steps[-1]["terminated"] or steps[-1]["truncated"])]
-    assert len(cut) > 10  # far more than the four that were unfinished
-    compare(tmp_path / "data", naive, spaces, ordered=False)
+    incomplete = [steps for steps in naive.episodes if not (steps[-1]["terminated"] or steps[-1]["truncated"])]
+    assert len(incomplete) > 10  # many more than the four that were unfinished
+    assert_recorded(tmp_path / "data", naive, spaces, ordered=False)
 
 
 @pytest.mark.parametrize("max_steps", [1, 2, 3, 31, 89, 90])
-def test_exactly_so_many_steps_are_kept(max_steps: int, tmp_path: Path) -> None:
+def test_exactly_max_steps_are_recorded(max_steps: int, tmp_path: Path) -> None:
     streams = [Stream(KINDS["box"], i) for i in range(3)]
     naive = Naive(max_steps)
     with Writer(tmp_path / "data", KINDS["box"], max_steps=max_steps) as writer:
@@ -81,8 +81,8 @@ def test_exactly_so_many_steps_are_kept(max_steps: int, tmp_path: Path) -> None:
             writer.add(batch)
         assert writer.full
     naive.finish()
-    assert sum(map(len, naive.segments)) == max_steps
-    compare(tmp_path / "data", naive, KINDS["box"])
+    assert sum(map(len, naive.episodes)) == max_steps
+    assert_recorded(tmp_path / "data", naive, KINDS["box"])
 
 
 def test_unfinished_episodes_can_be_left_out(tmp_path: Path) -> None:
@@ -92,30 +92,30 @@ def test_unfinished_episodes_can_be_left_out(tmp_path: Path) -> None:
         batch, rows = block(streams, 5)
         naive.add(rows, [0, 1, 2])
         writer.add(batch)
-    assert naive.held
+    assert naive.unfinished
     writer.close(keep_unfinished=False)
     writer.close()  # a second time does nothing
-    compare(tmp_path / "data", naive, KINDS["box"])
+    assert_recorded(tmp_path / "data", naive, KINDS["box"])
     data = offline.open(tmp_path / "data")
     assert (data.arrays["terminated"] | data.arrays["truncated"])[data.ends].all()
 
 
-@pytest.mark.parametrize("task", ["Pendulum-v1", "CartPole-v1", "toy/team-match"])
-def test_what_an_actor_collects_is_recorded(task: str, tmp_path: Path) -> None:
-    algorithm = {"Pendulum-v1": "sac", "CartPole-v1": "ppo"}.get(task, "mappo")
-    env = zx.envs.make_vector(task, 3, backend="serial")
-    learner = zx.algorithms.get(algorithm).make(zx.config.load(algorithm=algorithm, env=task), env.spaces)
+@pytest.mark.parametrize("name", ["Pendulum-v1", "CartPole-v1", "toy/team-match"])
+def test_collected_experience_is_recorded(name: str, tmp_path: Path) -> None:
+    algorithm = {"Pendulum-v1": "sac", "CartPole-v1": "ppo"}.get(name, "mappo")
+    env = zx.envs.make_vector(name, 3, backend="serial")
+    learner = zx.algorithms.get(algorithm).make(zx.config.load(algorithm=algorithm, env=name), env.spaces)
     actor = Actor(learner.policy, env, learner.fields)
     episodes, rewards = [], []
-    with Writer(tmp_path / "data", env.spaces, env=task, options={"a": 1}, note="by chance") as writer:
+    with Writer(tmp_path / "data", env.spaces, env=name, options={"a": 1}, note="random") as writer:
         for _ in range(10):
             experience = actor.collect(steps=50, phase=Phase.RANDOM)
-            writer.add(experience.batch)  # its arrays are written over by the next collect
+            writer.add(experience.batch)  # the next collect overwrites its arrays
             episodes += experience.episodes
             rewards.append(experience.batch.reward.astype(np.float64).sum())
     env.close()
     data = offline.open(tmp_path / "data")
-    assert (len(data), data.env, data.options, data.note) == (1500, task, {"a": 1}, "by chance")
+    assert (len(data), data.env, data.options, data.note) == (1500, name, {"a": 1}, "random")
     assert data.spaces == env.spaces
     ended = (data.arrays["terminated"] | data.arrays["truncated"])[data.ends]
     assert np.allclose(data.returns()[ended], [episode.episode_return for episode in episodes], rtol=1e-5)
@@ -124,7 +124,7 @@ def test_what_an_actor_collects_is_recorded(task: str, tmp_path: Path) -> None:
     assert np.abs(data.arrays["action"]).max() > 0
 
 
-def test_actions_lie_on_disk_in_the_terms_of_the_task(tmp_path: Path) -> None:
+def test_actions_on_disk_have_the_scale_of_the_env(tmp_path: Path) -> None:
     spaces = Spaces(Box(-1.0, 1.0, (1,), np.float32), Box(np.float32([-2.0]), np.float32([6.0])))
     obs = np.zeros((4, 1, 1), np.float32)
     flags = np.zeros((3, 1), bool)
@@ -140,7 +140,7 @@ def test_actions_lie_on_disk_in_the_terms_of_the_task(tmp_path: Path) -> None:
                 next_obs=obs[1:],
             )
         )
-    # -2 + (a + 1) / 2 * 8: -2, 4 and, cut off at 1, 6
+    # -2 + (a + 1) / 2 * 8: -2, 4 and, clipped to 1, 6
     assert np.load(tmp_path / "data" / "action.npy").tolist() == [[-2.0], [4.0], [6.0]]
     assert offline.open(tmp_path / "data").arrays["action"].tolist() == [[-1.0], [0.5], [1.0]]
 
@@ -160,13 +160,13 @@ def test_an_exception_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(KeyboardInterrupt):
         record(tmp_path / "empty")
-    assert os.listdir(tmp_path / "empty") == []  # it was there before, so it stays
+    assert os.listdir(tmp_path / "empty") == []  # it existed before, so it stays
 
 
-def test_there_is_no_dataset_before_the_end(tmp_path: Path) -> None:
+def test_a_dataset_can_be_opened_only_when_closed(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "data", KINDS["box"])
     writer.add(block([Stream(KINDS["box"], 0)], 100)[0])
-    with pytest.raises(UserError, match=r"it holds no manifest.json"):
+    with pytest.raises(UserError, match=r"it has no manifest.json"):
         offline.open(tmp_path / "data")
     writer.close()
     assert len(offline.open(tmp_path / "data")) == 100
@@ -174,16 +174,16 @@ def test_there_is_no_dataset_before_the_end(tmp_path: Path) -> None:
         writer.add(block([Stream(KINDS["box"], 0)], 1)[0])
 
 
-def test_an_empty_recording_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_an_empty_recording_is_rejected_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing was recorded"), Writer(tmp_path / "data", KINDS["box"]):
         pass
     assert not (tmp_path / "data").exists()
 
 
-def test_folders_that_hold_something_are_refused(tmp_path: Path) -> None:
+def test_folders_that_are_not_empty_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("precious")
-    with pytest.raises(UserError, match="full already holds something; name a new folder"):
+    with pytest.raises(UserError, match="full is not empty; name a new folder"):
         Writer(tmp_path / "full", KINDS["box"])
     with pytest.raises(UserError, match=r"thesis.txt is a file; name a new folder"):
         Writer(tmp_path / "full" / "thesis.txt", KINDS["box"])
@@ -192,9 +192,9 @@ def test_folders_that_hold_something_are_refused(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "full") == ["thesis.txt"]
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("buffering", [0, -1], ids=["at once", "at the end"])
-def test_a_full_disk_is_told(buffering: int, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(buffering: int, tmp_path: Path) -> None:
     def record(full: Any) -> None:
         with Writer(tmp_path / "data", KINDS["box"]) as writer:
             ((file, stream),) = writer._files._files["reward"]
@@ -208,7 +208,7 @@ def test_a_full_disk_is_told(buffering: int, tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def _wrong_batch(change: Any) -> Batch:
+def _changed_batch(change: Any) -> Batch:
     batch = block([Stream(KINDS["box"], 0), Stream(KINDS["box"], 1)], 6)[0]
     fields = {name: getattr(batch, name) for name in batch.fields}
     change(fields)
@@ -226,8 +226,8 @@ def _wrong_batch(change: Any) -> Batch:
             None,
             r"shape \[2\], expected steps of streams \[T, N\]",
         ),
-        (lambda f: None, [0], r"columns \[0\] must be 2 different numbers"),
-        (lambda f: None, [3, 3], r"columns \[3, 3\] must be 2 different numbers"),
+        (lambda f: None, [0], r"columns \[0\] must be 2 distinct numbers"),
+        (lambda f: None, [3, 3], r"columns \[3, 3\] must be 2 distinct numbers"),
         (
             lambda f: f["obs"].__setitem__((2, 0), np.nan),
             None,
@@ -236,21 +236,21 @@ def _wrong_batch(change: Any) -> Batch:
         (lambda f: f["action"].__setitem__((1, 0), np.nan), None, r"field 'action' is \[nan, nan\] at row 1; numbers"),
     ],
 )
-def test_wrong_steps_are_told(change: Any, columns: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_steps_are_rejected(change: Any, columns: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message), Writer(tmp_path / "data", KINDS["box"]) as writer:
-        writer.add(_wrong_batch(change), columns)
+        writer.add(_changed_batch(change), columns)
     assert not (tmp_path / "data").exists()
 
 
-def test_wrong_descriptions_are_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_invalid_headers_are_rejected_before_anything_is_written(tmp_path: Path) -> None:
     spaces = KINDS["box"]
-    for wrong, message in (
+    for changes, message in (
         ({"options": {"f": print}}, "must be plain values"),
         ({"references": {"mean": 1.0}}, "unknown reference"),
         ({"max_steps": 0}, "max_steps is 0; it must be at least 1"),
-        ({"spaces": Spaces(Dict({1: Discrete(2)}), Discrete(2))}, "need names that are text, 1 is none"),
+        ({"spaces": Spaces(Dict({1: Discrete(2)}), Discrete(2))}, "need strings as names, not 1"),
         ({"spaces": Spaces(Box(0, 255, (2**13, 2**12), np.uint8), Discrete(2))}, "too large to be recorded"),
     ):
         with pytest.raises(UserError, match=message):
-            Writer(tmp_path / "data", **({"spaces": spaces} | wrong))
+            Writer(tmp_path / "data", **({"spaces": spaces} | changes))
         assert not (tmp_path / "data").exists()

@@ -1,4 +1,4 @@
-"""A task that is seen as bytes, for data that holds other numbers."""
+"""An environment with bytes as observations, for data with other numbers."""
 
 from __future__ import annotations
 

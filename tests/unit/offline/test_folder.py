@@ -1,4 +1,4 @@
-"""Our own format: what is written comes back, mapped; what is damaged, foreign or malicious is told."""
+"""zhixing's own format: round trips, memory mapping, and the rejection of damaged or malicious files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dataset_streams import KINDS, assert_same, recorded
+from dataset_streams import KINDS, assert_same, record_dataset
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,47 +26,48 @@ from zhixing.offline import space_json
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_kinds_of_spaces_come_back_from_a_copy(kind: str, tmp_path: Path) -> None:
-    described = {
-        "env": "my:Task",
+def test_all_kinds_of_spaces_survive_a_conversion(kind: str, tmp_path: Path) -> None:
+    header = {
+        "env": "my:Env",
         "options": {"a": [1, None]},
         "references": {"random": -1.5, "expert": 7},
         "note": "知行",
     }
-    first = offline.open(recorded(tmp_path / "a", kind, **described))
+    first = offline.open(record_dataset(tmp_path / "a", kind, **header))
     assert first.spaces == KINDS[kind]
-    assert {name: getattr(first, name) for name in described} == described
+    assert {name: getattr(first, name) for name in header} == header
     assert first.name == str(tmp_path / "a")
     offline.convert(tmp_path / "a", tmp_path / "b")
     second = offline.open(tmp_path / "b")
     assert_same(first, second, action_tolerance=1e-6)
-    assert {name: getattr(second, name) for name in described} == described
+    assert {name: getattr(second, name) for name in header} == header
     offline.convert(first.select([1, 0]), tmp_path / "c")
     assert_same(offline.open(tmp_path / "c"), first.select([1, 0]), action_tolerance=1e-6)
 
 
-def owner(array: Any) -> Any:
+def base_of(array: Any) -> Any:
+    """Return the memory map behind an array, or None."""
     while isinstance(array, np.ndarray) and not isinstance(array, np.memmap):
         array = array.base
     return array
 
 
 @pytest.mark.parametrize("kind", ["dict", "same scale", "box"])
-def test_data_is_mapped_and_not_loaded(kind: str, tmp_path: Path) -> None:
-    data = offline.open(recorded(tmp_path / "a", kind))
-    for part in (data.arrays, data.lasts):
+def test_data_is_memory_mapped(kind: str, tmp_path: Path) -> None:
+    data = offline.open(record_dataset(tmp_path / "a", kind))
+    for part in (data.arrays, data.final_fields):
         for name, tree in part.items():
             for leaf in tree_leaves(tree):
                 assert type(leaf) is np.ndarray  # indexing a memmap is slow
-                # actions alone are made anew where the policy's scale isn't the task's
-                assert isinstance(owner(leaf), np.memmap) == (name != "action" or kind == "same scale"), name
+                # only actions are copied, where the environment's scale isn't the policy's
+                assert isinstance(base_of(leaf), np.memmap) == (name != "action" or kind == "same scale"), name
                 assert not leaf.flags.writeable
-    assert isinstance(owner(data.ends), np.memmap)
-    assert isinstance(owner(data.episode(0).reward), np.memmap)
+    assert isinstance(base_of(data.ends), np.memmap)
+    assert isinstance(base_of(data.episode(0).reward), np.memmap)
 
 
-def test_actions_that_rounding_carried_out_of_bounds_are_cut_off(tmp_path: Path) -> None:
-    folder = recorded(tmp_path / "a", "same scale")
+def test_rounding_errors_of_actions_at_bounds_are_clipped(tmp_path: Path) -> None:
+    folder = record_dataset(tmp_path / "a", "same scale")
     raw = np.load(folder / "action.npy")
     raw[7] = [1.0005, -1.0005]
     np.save(folder / "action.npy", raw)
@@ -79,8 +80,8 @@ def test_actions_that_rounding_carried_out_of_bounds_are_cut_off(tmp_path: Path)
         offline.open(folder)
 
 
-def test_numpy_alone_reads_the_files(tmp_path: Path) -> None:
-    folder = recorded(tmp_path / "a", "team")
+def test_files_are_readable_with_plain_numpy(tmp_path: Path) -> None:
+    folder = record_dataset(tmp_path / "a", "team")
     manifest = json.loads((folder / "manifest.json").read_text())
     data = offline.open(folder)
     assert (manifest["steps"], manifest["episodes"]) == (len(data), data.num_episodes) == (60, len(data.ends))
@@ -91,7 +92,7 @@ def test_numpy_alone_reads_the_files(tmp_path: Path) -> None:
     assert np.array_equal(np.load(folder / "reward.npy"), data.arrays["reward"])
 
 
-# ----------------------------------------------------------------------- spaces
+# --- spaces ---
 
 
 @pytest.mark.parametrize(
@@ -113,20 +114,20 @@ def test_numpy_alone_reads_the_files(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_spaces_come_back_from_json(space: Any) -> None:
+def test_spaces_survive_json(space: Any) -> None:
     spaces = Spaces(space, Discrete(2), num_agents=2, mask=2, state=3, alive=True)
     data = json.loads(json.dumps(space_json.encode(spaces), allow_nan=False))
     assert space_json.decode(data) == spaces
     assert space_json.decode(data).fields() == spaces.fields()
 
 
-def test_the_bounds_of_pictures_are_two_numbers() -> None:
-    told = space_json.encode(Spaces(Box(0, 255, (84, 84, 4), np.uint8), Box(-np.inf, np.inf, (2,), np.float32)))
-    assert told["obs"] == {"type": "Box", "shape": [84, 84, 4], "dtype": "uint8", "low": 0, "high": 255}
-    assert (told["action"]["low"], told["action"]["high"]) == ("-inf", "inf")
+def test_equal_bounds_are_stored_as_one_number() -> None:
+    encoded = space_json.encode(Spaces(Box(0, 255, (84, 84, 4), np.uint8), Box(-np.inf, np.inf, (2,), np.float32)))
+    assert encoded["obs"] == {"type": "Box", "shape": [84, 84, 4], "dtype": "uint8", "low": 0, "high": 255}
+    assert (encoded["action"]["low"], encoded["action"]["high"]) == ("-inf", "inf")
 
 
-def test_the_order_of_parts_is_kept() -> None:
+def test_json_keeps_the_order_of_parts() -> None:
     space = Dict(OrderedDict(b=Discrete(2), a=Discrete(3)))
     back = space_json.decode(json.loads(json.dumps(space_json.encode(Spaces(space, Discrete(2))))))
     assert list(back.obs.spaces) == ["b", "a"]  # type: ignore[attr-defined]
@@ -139,11 +140,11 @@ def test_the_order_of_parts_is_kept() -> None:
         ({"type": "Box", "shape": [2**13, 2**13], "dtype": "float32", "low": 0, "high": 1}, "has the shape"),
         ({"type": "Box", "shape": [-1], "dtype": "float32", "low": 0, "high": 1}, "has the shape"),
         ({"type": "Box", "shape": 3, "dtype": "float32", "low": 0, "high": 1}, "has the shape"),
-        ({"type": "Box", "shape": [3], "dtype": "object", "low": 0, "high": 1}, "numbers of type 'object'"),
-        ({"type": "Box", "shape": [3], "dtype": "V999999999", "low": 0, "high": 1}, "numbers of type"),
+        ({"type": "Box", "shape": [3], "dtype": "object", "low": 0, "high": 1}, "the dtype 'object'"),
+        ({"type": "Box", "shape": [3], "dtype": "V999999999", "low": 0, "high": 1}, "the dtype"),
         ({"type": "Box", "shape": [3], "dtype": "float32", "low": [0, 0], "high": 1}, "has 2 bounds"),
         ({"type": "Box", "shape": [1], "dtype": "float32", "low": "nan", "high": 1}, "bounds of a box must be"),
-        ({"type": "Box", "shape": [1], "dtype": "float32", "low": 0}, "are told with"),
+        ({"type": "Box", "shape": [1], "dtype": "float32", "low": 0}, "are described by"),
         ({"type": "Discrete", "n": 0, "start": 0, "dtype": "int64"}, "n is 0, expected a positive"),
         ({"type": "Discrete", "n": True, "start": 0, "dtype": "int64"}, "n is True"),
         ({"type": "Discrete", "n": 2, "start": 0.5, "dtype": "int64"}, "start is 0.5"),
@@ -151,18 +152,18 @@ def test_the_order_of_parts_is_kept() -> None:
         ({"type": "MultiDiscrete", "nvec": ["2"], "start": [0], "dtype": "int64"}, "must be integers"),
         ({"type": "MultiBinary", "n": -1}, "n is -1"),
         ({"type": "Dict", "parts": [1]}, "parts of a Dict"),
-        ({"type": "Text"}, "has the type 'Text', allowed are"),
+        ({"type": "Text"}, "has the type 'Text'; allowed are"),
         ("Discrete(2)", "has the type None"),
     ],
 )
-def test_wrong_spaces_are_told(space: Any, message: str, tmp_path: Path) -> None:
-    folder = recorded(tmp_path / "a")
+def test_invalid_spaces_are_rejected(space: Any, message: str, tmp_path: Path) -> None:
+    folder = record_dataset(tmp_path / "a")
     edit(folder, lambda manifest: manifest["spaces"].__setitem__("obs", space))
-    with pytest.raises(UserError, match=f"manifest.json is damaged or not of a dataset: .*{message}"):
+    with pytest.raises(UserError, match=f"manifest.json is damaged or not part of a dataset: .*{message}"):
         offline.open(folder)
 
 
-# ----------------------------------------------------------------------- damage
+# --- damage ---
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -172,10 +173,10 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "no format": (lambda m: m.pop("format"), "it tells no format"),
+    "no format": (lambda m: m.pop("format"), "it has no format number"),
     "newer": (lambda m: m.update(format=2), "has format 2; this version reads up to 1"),
-    "missing entry": (lambda m: m.pop("steps"), "it has the entries"),
-    "more entries": (lambda m: m.update(run="rm"), "it has the entries"),
+    "missing entry": (lambda m: m.pop("steps"), "it has the keys"),
+    "more entries": (lambda m: m.update(run="rm"), "it has the keys"),
     "negative": (lambda m: m.update(steps=-60), "it counts -60 steps"),
     "text": (lambda m: m.update(episodes="2"), "it counts 60 steps and '2' episodes"),
     "many": (lambda m: m.update(steps=10**60), "it counts 1"),
@@ -187,7 +188,7 @@ MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "agents": (lambda m: m["spaces"].update(num_agents=0), "num_agents is 0"),
     "alive": (lambda m: m["spaces"].update(alive=1), "alive is 1"),
     "mask": (lambda m: m["spaces"].update(mask="3"), "mask is '3'"),
-    "no spaces": (lambda m: m.update(spaces=None), "spaces are told with NoneType"),
+    "no spaces": (lambda m: m.update(spaces=None), "spaces are described by NoneType"),
     "path above": (lambda m: m["fields"][0].update(file="../obs.npy"), r"it lists .*\.\./obs\.npy"),
     "absolute path": (lambda m: m["fields"][0].update(file="/etc/passwd"), r"it lists .*/etc/passwd"),
     "another file": (lambda m: m["fields"][1].update(file="reward.npy"), "its spaces need the field"),
@@ -198,8 +199,8 @@ MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), MANIFESTS.values(), ids=MANIFESTS.keys())
-def test_wrong_manifests_are_told(change: Callable[[dict[str, Any]], Any], message: str, tmp_path: Path) -> None:
-    folder = recorded(tmp_path / "a")
+def test_invalid_manifests_are_rejected(change: Callable[[dict[str, Any]], Any], message: str, tmp_path: Path) -> None:
+    folder = record_dataset(tmp_path / "a")
     (tmp_path / "obs.npy").write_bytes((folder / "obs.0.npy").read_bytes())
     edit(folder, change)
     with pytest.raises(UserError, match=message):
@@ -209,10 +210,10 @@ def test_wrong_manifests_are_told(change: Callable[[dict[str, Any]], Any], messa
 @pytest.mark.parametrize(
     "text", ["", "hello", "[1]", "3", "[" * 100_000, '{"format": 1', '{"format": ' + "1" * 5000 + "}"]
 )
-def test_manifests_that_are_no_json_are_told(text: str, tmp_path: Path) -> None:
-    folder = recorded(tmp_path / "a")
+def test_manifests_that_are_not_json_are_rejected(text: str, tmp_path: Path) -> None:
+    folder = record_dataset(tmp_path / "a")
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(UserError, match=r"manifest.json is damaged or not of a dataset"):
+    with pytest.raises(UserError, match=r"manifest.json is damaged or not part of a dataset"):
         offline.open(folder)
 
 
@@ -268,32 +269,32 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_damaged_files_are_told_and_nothing_in_them_is_executed(
+def test_damaged_files_are_rejected_without_executing_anything(
     damage: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAP", str(tmp_path / "trap"))
     monkeypatch.chdir(tmp_path)
-    folder = recorded(tmp_path / "a", "box")
+    folder = record_dataset(tmp_path / "a", "box")
     damage(folder / "reward.npy")
-    with pytest.raises(UserError, match=r"a/reward.npy is damaged or not of a dataset: \S"):
+    with pytest.raises(UserError, match=r"a/reward.npy is damaged or not part of a dataset: \S"):
         offline.open(folder)
     assert not (tmp_path / "trap").exists()
 
 
-def test_the_trap_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_malicious_file_works_with_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAP", str(tmp_path / "trap"))
     _object_array(tmp_path / "a.npy")
     np.load(tmp_path / "a.npy", allow_pickle=True)
     assert (tmp_path / "trap").exists()
 
 
-@pytest.mark.filterwarnings("ignore")  # of what NumPy finds in headers
+@pytest.mark.filterwarnings("ignore")  # NumPy warns about some headers
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 127), st.binary(min_size=1, max_size=6))
-def test_any_header_is_read_or_told(tmp_path: Path, at: int, junk: bytes) -> None:
+def test_any_header_is_read_or_rejected(tmp_path: Path, at: int, junk: bytes) -> None:
     folder = tmp_path / "a"
     if not folder.exists():
-        recorded(folder, "box")
+        record_dataset(folder, "box")
         (tmp_path / "whole").write_bytes((folder / "reward.npy").read_bytes())
     whole = bytearray((tmp_path / "whole").read_bytes())
     whole[at : at + len(junk)] = junk
@@ -305,7 +306,7 @@ def test_any_header_is_read_or_told(tmp_path: Path, at: int, junk: bytes) -> Non
 
 
 def test_values_are_checked_when_opened(tmp_path: Path) -> None:
-    folder = recorded(tmp_path / "a", "box")
+    folder = record_dataset(tmp_path / "a", "box")
     reward = np.load(folder / "reward.npy")
     reward[33] = np.nan
     np.save(folder / "reward.npy", reward)
@@ -313,8 +314,8 @@ def test_values_are_checked_when_opened(tmp_path: Path) -> None:
         offline.open(folder)
 
 
-def test_copies_of_damaged_data_leave_nothing_behind(tmp_path: Path) -> None:
-    folder = recorded(tmp_path / "a", "box")
+def test_failed_conversion_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = record_dataset(tmp_path / "a", "box")
     (folder / "reward.npy").write_bytes(b"")
     with pytest.raises(UserError, match="is damaged"):
         offline.convert(folder, tmp_path / "b")
