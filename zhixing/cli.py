@@ -1,4 +1,4 @@
-"""The command line. Modules that import torch are imported inside the commands, so that `--help` answers at once."""
+"""The command line. Commands import modules that need torch when they run, so `--help` is fast."""
 
 from __future__ import annotations
 
@@ -26,41 +26,51 @@ app = typer.Typer(
 )
 
 
-def _trust(asked: bool) -> bool:
-    if asked:
+def _trust(enabled: bool) -> bool:
+    if enabled:
         os.environ["ZHIXING_TRUST"] = "1"
-    return asked
+    return enabled
 
 
-Algorithm = Annotated[str | None, typer.Argument(metavar="ALGO", help="What learns, such as ppo.")]
-Words = Annotated[
+Algorithm = Annotated[str | None, typer.Argument(metavar="ALGO", help="Algorithm, such as ppo.")]
+Settings = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings, such as lr=3e-4 or --lr 3e-4.")
 ]
-Env = Annotated[str | None, typer.Option("--env", help="The task, such as CartPole-v1.")]
+Env = Annotated[str | None, typer.Option("--env", help="Environment, such as CartPole-v1.")]
 Imports = Annotated[
-    list[str] | None, typer.Option("--import", metavar="PACKAGE", help="Import it first: it registers environments.")
+    list[str] | None,
+    typer.Option("--import", metavar="PACKAGE", help="Package to import first because it registers environments."),
 ]
-Data = Annotated[str | None, typer.Option("--dataset", help="Learn from recorded experience, not in an environment.")]
-Files = Annotated[list[Path] | None, typer.Option("--config", help="YAML settings; later files win.")]
-Folder = Annotated[Path, typer.Option("--out", help="The folder of the runs; what has ended in it isn't done again.")]
-Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Runs at once; without, half the CPUs.")]
-On = Annotated[str, typer.Option("--on", help="local: processes here; ray; or a Ray cluster's address.")]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or an agent that `zhixing zoo` lists.")]
-Episodes = Annotated[int, typer.Option("--episodes", min=1, help="Fresh episodes to play.")]
-Shown = Annotated[int | None, typer.Option("--episodes", min=1, help="Episodes; without, until the window is closed.")]
+Dataset = Annotated[str | None, typer.Option("--dataset", help="Dataset to learn from instead of an environment.")]
+ConfigFiles = Annotated[
+    list[Path] | None, typer.Option("--config", help="YAML file with settings; later files take precedence.")
+]
+RunsFolder = Annotated[Path, typer.Option("--out", help="Folder of the runs; finished runs in it are not repeated.")]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Number of parallel runs.", show_default="half the CPUs")
+]
+On = Annotated[str, typer.Option("--on", help="Where to run: local (processes), ray, or the address of a Ray cluster.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or the name of an agent in `zhixing zoo`.")]
+Episodes = Annotated[int, typer.Option("--episodes", min=1, help="Number of episodes.")]
+WindowEpisodes = Annotated[
+    int | None,
+    typer.Option("--episodes", min=1, help="Number of episodes.", show_default="until the window is closed"),
+]
 MaxSteps = Annotated[
-    int | None, typer.Option("--max-steps", min=1, help="Cut episodes after so many steps; without, as eval_max_steps.")
+    int | None, typer.Option("--max-steps", min=1, help="Maximum steps per episode.", show_default="eval_max_steps")
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Fixes the episodes.")]
-Which = Annotated[str, typer.Option("--checkpoint", help="last: weights at the end; best: by evaluation.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the episodes.")]
+Checkpoint = Annotated[str, typer.Option("--checkpoint", help="Weights: last, or best by evaluation return.")]
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Import the code that it names; ZHIXING_TRUST=1 does so always.", callback=_trust),
+    typer.Option(
+        "--trust", help="Allow imports of code that the run names; ZHIXING_TRUST=1 always does.", callback=_trust
+    ),
 ]
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"zhixing {__version__}")
         raise typer.Exit
 
@@ -76,53 +86,57 @@ def _options(
 @app.command(cls=SettingsCommand)
 def train(
     algorithm: Algorithm = None,
-    settings: Words = None,
+    settings: Settings = None,
     env: Env = None,
     imports: Imports = None,
-    dataset: Data = None,
-    config_files: Files = None,
+    dataset: Dataset = None,
+    config_files: ConfigFiles = None,
     init_from: Annotated[
-        str | None, typer.Option("--init-from", metavar="RUN", help="Start from this run's weights.")
+        str | None, typer.Option("--init-from", metavar="RUN", help="Run whose weights initialize the networks.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Fixes every random number.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run's folder.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of all random number generators.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Run folder.", show_default="runs/ALGO-ENV-SEED-TIME")
+    ] = None,
 ) -> None:
     """Train an agent. `zhixing show ALGO` lists the settings."""
     from zhixing import config
     from zhixing.experiments import auto
     from zhixing.training.session import Session
 
-    layers, words = _asked(
+    layers, overrides = _layers(
         algorithm, settings, config_files, env=env, imports=imports, dataset=dataset, init_from=init_from, seed=seed
     )
-    _run(Session(auto.build(layers, config.parse_overrides(words)), out))
+    _run(Session(auto.build(layers, config.parse_overrides(overrides)), out))
 
 
-def _asked(
-    algorithm: str | None, settings: list[str] | None, config_files: list[Path] | None, **named: Any
+def _layers(
+    algorithm: str | None, settings: list[str] | None, config_files: list[Path] | None, **options: Any
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Layers of settings, and the words that go on top of them."""
+    """Return the settings of files and options as layers, and the `name=value` arguments that override them."""
     from zhixing import config
 
-    words = [word for word in (algorithm, *(settings or [])) if word is not None]
-    # a configuration file may name the algorithm instead, and options may stand before it
-    first = next((i for i, word in enumerate(words) if "=" not in word and not word.startswith("-")), None)
-    named = {"algorithm": None if first is None else words.pop(first), **named}
+    arguments = [argument for argument in (algorithm, *(settings or [])) if argument is not None]
+    # settings may precede the algorithm, which a configuration file may name instead
+    plain = (i for i, argument in enumerate(arguments) if "=" not in argument and not argument.startswith("-"))
+    position = next(plain, None)
+    options = {"algorithm": None if position is None else arguments.pop(position), **options}
     layers = [config.read_yaml(file) for file in config_files or []]
-    layers.append({name: value for name, value in named.items() if value is not None})
+    layers.append({name: value for name, value in options.items() if value is not None})
     algorithm = next((layer["algorithm"] for layer in reversed(layers) if "algorithm" in layer), None)
-    return layers, translate_options(words, algorithm if isinstance(algorithm, str) else None)
+    return layers, translate_options(arguments, algorithm if isinstance(algorithm, str) else None)
 
 
 @app.command(cls=SettingsCommand)
 def resume(
     run: Run,
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Such as a longer budget.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME=VALUE]...", help="Settings to change, such as env_steps=200000."),
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Go on with a run from its last checkpoint. Settings may change budgets, evaluations, logs and checkpoints."""
+    """Continue a run from its last checkpoint. You can change budgets, evaluations, logging and checkpoints."""
     from zhixing import config
     from zhixing.training.session import Session
 
@@ -139,8 +153,8 @@ def _run(session: Any) -> None:
     try:
         result = session.run()
     except KeyboardInterrupt:
-        reached = f"{session.loop.steps:,} {session.loop.unit}"
-        write_stderr(f"stopped at {reached}; go on with: zhixing resume {folder}")
+        progress = f"{session.loop.steps:,} {session.loop.unit}"
+        write_stderr(f"stopped at {progress}; continue with: zhixing resume {folder}")
         raise
     loop, target = session.loop, result["stop_return"]
     rows = {"run": str(folder)}
@@ -150,12 +164,12 @@ def _run(session: Any) -> None:
             f"{loop.recent_mean('episode_return'):.6g} (last {len(loop.recent_episodes)} episodes)"
         )
     if result["final_return"] is not None:
-        asked = "" if target is None else f" (asked: {target:g})"
-        rows["evaluation return"] = f"{result['final_return']:.6g}{asked}"
+        goal = "" if target is None else f" (stop_return: {target:g})"
+        rows["evaluation return"] = f"{result['final_return']:.6g}{goal}"
     for name, value in rows.items():
         print(f"{name:18} {value}")
     if result["stop_return"] is not None and not result["reached"]:
-        write_stderr("the asked return was not reached within the budget")
+        write_stderr("stop_return was not reached within the budget")
 
 
 @app.command("eval")
@@ -163,15 +177,16 @@ def evaluate(
     run: Run,
     episodes: Episodes = 100,
     seed: Seed = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    checkpoint: Which = "last",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    checkpoint: Checkpoint = "last",
     against: Annotated[
-        str | None, typer.Option("--against", help="Games: random, perfect, mcts, mcts:SIMULATIONS or another run.")
+        str | None,
+        typer.Option("--against", help="Opponent in games: random, perfect, mcts, mcts:SIMULATIONS or a run."),
     ] = None,
     max_steps: MaxSteps = None,
     trust: Trust = False,
 ) -> None:
-    """Play fresh episodes with a run's agent; games also against an opponent, half of them as the first player."""
+    """Evaluate a run's agent on new episodes. In games, the agent moves first in half of them."""
     from zhixing.training.run import evaluate
 
     summary = evaluate(run, episodes, seed, checkpoint, against, max_steps=max_steps).summary()
@@ -185,19 +200,26 @@ def evaluate(
 @app.command()
 def collect(
     run: Run,
-    out: Annotated[str, typer.Option("-o", "--out", metavar="DATASET", help="A new folder, or minari:NAME-v0.")],
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to record, over all episodes.")] = 10_000,
+    out: Annotated[str, typer.Option("-o", "--out", metavar="DATASET", help="New folder, or minari:NAME-v0.")],
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to record, summed over all episodes.")] = 10_000,
     noise: Annotated[
-        float, typer.Option("--noise", min=0.0, help="Spread of noise on actions; of discrete ones the chance of any.")
+        float,
+        typer.Option(
+            "--noise",
+            min=0.0,
+            help="Standard deviation of action noise; for discrete actions, the probability of a random action.",
+        ),
     ] = 0.0,
-    explore: Annotated[bool, typer.Option("--explore", help="Act as in training, not at its best.")] = False,
-    replay: Annotated[bool, typer.Option("--replay", help="All that the run's replay holds, not new steps.")] = False,
+    explore: Annotated[bool, typer.Option("--explore", help="Act with the exploration of training.")] = False,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Export the run's replay buffer instead of new steps.")
+    ] = False,
     seed: Seed = 0,
-    checkpoint: Which = "last",
+    checkpoint: Checkpoint = "last",
     max_steps: MaxSteps = None,
     trust: Trust = False,
 ) -> None:
-    """Record what a run's agent does, as data to learn from."""
+    """Record a dataset with a run's agent."""
     from zhixing.training.collect_data import collect_from_agent, export_replay
 
     if replay:
@@ -211,16 +233,16 @@ def collect(
     if complete.any():
         print(f"mean return {data.returns()[complete].mean():.6g} of {complete.sum():,} complete episodes")
     if not complete.all():
-        print(f"{(~complete).sum():,} episodes were cut by the end of the recording and don't count in a mean return")
+        print(f"{(~complete).sum():,} episodes are incomplete and not part of the mean return")
 
 
 @app.command()
 def video(
     run: Run,
-    out: Annotated[Path, typer.Option("-o", "--out", help="The video: .mp4 or .gif.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Video file: .mp4 or .gif.")],
     episodes: Episodes = 1,
     seed: Seed = 0,
-    checkpoint: Which = "last",
+    checkpoint: Checkpoint = "last",
     max_steps: MaxSteps = None,
     trust: Trust = False,
 ) -> None:
@@ -234,16 +256,16 @@ def video(
 @app.command()
 def export(
     run: Run,
-    out: Annotated[Path, typer.Option("-o", "--out", help="A new folder, such as zoo/NAME.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="New folder, such as zoo/NAME.")],
     episodes: Episodes = 100,
     seed: Seed = 0,
-    checkpoint: Which = "last",
+    checkpoint: Checkpoint = "last",
     trust: Trust = False,
 ) -> None:
-    """Keep only what a run's agent needs to act, with its measured return; other commands take it as a run."""
+    """Export a run's agent with its measured return. Other commands accept the folder as a run."""
     from zhixing.training.zoo import export
 
-    folder = out.absolute()  # an environment may change the current folder
+    folder = out.absolute()  # an environment may change the working directory
     card = export(run, folder, episodes, seed, checkpoint)
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{out}: {size / 1e3:,.0f} kB, mean return {card['mean_return']:.6g} of {episodes} episodes")
@@ -253,28 +275,36 @@ def export(
 def zoo(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[FOLDER]", help="A folder of exported agents; without, those of zhixing."),
+        typer.Argument(metavar="[FOLDER]", help="Folder of exported agents.", show_default="the agents of zhixing"),
     ] = None,
 ) -> None:
-    """List trained agents with their returns and the commands that trained them; other commands take their names."""
+    """List trained agents with their returns and training commands. Other commands accept their names."""
     from zhixing.training.zoo import agents
     from zhixing.utils import tables
 
-    found = agents(folder)
-    columns = {"env": "task", "algorithm": "algorithm", "steps": "steps", "mean_return": "return", "episodes": "over"}
+    cards = agents(folder)
+    columns = {
+        "env": "env",
+        "algorithm": "algorithm",
+        "steps": "steps",
+        "mean_return": "return",
+        "episodes": "episodes",
+    }
     tables.print_table(
         [
             {"agent": name, **{title: card.get(key, "") for key, title in columns.items()}}
-            for name, card in found.items()
+            for name, card in cards.items()
         ]
     )
-    for name, card in found.items():
+    for name, card in cards.items():
         print(f"{name}: {card.get('trained_by', '')}")
 
 
 @app.command()
-def watch(run: Run, episodes: Shown = None, seed: Seed = 0, checkpoint: Which = "last", trust: Trust = False) -> None:
-    """A run's agent in a window; escape ends it."""
+def watch(
+    run: Run, episodes: WindowEpisodes = None, seed: Seed = 0, checkpoint: Checkpoint = "last", trust: Trust = False
+) -> None:
+    """Watch a run's agent in a window. Escape closes it."""
     from zhixing.report.viewer import watch
 
     watch(run, episodes, seed, checkpoint)
@@ -282,27 +312,30 @@ def watch(run: Run, episodes: Shown = None, seed: Seed = 0, checkpoint: Which = 
 
 @app.command(cls=SettingsCommand)
 def play(
-    env: Annotated[str, typer.Argument(metavar="ENV", help="The task, such as CartPole-v1, or a run: its task.")],
+    env: Annotated[
+        str, typer.Argument(metavar="ENV", help="Environment, such as CartPole-v1, or a run, for its environment.")
+    ],
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[env.NAME=VALUE]...", help="Its options, such as env.skip=1.")
+        list[str] | None,
+        typer.Argument(metavar="[env.NAME=VALUE]...", help="Options of the environment, such as env.skip=1."),
     ] = None,
-    random: Annotated[bool, typer.Option("--random", help="Let chance play.")] = False,
-    episodes: Shown = None,
+    random: Annotated[bool, typer.Option("--random", help="Play random actions.")] = False,
+    episodes: WindowEpisodes = None,
     seed: Seed = 0,
     imports: Imports = None,
     trust: Trust = False,
 ) -> None:
-    """Play a task in a window with the keyboard, or let chance play; escape ends it."""
+    """Play an environment in a window with the keyboard. Escape closes it."""
     from zhixing.report.viewer import play
 
-    options = _task_options("play", settings)
+    options = _env_options("play", settings)
     if Path(env, "config.yaml").is_file():
         from zhixing.training.run_folder import RunFolder
 
         folder = RunFolder.open(env)
-        task = folder.read_config().env
+        saved = folder.read_config().env
         with folder.restricted():
-            play(task.name, {**task.options, **options}, random=random, seed=seed, episodes=episodes)
+            play(saved.name, {**saved.options, **options}, random=random, seed=seed, episodes=episodes)
         return
     _import(imports)
     play(env, options, random=random, seed=seed, episodes=episodes)
@@ -310,18 +343,18 @@ def play(
 
 @app.command(cls=SettingsCommand)
 def check(
-    env: Annotated[str, typer.Argument(metavar="ENV", help="The task, such as my.module:MyEnv.")],
+    env: Annotated[str, typer.Argument(metavar="ENV", help="Environment, such as my.module:MyEnv.")],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[env.NAME=VALUE]...", help="Its options; env.render_mode=rgb_array also looks at it."),
+        typer.Argument(metavar="[env.NAME=VALUE]...", help="Options; env.render_mode=rgb_array also checks rendering."),
     ] = None,
     imports: Imports = None,
 ) -> None:
-    """Tell what is wrong with a task, before anything is trained in it."""
+    """Check that an environment follows the Gymnasium API."""
     from zhixing import envs
 
     _import(imports)
-    findings = envs.check_env(env, **_task_options("check", settings))
+    findings = envs.check_env(env, **_env_options("check", settings))
     for finding in findings:
         first, *rest = finding.message.rstrip().splitlines()
         print(f"{finding.status:6} {finding.check:13} {first}")
@@ -361,28 +394,30 @@ def _import(packages: list[str] | None) -> None:
     import_packages(packages or [])
 
 
-def _task_options(command: str, settings: list[str] | None) -> dict[str, Any]:
+def _env_options(command: str, settings: list[str] | None) -> dict[str, Any]:
     from zhixing import config
 
-    given = config.parse_overrides(translate_options(settings or [], None))
-    options = given.pop("env", {})
+    values = config.parse_overrides(translate_options(settings or [], None))
+    options = values.pop("env", {})
     if not isinstance(options, dict):
         raise UserError(
-            f"env={options!r}: `zhixing {command}` takes options of the environment, written env.NAME=VALUE"
+            f"env={options!r}: `zhixing {command}` accepts only options of the environment, written env.NAME=VALUE"
         )
-    return {**given, **options}  # only the environment has settings here, so `actions=complex` is plain, too
+    return {**values, **options}  # `env.` may be omitted, since there are no other settings
 
 
 @app.command()
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs, or folders of runs.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The picture: .png, .svg or .pdf.")],
-    y: Annotated[str, typer.Option("--y", help="return, or a column of metrics.csv, such as x_pos.")] = "return",
-    x: Annotated[str, typer.Option("--x", help="steps, seconds, or both: a panel each.")] = "both",
-    smooth: Annotated[int | None, typer.Option("--smooth", min=1, help="Average over so many rows.")] = None,
-    title: Annotated[str | None, typer.Option("--title", help="Instead of the environment's name.")] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of runs.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Image file: .png, .svg or .pdf.")],
+    y: Annotated[
+        str, typer.Option("--y", help="Metric: return, or a column of metrics.csv, such as x_pos.")
+    ] = "return",
+    x: Annotated[str, typer.Option("--x", help="X axis: steps, seconds, or both (two panels).")] = "both",
+    smooth: Annotated[int | None, typer.Option("--smooth", min=1, help="Rows to average over.")] = None,
+    title: Annotated[str | None, typer.Option("--title", help="Title.", show_default="the environment")] = None,
 ) -> None:
-    """Draw return against steps and seconds; runs that differ only in their seed are one curve."""
+    """Plot the return over steps and seconds. Runs that differ only in their seed form one curve."""
     from zhixing.report.plots import plot
 
     plot(runs, out, y, x=x, smooth=smooth, title=title)
@@ -391,26 +426,32 @@ def plot(
 
 @app.command(cls=SettingsCommand)
 def sweep(
-    out: Folder,
+    out: RunsFolder,
     algorithm: Algorithm = None,
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME=VALUE,...]...", help="Settings; commas part several values.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=VALUE,...]...", help="Settings with one or several values, such as lr=1e-3,3e-4."
+        ),
     ] = None,
     env: Env = None,
     imports: Imports = None,
-    dataset: Data = None,
-    config_files: Files = None,
-    grid: Annotated[Path | None, typer.Option("--grid", help="YAML in which each setting is a list of values.")] = None,
-    seeds: Annotated[str, typer.Option("--seeds", help="Such as 0-4 or 0,3,7.")] = "0-2",
+    dataset: Dataset = None,
+    config_files: ConfigFiles = None,
+    grid: Annotated[Path | None, typer.Option("--grid", help="YAML file with a list of values per setting.")] = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="Seeds, such as 0-4 or 0,3,7.")] = "0-2",
     workers: Workers = None,
     on: On = "local",
 ) -> None:
-    """Train with every combination of values and every seed: lr=1e-3,3e-4 gamma=0.98,0.99. Stopped, it goes on."""
+    """Train with all combinations of values and seeds: lr=1e-3,3e-4 gamma=0.98,0.99.
+
+    Run the same command again to continue a stopped sweep.
+    """
     from zhixing.experiments import sweep
     from zhixing.utils import tables
 
-    layers, words = _asked(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset)
-    values = {**(sweep.read_grid(grid) if grid else {}), **sweep.parse_values(words)}
+    layers, overrides = _layers(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset)
+    values = {**(sweep.read_grid(grid) if grid else {}), **sweep.parse_values(overrides)}
     try:
         variants, failed = sweep.sweep(layers, values, sweep.parse_seeds(seeds), out, workers, on)
     except KeyboardInterrupt:
@@ -434,28 +475,30 @@ def sweep(
 
 @app.command(cls=SettingsCommand)
 def tune(
-    out: Folder,
-    trials: Annotated[int, typer.Option("--trials", min=1, help="Trials in all, with those that are there.")],
+    out: RunsFolder,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Total number of trials, including finished ones.")],
     algorithm: Algorithm = None,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME=RANGE]...", help="Settings, ranges (1e-4..1e-2:log) and values (4,8,16)."),
+        typer.Argument(
+            metavar="[NAME=RANGE]...", help="Settings, ranges (lr=1e-4..1e-2:log) and lists of values (num_envs=4,8)."
+        ),
     ] = None,
     env: Env = None,
     imports: Imports = None,
-    dataset: Data = None,
-    config_files: Files = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Fixes what is tried; each trial adds its number.")] = None,
+    dataset: Dataset = None,
+    config_files: ConfigFiles = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the search; each trial adds its number.")] = None,
     workers: Workers = None,
     on: On = "local",
 ) -> None:
-    """Search for the settings that learn best: lr=1e-4..1e-2:log gamma=0.9..0.999 num_envs=4,8. Needs Optuna."""
+    """Search for the best settings with Optuna: lr=1e-4..1e-2:log gamma=0.9..0.999 num_envs=4,8."""
     from zhixing.experiments import tune
     from zhixing.utils import tables
 
-    layers, words = _asked(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset, seed=seed)
+    layers, overrides = _layers(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset, seed=seed)
     try:
-        results, spaces = tune.tune(layers, words, trials, out, workers, on)
+        results, spaces = tune.tune(layers, overrides, trials, out, workers, on)
     except KeyboardInterrupt:
         write_stderr("stopped; run the same command again to continue")
         raise
@@ -467,26 +510,28 @@ def tune(
         raise UserError(f"no trial completed; see {out / 'trials.csv'} and the trials' output in {out / 'output'}")
     tune.plot_trials(results, spaces, out / "trials.png")
     print(out / "trials.png")
-    print(f"{out / 'best.yaml'}: train with it by --config")
+    print(f"{out / 'best.yaml'}: train with --config {out / 'best.yaml'}")
 
 
 @app.command(cls=SettingsCommand)
 def profile(
     algorithm: Algorithm = None,
-    settings: Words = None,
+    settings: Settings = None,
     env: Env = None,
     imports: Imports = None,
-    dataset: Data = None,
-    config_files: Files = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="To measure in; a try takes 0.4 of it.")] = 5.0,
+    dataset: Dataset = None,
+    config_files: ConfigFiles = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, help="Duration of the measurement; each alternative takes 0.4 of it.")
+    ] = 5.0,
 ) -> None:
-    """Where the time of training goes, and which settings would be faster. Writes nothing."""
+    """Measure where training spends its time and which settings are faster. Writes no files."""
     from zhixing import config
     from zhixing.experiments import profiler
     from zhixing.utils import tables
 
-    layers, words = _asked(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset)
-    cfg = config.build(layers, config.parse_overrides(words))
+    layers, overrides = _layers(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset)
+    cfg = config.build(layers, config.parse_overrides(overrides))
     result = profiler.profile(cfg, seconds)
     title = f"{cfg.algorithm} on {cfg.env.name}: {result.speed:,.0f} {result.unit} per second"
     tables.print_table(profiler.part_rows(result), title)
@@ -506,25 +551,25 @@ def profile(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, envs or presets.")] = "algorithms",
+    kind: Annotated[str, typer.Argument(metavar="[KIND]", help="algorithms, envs or presets.")] = "algorithms",
     imports: Imports = None,
 ) -> None:
-    """List the algorithms, the environments or the presets there are."""
+    """List algorithms, environments or presets."""
     from zhixing import algorithms, config
     from zhixing.errors import unknown
 
-    if what == "algorithms":
+    if kind == "algorithms":
         for name in algorithms.names():
             print(f"{name:16} {algorithms.get(name).summary}")
-    elif what == "envs":
+    elif kind == "envs":
         _import(imports)
         _list_envs()
-    elif what == "presets":
+    elif kind == "presets":
         for name in algorithms.names():
-            for task in config.presets(name):
-                print(f"{name:16} {task}")
+            for env in config.presets(name):
+                print(f"{name:16} {env}")
     else:
-        raise unknown("list", what, ["algorithms", "envs", "presets"])
+        raise unknown("list", kind, ["algorithms", "envs", "presets"])
 
 
 def _list_envs() -> None:
@@ -538,7 +583,9 @@ def _list_envs() -> None:
         print(f"{family.title} - {family.missing or 'installed'}")
         names = textwrap.fill("  ".join(family.names), width - 2, break_on_hyphens=False, break_long_words=False)
         print(textwrap.indent(names or "none", "  "))
-    print("Your own: my.module:MyEnv or my_env.py:MyEnv; a package's Gymnasium ids: package:Id-v0, or --import PACKAGE")
+    print(
+        "Your own: my.module:MyEnv or my_env.py:MyEnv. Gymnasium ids of a package: package:Id-v0, or --import PACKAGE."
+    )
 
 
 @app.command()
@@ -564,19 +611,19 @@ def show(
 
 
 def main() -> None:
-    """Run the command line. Errors that people can mend are one message and exit code 2; an interrupt is 130."""
+    """Run the command line. Invalid input prints one message and exits with code 2; an interrupt exits with 130."""
     _escape_unprintable()
     try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0  # an interrupt comes back as 130
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0  # 130 after an interrupt
         if sys.stdout is not None:
-            sys.stdout.flush()  # a full disk behind it is noticed now
+            sys.stdout.flush()  # reports a full disk now
     except UserError as error:
         code = _fail(str(error), 2)
     except EnvCrashError as error:
         code = _fail(str(error), 1)
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:  # the reader of our output, such as head, has gone
+    except BrokenPipeError:  # the reader of the output, such as head, has ended
         code = 1
     except OSError as error:
         if error.errno not in SYSTEM_ERRORS and error.filename is None:
@@ -585,45 +632,45 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        code = _fail(error.format_message(), 2)  # wrong use of the command line
-    _leave_broken_streams()
+        code = _fail(error.format_message(), 2)  # invalid usage
+    _discard_broken_streams()
     if code:
         sys.exit(code)
 
 
-# errors of the system that people can mend, and how
+# system errors that the user can fix, with advice
 SYSTEM_ERRORS = {
-    errno.ENOSPC: "make room on the disk",
-    errno.EDQUOT: "make room in your quota",
+    errno.ENOSPC: "free space on the disk",
+    errno.EDQUOT: "free space in your quota",
     errno.EIO: "check the disk or the terminal",
     errno.EMFILE: "raise the limit, for example with `ulimit -n 65536`, or use fewer worker processes",
     errno.ENFILE: "close other programs, or raise the system's limit",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EACCES: "check the permissions",
     errno.EPERM: "check the permissions",
-    errno.EROFS: "choose a folder that can be written",
+    errno.EROFS: "choose a writable folder",
     errno.ENOMEM: "use fewer environments or worker processes, or close other programs",
     errno.EAGAIN: "use fewer worker processes, or raise the limit `ulimit -u`",
 }
 
 
 def _system_error(error: OSError) -> str:
-    unnamed = "the output" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else "the system"
-    name = unnamed if error.filename is None else os.fsdecode(error.filename)
+    fallback = "the output" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else "the system"
+    name = fallback if error.filename is None else os.fsdecode(error.filename)
     name = name if len(name) <= 100 else f"{name[:60]}...{name[-30:]}"
     advice = SYSTEM_ERRORS.get(error.errno or 0)
     return f"{name}: {error.strerror}; {advice}" if advice else f"{name} can't be used: {error.strerror}"
 
 
 def _escape_unprintable() -> None:
-    """Print letters that the terminal can't show (an ASCII one, or broken file names) as escapes."""
+    """Escape characters that the terminal can't print, such as Unicode in an ASCII terminal."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
-def _leave_broken_streams() -> None:
-    """Point streams that can't be written at nothing, so the interpreter's own last flush doesn't complain."""
+def _discard_broken_streams() -> None:
+    """Redirect broken streams to the null device, so the interpreter's final flush doesn't fail."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

@@ -111,8 +111,8 @@ def test_another_task_on_the_line_does_not_inherit_options(run_cli: Command, tmp
 def test_a_return_that_was_not_reached_is_told(run_cli: Command) -> None:
     code, out, err = run_cli("train", "ppo", "--env", "toy/match", "--out", "mine", *SHORT, "stop_return=99")
     assert code == 0
-    assert "(asked: 99)" in out
-    assert "the asked return was not reached within the budget" in err
+    assert "(stop_return: 99)" in out
+    assert "stop_return was not reached within the budget" in err
 
 
 def test_training_begins_with_what_is_trained_and_ends_with_both_returns(run_cli: Command) -> None:
@@ -163,7 +163,7 @@ def test_an_interrupt_is_130(run_cli: Command, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("zhixing.training.builders.callbacks.Progress", Stop)  # a way to press Ctrl-C in this process
     code, _, err = run_cli("train", "ppo", "--env", "toy/match", "--out", "mine", *SHORT)
-    assert "go on with: zhixing resume mine" in err
+    assert "continue with: zhixing resume mine" in err
     assert code == 130
 
 

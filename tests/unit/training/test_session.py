@@ -261,7 +261,7 @@ def test_a_signal_saves_and_the_resumed_run_ends_like_one_never_stopped(
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert "stopping after this iteration" in err
-    assert "go on with: zhixing resume parts" in err
+    assert "continue with: zhixing resume parts" in err
     assert "Traceback" not in err
     assert not (tmp_path / "parts" / "result.json").exists()
     (checkpoint,) = (tmp_path / "parts" / "checkpoints").glob("0*.safetensors")
