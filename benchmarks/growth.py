@@ -64,7 +64,7 @@ def acting(row: Mapping[str, Any], num: int) -> Callable[[float], float]:
     cfg = zx.config.load(algorithm="ppo", env="CartPole-v1", num_envs=num, num_threads=1)
     env = zx.envs.make_vector("CartPole-v1", num, row.get("backend", "auto"))
     learner = zx.algorithms.get("ppo").make(cfg, env.spaces)
-    actor = zx.Actor(learner.policy, env, learner.fields, seed=0)
+    actor = zx.Actor(learner.policy, env, learner.extra_fields, seed=0)
     steps = max(4, 256 // num)
     return lambda seconds: often(lambda: actor.collect(steps), seconds, time.process_time) * steps * num
 

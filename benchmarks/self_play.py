@@ -47,7 +47,7 @@ class Keep(zx.Callback):
 
     def evaluation_end(self, loop: zx.TrainingLoop, evaluation: Evaluation) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        torch.save(loop.learner.weights(), self.folder / f"{loop.env_steps:09}.pt")
+        torch.save(loop.learner.policy.state_dict(), self.folder / f"{loop.env_steps:09}.pt")
 
 
 def tictactoe() -> dict[str, Any]:

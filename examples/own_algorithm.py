@@ -49,45 +49,43 @@ class Reinforce(zx.Learner):
     def __init__(self, cfg: ReinforceConfig, spaces: zx.Spaces, device: torch.device | str = "cpu") -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        with self.building():  # first weights that depend on the seed only
+        with self.seeded_init():  # weights depend on the run's seed only
             self.net = ActorCritic(spaces, cfg.net).to(self.device)
-        self.policy = ActorCriticPolicy(spaces, self.net)  # what acts: in training, evaluations and videos
+        self.policy = ActorCriticPolicy(spaces, self.net)  # acts in training, evaluations and videos
         self.optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
 
     @property
-    def fields(self) -> dict[str, Field]:
-        """What each step must hold besides obs, action, reward, terminated and truncated: the policy's value."""
+    def extra_fields(self) -> dict[str, Field]:
+        """Fields of a step besides obs, action, reward, terminated and truncated: the policy's value."""
         return {"value": Field((), np.dtype(np.float32))}
 
     @torch.no_grad()
     def returns(self, batch: zx.Batch) -> torch.Tensor:
-        """G `[T,N]`: rewards to the end of the episode, or to where the rollout stops and V gives the rest."""
+        """Return G `[T,N]`: rewards to the end of the episode. Where the rollout ends first, V estimates the rest."""
         boundary = batch.terminated | batch.truncated
         boundary[-1] = True
-        rest = self.net(batch.next_obs[boundary]).value
-        following = next_values(batch.value, boundary, rest)
+        bootstrap = self.net(batch.next_obs[boundary]).value
+        next_value = next_values(batch.value, boundary, bootstrap)
         advantage = gae(
-            batch.reward, batch.value, following, batch.terminated, batch.truncated, gamma=self.cfg.gamma, lam=1.0
+            batch.reward, batch.value, next_value, batch.terminated, batch.truncated, gamma=self.cfg.gamma, lam=1.0
         )
         return advantage + batch.value
 
-    def gradients(self, batch: zx.Batch) -> zx.Gradients:
-        ret = self.returns(batch)
-        advantage = ret - batch.value
+    @zx.train_step
+    def update(self, batch: zx.Batch) -> zx.Update:
+        returns = self.returns(batch)
+        advantage = returns - batch.value
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
 
         steps = batch.flatten()  # [T,N] -> [B]
         out = self.net(steps.obs)
         policy_loss = -(out.distribution.log_prob(steps.action) * advantage.flatten()).mean()
-        value_loss = (out.value - ret.flatten()).square().mean()
+        value_loss = (out.value - returns.flatten()).square().mean()
         entropy = out.distribution.entropy().mean()
         loss = policy_loss + self.cfg.value_coef * value_loss - self.cfg.entropy_coef * entropy
-
+        grad_norm = self.optimizer.step(loss)
         metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-        return zx.Gradients(
-            {"optimizer": self.optimizer.gradient(loss)},
-            {name: value.detach() for name, value in metrics.items()},
-        )
+        return zx.Update({**metrics, "grad_norm": grad_norm})
 
     def value(self, obs: torch.Tensor) -> torch.Tensor:
         return self.net(obs).value

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import zhixing as zx
 from zhixing.config import QLearningConfig
-from zhixing.core.optimizer import Average
+from zhixing.core.optimizer import TargetUpdater
 from zhixing.nets.policies import GreedyPolicy
 from zhixing.ops.returns import td_target
 from zhixing.ops.schedules import linear_schedule
@@ -62,28 +62,27 @@ class QLearning(zx.Learner):
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg, self.loss, self.best = cfg, loss, best
-        with self.building():  # first weights that depend on the seed only
+        with self.seeded_init():  # weights depend on the run's seed only
             self.net = QNet(spaces).to(self.device)
-        self.q_optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
-        self.target = copy.deepcopy(self.net)
-        self.follow = Average(self.target, self.net)
+        self.optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+        self.target_net = copy.deepcopy(self.net)
+        self.target_updater = TargetUpdater((self.target_net, self.net))
         self.policy = GreedyPolicy(spaces, self.net, self.epsilon, cfg.eval_epsilon)
 
     def epsilon(self, env_steps: int) -> float:
         share = env_steps / (self.cfg.epsilon_fraction * self.cfg.env_steps)
         return linear_schedule(self.cfg.epsilon_start, self.cfg.epsilon_end, share)
 
-    def gradients(self, batch: zx.Batch) -> zx.Gradients:
+    @zx.train_step
+    def update(self, batch: zx.Batch) -> zx.Update:
         with torch.no_grad():
-            after = self.best(self.target(batch.next_obs)[0])
-            target = td_target(batch, after)
+            target = td_target(batch, self.best(self.target_net(batch.next_obs)[0]))
         q = self.net(batch.obs)[0].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)  # [B]
         loss = self.loss(q - target).mean()
-        return zx.Gradients({"q_optimizer": self.q_optimizer.gradient(loss)}, {"loss": loss.detach()})
-
-    def after_step(self) -> None:
+        grad_norm = self.optimizer.step(loss)
         if self.updates % self.cfg.target_update_interval == 0:
-            self.follow.move(self.cfg.tau)
+            self.target_updater.polyak_update(self.cfg.tau)
+        return zx.Update({"loss": loss, "grad_norm": grad_norm})
 
 
 def main() -> dict:

@@ -23,8 +23,8 @@ def my_net(space: gym.Space) -> nn.Module:
 def with_the_platforms_loop(cfg: zx.config.OffPolicyConfig) -> float:
     env = zx.envs.make_vector("toy/match", num_envs=4)
     learner = DQN(cfg, env.spaces, net=my_net)
-    actor = zx.Actor(learner.policy, env, learner.fields, seed=cfg.seed)
-    buffer = zx.Buffer({**env.spaces.fields(), **learner.fields}, capacity=10_000, num_envs=4)
+    actor = zx.Actor(learner.policy, env, learner.extra_fields, seed=cfg.seed)
+    buffer = zx.Buffer({**env.spaces.fields(), **learner.extra_fields}, capacity=10_000, num_envs=4)
     zx.off_policy(zx.TrainingLoop(cfg, actor, learner, buffer=buffer))
     return score(learner)
 
@@ -33,8 +33,8 @@ def with_a_loop_by_hand(cfg: zx.config.OffPolicyConfig) -> float:
     """The same path of the data in the open, here with priorities and fewer, larger updates."""
     env = zx.envs.make_vector("toy/match", num_envs=4)
     learner = DQN(cfg, env.spaces, net=my_net)
-    actor = zx.Actor(learner.policy, env, learner.fields, seed=cfg.seed)
-    fields = {**env.spaces.fields(), **learner.fields}
+    actor = zx.Actor(learner.policy, env, learner.extra_fields, seed=cfg.seed)
+    fields = {**env.spaces.fields(), **learner.extra_fields}
     buffer = zx.Buffer(fields, capacity=10_000, num_envs=4, sampler=Prioritized(), view=NStep(1, cfg.gamma))
     rng = np.random.default_rng(cfg.seed)
 

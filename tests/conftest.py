@@ -36,8 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("no_cover")
 
 
-def many_agents(algorithm: str) -> bool:
-    return bool(zx.algorithms.get(algorithm).many_agents)
+def multi_agent(algorithm: str) -> bool:
+    return bool(zx.algorithms.get(algorithm).multi_agent)
 
 
 def is_self_play(algorithm: str) -> bool:
@@ -49,7 +49,7 @@ def toy_env(algorithm: str, discrete: bool = True) -> str:
     """A small task for one agent or many."""
     if is_self_play(algorithm):
         return "pettingzoo/tictactoe"
-    names = ("toy/team-match", "toy/team-reach") if many_agents(algorithm) else ("toy/match", "toy/reach")
+    names = ("toy/team-match", "toy/team-reach") if multi_agent(algorithm) else ("toy/match", "toy/reach")
     return names[not discrete]
 
 
@@ -148,7 +148,7 @@ def short_config(
             env = "pettingzoo/tictactoe"
         elif env is None:
             discrete = supports_discrete(algorithm)
-            if many_agents(algorithm):
+            if multi_agent(algorithm):
                 env = toy_env(algorithm, discrete)
             else:
                 env = "CartPole-v1" if discrete else "Pendulum-v1"
@@ -177,7 +177,7 @@ def short_config(
             short |= {"net__blocks": 1, "net__channels": 8, "num_envs": 8}
         else:
             short |= {"rollout_steps": 32}
-        if scheme == "off_policy" and ("horizon" in model.model_fields or many_agents(algorithm)):
+        if scheme == "off_policy" and ("horizon" in model.model_fields or multi_agent(algorithm)):
             short |= {"horizon": 5, "replay__sequence_length": 6, "updates_per_step": 0.1}  # whose updates are dear
         if "minibatch_size" in model.model_fields:
             short["minibatch_size"] = 32

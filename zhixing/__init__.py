@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zhixing.collect.collector import Collector, Experience
     from zhixing.collect.evaluation import Episode, Evaluation
     from zhixing.core.batch import Batch
-    from zhixing.core.learner import Gradients, Learner, Update
+    from zhixing.core.learner import Learner, Update, train_step
     from zhixing.core.policy import Decision, Phase, Policy
     from zhixing.core.spaces import Spaces
     from zhixing.errors import UserError
@@ -45,7 +45,7 @@ _NAMES = {
     "buffers": ("Buffer",),
     "training.callbacks": ("Callback",),
     "errors": ("UserError",),
-    "core.learner": ("Gradients", "Learner", "Update"),
+    "core.learner": ("Learner", "Update", "train_step"),
     "core.policy": ("Decision", "Phase", "Policy"),
     "training.run": ("evaluate", "train"),
     "training.session": ("Session",),
@@ -65,7 +65,6 @@ __all__ = [
     "Episode",
     "Evaluation",
     "Experience",
-    "Gradients",
     "Learner",
     "Phase",
     "Policy",
@@ -88,6 +87,7 @@ __all__ = [
     "ops",
     "search",
     "train",
+    "train_step",
     "trainers",
 ]
 

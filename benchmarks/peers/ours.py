@@ -148,8 +148,8 @@ def main() -> None:
         session = zx.Session(zx.config.load(**settings(row)), f"{folder}/run", [stopwatch], quiet=True)
         session.run()
         told: dict[str, float] = {}
-        if session.learner.graphs is not None:
-            told["compile_seconds"] = session.learner.graphs.seconds
+        if isinstance(session.learner.executor, CompiledUpdates):
+            told["compile_seconds"] = session.learner.executor.compile_seconds
         if "data" in row:
             told["optimizer_steps"] = row["measured_steps"]  # how many optimizers share an update is nobody's business
             told["mean_return"] = zx.evaluate(f"{folder}/run", row["episodes"], 10_000).mean_return

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from conftest import differing_tensors, many_agents, metrics_rows, supports_discrete, toy_env
+from conftest import differing_tensors, metrics_rows, multi_agent, supports_discrete, toy_env
 
 import zhixing as zx
 from zhixing.core.tree import tree_map
@@ -52,7 +52,7 @@ def test_an_ability_is_had_throughout_or_refused_by_name(
     task, settings, words = ABILITIES[ability]
     if task is None:
         task = toy_env(algorithm, supports_discrete(algorithm))
-    elif many_agents(algorithm):
+    elif multi_agent(algorithm):
         settings = {**settings, "env__agents": 2}
     model = zx.algorithms.get(algorithm).settings
     short = {

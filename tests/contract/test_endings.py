@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import many_agents, supports_discrete
+from conftest import multi_agent, supports_discrete
 
 import zhixing as zx
 
@@ -57,12 +57,12 @@ def test_learned_values_match_the_exact_values(
         settings["penalty"] = 1e-6  # the penalty lowers values on purpose
     if "normalize_reward" in fields:
         settings["normalize_reward"] = False  # otherwise values refer to scaled rewards
-    if many_agents(algorithm):
+    if multi_agent(algorithm):
         settings |= {"env__agents": 2, "net__recurrent": "none", "last_action": False, "epochs": 4}
         settings = {name: value for name, value in settings.items() if "__" in name or name in fields}
     session = zx.Session(short_config(algorithm, f"dummy_envs:{env}", **settings), tmp_path / "run", quiet=True)
     obs = torch.ones(1, 5) if env == "TruncatingEnv" else torch.eye(5)
-    if many_agents(algorithm):
+    if multi_agent(algorithm):
         obs = obs.unsqueeze(1).expand(-1, 2, -1)
     if session.learner.value(obs) is None:
         session.close()

@@ -224,7 +224,7 @@ ACTIONS = {"discrete": Discrete(4), "multi-discrete": MultiDiscrete([3, 2]), "co
 
 def made(algorithm: str, obs: Space, action: Space, mask: int | None = None, **settings: object) -> zx.Learner | None:
     """A learner for these spaces, of two agents where it is for many; None where they are refused."""
-    team = {"num_agents": 2, "state": 3} if zx.algorithms.get(algorithm).many_agents else {}
+    team = {"num_agents": 2, "state": 3} if zx.algorithms.get(algorithm).multi_agent else {}
     spaces = zx.Spaces(obs, action, mask=mask, **team)
     try:
         return zx.algorithms.get(algorithm).make(

@@ -1,4 +1,4 @@
-"""The register of algorithms. An algorithm joins by standing in this folder, in a file that calls `register`."""
+"""The registry of algorithms. A file in this folder adds an algorithm to it by calling `register`."""
 
 from __future__ import annotations
 
@@ -16,41 +16,47 @@ if TYPE_CHECKING:
     from zhixing.config import RunConfig
     from zhixing.core.learner import Learner
 
-    L = TypeVar("L", bound=type[Learner])
-    Made = TypeVar("Made", bound=Learner)
+    AnyLearner = TypeVar("AnyLearner", bound=Learner)
+    Factory = TypeVar("Factory", bound=Callable[..., Learner])
 
 
 class Algorithm(NamedTuple):
     name: str
     summary: str
-    learner: Callable[..., Learner]  # (cfg, spaces, device, net): a class, or one with some parts exchanged
+    learner: Callable[..., Learner]  # (cfg, spaces, device, net) -> Learner: a class, or a function that makes one
     settings: type[RunConfig]
-    many_agents: bool | None = False  # for tasks of several agents, and only for these; None: for any
+    multi_agent: bool | None = False  # True: only for several agents; False: only for one; None: for both
 
     def make(self, cfg: RunConfig, *args: Any, **parts: Any) -> Learner:
         """Return a new learner. With compile=true it compiles its updates."""
-        return with_graphs(self.learner(cfg, *args, **parts), cfg)
+        return compile_updates(self.learner(cfg, *args, **parts), cfg)
 
 
-def with_graphs(learner: Made, cfg: RunConfig) -> Made:
-    """Attach compiled updates to a learner if compile=true."""
+def compile_updates(learner: AnyLearner, cfg: RunConfig) -> AnyLearner:
+    """Let a learner run its updates as compiled graphs if compile=true."""
     if cfg.compile:
-        from zhixing.compile import Graphs  # slow to import, and most runs don't need it
+        from zhixing.compile import CompiledUpdates  # slow to import, and most runs don't need it
 
-        learner.graphs = Graphs(learner, cfg)
+        learner.executor = CompiledUpdates(learner, cfg)
     return learner
 
 
 _registered: dict[str, Algorithm] = {}
 
 
-def register(name: str, summary: str, settings: type[RunConfig] | None = None, **parts: Any) -> Callable[[L], L]:
-    """Register a learner under a name. A variant is one more line above its class: other settings, or other parts."""
+def register(
+    name: str, summary: str, settings: type[RunConfig] | None = None, **parts: Any
+) -> Callable[[Factory], Factory]:
+    """Register a learner class, or a function that makes a learner, under a name.
 
-    def add(learner: L) -> L:
-        made = partial(learner, **parts)
-        _registered[name] = Algorithm(name, summary, made, settings or learner.settings, learner.many_agents)
-        return learner
+    A variant is one more decorator, with other settings or with `parts`: keyword arguments of the learner.
+    """
+
+    def add(factory: Factory) -> Factory:
+        config = settings or factory.settings  # type: ignore[attr-defined]  # of a class; functions pass `settings`
+        multi_agent = getattr(factory, "multi_agent", False)
+        _registered[name] = Algorithm(name, summary, partial(factory, **parts), config, multi_agent)
+        return factory
 
     return add
 
@@ -64,9 +70,9 @@ def names() -> list[str]:
 def get(name: str) -> Algorithm:
     """Return an algorithm by its name, in any spelling (`PPO`, `Double-DQN`), or `your.module:YourLearner`."""
     if ":" in name:
-        return _own(name)
+        return _user_algorithm(name)
     if name not in _registered:
-        same = [each for each in names() if _bare(each) == _bare(name)]
+        same = [known for known in names() if _bare(known) == _bare(name)]
         if len(same) != 1:
             raise unknown("algorithm", name.strip().lower(), names(), "(see `zhixing list algorithms`)")
         (name,) = same
@@ -78,11 +84,11 @@ def _bare(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def _own(name: str) -> Algorithm:
+def _user_algorithm(name: str) -> Algorithm:
     from zhixing.core.learner import Learner
 
     learner = import_object(name)
     if not (isinstance(learner, type) and issubclass(learner, Learner) and hasattr(learner, "settings")):
         raise UserError(f"algorithm {name!r} must be a zhixing.Learner with `settings`")
     summary = (learner.__doc__ or "").strip().split("\n")[0]
-    return Algorithm(name, summary, learner, learner.settings, learner.many_agents)
+    return Algorithm(name, summary, learner, learner.settings, learner.multi_agent)

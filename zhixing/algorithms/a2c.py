@@ -1,10 +1,10 @@
 """A2C, the synchronous form of A3C (Mnih et al., 2016).   ∇ = E[∇ log π(a|s) A] - c_v ∇(R - V)² + c_e ∇H
 
 A is the n-step advantage over the rollout (`gae_lambda` below 1 weighs shorter ones more). The one-step actor-critic
-`ac` (Sutton et al., 1999) is the same with A = r + γ V(s') - V(s) and an update after every step. In `a3c` itself
-workers take the gradients of their own rollouts, by weights that are some updates old when these are applied.
-Differs from the paper: in a2c there is one RMSProp, for there is one learner. In a3c it is shared, as in the paper, and
-gradients are applied one after the other, not over each other.
+`ac` (Sutton et al., 1999) is the same with A = r + γ V(s') - V(s) and an update after every step. In `a3c` workers
+compute gradients of their own rollouts, with weights that are some updates old when the gradients are applied.
+Differs from the paper: in a3c, gradients are applied one after the other, never concurrently; the statistics of RMSProp
+are shared, as in the paper.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zhixing.config import (
     PositiveFloat,
 )
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.learner import Gradients, Learner, LearnsOnWorkers, Update, train_step
 from zhixing.core.optimizer import OptimizerKind
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
@@ -74,6 +74,7 @@ class ACConfig(A2CConfig):
 
 class A3CConfig(A2CConfig, AsynchronousConfig):
     scheme: ClassVar[str] = "asynchronous"
+    gradients_on_workers: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _gradients_only(self) -> A3CConfig:
@@ -84,10 +85,10 @@ class A3CConfig(A2CConfig, AsynchronousConfig):
         return self
 
 
-@register("a3c", "a2c whose workers take gradients by themselves, asynchronously", settings=A3CConfig, apart=True)
+@register("a3c", "a2c whose workers compute gradients asynchronously", settings=A3CConfig)
 @register("a2c", "advantage actor-critic over short rollouts of many environments")
 @register("ac", "one-step actor-critic", settings=ACConfig)
-class A2C(Learner):
+class A2C(Learner, LearnsOnWorkers):
     settings = A2CConfig
     metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
     shard_dim = 1  # rollouts are short, often of a single step
@@ -98,13 +99,10 @@ class A2C(Learner):
         spaces: Spaces,
         device: torch.device | str = "cpu",
         net: NetFactory | None = None,
-        *,
-        apart: bool = False,
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        self.gradients_on_workers = apart
-        with self.building():
+        with self.seeded_init():
             self.net = ActorCritic(
                 spaces,
                 cfg.net,
@@ -120,7 +118,7 @@ class A2C(Learner):
         self.reward_scale = RewardScaler(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
 
     @property
-    def fields(self) -> dict[str, Tree]:
+    def extra_fields(self) -> dict[str, Tree]:
         return rollout_fields(self.policy)
 
     def set_progress(self, fraction: float) -> None:
@@ -130,8 +128,8 @@ class A2C(Learner):
     def value(self, obs: Tree) -> Tensor:
         return self.net(obs).value
 
-    def gradients(self, batch: Batch) -> Gradients:
-        """`batch` is a rollout `[T,N]` from `prepare`."""
+    def losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the total loss of a rollout `[T,N]` with advantages, and metrics."""
         rows = batch if self.net.recurrent else batch.flatten()
         logp, value, entropies = evaluate_actions(self.net, rows)
         advantage = normalize(rows.advantage) if self.cfg.normalize_advantage else rows.advantage
@@ -139,24 +137,32 @@ class A2C(Learner):
         value_loss = F.mse_loss(value, rows.returns)
         entropy = entropies.mean()
         loss = policy_loss + self.cfg.value_coef * value_loss - self.cfg.entropy_coef * entropy
-        metrics = {
-            "policy_loss": policy_loss.detach(),
-            "value_loss": value_loss.detach(),
-            "entropy": entropy.detach(),
-        }
-        return Gradients({"optimizer": self.optimizer.gradient(loss)}, metrics)
+        return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
-    def prepare(self, batch: Batch) -> Batch:
-        """Advantages and returns of a rollout `[T,N]`."""
+    @train_step
+    def gradient_step(self, batch: Batch) -> Update:
+        loss, metrics = self.losses(batch)
+        return Update({**metrics, "grad_norm": self.optimizer.step(loss)})
+
+    def update(self, batch: Batch) -> Update:
+        update = self.gradient_step(self.add_advantages(batch))
+        self.net.update_norm(batch.obs)
+        return update
+
+    def add_advantages(self, batch: Batch) -> Batch:
+        """Return a rollout `[T,N]` with advantages and returns."""
         reward = batch.reward
         if self.reward_scale is not None:
             reward = self.reward_scale(reward, batch.terminated | batch.truncated)
         return add_advantages(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
 
-    def rollout_gradients(self, batch: Batch) -> Gradients:
-        return self.gradients(self.prepare(batch))
+    # --- a3c: workers compute gradients ---
 
-    def update(self, batch: Batch) -> Update:
-        update = self.descend(self.gradients, self.prepare(batch))
-        self.net.update_norm(batch.obs)
-        return update
+    def compute_gradients(self, rollout: Batch) -> Gradients:
+        loss, metrics = self.losses(self.add_advantages(rollout))
+        gradients = [gradient.clone() for gradient in self.optimizer.compute_gradients(loss)]
+        return Gradients(gradients, {name: value.detach() for name, value in metrics.items()})
+
+    def apply_gradients(self, gradients: Gradients) -> Update:
+        self.updates += 1
+        return Update({**gradients.metrics, "grad_norm": self.optimizer.apply(gradients.tensors)})

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from zhixing.algorithms import register
 from zhixing.config import Count, Fraction, Group, NonNegative, Positive, PositiveFloat, SelfPlayConfig, StrictModel
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.learner import Learner, LearnsFromSelfPlay, Update, train_step
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Field, Tree
 from zhixing.errors import UserError
@@ -74,10 +74,10 @@ class AlphaZeroConfig(SelfPlayConfig):
 
 
 @register("alphazero", "AlphaZero: a network and a tree search teach each other in games against themselves")
-class AlphaZero(Learner):
+class AlphaZero(Learner, LearnsFromSelfPlay):
     settings = AlphaZeroConfig
     metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
-    many_agents = True
+    multi_agent = True
 
     def __init__(
         self,
@@ -92,16 +92,16 @@ class AlphaZero(Learner):
         self.cfg = cfg
         self.game = GAMES[cfg.env.name]()
         self.game.gamma = cfg.gamma
-        with self.building():
+        with self.seeded_init():
             self.net = _make_net(cfg.net, net, self.game.obs_shape, self.game.num_actions).to(self.device)
-        self.net_optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+        self.optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
         self.policy = SearchPolicy(
             spaces, self.game, NetworkEvaluator(self.net), cfg.simulations, self.net, select="puct", c=cfg.c
         )
 
     @property
-    def fields(self) -> dict[str, Tree]:
-        """Of a position, as the player to move sees it: `policy` is the share of visits, `value` the search's."""
+    def extra_fields(self) -> dict[str, Tree]:
+        """Fields of a position for the player to move: `policy` are visit fractions, `value` is the search's."""
         flag, number = Field((), np.dtype(bool)), Field((), np.dtype(np.float32))
         return {
             "obs": Field(self.game.obs_shape, np.dtype(np.int8)),
@@ -114,7 +114,7 @@ class AlphaZero(Learner):
         }
 
     def self_play(self) -> SelfPlay:
-        """The games from which this learns."""
+        """Return the collector that plays games with the current network."""
         cfg = self.cfg
         return SelfPlay(
             self.game,
@@ -131,30 +131,31 @@ class AlphaZero(Learner):
         )
 
     def update(self, batch: Batch) -> Update:
-        return super().update(augment(self.game, batch.numpy(), numpy_generator(self.rng)).to(self.device))
+        return self.gradient_step(augment(self.game, batch.numpy(), numpy_generator(self.rng)).to(self.device))
 
-    def gradients(self, batch: Batch) -> Gradients:
-        cfg = self.cfg
+    @train_step
+    def gradient_step(self, batch: Batch) -> Update:
         logits, value = self.net(batch.obs, batch.mask)
         logp = logits.log_softmax(-1)
-        target = torch.lerp(batch.reward, batch.value, cfg.search_value)
+        target = torch.lerp(batch.reward, batch.value, self.cfg.search_value)
         policy_loss, value_loss = losses(logp, value, batch.policy, target)
-        size = sum((weight.square().sum() for weight in self.net.parameters()), torch.zeros((), device=self.device))
-        gradient = self.net_optimizer.gradient(policy_loss + value_loss + cfg.weight_decay * size)
+        l2 = sum((weight.square().sum() for weight in self.net.parameters()), torch.zeros((), device=self.device))
+        grad_norm = self.optimizer.step(policy_loss + value_loss + self.cfg.weight_decay * l2)
         entropy = -(logp.exp() * logp.clamp(min=-100.0)).sum(-1).mean()
-        metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-        return Gradients({"net_optimizer": gradient}, {name: part.detach() for name, part in metrics.items()})
+        return Update(
+            {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "grad_norm": grad_norm}
+        )
 
     def set_progress(self, fraction: float) -> None:
         if self.cfg.anneal_lr:
-            self.net_optimizer.lr = self.cfg.lr * (1.0 - fraction)
+            self.optimizer.lr = self.cfg.lr * (1.0 - fraction)
 
     def value(self, obs: Tree) -> Tensor | None:
-        return None  # of positions, not of what an environment shows both seats
+        return None  # the network evaluates positions, not observations of the environment
 
 
 def losses(logp: Tensor, value: Tensor, policy: Tensor, outcome: Tensor) -> tuple[Tensor, Tensor]:
-    """Of log chances `[B,n]` against shares of visits `[B,n]`, and of values `[B]` against outcomes `[B]`."""
+    """Return the policy loss of `logp [B,n]` for visit fractions `[B,n]`, and the value loss for outcomes `[B]`."""
     return -(policy * logp).sum(-1).mean(), (outcome - value).square().mean()
 
 

@@ -1,10 +1,10 @@
 """AWAC (Nair et al., 2020).   max_π E_{s,a ~ data}[log π(a|s) exp((Q(s, a) - Q(s, a')) / λ)],   a' ~ π(s)
 
-The critics learn y = r + γ^k (1 - terminated) min_i Q'_i(s', a'), a' ~ π(s'): what the policy itself is worth. The
-actor never leaves what was done before, and so learns from recorded experience first and from its own afterwards.
+The critics learn y = r + γ^k (1 - terminated) min_i Q'_i(s', a'), a' ~ π(s'): the value of the policy itself. The actor
+imitates recorded actions by their advantage, so it can learn from offline data first and from its own steps afterwards.
 With discrete actions the expectations over the policy are exact sums.
-Differs from the paper: weights are bounded instead of normalised over the batch, advantages are of the least of the
-critics, the actor's weights don't decay, and gradients of actor and critics are taken at the same weights.
+Differs from the paper: weights are bounded instead of normalized over the batch, advantages use the minimum of the
+critics, and the actor has no weight decay.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 from zhixing.algorithms import register
 from zhixing.config import Group, OffPolicyActorCriticConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner
-from zhixing.core.optimizer import Average
+from zhixing.core.learner import Learner, Update, train_step
+from zhixing.core.optimizer import TargetUpdater
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.critics import Critics, MaxLikelihoodActor, check_box
@@ -52,18 +52,18 @@ class AWAC(Learner):
             check_box(spaces, cfg.algorithm)
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        with self.building():
+        with self.seeded_init():
             self.actor = MaxLikelihoodActor(spaces, cfg, net).to(self.device)
             self.critics = Critics(spaces, cfg, net, cfg.critics).to(self.device)
         self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr)
         self.critic_optimizer = self.make_optimizer(self.critics.parameters(), cfg.lr)
-        self.target = copy.deepcopy(self.critics)
-        self.follow = Average(self.target, self.critics)
+        self.target_critics = copy.deepcopy(self.critics)
+        self.target_updater = TargetUpdater((self.target_critics, self.critics))
         self.policy = StochasticPolicy(spaces, self.actor)
 
     @torch.no_grad()
-    def worth(self, critics: Critics, obs: Tree, policy: Distribution) -> Tensor:
-        """Of acting as the policy does `[B]`: exact for choices, else that of one draw."""
+    def policy_value(self, critics: Critics, obs: Tree, policy: Distribution) -> Tensor:
+        """Return the value of the policy `[B]`: exact for discrete actions, else estimated with one sample."""
         if isinstance(policy, Categorical):
             return (policy.logp.exp() * critics(obs).amin(0)).sum(-1)
         return critics(obs, policy.sample(self.rng)).amin(0)
@@ -71,35 +71,36 @@ class AWAC(Learner):
     @torch.no_grad()
     def target_value(self, batch: Batch) -> Tensor:
         policy = self.actor(batch.next_obs, batch.next_mask if "next_mask" in batch else None)
-        return td_target(batch, self.worth(self.target, batch.next_obs, policy))
+        return td_target(batch, self.policy_value(self.target_critics, batch.next_obs, policy))
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Also returns the errors, for priorities, and the estimates."""
+        """Return the loss, the absolute TD errors `[B]` and the mean value."""
         q = self.critics.q_of_actions(batch.obs, batch.action)  # [K,B]
-        error = q - self.target_value(batch)
-        return weighted_mean(0.5 * error.square().sum(0), batch), error.detach().abs().mean(0), q.detach()
+        td_error = q - self.target_value(batch)
+        loss = weighted_mean(0.5 * td_error.square().sum(0), batch)
+        return loss, td_error.detach().abs().mean(0), q.detach().mean()
 
-    def actor_loss(self, batch: Batch, q: Tensor) -> tuple[Tensor, Tensor]:
-        """`q [K,B]` is what the critics say of the actions taken. Also returns the weights of these."""
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the loss and the weights of the recorded actions `[B]`."""
         policy = self.actor(batch.obs, batch.mask if "mask" in batch else None)
-        advantage = q.amin(0) - self.worth(self.critics, batch.obs, policy)
+        with torch.no_grad():
+            q = self.critics.q_of_actions(batch.obs, batch.action).amin(0)
+            advantage = q - self.policy_value(self.critics, batch.obs, policy)
         weight = advantage_weight(advantage, 1.0 / self.cfg.advantage_lambda, self.cfg.max_weight)
         return -weighted_mean(weight * policy.log_prob(batch.action), batch), weight
 
-    def gradients(self, batch: Batch) -> Gradients:
-        critic_loss, error, q = self.critic_loss(batch)
-        found = {"critic_optimizer": self.critic_optimizer.gradient(critic_loss)}
-        actor_loss, weight = self.actor_loss(batch, q)
-        found["actor_optimizer"] = self.actor_optimizer.gradient(actor_loss)
-        metrics = {"critic_loss": critic_loss.detach(), "actor_loss": actor_loss.detach()}
-        metrics |= {"q_mean": q.mean(), "weight_mean": weight.mean()}
-        return Gradients(found, metrics, error)
-
-    def after_step(self) -> None:
-        self.follow.move(self.cfg.tau)
+    @train_step
+    def update(self, batch: Batch) -> Update:
+        critic_loss, td_error, q_mean = self.critic_loss(batch)
+        grad_norm = self.critic_optimizer.step(critic_loss)
+        actor_loss, weight = self.actor_loss(batch)  # sees the critics just updated
+        self.actor_optimizer.step(actor_loss)
+        self.target_updater.polyak_update(self.cfg.tau)
+        metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss, "q_mean": q_mean}
+        return Update({**metrics, "weight_mean": weight.mean(), "grad_norm": grad_norm}, td_error)
 
     def value(self, obs: Tree) -> Tensor:
         policy = self.actor(obs)
         if isinstance(policy, Categorical):
-            return self.worth(self.critics, obs, policy)
+            return self.policy_value(self.critics, obs, policy)
         return self.critics(obs, policy.mode()).amin(0)

@@ -1,6 +1,6 @@
-"""Behaviour cloning (Pomerleau, 1991).   L = E[-log π(a|s)], or of continuous actions L = E[(π(s) - a)²]
+"""Behavior cloning (Pomerleau, 1991).   L = E[-log π(a|s)], or for continuous actions L = E[(π(s) - a)²]
 
-The policy that acts as the recorded one did: what algorithms that also look at rewards have to beat.
+The baseline of offline learning: algorithms that use rewards should do better.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from zhixing.algorithms import register
 from zhixing.algorithms.common.cloning import cloning_loss, make_clone
 from zhixing.config import DataConfig, NetConfig, Positive
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner
+from zhixing.core.learner import Learner, Update, train_step
 from zhixing.core.spaces import Spaces
 from zhixing.nets.torso import NetFactory
 
@@ -24,7 +24,7 @@ class BCConfig(DataConfig):
     net: NetConfig = NetConfig(hidden_sizes=[256, 256], activation="relu")
 
 
-@register("bc", "behaviour cloning: acts as the recorded policy did")
+@register("bc", "behavior cloning: imitates recorded actions")
 class BC(Learner):
     settings = BCConfig
     metrics = ("loss", "grad_norm")
@@ -33,7 +33,7 @@ class BC(Learner):
         self, cfg: BCConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         super().__init__(cfg, spaces, device)
-        with self.building():
+        with self.seeded_init():
             self.actor, self.policy = make_clone(spaces, cfg, net, cfg.likelihood)
         self.actor.to(self.device)
         self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.lr)
@@ -41,6 +41,7 @@ class BC(Learner):
     def loss(self, batch: Batch) -> Tensor:
         return cloning_loss(self.actor, batch, batch.action)
 
-    def gradients(self, batch: Batch) -> Gradients:
+    @train_step
+    def update(self, batch: Batch) -> Update:
         loss = self.loss(batch)
-        return Gradients({"actor_optimizer": self.actor_optimizer.gradient(loss)}, {"loss": loss.detach()})
+        return Update({"loss": loss, "grad_norm": self.actor_optimizer.step(loss)})

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.algorithms.common.q_learning import Losses, QLearner
+from zhixing.algorithms.dqn import Losses, QLearner
 from zhixing.config import Finite, Fraction, Group, NonNegative, QLearningConfig, ReplayConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
@@ -98,7 +98,7 @@ class C51(QLearner):
     def target_distribution(self, batch: Batch, steps: Batch) -> Tensor:
         """What the network should say of each step `[B,atoms]`."""
         support = self.mean.support
-        logits = self.next_q_values(self.target, batch)  # [B,n,atoms]
+        logits = self.next_q_values(self.target_net, batch)  # [B,n,atoms]
         chooser = self.next_q_values(self.net, batch) if self.double else logits
         probability = gather_action(logits, greedy_next_action(self.mean(chooser), steps)).softmax(-1)
         worth = td_target(steps, support.expand_as(probability))

@@ -1,12 +1,12 @@
 """COMA (Foerster et al., 2018).   A_a = Q(s, u) - Σ_u' π_a(u'|τ_a) Q(s, (u_-a, u')),   ∇ = E[Σ_a ∇ log π_a(u_a) A_a]
 
-Each agent acts by what it sees itself. One critic gives the value of all of an agent's actions at once, of the state,
-that agent's observation and number, and the others' actions: an agent's advantage is what its own action changed. The
-team's reward is the mean of its agents', who must not be opposed. An agent that has left counts in no loss.
-Differs from the paper: targets bootstrap from V = Σ_u' π_a(u') Q'(s, (u_-a, u')), averaged over the agents, in place
-of one taken action's Q', for all of them estimate the same; beyond a cut episode or rollout the others' actions are
-drawn from their policies; the target network follows slowly; the critic takes random minibatches and isn't shown last
-actions; exploration is kept up by the entropy, not by a floor of the chances.
+Each agent acts on its own observation. One critic returns the values of all actions of an agent, given the state, the
+agent's observation and id, and the other agents' actions, so an agent's advantage is the effect of its own action. The
+team's reward is the mean of its agents' rewards, which must not be opposed. No loss counts agents that have left.
+Differs from the paper: targets bootstrap from V = Σ_u' π_a(u') Q'(s, (u_-a, u')), averaged over the agents, instead of
+from the Q' of one action, since all of them estimate the same; after truncated episodes and at the end of the rollout
+the other agents' actions are sampled from their policies; the target network is Polyak-averaged; the critic is trained
+on random minibatches and doesn't see last actions; the entropy bonus keeps up exploration, not a minimum probability.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from zhixing.config import (
     PositiveFloat,
 )
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner, Update
-from zhixing.core.optimizer import Average
+from zhixing.core.learner import Learner, Update, mean_metrics, train_step
+from zhixing.core.optimizer import TargetUpdater
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.errors import UserError
@@ -73,24 +73,26 @@ class COMAConfig(OnPolicyConfig, MultiAgentConfig):
     net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="tanh")
 
 
-@register("coma", "actor-critic of a team, each agent judged by what its own action changed")
+@register("coma", "actor-critic for teams with counterfactual advantages")
 class COMA(Learner):
     settings = COMAConfig
     metrics = ("policy_loss", "critic_loss", "entropy", "explained_variance", "grad_norm")
-    many_agents = True
+    multi_agent = True
 
     def __init__(
         self, cfg: COMAConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
         if not isinstance(spaces.action, Discrete):
-            raise UserError(f"{cfg.algorithm} needs Discrete actions, this task has {spaces.action} (there is mappo)")
+            raise UserError(
+                f"{cfg.algorithm} needs Discrete actions, but this environment has {spaces.action}: use mappo"
+            )
         super().__init__(cfg, spaces, device)
         self.cfg, self.team_reward = cfg, TeamRewardChecker(cfg.algorithm, spaces)
         joint = Box(0.0, 1.0, (spaces.num_agents * spaces.num_actions,), np.float32)
         state = Box(-np.inf, np.inf, (global_state_size(spaces, cfg.algorithm),), np.float32)
         judged = dataclasses.replace(spaces, obs=Dict({"obs": spaces.obs, "others": joint, "state": state}))
         settings = {"shared": cfg.share_weights, "normalize": cfg.normalize_obs, "orthogonal_init": True}
-        with self.building():
+        with self.seeded_init():
             self.actor = MultiAgentNet(spaces, cfg.net, net, self._policy_head, last_action=cfg.last_action, **settings)
             critic_net = cfg.net.model_copy(update={"recurrent": "none", "kind": "auto"})
             self.critic = MultiAgentNet(judged, critic_net, None, self._value_head, **settings)
@@ -101,142 +103,132 @@ class COMA(Learner):
         self.critic_optimizer = self.make_optimizer(
             self.critic.parameters(), cfg.critic_lr or cfg.lr, max_grad_norm=cfg.max_grad_norm
         )
-        self.target = copy.deepcopy(self.critic)
-        self.follow = Average(self.target, self.critic)
+        self.target_critic = copy.deepcopy(self.critic)
+        self.target_updater = TargetUpdater((self.target_critic, self.critic))
 
     def _policy_head(self, features: int) -> nn.Linear:
         linear = nn.Linear(features, self.spaces.num_actions)
-        init_orthogonal(linear, 0.01)  # nearly equal chances at the start
+        init_orthogonal(linear, 0.01)  # nearly uniform at the start
         return linear
 
     def _value_head(self, features: int) -> nn.Linear:
         return nn.Linear(features, self.spaces.num_actions)
 
     @property
-    def fields(self) -> dict[str, Tree]:
+    def extra_fields(self) -> dict[str, Tree]:
         hidden = self.policy.initial_hidden(1)
         return {} if hidden is None else {"hidden": hidden_fields(hidden)}
 
-    # --- actors and critic ---
-
-    def decisions(self, batch: Batch) -> Categorical:
-        """The actors' chances under the present weights, over a rollout `[T,N,A]`."""
-        memory, last_action = self.actor.split_hidden(batch.hidden if "hidden" in batch else None)
-        start = None if memory is None else tree_map(lambda leaf: leaf[0], memory)
+    def policies(self, batch: Batch) -> Categorical:
+        """Return the actors' distributions over a rollout `[T,N,A]`, under the current weights."""
+        hidden, last_action = self.actor.split_hidden(batch.hidden if "hidden" in batch else None)
+        start = None if hidden is None else tree_map(lambda leaf: leaf[0], hidden)
         out = self.actor.unroll(self.actor.build_inputs(batch.obs, last_action), start, episode_starts(batch))
         return Categorical(out, batch.mask if "mask" in batch else None)
 
-    def seen(self, batch: Batch, action: Tensor, following: bool = False) -> dict[str, Tree]:
-        """What the critic sees for each agent, `[...,A,n]` each: never that agent's own action."""
-        done = self.actor.encode_action(action)
-        if "alive" in batch:  # those who have left do nothing
-            done = done * (batch.next_alive if following else batch.alive).unsqueeze(-1)
-        others = (done.unsqueeze(-3) * (1.0 - self.actor.agent_ids).unsqueeze(-1)).flatten(
-            -2
-        )  # all but the agent itself
+    def critic_obs(self, batch: Batch, action: Tensor, following: bool = False) -> dict[str, Tree]:
+        """Return the critic's inputs for each agent, `[...,A,n]` each: never that agent's own action."""
+        actions = self.actor.encode_action(action)
+        if "alive" in batch:  # agents that have left do nothing
+            actions = actions * (batch.next_alive if following else batch.alive).unsqueeze(-1)
+        not_self = (1.0 - self.actor.agent_ids).unsqueeze(-1)
+        others = (actions.unsqueeze(-3) * not_self).flatten(-2)
         state = global_state(batch, self.spaces, following).unsqueeze(-2)
         obs = batch.next_obs if following else batch.obs
         return {"obs": obs, "others": others, "state": state.expand(*others.shape[:-1], -1)}
 
-    def values_after(self, batch: Batch) -> Tensor:
-        """The team's values `[B]` of what the steps `[B]` led to."""
-        memory, last_action = self.actor.split_hidden(batch.hidden if "hidden" in batch else None)
-        _, memory = self.actor(self.actor.build_inputs(batch.obs, last_action), memory)
-        out, _ = self.actor(self.actor.build_inputs(batch.next_obs, self.actor.encode_action(batch.action)), memory)
+    def q_values(self, critic: MultiAgentNet, critic_obs: Tree) -> Tensor:
+        """Return the values of all actions of each agent, `[B,A,n]`."""
+        return critic(critic.build_inputs(critic_obs, None))[0]
+
+    def bootstrap_values(self, batch: Batch) -> Tensor:
+        """Return the team's values `[B]` of the states after the steps `[B]`."""
+        hidden, last_action = self.actor.split_hidden(batch.hidden if "hidden" in batch else None)
+        _, hidden = self.actor(self.actor.build_inputs(batch.obs, last_action), hidden)
+        out, _ = self.actor(self.actor.build_inputs(batch.next_obs, self.actor.encode_action(batch.action)), hidden)
         policy = Categorical(out, batch.next_mask if "mask" in batch else None)
-        q = _judge(self.target, self.seen(batch, policy.sample(self.rng), following=True))
+        critic_obs = self.critic_obs(batch, policy.sample(self.rng), following=True)
+        q = self.q_values(self.target_critic, critic_obs)
         return team_value(q, policy, batch.next_alive if "alive" in batch else None)
 
     @torch.no_grad()
-    def prepare(self, batch: Batch) -> Batch:
-        """What the critic sees of a rollout `[T,N]`, and the returns that it should have foretold."""
-        seen = self.seen(batch, batch.action)
-        q = _judge(self.target, _rows(seen)).unflatten(0, batch.terminated.shape)
-        value = team_value(q, self.decisions(batch), batch.alive if "alive" in batch else None)  # [T,N]
+    def add_returns(self, batch: Batch) -> Batch:
+        """Return the critic's inputs and targets for a rollout `[T,N]`."""
+        critic_obs = self.critic_obs(batch, batch.action)
+        q = self.q_values(self.target_critic, _flatten_time(critic_obs)).unflatten(0, batch.terminated.shape)
+        value = team_value(q, self.policies(batch), batch.alive if "alive" in batch else None)  # [T,N]
         boundary = batch.terminated | batch.truncated
         boundary[-1] = True
-        next_value = next_values(value, boundary, self.values_after(batch[boundary]))
+        next_value = next_values(value, boundary, self.bootstrap_values(batch[boundary]))
         ends = batch.terminated, batch.truncated
         returns = value + gae(batch.reward.mean(-1), value, next_value, *ends, self.cfg.gamma, self.cfg.td_lambda)
-        kept = {name: getattr(batch, name) for name in ("action", "alive") if name in batch}
-        return Batch(**kept, seen=seen, value=value, returns=returns)
+        fields = {name: getattr(batch, name) for name in ("action", "alive") if name in batch}
+        return Batch(**fields, critic_obs=critic_obs, value=value, returns=returns)
 
-    # --- losses ---
+    @train_step
+    def critic_step(self, batch: Batch) -> Update:
+        """Update the critic from a minibatch `[B]`."""
+        q = self.q_values(self.critic, batch.critic_obs).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)  # [B,A]
+        loss = masked_mean((q - batch.returns.unsqueeze(-1)).square(), _alive_mask(batch))
+        self.critic_optimizer.step(loss)
+        self.target_updater.polyak_update(self.cfg.tau)
+        return Update({"critic_loss": loss})
 
-    def critic_gradients(self, batch: Batch) -> Gradients:
-        """Of a minibatch `[B]` of `prepare`'s data."""
-        q = _judge(self.critic, batch.seen).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)  # [B,A]
-        loss = masked_mean((q - batch.returns.unsqueeze(-1)).square(), _counted(batch))
-        return Gradients({"critic_optimizer": self.critic_optimizer.gradient(loss)}, {"critic_loss": loss.detach()})
-
-    def gradients(self, batch: Batch) -> Gradients:
-        """Of the actors, of a rollout `[T,N]`."""
-        policy, counted = self.decisions(batch), _counted(batch)
+    @train_step
+    def actor_step(self, batch: Batch) -> Update:
+        """Update the actors from a rollout `[T,N]`."""
+        policy, mask = self.policies(batch), _alive_mask(batch)
         with torch.no_grad():
-            q = _judge(self.critic, _rows(self.seen(batch, batch.action))).unflatten(0, batch.terminated.shape)
-            advantage = counterfactual(q, policy, batch.action)
-        policy_loss = -masked_mean(policy.log_prob(batch.action) * advantage, counted)
-        entropy = masked_mean(policy.entropy(), counted)
-        gradient = self.actor_optimizer.gradient(policy_loss - self.cfg.entropy_coef * entropy)
-        metrics = {"policy_loss": policy_loss.detach(), "entropy": entropy.detach()}
-        return Gradients({"actor_optimizer": gradient}, metrics)
-
-    # --- the update ---
+            q = self.q_values(self.critic, _flatten_time(self.critic_obs(batch, batch.action)))
+            advantage = counterfactual_advantage(q.unflatten(0, batch.terminated.shape), policy, batch.action)
+        policy_loss = -masked_mean(policy.log_prob(batch.action) * advantage, mask)
+        entropy = masked_mean(policy.entropy(), mask)
+        grad_norm = self.actor_optimizer.step(policy_loss - self.cfg.entropy_coef * entropy)
+        return Update({"policy_loss": policy_loss, "entropy": entropy, "grad_norm": grad_norm})
 
     def update(self, batch: Batch) -> Update:
         self.team_reward.check(batch.reward)
-        data = self.prepare(batch)
-        told = [
-            self.descend(self.critic_gradients, part).metrics["critic_loss"]
+        data = self.add_returns(batch)
+        critic_updates = [
+            self.critic_step(minibatch)
             for _ in range(self.cfg.critic_epochs)
-            for part in minibatches(data, self.cfg.minibatch_size, self.rng)
+            for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng)
         ]
-        metrics = self.descend(self.gradients, batch).metrics
+        update = self.actor_step(batch)  # sees the critic just updated
         self.actor.update_norm(batch.obs)
-        for net in (self.critic, self.target):
-            net.update_norm(data.seen)
-        more = {
-            "critic_loss": torch.stack(told).mean(),
-            "explained_variance": explained_variance(data.value, data.returns),
-        }
-        return Update({**metrics, **more})
-
-    def after_step(self) -> None:
-        self.follow.move(self.cfg.tau)
+        for net in (self.critic, self.target_critic):
+            net.update_norm(data.critic_obs)
+        metrics = {**mean_metrics(critic_updates), **update.metrics}
+        return Update({**metrics, "explained_variance": explained_variance(data.value, data.returns)})
 
     def value(self, obs: Tree) -> Tensor | None:
-        """Of first observations `[B,A,...]`, the others doing their likeliest."""
+        """Return the value of first observations `[B,A,...]` if the other agents take their most likely actions."""
         if self.spaces.state is not None:
-            return None  # of the state, which observations don't tell
-        memory, last_action = self.actor.split_hidden(self.actor.initial_hidden(len(tree_leaves(obs)[0])))
-        policy = Categorical(self.actor(self.actor.build_inputs(obs, last_action), memory)[0])
-        return team_value(_judge(self.critic, self.seen(Batch(obs=obs), policy.mode())), policy)
+            return None  # the critic needs the state
+        hidden, last_action = self.actor.split_hidden(self.actor.initial_hidden(len(tree_leaves(obs)[0])))
+        policy = Categorical(self.actor(self.actor.build_inputs(obs, last_action), hidden)[0])
+        return team_value(self.q_values(self.critic, self.critic_obs(Batch(obs=obs), policy.mode())), policy)
 
 
-def own_value(q: Tensor, policy: Categorical) -> Tensor:
-    """Σ_u' π_a(u') Q(s, (u_-a, u')), `[...,A]`: each agent acting as it usually does, the others as they did."""
+def expected_q(q: Tensor, policy: Categorical) -> Tensor:
+    """Return Σ_u' π_a(u') Q(s, (u_-a, u')) `[...,A]`: the baseline of each agent, given the others' actions."""
     return (policy.logp.detach().exp() * q).sum(-1)
 
 
-def counterfactual(q: Tensor, policy: Categorical, action: Tensor) -> Tensor:
-    """What each agent's action changed, `[...,A]`."""
-    return q.gather(-1, action.unsqueeze(-1)).squeeze(-1) - own_value(q, policy)
+def counterfactual_advantage(q: Tensor, policy: Categorical, action: Tensor) -> Tensor:
+    """Return the value of each agent's action minus its baseline, `[...,A]`."""
+    return q.gather(-1, action.unsqueeze(-1)).squeeze(-1) - expected_q(q, policy)
 
 
 def team_value(q: Tensor, policy: Categorical, alive: Tensor | None = None) -> Tensor:
-    """The mean of the agents' estimates, or of those that are there, `[...]`."""
-    value = own_value(q, policy)
+    """Return the mean of the agents' estimates, only of those alive if given, `[...]`."""
+    value = expected_q(q, policy)
     return value.mean(-1) if alive is None else (value * alive).sum(-1) / alive.sum(-1).clamp_min(1)
 
 
-def _judge(critic: MultiAgentNet, seen: Tree) -> Tensor:
-    """The values of all actions of each agent, `[B,A,n]`."""
-    return critic(critic.build_inputs(seen, None))[0]
-
-
-def _counted(batch: Batch) -> Tensor | None:
+def _alive_mask(batch: Batch) -> Tensor | None:
     return batch.alive.float() if "alive" in batch else None
 
 
-def _rows(tree: Tree) -> Tree:
+def _flatten_time(tree: Tree) -> Tree:
     return tree_map(lambda leaf: leaf.flatten(0, 1), tree)

@@ -1,11 +1,11 @@
 """CQL(H) (Kumar et al., 2020).   L = w E_{s,a ~ data}[log Σ_a' exp Q(s, a') - Q(s, a)] + ½ E[(Q(s, a) - y)²]
 
-SAC for recorded experience: its critics are held down where nothing was recorded, else the actor would seek what they
-overestimate there. y is SAC's, by default without entropy. Of continuous actions the sum is an integral, estimated by
-the mean of exp Q(s, a) / p(a) over actions drawn with density p: evenly, by π(s) and, as the authors' program does, by
-π(s'). With discrete actions it is exact.
-Differs from the paper: the actor doesn't clone before it climbs, and discrete actions have SAC's actor too. The error
-is halved as in the paper; programs that don't halve it take twice the weight for the same.
+SAC for offline data: a penalty pushes the critics down on actions that weren't recorded, since the actor would exploit
+overestimates there. y is SAC's, by default without entropy. With continuous actions the sum is an integral, estimated
+by the mean of exp Q(s, a) / p(a) over actions sampled with density p: uniformly, from π(s) and, as in the authors'
+code, from π(s'). With discrete actions the sum is exact.
+Differs from the paper: the actor isn't pretrained by cloning, and discrete actions have SAC's actor too. The squared
+error is halved as in the paper; implementations that don't halve it need twice the weight.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.algorithms.sac import SAC, Penalty, SACConfig
+from zhixing.algorithms.sac import Penalty, SACConfig, make_sac
 from zhixing.config import Finite, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.nets.critics import Critics, StochasticActor
@@ -34,7 +34,7 @@ class CQLConfig(SACConfig):
     entropy_in_targets: bool = False
 
 
-class Conservative(Penalty):
+class ConservativePenalty(Penalty):
     def __init__(self, cfg: SACConfig) -> None:
         super().__init__()
         assert isinstance(cfg, CQLConfig)
@@ -49,30 +49,32 @@ class Conservative(Penalty):
         self, critics: Critics, actor: StochasticActor, batch: Batch, q: Tensor, rng: torch.Generator
     ) -> Tensor:
         if critics.discrete:
-            every = critics(batch.obs)  # [K,B,n]
-            allowed = every.masked_fill(~batch.mask, MASKED_LOGIT) if "mask" in batch else every
+            q_all = critics(batch.obs)  # [K,B,n]
+            allowed = q_all.masked_fill(~batch.mask, MASKED_LOGIT) if "mask" in batch else q_all
             return weighted_mean(allowed.logsumexp(-1) - q, batch)
-        actions, logp = self.draw(actor, batch, rng)
-        drawn = critics.q_of_many(batch.obs, actions)  # [K,S,B]
-        everywhere = (drawn - logp).logsumexp(1) - math.log(len(actions))  # [K,B]
-        return weighted_mean(everywhere - q, batch)
+        actions, logp = self.sample_actions(actor, batch, rng)
+        q_sampled = critics.q_of_many(batch.obs, actions)  # [K,S,B]
+        logsumexp = (q_sampled - logp).logsumexp(1) - math.log(len(actions))  # [K,B]
+        return weighted_mean(logsumexp - q, batch)
 
     @torch.no_grad()
-    def draw(self, actor: StochasticActor, batch: Batch, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Actions `[S,B,n]` and the logarithms of the densities they were drawn with `[S,B]`."""
+    def sample_actions(self, actor: StochasticActor, batch: Batch, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return actions `[S,B,n]` and their log-densities `[S,B]`."""
         shape = (self.samples, *batch.action.shape)
-        even = torch.rand(shape, generator=rng, device=rng.device) * 2 - 1
-        kinds = [(even, torch.full(shape[:2], -math.log(2.0) * shape[2], device=rng.device))]
+        uniform = torch.rand(shape, generator=rng, device=rng.device) * 2 - 1
+        samples = [(uniform, torch.full(shape[:2], -math.log(2.0) * shape[2], device=rng.device))]
         for obs in (batch.obs, batch.next_obs):
             policy = actor(obs)
             assert isinstance(policy, SquashedGaussian)
             mean, log_std = (part.expand(shape) for part in (policy.normal.mean, policy.normal.log_std))
-            kinds.append(SquashedGaussian(mean, log_std).sample_with_logp(rng))
-        actions, logps = zip(*kinds, strict=True)
+            samples.append(SquashedGaussian(mean, log_std).sample_with_logp(rng))
+        actions, logps = zip(*samples, strict=True)
         return torch.cat(actions), torch.cat(logps)
 
     def weight_loss(self, penalty: Tensor) -> Tensor | None:
         return None if self.target is None else self.weight * (self.target - penalty.mean())
 
 
-register("cql", "SAC whose critics are held down where nothing was recorded", CQLConfig, penalty=Conservative)(SAC)
+register(
+    "cql", "SAC whose critics are pushed down on actions that were not recorded", CQLConfig, penalty=ConservativePenalty
+)(make_sac)

@@ -1,9 +1,9 @@
-"""DAgger (Ross et al., 2011).   L = E_{s ~ student}[-log π(π*(s)|s)], or of continuous actions E[(π(s) - π*(s))²]
+"""DAgger (Ross et al., 2011).   L = E_{s ~ student}[-log π(π*(s)|s)], or for continuous actions E[(π(s) - π*(s))²]
 
-The student acts, the expert π* says what it would have done there, and all that it said is learned from: so the student
-learns what to do where its own mistakes lead. At first the expert acts, with a chance that falls to zero.
-Differs from the paper: one network learns on and on from a growing replay instead of one anew per round, and the expert
-takes over for single steps.
+The student acts and the expert π* labels each step with its own action, so the student learns what to do where its own
+mistakes lead. At first the expert acts, with a probability that falls to zero.
+Differs from the paper: one network keeps learning from a growing replay buffer instead of a new one per round, and the
+expert takes over for single steps.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
+from zhixing.algorithms.common.checks import check_plain_replay
 from zhixing.algorithms.common.cloning import cloning_loss, make_clone
 from zhixing.config import Fraction, Group, NetConfig, OffPolicyConfig, Positive
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner
+from zhixing.core.learner import Learner, LearnsFromExpert, Update, train_step
 from zhixing.core.policy import Policy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
@@ -36,8 +37,8 @@ class DAggerConfig(OffPolicyConfig):
     net: NetConfig = NetConfig(hidden_sizes=[256, 256], activation="relu")
 
 
-@register("dagger", "cloning of an expert that is asked about what the student meets")
-class DAgger(Learner):
+@register("dagger", "clones an expert that labels the states which the student visits")
+class DAgger(Learner, LearnsFromExpert):
     settings = DAggerConfig
     metrics = ("loss", "grad_norm")
     policy: ExpertMixturePolicy
@@ -45,32 +46,31 @@ class DAgger(Learner):
     def __init__(
         self, cfg: DAggerConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
-        for name, only in (("prioritized", False), ("n_step", 1), ("her", False)):
-            if getattr(cfg.replay, name) != only:
-                raise UserError(f"{cfg.algorithm} learns what an expert says of single steps: set replay.{name}={only}")
+        check_plain_replay(cfg, "learns the expert's actions of single steps")
         if cfg.dataset is not None:
-            raise UserError(f"{cfg.algorithm} asks its expert while it acts: give it an env and no dataset")
+            raise UserError(f"{cfg.algorithm} queries its expert while it acts: set env and leave dataset out")
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        with self.building():
+        with self.seeded_init():
             self.actor, student = make_clone(spaces, cfg, net)
             self.actor.to(self.device)
         self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.lr)
-        self.policy = ExpertMixturePolicy(student, self.expert_share)
+        self.policy = ExpertMixturePolicy(student, self.expert_probability)
 
-    def expert_share(self, env_steps: int) -> float:
+    def expert_probability(self, env_steps: int) -> float:
         return linear_schedule(1.0, 0.0, env_steps / max(1.0, self.cfg.expert_fraction * self.cfg.env_steps))
 
-    def ask(self, expert: Policy) -> None:
+    def set_expert(self, expert: Policy) -> None:
         self.policy.expert = [expert]
 
     @property
-    def fields(self) -> dict[str, Tree]:
+    def extra_fields(self) -> dict[str, Tree]:
         return {"expert_action": self.spaces.fields()["action"]}
 
     def loss(self, batch: Batch) -> Tensor:
         return cloning_loss(self.actor, batch, batch.expert_action)
 
-    def gradients(self, batch: Batch) -> Gradients:
+    @train_step
+    def update(self, batch: Batch) -> Update:
         loss = self.loss(batch)
-        return Gradients({"actor_optimizer": self.actor_optimizer.gradient(loss)}, {"loss": loss.detach()})
+        return Update({"loss": loss, "grad_norm": self.actor_optimizer.step(loss)})

@@ -1,12 +1,12 @@
 """DreamerV3 (Hafner et al., 2023).   world: E[-log p(x, r, c | s) + β_dyn KL(sg(q), p) + β_rep KL(q, sg(p))]
-behaviour, in imagination:   ∇ = E[∇ log π(a|s) (R - V(s)) / max(1, S) + η ∇H],   R = r + γ c ((1 - λ) V(s') + λ R')
+behavior, in imagination:   ∇ = E[∇ log π(a|s) (R - V(s)) / max(1, S) + η ∇H],   R = r + γ c ((1 - λ) V(s') + λ R')
 
-A model of the world is learned from sequences of the replay; actor and critic learn from what it imagines from every
-state of these sequences on. S is a slow average of the range of imagined returns.
-Differs from the paper: reward r and continuation c of a step are told of the memory after its action, not of the state
-that is seen then, so that ends of episodes need no observation of their own (the chance to go on times the future of
-those that did is the future); every sequence begins with an empty memory; Adam with gradients clipped by their norm.
-Where a task forbids actions, the model learns which, and the actor keeps to them in imagination, too.
+A world model is learned from sequences of the replay buffer. Actor and critic learn from trajectories that the model
+imagines from every state of these sequences. S is a moving average of the range of imagined returns.
+Differs from the paper: reward r and continuation c of a step are predicted from the recurrent state after its action,
+not from the state of the next observation, so the last observation of an episode isn't needed; every sequence starts
+with an empty recurrent state; Adam with gradients clipped by norm. If the environment masks actions, the model predicts
+the mask and the actor respects it in imagination.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zhixing.algorithms import register
+from zhixing.algorithms.common.checks import check_plain_replay
 from zhixing.algorithms.common.world_model_policy import WorldModelPolicy
 from zhixing.config import (
     Fraction,
@@ -32,8 +33,8 @@ from zhixing.config import (
     ReplayConfig,
 )
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner, Update
-from zhixing.core.optimizer import Average
+from zhixing.core.learner import Learner, Update, train_step
+from zhixing.core.optimizer import TargetUpdater
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves
 from zhixing.errors import UserError
@@ -52,8 +53,8 @@ from zhixing.nets.world_model import (
 from zhixing.ops.imagination import balanced_kl, discount_weights, lambda_returns, percentile_range
 from zhixing.ops.symlog import two_hot, two_hot_loss
 
-RANGE_RATE = 0.01  # how far the scale of returns moves towards that of the newest
-SHOWN = 5  # steps of an episode that a dream is shown
+RANGE_RATE = 0.01  # of the moving average of the range of returns
+CONTEXT_STEPS = 5  # observed steps at the start of a predicted video
 
 
 class DreamerConfig(OffPolicyConfig):
@@ -109,7 +110,7 @@ class DreamerConfig(OffPolicyConfig):
         return self
 
 
-@register("dreamer", "a world model from the replay, and an actor that learns in imagination (DreamerV3)")
+@register("dreamer", "DreamerV3: a world model, and an actor-critic that learns in imagination")
 class Dreamer(Learner):
     settings = DreamerConfig
     metrics = (
@@ -132,7 +133,7 @@ class Dreamer(Learner):
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         sizes = {"hidden_size": cfg.memory_size, "variables": cfg.variables, "classes": cfg.classes}
-        with self.building():
+        with self.seeded_init():
             self.world = WorldModel(
                 spaces, cfg.net, **sizes, uniform_mix=cfg.uniform_mix, depth=cfg.cnn_depth, bins=cfg.bins
             ).to(self.device)
@@ -145,109 +146,100 @@ class Dreamer(Learner):
         self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr, **behaviour)
         self.critic_optimizer = self.make_optimizer(self.critic.parameters(), cfg.critic_lr or cfg.lr, **behaviour)
         self.slow_critic = copy.deepcopy(self.critic)
-        self.follow = Average(self.slow_critic, self.critic)
+        self.target_updater = TargetUpdater((self.slow_critic, self.critic))
         self.return_range = torch.zeros((), device=self.device)
         self.policy = WorldModelPolicy(spaces, self.world, self.actor)
 
     @property
-    def reads(self) -> Literal["sequences"]:
+    def sample_type(self) -> Literal["sequences"]:
         return "sequences"
 
-    # --- the world ---
-
     def world_loss(self, batch: Batch) -> tuple[Tensor, RSSMState, dict[str, Tensor]]:
-        """Of sequences `[B,T]`; also returns the states `[N]` that they passed, and what there is to tell."""
+        """Return the loss of sequences `[B,T]`, their states `[N]` and metrics."""
         cfg, world = self.cfg, self.world
         obs, action, is_first = time_major((batch.obs, batch.action, batch.is_first))
-        sight = world.preprocessor(flatten_time(obs))
+        obs_tensors = world.preprocessor(flatten_time(obs))
         uniform_noise = world.rssm.uniform_noise(is_first.shape, self.rng)
-        embedded = world.encoder(sight).unflatten(0, is_first.shape)
-        seen = world.rssm.observe(embedded, encode_action(action, self.spaces), is_first, uniform_noise)
-        warm = cfg.replay.burn_in  # steps that only warm up the memory
-        state = RSSMState(*flatten_time(tuple(part[warm:] for part in seen.state)))
-        after, posterior, prior = flatten_time(tuple(part[warm:] for part in seen[1:]))
-        reward, terminated = flatten_time(time_major((batch.reward[:, warm:], batch.terminated[:, warm:])))
-        shown = world.decoder.loss(state.features, sight.drop_first(warm * len(batch.reward))).mean()
+        embedded = world.encoder(obs_tensors).unflatten(0, is_first.shape)
+        observed = world.rssm.observe(embedded, encode_action(action, self.spaces), is_first, uniform_noise)
+        burn_in = cfg.replay.burn_in  # steps that only warm up the recurrent state
+        state = RSSMState(*flatten_time(tuple(part[burn_in:] for part in observed.state)))
+        after, posterior, prior = flatten_time(tuple(part[burn_in:] for part in observed[1:]))
+        reward, terminated = flatten_time(time_major((batch.reward[:, burn_in:], batch.terminated[:, burn_in:])))
+        reconstruction = world.decoder.loss(state.features, obs_tensors.drop_first(burn_in * len(batch.reward))).mean()
         if world.mask_head is not None:
-            mask = flatten_time(time_major(batch.mask[:, warm:])).float()
-            shown += F.binary_cross_entropy_with_logits(world.mask_head(state.features), mask) * mask.shape[-1]
+            mask = flatten_time(time_major(batch.mask[:, burn_in:])).float()
+            reconstruction += F.binary_cross_entropy_with_logits(world.mask_head(state.features), mask) * mask.shape[-1]
         dynamics, representation = balanced_kl(posterior, prior, cfg.free_nats)
         losses = {
-            "reconstruction_loss": shown,
+            "reconstruction_loss": reconstruction,
             "reward_loss": two_hot_loss(world.reward_head(after), two_hot(reward, world.reward_head.bins)).mean(),
             "continue_loss": F.binary_cross_entropy_with_logits(world.continue_logits(after), (~terminated).float()),
         }
         kl = cfg.dynamics_coef * dynamics.mean() + cfg.representation_coef * representation.mean()
-        told = {name: loss.detach() for name, loss in losses.items()} | {"kl": dynamics.detach().mean()}
-        return sum(losses.values(), kl), state.detach(), told
-
-    # --- behaviour ---
+        metrics = {name: loss.detach() for name, loss in losses.items()} | {"kl": dynamics.detach().mean()}
+        return sum(losses.values(), kl), state.detach(), metrics
 
     def critic_loss(self, imagined: ImaginedRollout) -> tuple[Tensor, Tensor, Tensor]:
-        """Also returns the imagined returns and values `[H,N]`."""
+        """Return the loss, and the imagined returns and values `[H,N]`."""
         logits = self.critic(imagined.features)
         value = self.critic.mean(logits.detach())
         discount = self.cfg.gamma * imagined.continue_prob
         returns = lambda_returns(imagined.reward, discount, value, self.cfg.td_lambda)
-        with torch.no_grad():  # held near where the slow critic is: both targets weigh the same
+        with torch.no_grad():  # regularized towards the slow critic: both targets weigh the same
             slow = self.slow_critic.mean(self.slow_critic(imagined.features[:-1]))
             targets = two_hot(returns, self.critic.bins) + two_hot(slow, self.critic.bins)
         return (two_hot_loss(logits[:-1], targets) * discount_weights(discount)).mean(), returns, value[:-1]
 
     def actor_loss(self, imagined: ImaginedRollout, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """Also returns the entropy of the policy."""
+        """Return the loss and the mean entropy of the policy."""
         policy = self.actor(imagined.features[:-1], imagined.mask)
         entropy = policy.entropy()
         gain = policy.log_prob(imagined.action) * advantage + self.cfg.entropy_coef * entropy
         return -(gain * discount_weights(self.cfg.gamma * imagined.continue_prob)).mean(), entropy.detach().mean()
 
-    def gradients(self, batch: Batch) -> Gradients:
-        world_loss, state, told = self.world_loss(batch)
-        found = {"world_optimizer": self.world_optimizer.gradient(world_loss)}
+    @train_step
+    def update(self, batch: Batch) -> Update:
+        world_loss, state, metrics = self.world_loss(batch)
         imagined = self.world.imagine(state, self.actor, self.cfg.horizon, self.rng)
         critic_loss, returns, value = self.critic_loss(imagined)
-        found["critic_optimizer"] = self.critic_optimizer.gradient(critic_loss)
-        scale = torch.lerp(self.return_range, percentile_range(returns), RANGE_RATE)
-        actor_loss, entropy = self.actor_loss(imagined, (returns - value) / scale.clamp_min(1.0))
-        found["actor_optimizer"] = self.actor_optimizer.gradient(actor_loss)
-        told |= {"actor_loss": actor_loss.detach(), "critic_loss": critic_loss.detach(), "entropy": entropy}
-        return Gradients(found, told | {"imagined_return": returns.mean(), "return_range": scale})
-
-    def apply(self, gradients: Gradients) -> Update:
-        self.return_range = gradients.metrics["return_range"]
-        return super().apply(gradients)
-
-    def after_step(self) -> None:
-        self.follow.move(self.cfg.tau)
+        self.return_range = torch.lerp(self.return_range, percentile_range(returns), RANGE_RATE)
+        actor_loss, entropy = self.actor_loss(imagined, (returns - value) / self.return_range.clamp_min(1.0))
+        grad_norm = self.world_optimizer.step(world_loss)  # one step at the same weights, as in the authors' code
+        self.actor_optimizer.step(actor_loss)
+        self.critic_optimizer.step(critic_loss)
+        self.target_updater.polyak_update(self.cfg.tau)
+        metrics |= {"actor_loss": actor_loss, "critic_loss": critic_loss, "entropy": entropy, "grad_norm": grad_norm}
+        return Update({**metrics, "imagined_return": returns.mean(), "return_range": self.return_range})
 
     def value(self, obs: Tree) -> Tensor:
-        """Of first observations: memory is that of an episode's start."""
+        """Return the values of first observations of episodes."""
         hidden = self.policy.initial_hidden(len(tree_leaves(obs)[0]))
         return self.critic.mean(self.critic(self.world.infer_state(obs, hidden, None).features))
 
     def dream_frames(self, batch: Batch) -> Tensor | None:
-        """Of sequences `[B,T]`: what was seen, what the model made of it, and their difference, as bytes
-        `[B,3,T,H,W,C]`; it saw only the first steps of each episode. None for tasks without pictures."""
+        """Return images of sequences `[B,T]`: observed, predicted, and their difference, as bytes `[B,3,T,H,W,C]`.
+
+        The model sees only the first steps of each episode. Returns None if observations have no images.
+        """
         if not self.world.preprocessor.image_shapes:
             return None
-        rng = torch.Generator(self.device).manual_seed(0)  # a look changes nothing
+        rng = torch.Generator(self.device).manual_seed(0)  # leaves the learner's generator alone
         obs, action, is_first = time_major((batch.obs, batch.action, batch.is_first))
-        seen, dreamt = self.world.predict_video(obs, action, is_first, SHOWN, rng)
-        dreamt = dreamt.clamp(0.0, 1.0)
-        frames = torch.stack([seen, dreamt, 0.5 + 0.5 * (dreamt - seen)])  # [3,T,B,C,H,W]
+        observed, predicted = self.world.predict_video(obs, action, is_first, CONTEXT_STEPS, rng)
+        predicted = predicted.clamp(0.0, 1.0)
+        frames = torch.stack([observed, predicted, 0.5 + 0.5 * (predicted - observed)])  # [3,T,B,C,H,W]
         return (frames * 255.0).round().byte().permute(2, 0, 1, 4, 5, 3)
 
 
 def _check(cfg: DreamerConfig, spaces: Spaces, net: NetFactory | None) -> None:
-    """Refuse by name what a world model can't be combined with."""
+    """Raise `UserError` for settings that a world model doesn't support."""
     if not spaces.discrete:
         check_box(spaces, cfg.algorithm)
     if net is not None or cfg.net.kind != "auto" or cfg.net.cnn != "simple":
         raise UserError(f"{cfg.algorithm} makes its own networks: set net.kind=auto and net.cnn=simple")
     if cfg.net.recurrent != "none":
-        raise UserError(f"{cfg.algorithm} has a memory of its own, whatever the network: set net.recurrent=none")
+        raise UserError(f"{cfg.algorithm} has its own recurrent state: set net.recurrent=none")
     if cfg.normalize_obs:
         raise UserError(f"{cfg.algorithm} scales observations by symlog: set normalize_obs=false")
-    for name, only in (("prioritized", False), ("n_step", 1), ("her", False)):
-        if getattr(cfg.replay, name) != only:
-            raise UserError(f"{cfg.algorithm} learns from sequences: set replay.{name}={str(only).lower()}")
+    check_plain_replay(cfg, "learns from sequences")

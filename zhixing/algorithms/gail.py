@@ -1,8 +1,8 @@
 """GAIL (Ho & Ermon, 2016).   max_D E_expert[log D(s, a)] + E_π[log(1 - D(s, a))],   π is paid -log(1 - D(s, a))
 
-A discriminator learns to tell an expert's steps from the policy's; the policy learns by PPO to be taken for the expert.
-The task's own rewards are never looked at. The discriminator's slope between both kinds of steps is held near 1
-(Gulrajani et al., 2017), so that it stays a guide even where it could be certain.
+A discriminator learns to distinguish an expert's steps from the policy's; PPO trains the policy to be mistaken for the
+expert. The environment's rewards aren't used. A penalty keeps the norm of the discriminator's gradient between both
+kinds of steps near 1 (Gulrajani et al., 2017), so it stays informative even where it could be certain.
 Differs from the paper: PPO instead of TRPO, and the gradient penalty.
 """
 
@@ -15,14 +15,14 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zhixing.algorithms import register, with_graphs
+from zhixing.algorithms import compile_updates, register
 from zhixing.algorithms.ppo import (
     PPO,  # what it is handed: any learner from rollouts would do
     PPOConfig,
 )
 from zhixing.config import Auto, Group, NonNegative, Positive, PositiveFloat
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.learner import Learner, LearnsFromDemonstrations, Update, mean_metrics, train_step
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.mlp import MLP
@@ -60,7 +60,7 @@ class GAILConfig(PPOConfig):
 
 
 class Discriminator(nn.Module):
-    """`net(obs, action) -> logits [B]` that a step is the expert's."""
+    """`net(obs, action) -> logits [B]` of a step being the expert's."""
 
     def __init__(self, spaces: Spaces, cfg: GAILConfig) -> None:
         super().__init__()
@@ -74,18 +74,18 @@ class Discriminator(nn.Module):
 
     def features(self, obs: Tree, action: Tensor) -> Tensor:
         if isinstance(self.space, Box):
-            shown = action.clamp(-1.0, 1.0) if self.space.is_bounded() else action
+            encoded = action.clamp(-1.0, 1.0) if self.space.is_bounded() else action
         else:
             choices = action.view(len(action), -1).unbind(-1)
-            shown = torch.cat([F.one_hot(c, n).float() for c, n in zip(choices, self.sizes, strict=True)], -1)
-        return torch.cat([self.encoder(obs), shown], -1)
+            encoded = torch.cat([F.one_hot(c, n).float() for c, n in zip(choices, self.sizes, strict=True)], -1)
+        return torch.cat([self.encoder(obs), encoded], -1)
 
     def forward(self, obs: Tree, action: Tensor) -> Tensor:
         return self.layers(self.features(obs, action)).squeeze(-1)
 
 
-@register("gail", "PPO paid for being taken for an expert")
-class GAIL(Learner):
+@register("gail", "PPO rewarded for imitating an expert, as judged by a discriminator")
+class GAIL(Learner, LearnsFromDemonstrations):
     settings = GAILConfig
     metrics = (*PPO.metrics, "discriminator_loss", "discriminator_accuracy", "imitation_reward")
 
@@ -94,70 +94,66 @@ class GAIL(Learner):
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        self.learner = with_graphs(PPO(cfg, spaces, device, net), cfg)
+        self.learner = compile_updates(PPO(cfg, spaces, device, net), cfg)
         self.policy = self.learner.policy
-        with self.building():
+        with self.seeded_init():
             self.discriminator = Discriminator(spaces, cfg).to(self.device)
         self.discriminator_optimizer = self.make_optimizer(
             self.discriminator.parameters(), cfg.discriminator_lr, epsilon=1e-8
         )
         self.expert: Batch | None = None
 
-    def show(self, demonstrations: Batch) -> None:
+    def set_demonstrations(self, demonstrations: Batch) -> None:
         self.expert = demonstrations.select(("obs", "action"))
-        # of the expert alone: the policy's own steps must not move what the discriminator sees
+        # from the expert alone: the policy's steps must not change the discriminator's inputs
         self.discriminator.encoder.update_norm(self.expert.obs)
 
-    # --- the discriminator ---
-
-    def gradients(self, batch: Batch) -> Gradients:
-        """Of the discriminator, from as many steps of the policy `[B]` as of the expert."""
-        expert = self._drawn(self.expert)
+    @train_step
+    def discriminator_step(self, batch: Batch) -> Update:
+        """Update the discriminator from steps of the policy `[B]` and as many of the expert."""
+        expert = self.sample_steps(self.expert)
         real = self.discriminator.features(expert.obs, expert.action)
-        own = self.discriminator.features(batch.obs, batch.action)
-        logits = self.discriminator.layers(torch.cat([real, own])).squeeze(-1)
-        labels = torch.cat([torch.ones(len(real)), torch.zeros(len(own))]).to(self.device)
-        loss = F.binary_cross_entropy_with_logits(logits, labels) + self._penalty(real.detach(), own.detach())
-        metrics = {
-            "discriminator_loss": loss.detach(),
-            "discriminator_accuracy": ((logits > 0) == labels.bool()).float().mean(),
-        }
-        return Gradients({"discriminator_optimizer": self.discriminator_optimizer.gradient(loss)}, metrics)
+        fake = self.discriminator.features(batch.obs, batch.action)
+        logits = self.discriminator.layers(torch.cat([real, fake])).squeeze(-1)
+        labels = torch.cat([torch.ones(len(real)), torch.zeros(len(fake))]).to(self.device)
+        penalty = self.gradient_penalty(real.detach(), fake.detach())
+        loss = F.binary_cross_entropy_with_logits(logits, labels) + penalty
+        self.discriminator_optimizer.step(loss)
+        accuracy = ((logits > 0) == labels.bool()).float().mean()
+        return Update({"discriminator_loss": loss, "discriminator_accuracy": accuracy})
 
-    def _penalty(self, real: Tensor, own: Tensor) -> Tensor:
+    def gradient_penalty(self, real: Tensor, fake: Tensor) -> Tensor:
         if not self.cfg.gradient_penalty:
             return torch.zeros((), device=self.device)
-        share = torch.rand(len(real), 1, generator=self.rng, device=self.device)
-        between = (share * real + (1.0 - share) * own).requires_grad_()
-        (slope,) = torch.autograd.grad(self.discriminator.layers(between).sum(), between, create_graph=True)
-        return self.cfg.gradient_penalty * (slope.norm(dim=-1) - 1.0).square().mean()
+        mix = torch.rand(len(real), 1, generator=self.rng, device=self.device)
+        between = (mix * real + (1.0 - mix) * fake).requires_grad_()
+        (gradient,) = torch.autograd.grad(self.discriminator.layers(between).sum(), between, create_graph=True)
+        return self.cfg.gradient_penalty * (gradient.norm(dim=-1) - 1.0).square().mean()
 
     @torch.no_grad()
     def imitation_reward(self, batch: Batch) -> Tensor:
-        """What steps `[B]` are paid for looking like the expert's."""
+        """Return the rewards of steps `[B]` for resembling the expert's."""
         logits = self.discriminator(batch.obs, batch.action)
         return F.softplus(logits) if self.cfg.imitation_reward == "gail" else logits
 
-    def _drawn(self, steps: Batch | None) -> Batch:
-        assert steps is not None, "an expert must be shown before learning"
+    def sample_steps(self, steps: Batch | None) -> Batch:
+        assert steps is not None, "set_demonstrations must be called before training"
         rows = torch.randint(len(steps), (self.cfg.discriminator_batch_size,), generator=self.rng, device=self.device)
         return steps[rows]
 
-    # --- the update ---
-
     def update(self, batch: Batch) -> Update:
-        own = batch.select(("obs", "action")).flatten()
-        told = [self.descend(self.gradients, self._drawn(own)).metrics for _ in range(self.cfg.discriminator_updates)]
-        reward = self.imitation_reward(own).view_as(batch.reward)
+        steps = batch.select(("obs", "action")).flatten()
+        updates = [self.discriminator_step(self.sample_steps(steps)) for _ in range(self.cfg.discriminator_updates)]
+        reward = self.imitation_reward(steps).view_as(batch.reward)
         update = self.learner.update(batch.replace(reward=reward))
-        metrics = {name: torch.stack([one[name] for one in told]).mean() for name in told[0] if name != "grad_norm"}
-        return Update({**update.metrics, **metrics, "imitation_reward": reward.mean()})
+        metrics = {**update.metrics, **mean_metrics(updates)}
+        return Update({**metrics, "imitation_reward": reward.mean()})
 
-    # --- what the learner inside gives ---
+    # --- delegated to PPO ---
 
     @property
-    def fields(self) -> dict[str, Tree]:
-        return self.learner.fields
+    def extra_fields(self) -> dict[str, Tree]:
+        return self.learner.extra_fields
 
     def set_progress(self, fraction: float) -> None:
         self.learner.set_progress(fraction)
@@ -166,7 +162,7 @@ class GAIL(Learner):
         return super().skipped_steps() + self.learner.skipped_steps()
 
     def load_networks(self, state: dict[str, Any]) -> None:
-        """Of another run of gail, or of the policy's own algorithm."""
+        """Load the networks of another run of gail, or of ppo."""
         super().load_networks(state)
         self.learner.load_networks(state.get("learner", state))
 

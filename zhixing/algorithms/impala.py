@@ -1,7 +1,7 @@
 """IMPALA (Espeholt et al., 2018).   ∇ = E[ρ ∇ log π(a|s) (r + γ v' - V)] - c_v ∇(v - V)² + c_e ∇H
 
-Actors with weights of some updates ago play, one learner learns: v is the V-trace target, ρ = min(ρ̄, π(a|s) / μ(a|s))
-corrects for what they, μ, did otherwise than the present policy π would. In one process actors take turns.
+Actors collect with a policy μ that is some updates old. v is the V-trace target, and ρ = min(ρ̄, π(a|s) / μ(a|s))
+corrects for the difference between μ and the current policy π. In one process, actors take turns.
 Differs from the paper: an update takes the rollout of one worker, with all its environments; rewards aren't clipped;
 losses are means, not sums; Adam by default.
 """
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from zhixing.algorithms import register
 from zhixing.config import AsynchronousConfig, Finite, Fraction, Group, NonNegative, Positive, PositiveFloat
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.learner import Learner, Update, train_step
 from zhixing.core.optimizer import OptimizerKind
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
@@ -57,7 +57,7 @@ class IMPALAConfig(AsynchronousConfig):
     """Initial log standard deviation of continuous actions."""
 
 
-@register("impala", "actors with old weights, one learner that corrects for it by V-trace")
+@register("impala", "asynchronous actors with old weights, corrected by V-trace")
 class Impala(Learner):
     settings = IMPALAConfig
     metrics = ("policy_loss", "value_loss", "entropy", "ratio", "grad_norm")
@@ -68,7 +68,7 @@ class Impala(Learner):
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        with self.building():
+        with self.seeded_init():
             self.net = ActorCritic(
                 spaces,
                 cfg.net,
@@ -83,7 +83,7 @@ class Impala(Learner):
         )
 
     @property
-    def fields(self) -> dict[str, Tree]:
+    def extra_fields(self) -> dict[str, Tree]:
         fields = rollout_fields(self.policy)
         del fields["value"]  # only what the present critic says counts
         return fields
@@ -97,35 +97,36 @@ class Impala(Learner):
 
     @staticmethod
     def boundary(batch: Batch) -> Tensor:
-        """Steps `[T,N]` whose successor is in no other row."""
+        """Return a mask of the steps `[T,N]` whose next observation isn't in the next row."""
         boundary = batch.terminated | batch.truncated
         boundary[-1] = True
         return boundary
 
     @torch.no_grad()
-    def prepare(self, batch: Batch) -> Batch:
-        """With the value `after` these: how many there are differs, which a graph can't bear."""
+    def add_bootstrap_values(self, batch: Batch) -> Batch:
+        """Add the values after boundaries. Their number varies, so they can't be computed in a compiled graph."""
         boundary = self.boundary(batch)
-        after = torch.zeros_like(batch.reward).masked_scatter(boundary, bootstrap_values(self.net, batch, boundary))
-        return Batch(**{name: getattr(batch, name) for name in batch.fields}, after=after)
+        values = torch.zeros_like(batch.reward).masked_scatter(boundary, bootstrap_values(self.net, batch, boundary))
+        return Batch(**{name: getattr(batch, name) for name in batch.fields}, bootstrap_value=values)
 
     def targets(self, batch: Batch, log_ratio: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """V-trace's targets and advantages of a rollout `[T,N]` that the present policy and critic look back on."""
+        """Return V-trace targets and advantages of a rollout `[T,N]` under the current policy and critic."""
         cfg = self.cfg
-        next_value = torch.where(self.boundary(batch), batch.after, torch.cat([value[1:], value[-1:]]))
+        next_value = torch.where(self.boundary(batch), batch.bootstrap_value, torch.cat([value[1:], value[-1:]]))
         ends = batch.terminated, batch.truncated
         return vtrace(
             log_ratio, batch.reward, value, next_value, *ends, cfg.gamma, cfg.trace_lambda, cfg.rho_bar, cfg.c_bar
         )
 
-    def gradients(self, batch: Batch) -> Gradients:
-        """`batch` is a rollout `[T,N]` from `prepare`."""
+    @train_step
+    def gradient_step(self, batch: Batch) -> Update:
+        """Update from a rollout `[T,N]` with `bootstrap_value`."""
         steps, envs = batch.reward.shape
-        kept = {name: getattr(batch, name) for name in ("obs", "action", "mask") if name in batch}
+        fields = {name: getattr(batch, name) for name in ("obs", "action", "mask") if name in batch}
         if self.net.recurrent:
-            kept |= {"hidden": batch.hidden, "is_first": episode_starts(batch)}
-        rows = Batch(**kept) if self.net.recurrent else Batch(**kept).flatten()
-        logp, value, entropies = (found.view(steps, envs) for found in evaluate_actions(self.net, rows))
+            fields |= {"hidden": batch.hidden, "is_first": episode_starts(batch)}
+        rows = Batch(**fields) if self.net.recurrent else Batch(**fields).flatten()
+        logp, value, entropies = (out.view(steps, envs) for out in evaluate_actions(self.net, rows))
         log_ratio = (logp - batch.logp).detach()
         target, advantage = self.targets(batch, log_ratio, value.detach())
         if self.cfg.normalize_advantage:
@@ -134,15 +135,10 @@ class Impala(Learner):
         value_loss = F.mse_loss(value, target)
         entropy = entropies.mean()
         loss = policy_loss + self.cfg.value_coef * value_loss - self.cfg.entropy_coef * entropy
-        metrics = {
-            "policy_loss": policy_loss.detach(),
-            "value_loss": value_loss.detach(),
-            "entropy": entropy.detach(),
-            "ratio": log_ratio.exp().mean(),
-        }
-        return Gradients({"optimizer": self.optimizer.gradient(loss)}, metrics)
+        metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return Update({**metrics, "ratio": log_ratio.exp().mean(), "grad_norm": self.optimizer.step(loss)})
 
     def update(self, batch: Batch) -> Update:
-        update = self.descend(self.gradients, self.prepare(batch))
+        update = self.gradient_step(self.add_bootstrap_values(batch))
         self.net.update_norm(batch.obs)
         return update

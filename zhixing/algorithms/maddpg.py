@@ -23,8 +23,8 @@ from zhixing.algorithms import register
 from zhixing.algorithms.common.team_policy import TeamActorPolicy
 from zhixing.config import Fraction, Group, NetConfig, NonNegative, OffPolicyActorCriticConfig, PositiveFloat
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner
-from zhixing.core.optimizer import Average
+from zhixing.core.learner import Learner, Update, train_step
+from zhixing.core.optimizer import TargetUpdater
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.critics import check_box
@@ -53,7 +53,7 @@ class MADDPGConfig(OffPolicyActorCriticConfig):
 class MADDPG(Learner):
     settings = MADDPGConfig
     metrics = ("critic_loss", "actor_loss", "q_mean", "grad_norm")
-    many_agents = True
+    multi_agent = True
 
     def __init__(
         self, cfg: MADDPGConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
@@ -63,14 +63,14 @@ class MADDPG(Learner):
             check_box(spaces, cfg.algorithm)
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        with self.building():
+        with self.seeded_init():
             self.actor = MultiAgentActors(spaces, cfg, net).to(self.device)
             self.critics = CentralizedCritics(spaces, cfg, net).to(self.device)
         clip = {"max_grad_norm": cfg.max_grad_norm}
         self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr, **clip)
         self.critic_optimizer = self.make_optimizer(self.critics.parameters(), cfg.lr, **clip)
         self.target_actor, self.target_critics = copy.deepcopy(self.actor), copy.deepcopy(self.critics)
-        self.follow = [Average(self.target_actor, self.actor), Average(self.target_critics, self.critics)]
+        self.target_updater = TargetUpdater((self.target_actor, self.actor), (self.target_critics, self.critics))
         self.policy = TeamActorPolicy(spaces, self.actor, cfg.exploration_noise)
 
     # --- actions as critics see them, [B,A,n] ---
@@ -122,19 +122,15 @@ class MADDPG(Learner):
         loss = self.cfg.output_penalty * out.square().mean(-1) - self.critics(batch.obs, joint)
         return (loss * _counted(batch)).sum(-1).mean()
 
-    def gradients(self, batch: Batch) -> Gradients:
-        critic_loss, error, q_mean = self.critic_loss(batch)
-        actor_loss = self.actor_loss(batch)
-        found = {
-            "critic_optimizer": self.critic_optimizer.gradient(critic_loss),
-            "actor_optimizer": self.actor_optimizer.gradient(actor_loss),
-        }
-        metrics = {"critic_loss": critic_loss.detach(), "actor_loss": actor_loss.detach(), "q_mean": q_mean}
-        return Gradients(found, metrics, error)
-
-    def after_step(self) -> None:
-        for average in self.follow:
-            average.move(self.cfg.tau)
+    @train_step
+    def update(self, batch: Batch) -> Update:
+        critic_loss, td_error, q_mean = self.critic_loss(batch)
+        grad_norm = self.critic_optimizer.step(critic_loss)
+        actor_loss = self.actor_loss(batch)  # sees the critics just updated
+        self.actor_optimizer.step(actor_loss)
+        self.target_updater.polyak_update(self.cfg.tau)
+        metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss, "q_mean": q_mean, "grad_norm": grad_norm}
+        return Update(metrics, td_error)
 
     def value(self, obs: Tree) -> Tensor:
         """Of each agent, `[B,A]`."""

@@ -14,7 +14,7 @@ from gymnasium.spaces import Discrete
 from zhixing.algorithms import register
 from zhixing.config import Positive, SearchConfig, VectorConfig
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner
+from zhixing.core.learner import Learner, Update
 from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 from zhixing.nets.policies import ActorCriticPolicy
@@ -38,7 +38,7 @@ class MCTSConfig(SearchConfig):
 class MCTS(Learner):
     settings = MCTSConfig
     metrics = ()
-    many_agents = None
+    multi_agent = None
 
     def __init__(self, cfg: MCTSConfig, spaces: Spaces, device: torch.device | str = "cpu") -> None:
         super().__init__(cfg, spaces, device)
@@ -58,11 +58,11 @@ class MCTS(Learner):
         select = "uct" if cfg.guide is None else "puct"
         self.policy = SearchPolicy(spaces, self.model, evaluate, cfg.simulations, select=select, c=cfg.c)
 
-    def gradients(self, batch: Batch) -> Gradients:
-        raise UserError("mcts doesn't learn; it looks ahead")
+    def update(self, batch: Batch) -> Update:
+        raise UserError("mcts makes no updates: it searches")
 
     def load_networks(self, state: dict[str, Any]) -> None:
-        raise UserError("mcts has no weights to start from; guide=RUN lets it ask a run's network")
+        raise UserError("mcts has no weights to load: set guide=RUN to search with the network of a run")
 
 
 def _judge(run: str, spaces: Spaces, task: str) -> NetworkEvaluator:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zhixing.algorithms import register
-from zhixing.algorithms.common.q_learning import Losses, QLearner
+from zhixing.algorithms.dqn import Losses, QLearner
 from zhixing.config import Fraction, PositiveFloat, QLearningConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
@@ -49,20 +49,20 @@ class MunchausenDQN(QLearner):
     ) -> None:
         super().__init__(cfg, spaces, device, net, nn.Linear)
         self.temperature, self.bonus, self.bonus_limit = cfg.temperature, cfg.bonus, cfg.bonus_limit
-        self.error = F.huber_loss if cfg.loss == "huber" else F.mse_loss
+        self.loss_function = F.huber_loss if cfg.loss == "huber" else F.mse_loss
 
     @torch.no_grad()
     def target_value(self, batch: Batch, steps: Batch) -> Tensor:
-        preference = _allowed(self.q_values(self.target, batch), steps, "mask") / self.temperature
+        preference = _allowed(self.q_values(self.target_net, batch), steps, "mask") / self.temperature
         logp = _of(preference.log_softmax(-1), steps.action)
         bonus = self.bonus * (self.temperature * logp).clamp(min=-self.bonus_limit)
-        following = _allowed(self.next_q_values(self.target, batch), steps, "next_mask") / self.temperature
+        following = _allowed(self.next_q_values(self.target_net, batch), steps, "next_mask") / self.temperature
         return bonus + td_target(steps, self.temperature * following.logsumexp(-1))
 
     def losses(self, batch: Batch, steps: Batch) -> Losses:
         q = _of(self.q_values(self.net, batch), steps.action)
         target = self.target_value(batch, steps)
-        return Losses(self.error(q, target, reduction="none"), q, (target - q.detach()).abs())
+        return Losses(self.loss_function(q, target, reduction="none"), q, (target - q.detach()).abs())
 
 
 def _of(out: Tensor, action: Tensor) -> Tensor:

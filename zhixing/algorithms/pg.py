@@ -1,8 +1,8 @@
 """REINFORCE (Williams, 1992).   ∇ = E[∇ log π(a|s) (G - b(s))],   G = Σ γ^k r_k to the end of the episode
 
-b is a learned baseline, or none. With it a truncated episode, and the rollout's last one, goes on with the baseline's
-value; without it nothing is known of their future: steps that no end follows in the rollout are left out, and a
-truncated episode's return is what was paid until then.
+b is a learned baseline, or none. With a baseline, truncated episodes and the rollout's last ones bootstrap from it.
+Without one, steps are left out if their episode doesn't end in the rollout, and the return of a truncated episode is
+the sum of its rewards until then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from zhixing.algorithms import register
 from zhixing.config import Finite, Group, NonNegative, OnPolicyConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.learner import Learner, Update, train_step
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, compute_advantages, episode_starts, evaluate_actions, rollout_fields
@@ -50,13 +50,13 @@ class PG(Learner):
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        with self.building():
+        with self.seeded_init():
             self.net = ActorCritic(spaces, cfg.net, net, log_std=cfg.log_std_init).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
         self.optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
 
     @property
-    def fields(self) -> dict[str, Tree]:
+    def extra_fields(self) -> dict[str, Tree]:
         return rollout_fields(self.policy)
 
     def value(self, obs: Tree) -> Tensor | None:
@@ -72,30 +72,29 @@ class PG(Learner):
         known = ended.flip(0).cummax(0).values.flip(0)  # an end follows
         return gae(batch.reward, none, none, batch.terminated, batch.truncated, self.cfg.gamma, 1.0), known
 
-    def gradients(self, batch: Batch) -> Gradients:
-        """`batch` is a rollout `[T,N]` with the return `returns` of each step and whether it is `known`."""
+    @train_step
+    def gradient_step(self, batch: Batch) -> Update:
+        """Update from a rollout `[T,N]` with the `returns` of each step and whether they are `known`."""
         rows = batch if self.net.recurrent else batch.flatten()
         logp, value, entropies = evaluate_actions(self.net, rows)
         advantage = rows.returns - rows.value if self.cfg.baseline else rows.returns
         if self.cfg.normalize_advantage:
             advantage = normalize(advantage, rows.known)
-        share = rows.known / rows.known.sum().clamp_min(1)  # a mean over the known steps
-        policy_loss = -(share * logp * advantage).sum()
-        value_loss = (share * (value - rows.returns).square()).sum()
+        weight = rows.known / rows.known.sum().clamp_min(1)  # for means over the known steps
+        policy_loss = -(weight * logp * advantage).sum()
+        value_loss = (weight * (value - rows.returns).square()).sum()
         entropy = entropies.mean()
         loss = policy_loss - self.cfg.entropy_coef * entropy
         if self.cfg.baseline:
             loss = loss + self.cfg.value_coef * value_loss
-        metrics = {
-            "policy_loss": policy_loss.detach(),
-            "value_loss": value_loss.detach(),
-            "entropy": entropy.detach(),
-        }
-        return Gradients({"optimizer": self.optimizer.gradient(loss)}, metrics)
+        grad_norm = self.optimizer.step(loss)
+        return Update(
+            {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "grad_norm": grad_norm}
+        )
 
     def update(self, batch: Batch) -> Update:
         returns, known = self.returns(batch)
-        kept = {name: getattr(batch, name) for name in ("obs", "action", "value", "mask") if name in batch}
+        fields = {name: getattr(batch, name) for name in ("obs", "action", "value", "mask") if name in batch}
         if self.net.recurrent:
-            kept |= {"hidden": batch.hidden, "is_first": episode_starts(batch)}
-        return self.descend(self.gradients, Batch(**kept, returns=returns, known=known))
+            fields |= {"hidden": batch.hidden, "is_first": episode_starts(batch)}
+        return self.gradient_step(Batch(**fields, returns=returns, known=known))

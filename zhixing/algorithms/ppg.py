@@ -1,12 +1,11 @@
 """PPG (Cobbe et al., 2021).   policy phases: PPO;   auxiliary phase: L = ½ E[(V_aux - R)²] + β E[KL(π_old, π)]
 
-Actor and critic have bodies of their own, so that neither loss disturbs the other. Every `policy_iterations` rollouts
-an auxiliary phase goes over all states since the last one and teaches the actor's features the value through a head
-that serves nothing else, while the KL holds the policy where it is; the critic learns further from the same returns.
-
+Actor and critic have separate networks, so neither loss disturbs the other. Every `policy_iterations` rollouts, an
+auxiliary phase trains the actor's features to predict the value through an extra head, over all states since the last
+one, while the KL term keeps the policy in place; the critic continues to learn from the same returns.
 Differs from the paper: actor and critic make equal numbers of passes in a policy phase (E_π = E_V = `epochs`), and
-defaults suit short runs (the paper: `policy_iterations` 32, `epochs` 1, entropy 0.01, rewards normalised). Each phase
-has moments of Adam of its own, as in the authors' code. Truncated episodes bootstrap.
+defaults suit short runs (the paper: `policy_iterations` 32, `epochs` 1, entropy 0.01, normalized rewards). Each phase
+has its own moments of Adam, as in the authors' code. Truncated episodes bootstrap.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 from zhixing.algorithms import register
 from zhixing.config import Finite, Fraction, Group, NonNegative, OnPolicyConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.learner import Learner, Update, mean_metrics, train_step
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, rollout_fields
@@ -62,7 +61,7 @@ class PPGConfig(OnPolicyConfig):
     """Sample actions in evaluations instead of taking the most likely."""
 
 
-@register("ppg", "PPO with phases that teach the value to the actor's features")
+@register("ppg", "PPO with auxiliary phases that train the actor's features to predict the value")
 class PPG(Learner):
     settings = PPGConfig
     metrics = (
@@ -82,8 +81,8 @@ class PPG(Learner):
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        with self.building():
-            # separate bodies: a phase moves the actor on its own
+        with self.seeded_init():
+            # separate networks: a phase moves the actor alone
             self.net = ActorCritic(
                 spaces, cfg.net, net, batched=False, normalize=cfg.normalize_obs, log_std=cfg.log_std_init
             )
@@ -95,59 +94,47 @@ class PPG(Learner):
         actor = [*self.net.actor_parameters(), *self.auxiliary_head.parameters()]
         self.actor_optimizer = self.make_optimizer(actor, cfg.lr, **settings)
         self.critic_optimizer = self.make_optimizer(self.net.critic_parameters(), cfg.lr, **settings)
-        self.other_moments = self.actor_optimizer.state_dict()  # of the phase that isn't on
+        self.other_moments = self.actor_optimizer.state_dict()  # of the phase that isn't running
         self.reward_scale = RewardScaler(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
         self.rollouts: list[Batch] = []  # since the last auxiliary phase
-        self.auxiliary_loss = torch.zeros((), device=self.device)  # of the last auxiliary phase, told until the next
+        self.auxiliary_loss = torch.zeros((), device=self.device)  # of the last auxiliary phase
         self.clone_kl = torch.zeros((), device=self.device)
 
     @property
-    def fields(self) -> dict[str, Tree]:
+    def extra_fields(self) -> dict[str, Tree]:
         return rollout_fields(self.policy)
 
     def value(self, obs: Tree) -> Tensor:
         return self.net(obs).value
 
-    # --- losses; batches are minibatches of `prepare`'s data: [B], or [T,n] for recurrent networks ---
-
     def value_loss(self, batch: Batch) -> Tensor:
         return 0.5 * (forward_critic(self.net, batch) - batch.returns).square().mean()
 
-    def gradients(self, batch: Batch) -> Gradients:
-        """Of the policy phase."""
+    @train_step
+    def gradient_step(self, batch: Batch) -> Update:
+        """Update from a minibatch in the policy phase: `[B]`, or `[T,n]` for recurrent networks."""
         policy, _ = forward_actor(self.net, batch)
         log_ratio = policy.log_prob(batch.action) - batch.logp
         entropy = policy.entropy().mean()
         policy_loss = ppo_clip_loss(log_ratio, batch.advantage, self.cfg.clip_range)
+        grad_norm = self.actor_optimizer.step(policy_loss - self.cfg.entropy_coef * entropy)
         value_loss = self.value_loss(batch)
-        found = {
-            "actor_optimizer": self.actor_optimizer.gradient(policy_loss - self.cfg.entropy_coef * entropy),
-            "critic_optimizer": self.critic_optimizer.gradient(value_loss),
-        }
+        self.critic_optimizer.step(value_loss)
         log_ratio = log_ratio.detach()
-        metrics = {
-            "policy_loss": policy_loss.detach(),
-            "value_loss": value_loss.detach(),
-            "entropy": entropy.detach(),
-            "kl": approx_kl(log_ratio),
-            "clip_fraction": clip_fraction(log_ratio, self.cfg.clip_range),
-        }
-        return Gradients(found, metrics)
+        metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "grad_norm": grad_norm}
+        metrics |= {"kl": approx_kl(log_ratio), "clip_fraction": clip_fraction(log_ratio, self.cfg.clip_range)}
+        return Update(metrics)
 
-    def auxiliary_gradients(self, batch: Batch, old: ActorCritic) -> Gradients:
-        """Of the auxiliary phase, which began with the network `old`."""
+    def auxiliary_step(self, batch: Batch, old: ActorCritic) -> Update:
+        """Update from a minibatch in the auxiliary phase, which began with the network `old`."""
         with torch.no_grad():
             old_policy, _ = forward_actor(old, batch)
         policy, features = forward_actor(self.net, batch)
         auxiliary_loss = 0.5 * (self.auxiliary_head(features) - batch.returns).square().mean()
         clone_kl = old_policy.kl(policy).mean()
-        found = {
-            "actor_optimizer": self.actor_optimizer.gradient(auxiliary_loss + self.cfg.clone_coef * clone_kl),
-            "critic_optimizer": self.critic_optimizer.gradient(self.value_loss(batch)),
-        }
-        return Gradients(found, {"auxiliary_loss": auxiliary_loss.detach(), "clone_kl": clone_kl.detach()})
-
-    # --- the update ---
+        self.actor_optimizer.step(auxiliary_loss + self.cfg.clone_coef * clone_kl)
+        self.critic_optimizer.step(self.value_loss(batch))
+        return Update({"auxiliary_loss": auxiliary_loss, "clone_kl": clone_kl})
 
     def update(self, batch: Batch) -> Update:
         reward = batch.reward
@@ -156,47 +143,45 @@ class PPG(Learner):
         data = add_advantages(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
         metrics = self.policy_phase(data.replace(advantage=normalize(data.advantage)))
         metrics["explained_variance"] = explained_variance(data.value, data.returns)
-        kept = [name for name in data.fields if name not in ("action", "logp", "value", "advantage")]
-        self.rollouts.append(data.select(kept).map(torch.clone))  # the next rollout overwrites this one
+        names = [name for name in data.fields if name not in ("action", "logp", "value", "advantage")]
+        self.rollouts.append(data.select(names).map(torch.clone))  # the next rollout overwrites this one
         if len(self.rollouts) == self.cfg.policy_iterations:
-            self.auxiliary_phase(Batch.cat(self.rollouts, dim=1))  # [T,N] each: side by side they stay sequences
+            self.auxiliary_phase(Batch.cat(self.rollouts, dim=1))  # along N: rows of [T,N] stay sequences
             self.rollouts = []
-        self.net.update_norm(batch.obs)  # after learning: the ratio compares policies under equal statistics
+        self.net.update_norm(batch.obs)  # after the epochs: the ratio compares policies under equal statistics
         return Update({**metrics, "auxiliary_loss": self.auxiliary_loss, "clone_kl": self.clone_kl})
 
     def policy_phase(self, data: Batch) -> dict[str, Tensor]:
-        told = [
-            self.descend(self.gradients, minibatch).metrics
+        updates = [
+            self.gradient_step(minibatch)
             for _ in range(self.cfg.epochs)
             for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent)
         ]
-        return {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
+        return mean_metrics(updates)
 
     def auxiliary_phase(self, data: Batch) -> None:
         old = copy.deepcopy(self.net)
-        self.exchange_moments()
+        self.swap_moments()
         for _ in range(self.cfg.auxiliary_epochs):
-            told = [
-                self.apply(self.auxiliary_gradients(minibatch, old)).metrics
+            updates = [
+                self.run_step(PPG.auxiliary_step, minibatch, {"old": old})  # eagerly: `old` is new in each phase
                 for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent)
             ]
-        self.exchange_moments()
-        self.auxiliary_loss = torch.stack([one["auxiliary_loss"] for one in told]).mean()
-        self.clone_kl = torch.stack([one["clone_kl"] for one in told]).mean()
+        self.swap_moments()
+        metrics = mean_metrics(updates)
+        self.auxiliary_loss, self.clone_kl = metrics["auxiliary_loss"], metrics["clone_kl"]
 
-    def exchange_moments(self) -> None:
-        """Gradients of values are of another size: in common moments they would slow the policy down for long."""
-        present = self.actor_optimizer.state_dict()
-        self.actor_optimizer.load_state_dict({**self.other_moments, "skipped": present["skipped"]})
-        self.other_moments = present
-
-    # --- what resuming needs besides networks and optimizers ---
+    def swap_moments(self) -> None:
+        """Swap Adam's moments: value gradients have another scale and would slow the policy down in shared moments."""
+        current = self.actor_optimizer.state_dict()
+        self.actor_optimizer.load_state_dict({**self.other_moments, "skipped": current["skipped"]})
+        self.other_moments = current
 
     def state_dict(self) -> dict[str, Any]:
-        rollouts = [{name: getattr(one, name) for name in one.fields} for one in self.rollouts]
+        rollouts = [{name: getattr(rollout, name) for name in rollout.fields} for rollout in self.rollouts]
         return {**super().state_dict(), "rollouts": rollouts, "other_moments": self.other_moments}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.rollouts = [Batch(**one).to(self.device) for one in state["rollouts"]]
+        self.rollouts = [Batch(**fields).to(self.device) for fields in state["rollouts"]]
         self.other_moments = state["other_moments"]

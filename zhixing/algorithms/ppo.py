@@ -1,12 +1,11 @@
 """PPO (Schulman et al., 2017).   L = E[min(r A, clip(r, 1 - ε, 1 + ε) A)] - c_v L_V + c_e H,   r = π(a|s) / π_old(a|s)
 
-Differs from the paper: advantages are normalised per minibatch; the value loss may be clipped too; epochs may end
+Differs from the paper: advantages are normalized per minibatch; the value loss may be clipped too; epochs may end
 early at a KL divergence. Truncated episodes bootstrap from their true last observation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import torch
@@ -27,7 +26,7 @@ from zhixing.config import (
     PositiveFloat,
 )
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.learner import Learner, Update, mean_metrics, train_step
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, evaluate_actions, rollout_fields
@@ -35,7 +34,7 @@ from zhixing.nets.policies import ActorCriticPolicy
 from zhixing.nets.rollouts import add_advantages
 from zhixing.nets.torso import NetFactory
 from zhixing.ops.normalize import RewardScaler, normalize
-from zhixing.ops.policy_gradient import approx_kl, clip_fraction, explained_variance, minibatches, ppo_clip_loss
+from zhixing.ops.policy_gradient import approx_kl, clip_fraction, explained_variance, minibatches
 
 
 class PPOConfig(OnPolicyConfig):
@@ -79,12 +78,12 @@ class PPOConfig(OnPolicyConfig):
     """Sample actions in evaluations instead of taking the most likely."""
 
     @property
-    def own_critic(self) -> bool:
+    def separate_critic(self) -> bool:
         return self.critic_lr is not None or self.critic_epochs is not None
 
     @model_validator(mode="after")
     def _parts_fit(self) -> PPOConfig:
-        if self.shared_network and self.own_critic:
+        if self.shared_network and self.separate_critic:
             raise ValueError("shared_network=true allows no critic_lr or critic_epochs: both parts move together")
         return self
 
@@ -99,19 +98,19 @@ class PPO(Learner):
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        with self.building():
+        with self.seeded_init():
             self.net = ActorCritic(
                 spaces,
                 cfg.net,
                 net,
                 shared=cfg.shared_network,
-                batched=not cfg.own_critic,
+                batched=not cfg.separate_critic,
                 normalize=cfg.normalize_obs,
                 log_std=cfg.log_std_init,
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net, cfg.eval_stochastic)
         settings = {"max_grad_norm": cfg.max_grad_norm}
-        if cfg.own_critic:
+        if cfg.separate_critic:
             self.actor_optimizer = self.make_optimizer(self.net.actor_parameters(), cfg.lr, **settings)
             self.critic_optimizer = self.make_optimizer(
                 self.net.critic_parameters(), cfg.critic_lr or cfg.lr, **settings
@@ -121,14 +120,14 @@ class PPO(Learner):
         self.reward_scale = RewardScaler(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
 
     @property
-    def fields(self) -> dict[str, Tree]:
+    def extra_fields(self) -> dict[str, Tree]:
         return rollout_fields(self.policy)
 
     def set_progress(self, fraction: float) -> None:
         if not self.cfg.anneal_lr:
             return
         left = 1.0 - fraction
-        if self.cfg.own_critic:
+        if self.cfg.separate_critic:
             self.actor_optimizer.lr = self.cfg.lr * left
             self.critic_optimizer.lr = (self.cfg.critic_lr or self.cfg.lr) * left
         else:
@@ -137,69 +136,64 @@ class PPO(Learner):
     def value(self, obs: Tree) -> Tensor:
         return self.net(obs).value
 
-    # --- losses ---
-
     def policy_loss(self, logp: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Also returns the logarithm of the probability ratio."""
+        """Return the clipped loss and the log of the probability ratio."""
         advantage = normalize(batch.advantage) if self.cfg.normalize_advantage else batch.advantage
         log_ratio = logp - batch.logp
-        return ppo_clip_loss(log_ratio, advantage, self.cfg.clip_range), log_ratio.detach()
+        ratio, eps = log_ratio.exp(), self.cfg.clip_range
+        objective = torch.min(ratio * advantage, ratio.clamp(1 - eps, 1 + eps) * advantage)
+        return -objective.mean(), log_ratio.detach()
 
     def value_loss(self, value: Tensor, batch: Batch) -> Tensor:
         if self.cfg.value_clip_range is None:
             return F.mse_loss(value, batch.returns)
-        near = batch.value + (value - batch.value).clamp(-self.cfg.value_clip_range, self.cfg.value_clip_range)
-        return torch.max((value - batch.returns).square(), (near - batch.returns).square()).mean()
+        clipped = batch.value + (value - batch.value).clamp(-self.cfg.value_clip_range, self.cfg.value_clip_range)
+        return torch.max((value - batch.returns).square(), (clipped - batch.returns).square()).mean()
 
-    def gradients(self, batch: Batch, actor: bool = True, critic: bool = True) -> Gradients:
-        """`batch` comes from `prepare`: `[B]`, or `[T,n]` for recurrent networks."""
+    @train_step
+    def gradient_step(self, batch: Batch, actor: bool = True, critic: bool = True) -> Update:
+        """Update from a minibatch: `[B]`, or `[T,n]` for recurrent networks.
+
+        `actor` and `critic` select what is updated if they have separate optimizers.
+        """
         logp, value, entropies = evaluate_actions(self.net, batch)
         entropy = entropies.mean()
         policy_loss, log_ratio = self.policy_loss(logp, batch)
         value_loss = self.value_loss(value, batch)
         actor_loss = policy_loss - self.cfg.entropy_coef * entropy if self.cfg.entropy_coef else policy_loss
-        if not self.cfg.own_critic:
-            loss = torch.add(actor_loss, value_loss, alpha=self.cfg.value_coef)
-            found = {"optimizer": self.optimizer.gradient(loss)}
+        if not self.cfg.separate_critic:
+            grad_norm = self.optimizer.step(torch.add(actor_loss, value_loss, alpha=self.cfg.value_coef))
         else:
-            found = {"actor_optimizer": self.actor_optimizer.gradient(actor_loss)} if actor else {}
+            grad_norm = torch.zeros_like(value_loss)
             if critic:
-                found["critic_optimizer"] = self.critic_optimizer.gradient(self.cfg.value_coef * value_loss)
-        metrics = {
-            "policy_loss": policy_loss.detach(),
-            "value_loss": value_loss.detach(),
-            "entropy": entropy.detach(),
-            "kl": approx_kl(log_ratio),
-            "clip_fraction": clip_fraction(log_ratio, self.cfg.clip_range),
-        }
-        return Gradients(found, metrics)
-
-    # --- the update ---
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Advantages and returns of a rollout `[T,N]`."""
-        reward = batch.reward
-        if self.reward_scale is not None:
-            reward = self.reward_scale(reward, batch.terminated | batch.truncated)
-        return add_advantages(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
-
-    def minibatches(self, data: Batch) -> Iterator[Batch]:
-        return minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent)
+                grad_norm = self.critic_optimizer.step(self.cfg.value_coef * value_loss)
+            if actor:
+                grad_norm = self.actor_optimizer.step(actor_loss)
+        metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "grad_norm": grad_norm}
+        metrics |= {"kl": approx_kl(log_ratio), "clip_fraction": clip_fraction(log_ratio, self.cfg.clip_range)}
+        return Update(metrics)
 
     def update(self, batch: Batch) -> Update:
-        data = self.prepare(batch)
-        told: list[Mapping[str, Tensor]] = []
+        data = self.add_advantages(batch)
+        updates: list[Update] = []
         actor_epochs = self.cfg.epochs
         critic_epochs = actor_epochs if self.cfg.critic_epochs is None else self.cfg.critic_epochs
         for epoch in range(max(actor_epochs, critic_epochs)):
             parts = {"actor": epoch < actor_epochs, "critic": epoch < critic_epochs}
-            for minibatch in self.minibatches(data):
-                told.append(self.descend(self.gradients, minibatch, **parts).metrics)
-            if self.cfg.target_kl is not None and float(told[-1]["kl"]) > 1.5 * self.cfg.target_kl:
-                if epoch + 1 >= critic_epochs or not self.cfg.own_critic:
+            for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent):
+                updates.append(self.gradient_step(minibatch, **parts))
+            if self.cfg.target_kl is not None and float(updates[-1].metrics["kl"]) > 1.5 * self.cfg.target_kl:
+                if epoch + 1 >= critic_epochs or not self.cfg.separate_critic:
                     break
-                actor_epochs = 0  # the critic goes on alone
-        self.net.update_norm(batch.obs)  # after learning: the ratio compares policies under equal statistics
-        metrics = {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
+                actor_epochs = 0  # the critic continues alone
+        self.net.update_norm(batch.obs)  # after the epochs: the ratio compares policies under equal statistics
+        metrics = mean_metrics(updates)
         metrics["explained_variance"] = explained_variance(data.value, data.returns)
         return Update(metrics)
+
+    def add_advantages(self, batch: Batch) -> Batch:
+        """Return a rollout `[T,N]` with advantages and returns."""
+        reward = batch.reward
+        if self.reward_scale is not None:
+            reward = self.reward_scale(reward, batch.terminated | batch.truncated)
+        return add_advantages(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)

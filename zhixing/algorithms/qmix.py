@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
+from zhixing.algorithms.common.checks import check_plain_replay
 from zhixing.algorithms.common.team_policy import TeamGreedyPolicy
 from zhixing.config import Fraction, Group, MultiAgentConfig, NetConfig, Positive, PositiveFloat, QLearningConfig
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner, Update
-from zhixing.core.optimizer import Average
+from zhixing.core.learner import Learner, Update, train_step
+from zhixing.core.optimizer import TargetUpdater
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves, tree_map
-from zhixing.errors import UserError
 from zhixing.nets.mixers import MonotonicMixer, SumMixer
 from zhixing.nets.multi_agent import MultiAgentNet, global_state, global_state_size
 from zhixing.nets.qnet import check_discrete, epsilon_at
@@ -88,7 +88,7 @@ def independent(cfg: MultiAgentQConfig, spaces: Spaces) -> None:
 class QMIX(Learner):
     settings = MultiAgentQConfig
     metrics = ("loss", "q_mean", "grad_norm")
-    many_agents = True
+    multi_agent = True
 
     def __init__(
         self,
@@ -100,13 +100,11 @@ class QMIX(Learner):
         mixer: MakeMixer,
     ) -> None:
         check_discrete(cfg, spaces)
-        for name, only in (("prioritized", False), ("n_step", 1), ("her", False)):
-            if getattr(cfg.replay, name) != only:
-                raise UserError(f"{cfg.algorithm} learns from whole episodes: set replay.{name}={str(only).lower()}")
+        check_plain_replay(cfg, "learns from whole episodes")
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         self.team_reward = None if mixer is independent else TeamRewardChecker(cfg.algorithm, spaces)
-        with self.building():
+        with self.seeded_init():
             agents = MultiAgentNet(
                 spaces,
                 cfg.net,
@@ -117,15 +115,15 @@ class QMIX(Learner):
                 normalize=cfg.normalize_obs,
             )
             self.net = Team(agents, mixer(cfg, spaces)).to(self.device)
-        self.q_optimizer = self.make_optimizer(
+        self.optimizer = self.make_optimizer(
             self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
         )
-        self.target = copy.deepcopy(self.net)
-        self.follow = Average(self.target, self.net)
+        self.target_net = copy.deepcopy(self.net)
+        self.target_updater = TargetUpdater((self.target_net, self.net))
         self.policy = TeamGreedyPolicy(spaces, self.net.agents, partial(epsilon_at, cfg), cfg.eval_epsilon)
 
     @property
-    def reads(self) -> Literal["episodes"]:
+    def sample_type(self) -> Literal["episodes"]:
         return "episodes"
 
     def values(self, net: Team, batch: Batch) -> Tensor:
@@ -142,10 +140,10 @@ class QMIX(Learner):
     @torch.no_grad()
     def target_value(self, batch: Batch, q: Tensor, state: Tensor) -> Tensor:
         """What the values `[T,B]`, or of independent agents `[T,B,A]`, should have been."""
-        next_q = self.values(self.target, batch)
+        next_q = self.values(self.target_net, batch)
         if "mask" in batch:
             q = q.masked_fill(~_with_last(batch.mask, batch.next_mask), MASKED_LOGIT)
-        best = self.mixed(self.target, next_q.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1), state, batch)
+        best = self.mix(self.target_net, next_q.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1), state, batch)
         reward, terminated, truncated = (_by_time(part) for part in (batch.reward, batch.terminated, batch.truncated))
         if self.net.mixer is None:
             terminated, truncated = terminated.unsqueeze(-1), truncated.unsqueeze(-1)
@@ -155,7 +153,7 @@ class QMIX(Learner):
             reward = reward.mean(-1)
         return best[:-1] + gae(reward, best[:-1], best[1:], terminated, truncated, self.cfg.gamma, self.cfg.td_lambda)
 
-    def mixed(self, net: Team, q: Tensor, state: Tensor, batch: Batch) -> Tensor:
+    def mix(self, net: Team, q: Tensor, state: Tensor, batch: Batch) -> Tensor:
         """The team's value of each time step, out of its agents' `[T,B,A]`; who has left counts as zero."""
         if net.mixer is None:
             return q
@@ -163,25 +161,28 @@ class QMIX(Learner):
             q = q * _with_last(batch.alive, batch.next_alive)[: len(q)]
         return net.mixer(q, state[: len(q)])
 
-    def gradients(self, batch: Batch) -> Gradients:
+    @train_step
+    def gradient_step(self, batch: Batch) -> Update:
         state = _with_last(global_state(batch, self.spaces), global_state(batch, self.spaces, use_next=True))
         q_all = self.values(self.net, batch)
-        chosen = q_all[:-1].gather(-1, _by_time(batch.action).unsqueeze(-1)).squeeze(-1)  # [T,B,A]
-        q = self.mixed(self.net, chosen, state, batch)
-        error = q - self.target_value(batch, q_all.detach(), state)
-        counted = _by_time(batch.valid).float()  # not what only fills up shorter episodes
+        q_agents = q_all[:-1].gather(-1, _by_time(batch.action).unsqueeze(-1)).squeeze(-1)  # [T,B,A]
+        q = self.mix(self.net, q_agents, state, batch)
+        td_error = q - self.target_value(batch, q_all.detach(), state)
+        mask = _by_time(batch.valid).float()  # 0 for the padding of shorter episodes
         if self.net.mixer is None:
-            counted = counted.unsqueeze(-1).expand_as(error)
+            mask = mask.unsqueeze(-1).expand_as(td_error)
             if self.spaces.individual_termination:
-                counted = counted * _by_time(batch.alive)
-        loss = (error.square() * counted).sum() / counted.sum()
-        metrics = {"loss": loss.detach(), "q_mean": ((q * counted).sum() / counted.sum()).detach()}
-        return Gradients({"q_optimizer": self.q_optimizer.gradient(loss)}, metrics)
+                mask = mask * _by_time(batch.alive)
+        loss = (td_error.square() * mask).sum() / mask.sum()
+        grad_norm = self.optimizer.step(loss)
+        if self.updates % self.cfg.target_update_interval == 0:
+            self.target_updater.polyak_update(self.cfg.tau)
+        return Update({"loss": loss, "q_mean": (q.detach() * mask).sum() / mask.sum(), "grad_norm": grad_norm})
 
     def update(self, batch: Batch) -> Update:
         if self.team_reward is not None:
             self.team_reward.check(batch.reward[batch.valid])
-        return super().update(batch)
+        return self.gradient_step(batch)
 
     def value(self, obs: Tree) -> Tensor | None:
         """Of first observations `[B,A,...]`: memory is that of an episode's start."""
@@ -192,12 +193,8 @@ class QMIX(Learner):
         q = self.net.agents(self.net.agents.build_inputs(obs, last_action), memory)[0].amax(-1)
         return q if self.net.mixer is None else self.net.mixer(q, global_state(Batch(obs=obs), self.spaces))
 
-    def after_step(self) -> None:
-        if self.updates % self.cfg.target_update_interval == 0:
-            self.follow.move(self.cfg.tau)
-
-    def observe(self, batch: Batch) -> None:
-        for net in (self.net, self.target):
+    def update_normalizers(self, batch: Batch) -> None:
+        for net in (self.net, self.target_net):
             net.agents.update_norm(batch.obs)
 
 

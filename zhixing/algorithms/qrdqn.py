@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.algorithms.common.q_learning import Losses, QLearner
+from zhixing.algorithms.dqn import Losses, QLearner
 from zhixing.config import Group, Positive, PositiveFloat, QLearningConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
@@ -47,7 +47,7 @@ class QRDQN(QLearner):
     @torch.no_grad()
     def target_quantiles(self, batch: Batch, steps: Batch) -> Tensor:
         """What the return of each step may be `[B,quantiles]`, all equally likely."""
-        theta = self.next_q_values(self.target, batch)  # [B,n,quantiles]
+        theta = self.next_q_values(self.target_net, batch)  # [B,n,quantiles]
         best = gather_action(theta, greedy_next_action(theta.mean(-1), steps))
         return td_target(steps, best)
 

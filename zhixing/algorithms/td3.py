@@ -1,10 +1,10 @@
 """TD3 (Fujimoto et al., 2018).   y = r + γ^k (1 - terminated) · min_i Q'_i(s', π'(s') + ε),   ε ~ clip(N(0, σ), -c, c)
 
-DDPG (Lillicrap et al., 2016) is the same with one critic, no smoothing, no delay and Ornstein-Uhlenbeck noise.
-TD3+BC (Fujimoto & Gu, 2021) is TD3 for recorded experience, whose actor stays near what was done there: it descends
-(π(s) - a)² - λ Q(s, π(s)) with λ = α / mean |Q(s, π(s))|, on normalised observations.
-Differs from the papers: Adam without weight decay and equal learning rates by default; all targets move every update;
-gradients of actor and critic are taken at the same weights.
+DDPG (Lillicrap et al., 2016) is the same with one critic, no target noise, no delay and Ornstein-Uhlenbeck noise.
+TD3+BC (Fujimoto & Gu, 2021) is TD3 for offline data, whose actor stays near recorded actions: it minimizes
+(π(s) - a)² - λ Q(s, π(s)) with λ = α / mean |Q(s, π(s))|, on normalized observations.
+Differs from the papers: Adam without weight decay and equal learning rates by default; targets move every update, not
+every `policy_delay` updates.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch import Tensor
 from zhixing.algorithms import register
 from zhixing.config import Group, NonNegative, OffPolicyActorCriticConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner
-from zhixing.core.optimizer import Average
+from zhixing.core.learner import Learner, Update, train_step
+from zhixing.core.optimizer import TargetUpdater
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.critics import Critics, DeterministicActor, check_box
 from zhixing.nets.policies import DeterministicPolicy
 from zhixing.nets.torso import NetFactory
+from zhixing.ops.losses import weighted_mean
 from zhixing.ops.returns import td_target
 
 
@@ -63,14 +64,14 @@ class TD3BCConfig(TD3Config):
 Objective = Callable[[TD3Config, Tensor, Tensor, Batch], Tensor]
 
 
-def climb(cfg: TD3Config, q: Tensor, action: Tensor, batch: Batch) -> Tensor:
-    """What the actor descends, when its actions `[B,n]` are worth `q [B]`."""
+def actor_objective(cfg: TD3Config, q: Tensor, action: Tensor, batch: Batch) -> Tensor:
+    """Return the actor's loss, given the values `q [B]` of its actions `[B,n]`."""
     return -q.mean()
 
 
 def td3bc_objective(cfg: TD3Config, q: Tensor, action: Tensor, batch: Batch) -> Tensor:
     assert isinstance(cfg, TD3BCConfig)
-    scale = cfg.alpha / q.detach().abs().mean().clamp(min=1e-8)  # so that alpha fits rewards of any size
+    scale = cfg.alpha / q.detach().abs().mean().clamp(min=1e-8)  # makes alpha independent of the scale of rewards
     return (action - batch.action).square().mean() - scale * q.mean()
 
 
@@ -88,21 +89,21 @@ class TD3(Learner):
         device: torch.device | str = "cpu",
         net: NetFactory | None = None,
         *,
-        objective: Objective = climb,
+        objective: Objective = actor_objective,
     ) -> None:
         check_box(spaces, cfg.algorithm)
         super().__init__(cfg, spaces, device)
         self.cfg, self.objective = cfg, objective
-        with self.building():
+        with self.seeded_init():
             self.actor = DeterministicActor(spaces, cfg, net).to(self.device)
             self.critics = Critics(spaces, cfg, net, cfg.critics).to(self.device)
         self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr)
         self.critic_optimizer = self.make_optimizer(self.critics.parameters(), cfg.lr)
         self.target_actor, self.target_critics = copy.deepcopy(self.actor), copy.deepcopy(self.critics)
-        self.follow = [Average(self.target_actor, self.actor), Average(self.target_critics, self.critics)]
+        self.target_updater = TargetUpdater((self.target_actor, self.actor), (self.target_critics, self.critics))
         ou_theta = cfg.ou_theta if cfg.noise_kind == "ou" else None
         self.policy = DeterministicPolicy(spaces, self.actor, cfg.exploration_noise, ou_theta)
-        self.last_actor_loss = torch.zeros((), device=self.device)  # told again between delayed updates
+        self.last_actor_loss = torch.zeros((), device=self.device)  # reported with policy_delay
 
     @torch.no_grad()
     def target_value(self, batch: Batch) -> Tensor:
@@ -110,34 +111,31 @@ class TD3(Learner):
         if self.cfg.target_policy_noise > 0:
             noise = torch.empty_like(action).normal_(generator=self.rng) * self.cfg.target_policy_noise
             action = (action + noise.clamp(-self.cfg.target_noise_clip, self.cfg.target_noise_clip)).clamp(-1.0, 1.0)
-        least = self.target_critics(batch.next_obs, action).amin(0)  # one critic alone overestimates
-        return td_target(batch, least)
+        q = self.target_critics(batch.next_obs, action).amin(0)  # min of two critics: one alone overestimates
+        return td_target(batch, q)
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Also returns the errors, for priorities, and the mean value."""
+        """Return the loss, the absolute TD errors `[B]` and the mean value."""
         q = self.critics(batch.obs, batch.action)  # [K,B]
-        error = q - self.target_value(batch)
-        losses = error.square().sum(0)
-        weighted = losses * batch.weight if "weight" in batch else losses
-        return weighted.mean(), error.detach().abs().mean(0), q.detach().mean()
+        td_error = q - self.target_value(batch)
+        loss = weighted_mean(td_error.square().sum(0), batch)
+        return loss, td_error.detach().abs().mean(0), q.detach().mean()
 
     def actor_loss(self, batch: Batch) -> Tensor:
         action = self.actor(batch.obs)
         return self.objective(self.cfg, self.critics.q1(batch.obs, action), action, batch)
 
-    def gradients(self, batch: Batch) -> Gradients:
-        critic_loss, error, q_mean = self.critic_loss(batch)
-        found = {"critic_optimizer": self.critic_optimizer.gradient(critic_loss)}
+    @train_step
+    def update(self, batch: Batch) -> Update:
+        critic_loss, td_error, q_mean = self.critic_loss(batch)
+        grad_norm = self.critic_optimizer.step(critic_loss)
         if self.updates % self.cfg.policy_delay == 0:
-            actor_loss = self.actor_loss(batch)
-            found["actor_optimizer"] = self.actor_optimizer.gradient(actor_loss)
+            actor_loss = self.actor_loss(batch)  # sees the critics just updated
+            self.actor_optimizer.step(actor_loss)
             self.last_actor_loss = actor_loss.detach()
-        metrics = {"critic_loss": critic_loss.detach(), "actor_loss": self.last_actor_loss, "q_mean": q_mean}
-        return Gradients(found, metrics, error)
-
-    def after_step(self) -> None:
-        for average in self.follow:
-            average.move(self.cfg.tau)
+        self.target_updater.polyak_update(self.cfg.tau)
+        metrics = {"critic_loss": critic_loss, "actor_loss": self.last_actor_loss, "q_mean": q_mean}
+        return Update({**metrics, "grad_norm": grad_norm}, td_error)
 
     def value(self, obs: Tree) -> Tensor:
         return self.critics(obs, self.actor(obs)).amin(0)

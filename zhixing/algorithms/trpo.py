@@ -1,17 +1,13 @@
 """TRPO (Schulman et al., 2015).   max E[π(a|s) / π_old(a|s) · A]   subject to   E[KL(π_old, π)] <= δ
 
-The step is θ + √(2δ / gᵀF⁻¹g) F⁻¹g, shortened until the true objective has improved and the true KL is within δ. It
-comes out of the whole rollout and depends on trials of new weights, so it isn't a gradient that could be applied
-elsewhere: `update` takes it itself, while `gradients` and `apply` are the critic's.
-
-Differs from the paper: advantages are generalised (Schulman et al., 2016) and normalised; the Fisher matrix is damped
-and uses every state, not a tenth of them; the critic learns by Adam. Truncated episodes bootstrap.
+The step is θ + √(2δ / gᵀF⁻¹g) F⁻¹g, shortened until the true objective has improved and the true KL is within δ.
+Differs from the paper: advantages are generalized (Schulman et al., 2016) and normalized; the Fisher matrix is damped
+and uses every state, not a tenth of them; the critic learns with Adam. Truncated episodes bootstrap.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -20,7 +16,7 @@ from torch import Tensor
 from zhixing.algorithms import register
 from zhixing.config import Finite, Fraction, Group, NonNegative, OnPolicyConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.learner import Learner, Update, mean_metrics, train_step
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, rollout_fields
@@ -78,8 +74,8 @@ class TRPO(Learner):
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        with self.building():
-            # separate bodies: the policy's parameters move on their own
+        with self.seeded_init():
+            # separate networks: the policy's parameters move alone
             self.net = ActorCritic(
                 spaces, cfg.net, net, batched=False, normalize=cfg.normalize_obs, log_std=cfg.log_std_init
             ).to(self.device)
@@ -89,13 +85,11 @@ class TRPO(Learner):
         )
 
     @property
-    def fields(self) -> dict[str, Tree]:
+    def extra_fields(self) -> dict[str, Tree]:
         return rollout_fields(self.policy)
 
     def value(self, obs: Tree) -> Tensor:
         return self.net(obs).value
-
-    # --- the policy ---
 
     def policy_loss(self, policy: Distribution, data: Batch) -> Tensor:
         ratio = (policy.log_prob(data.action) - data.logp).exp()
@@ -103,15 +97,15 @@ class TRPO(Learner):
 
     @torch.no_grad()
     def measure(self, old: Distribution, data: Batch) -> tuple[Tensor, Tensor]:
-        """The loss and the divergence from `old` of the policy as it is now."""
+        """Return the loss of the current policy and its KL divergence from `old`."""
         policy, _ = forward_actor(self.net, data)
         return self.policy_loss(policy, data), old.kl(policy).mean()
 
     def policy_step(self, data: Batch) -> dict[str, Tensor]:
-        """Move the policy within the trust region; where no trial is accepted, it stays."""
+        """Move the policy within the trust region, or leave it if the line search accepts no step."""
         cfg, parameters = self.cfg, [p for p in self.net.actor_parameters() if p.requires_grad]
         with torch.no_grad():
-            old, _ = forward_actor(copy.deepcopy(self.net), data)  # a copy: a Gaussian's spread is a weight itself
+            old, _ = forward_actor(copy.deepcopy(self.net), data)  # a copy: the std of a Gaussian is a parameter
         policy, _ = forward_actor(self.net, data)
         loss = self.policy_loss(policy, data)
         fisher = fisher_vector_product(old.kl(policy).mean(), parameters, cfg.damping)
@@ -120,7 +114,7 @@ class TRPO(Learner):
         def accepts(weights: Tensor) -> bool:
             assign_flat(parameters, weights)
             new_loss, kl = self.measure(old, data)
-            return bool((new_loss < loss) & (kl <= cfg.max_kl))  # false for NaN
+            return bool((new_loss < loss) & (kl <= cfg.max_kl))  # False for NaN
 
         start = flatten_tensors(parameters).detach()
         weights, fraction = line_search(accepts, start, step, cfg.line_search_shrink, cfg.line_search_tries)
@@ -130,29 +124,26 @@ class TRPO(Learner):
         return {
             "policy_loss": new_loss,
             "entropy": old.entropy().mean().detach(),
-            "kl": torch.where(step.isfinite().all(), kl, torch.nan),  # a step that isn't finite is told, not taken
+            "kl": torch.where(step.isfinite().all(), kl, torch.nan),  # a nonfinite step is reported, never taken
             "step_fraction": kl.new_tensor(fraction),
         }
 
-    # --- the critic ---
-
-    def gradients(self, batch: Batch) -> Gradients:
-        """Of the critic, on a minibatch of `prepare`'s data: `[B]`, or `[T,n]` for recurrent networks."""
+    @train_step
+    def critic_step(self, batch: Batch) -> Update:
+        """Update the critic from a minibatch: `[B]`, or `[T,n]` for recurrent networks."""
         value_loss = (forward_critic(self.net, batch) - batch.returns).square().mean()
-        gradient = self.critic_optimizer.gradient(value_loss)
-        return Gradients({"critic_optimizer": gradient}, {"value_loss": value_loss.detach()})
-
-    # --- the update ---
+        return Update({"value_loss": value_loss, "grad_norm": self.critic_optimizer.step(value_loss)})
 
     def update(self, batch: Batch) -> Update:
         data = add_advantages(self.net, batch, batch.reward, self.cfg.gamma, self.cfg.gae_lambda)
-        whole = data if self.net.recurrent else data.flatten()
-        metrics = self.policy_step(whole.replace(advantage=normalize(whole.advantage)))
-        told: list[Mapping[str, Tensor]] = []
-        for _ in range(self.cfg.critic_epochs):
-            for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent):
-                told.append(self.descend(self.gradients, minibatch).metrics)
-        self.net.update_norm(batch.obs)  # after learning: the ratio compares policies under equal statistics
-        metrics |= {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}
+        rows = data if self.net.recurrent else data.flatten()
+        metrics = self.policy_step(rows.replace(advantage=normalize(rows.advantage)))
+        updates = [
+            self.critic_step(minibatch)
+            for _ in range(self.cfg.critic_epochs)
+            for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent)
+        ]
+        self.net.update_norm(batch.obs)  # after the epochs: the ratio compares policies under equal statistics
+        metrics |= mean_metrics(updates)
         metrics["explained_variance"] = explained_variance(data.value, data.returns)
         return Update(metrics)

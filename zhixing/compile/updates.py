@@ -1,222 +1,220 @@
-"""The graphs of one learner: each is recorded when an update of a new kind comes, and then run instead of Python."""
+"""The compiled train steps of one learner: each kind of step is traced when it first occurs, then runs as a graph."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-from zhixing.compile.compiler import Run, check_compiler, compiled
-from zhixing.compile.recorder import ForbidHostSync, Leaf, NoGraphError, Recorder, aten
+from zhixing.compile.compiler import Run, check_compiler, compile_graph
+from zhixing.compile.tracer import ForbidHostSync, Leaf, NotTraceableError, Tracer, aten
 from zhixing.core.batch import Batch
-from zhixing.core.learner import LazyMetrics, Update
+from zhixing.core.learner import LazyMetrics, StepMethod, Update
 from zhixing.core.tree import tree_leaves
 from zhixing.errors import UserError
 
 if TYPE_CHECKING:
     from zhixing.config import RunConfig
-    from zhixing.core.learner import Gradients, Learner
+    from zhixing.core.learner import Learner
 
-    Find = Callable[..., Gradients]
+Options = dict[str, Any]  # keyword arguments of a train step
 
 
-class Graphs:
-    """`step` does what `learner.apply(find(batch, **parts))` does, `find` being a method that gives gradients."""
+class CompiledUpdates:
+    """Runs the train steps of a learner as compiled graphs."""
 
     def __init__(self, learner: Learner, cfg: RunConfig) -> None:
         if cfg.scheme == "play":
             raise UserError(f"compile=true is for updates, and {cfg.algorithm} makes none: set compile=false")
         if getattr(getattr(cfg, "net", None), "recurrent", "none") != "none":
-            raise UserError("compile=true takes no recurrent networks: set net.recurrent=none, or compile=false")
+            raise UserError("compile=true doesn't support recurrent networks: set net.recurrent=none or compile=false")
         if cfg.precision == "fp16":
-            raise UserError("compile=true takes no precision=fp16, whose factors are decided by the numbers: set bf16")
+            raise UserError("compile=true doesn't support precision=fp16 (its loss scale depends on data): set bf16")
         if learner.device.type == "cpu":
             check_compiler()
         self.learner, self.algorithm = learner, cfg.algorithm
-        self.graphs: list[Graph] = []
-        self.seconds = 0.0  # spent on making them
+        self.graphs: list[StepGraph] = []
+        self.compile_seconds = 0.0
 
-    def step(self, find: Find, batch: Batch, **parts: Any) -> Update:
+    def run_step(self, method: StepMethod, batch: Batch, options: Options) -> Update:
         for graph in self.graphs:
-            leaves = graph.read(find, batch, parts)
-            if leaves is not None:
-                return graph.step(leaves)
+            inputs = graph.match(method, batch, options)
+            if inputs is not None:
+                return graph.run(inputs)
         begin = time.perf_counter()
         try:
-            graph = Graph(self.learner, find, batch, parts)
-        except NoGraphError as error:
+            graph = StepGraph(self.learner, method, batch, options)
+        except NotTraceableError as error:
             raise UserError(
                 f"compile=true can't compile an update of {self.algorithm}: {error}; set compile=false"
             ) from None
         self.graphs.append(graph)
-        self.seconds += time.perf_counter() - begin
-        return self.step(find, batch, **parts)
+        self.compile_seconds += time.perf_counter() - begin
+        return self.run_step(method, batch, options)
+
+    def close(self) -> None:
+        """Do nothing: graphs hold no processes or files."""
 
 
-class Graph:
-    """One kind of update: what it was recorded for, where its inputs come from and what becomes of its outputs."""
+class StepGraph:
+    """One kind of train step: its guards, the sources of its inputs and the destinations of its outputs."""
 
-    def __init__(self, learner: Learner, find: Find, batch: Batch, parts: dict[str, Any]) -> None:
-        self.learner, self.find, self.parts, self.fields = learner, find, parts, batch.fields
+    def __init__(self, learner: Learner, method: StepMethod, batch: Batch, options: Options) -> None:
+        self.learner, self.method, self.options, self.fields = learner, method, options, batch.fields
         self.guards: list[UpdateCountGuard] = []
-        recorder, update, changed, self.updates = _record(learner, find, batch, parts, self.guards)
-        self.metrics, self.has_priority, self.changed = (
-            tuple(update.metrics),
-            update.priority is not None,
-            list(changed),
-        )
-        self.run: Run = compiled(_module(recorder, update, changed), recorder.examples)
-        self.inputs: list[Tensor] = list(recorder.examples)
+        tracer, update, assigned = _trace(learner, method, batch, options, self.guards)
+        self.metrics, self.has_priority = tuple(update.metrics), update.priority is not None
+        self.assigned = list(assigned)
+        self.call: Run = compile_graph(_build_module(tracer, update, assigned), tracer.examples)
+        self.inputs: list[Tensor] = list(tracer.examples)
         self.optimizers = list(learner.optimizers().values())
-        self.places = [i for i, source in enumerate(recorder.sources) if isinstance(source, Leaf)]
-        self.attributes = [(i, source) for i, source in enumerate(recorder.sources) if isinstance(source, str)]
-        self.random = [(i, source) for i, source in enumerate(recorder.sources) if callable(source)]
-        leaves = [source for source in recorder.sources if isinstance(source, Leaf)]
-        self.input_specs = [(leaf, _look(_leaf(batch, leaf))) for leaf in leaves]
+        sources = list(enumerate(tracer.sources))
+        self.leaf_positions = [i for i, source in sources if isinstance(source, Leaf)]
+        self.attributes = [(i, source) for i, source in sources if isinstance(source, str)]
+        self.samplers = [(i, source) for i, source in sources if callable(source)]
+        leaves = [source for source in tracer.sources if isinstance(source, Leaf)]
+        self.input_specs = [(leaf, _input_spec(_leaf(batch, leaf))) for leaf in leaves]
 
-    def read(self, find: Find, batch: Batch, parts: dict[str, Any]) -> list[Tensor] | None:
-        """The leaves that the graph reads; None if it is one of another kind of update."""
+    def match(self, method: StepMethod, batch: Batch, options: Options) -> list[Tensor] | None:
+        """Return the leaves of `batch` that the graph reads, or None if the graph is for another kind of step."""
         fields = batch._fields
-        if self.find != find or self.parts != parts or self.fields != tuple(fields):
+        if self.method != method or self.options != options or self.fields != tuple(fields):
             return None
         updates = self.learner.updates
-        for guards in self.guards:
-            if not guards.holds(updates):
+        for guard in self.guards:
+            if not guard.holds(updates):
                 return None
         leaves = []
-        for leaf, look in self.input_specs:
-            value = fields[leaf.field]  # a tensor, nearly always; a batch's attributes take longer
+        for leaf, input_spec in self.input_specs:
+            value = fields[leaf.field]  # nearly always a tensor; attribute access of a batch takes longer
             if type(value) is not Tensor:
                 value = _leaf(batch, leaf)
-            if _look(value) != look:
+            if _input_spec(value) != input_spec:
                 return None
             leaves.append(value)
         return leaves
 
-    def step(self, leaves: list[Tensor]) -> Update:
+    def run(self, leaves: list[Tensor]) -> Update:
         learner, inputs = self.learner, self.inputs
         for optimizer in self.optimizers:
-            optimizer.tell_rate()
-        for i, leaf in zip(self.places, leaves, strict=True):
+            optimizer.update_lr_tensor()
+        for i, leaf in zip(self.leaf_positions, leaves, strict=True):
             inputs[i] = leaf
         for i, name in self.attributes:
             inputs[i] = getattr(learner, name)
-        for i, draw in self.random:
-            inputs[i] = draw()
-        told, *others = self.run(inputs)
-        priority = others.pop(0) if self.has_priority else None
-        for name, value in zip(self.changed, others, strict=True):
+        for i, sample in self.samplers:
+            inputs[i] = sample()
+        metrics, *outputs = self.call(inputs)
+        priority = outputs.pop(0) if self.has_priority else None
+        for name, value in zip(self.assigned, outputs, strict=True):
             setattr(learner, name, value)
-        learner.updates += self.updates
-        return Update(LazyMetrics(self.metrics, told), priority)
+        learner.updates += 1
+        return Update(LazyMetrics(self.metrics, metrics), priority)
 
 
 class UpdateCountGuard(NamedTuple):
-    """What an update asked of the number of updates: whether `(updates + added) % by == remainder`."""
+    """A branch that a step took: the result of `(updates + offset) % divisor == remainder`."""
 
-    added: int
-    by: int
+    offset: int
+    divisor: int
     remainder: int
-    answer: bool
+    result: bool
 
     def holds(self, updates: int) -> bool:
-        return ((updates + self.added) % self.by == self.remainder) is self.answer
+        return ((updates + self.offset) % self.divisor == self.remainder) is self.result
 
 
 class TracedCount(int):
-    """The number of updates while recording. It notes what is asked of it, and refuses what can't be checked later."""
+    """`learner.updates` during tracing. Records a guard for each comparison, and rejects what no guard can check."""
 
-    added: int
-    by: int  # it is the remainder of dividing by this; 0 for the number itself
+    offset: int
+    divisor: int  # this is the remainder of a division by it; 0 for the count itself
     guards: list[UpdateCountGuard]
 
     @staticmethod
-    def of(value: int, guards: list[UpdateCountGuard], added: int = 0, by: int = 0) -> TracedCount:
+    def of(value: int, guards: list[UpdateCountGuard], offset: int = 0, divisor: int = 0) -> TracedCount:
         count = TracedCount(value)
-        count.guards, count.added, count.by = guards, added, by
+        count.guards, count.offset, count.divisor = guards, offset, divisor
         return count
 
-    def __add__(self, other: int) -> TracedCount:
-        return (
-            TracedCount.of(int(self) + other, self.guards, self.added + other) if not self.by else self._refuse(other)
-        )
+    def __add__(self, n: int) -> TracedCount:
+        return TracedCount.of(int(self) + n, self.guards, self.offset + n) if not self.divisor else self._reject(n)
 
-    def __mod__(self, other: int) -> TracedCount:
-        return TracedCount.of(int(self) % other, self.guards, self.added, other) if not self.by else self._refuse(other)
+    def __mod__(self, n: int) -> TracedCount:
+        return TracedCount.of(int(self) % n, self.guards, self.offset, n) if not self.divisor else self._reject(n)
 
-    def __eq__(self, other: object) -> bool:
-        if not self.by or not isinstance(other, int):
-            self._refuse(other)
-        answer = int(self) == other
-        self.guards.append(UpdateCountGuard(self.added, self.by, int(other), answer))  # type: ignore[call-overload]
-        return answer
+    def __eq__(self, value: object) -> bool:
+        if not self.divisor or not isinstance(value, int):
+            self._reject(value)
+        result = int(self) == value
+        self.guards.append(UpdateCountGuard(self.offset, self.divisor, int(value), result))  # type: ignore[call-overload]
+        return result
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
+    def __ne__(self, value: object) -> bool:
+        return not self == value
 
     def __bool__(self) -> bool:
         return self != 0
 
-    def _refuse(self, other: object) -> Any:
-        raise NoGraphError("it asks more of the number of updates than whether `updates % n == m`")
+    def _reject(self, value: object) -> Any:
+        raise NotTraceableError("it uses the number of updates in another way than `updates % n == m`")
 
     __hash__ = int.__hash__
-    __lt__ = __le__ = __gt__ = __ge__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __truediv__ = __floordiv__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __truediv__ = __floordiv__ = _reject
 
 
-def _record(
-    learner: Learner, find: Find, batch: Batch, parts: dict[str, Any], guards: list[UpdateCountGuard]
-) -> tuple[Recorder, Update, dict[str, Tensor], int]:
-    """An update that changes nothing: the operations, its result, attributes that it sets, and how much it counts."""
+def _trace(
+    learner: Learner, method: StepMethod, batch: Batch, options: Options, guards: list[UpdateCountGuard]
+) -> tuple[Tracer, Update, dict[str, Tensor]]:
+    """Run a step without any effect. Return the recorded operations, its result and the attributes that it assigns."""
     leaves = {
         id(leaf): Leaf(name, i)
         for name in batch.fields
         for i, leaf in enumerate(tree_leaves(getattr(batch, name)))
         if isinstance(leaf, Tensor)
     }
-    before, random = dict(vars(learner)), learner.rng.get_state()
-    recorder = Recorder(leaves, {id(part): name for name, part in before.items() if type(part) is Tensor})
+    before, rng_state = dict(vars(learner)), learner.rng.get_state()
+    tracer = Tracer(leaves, {id(part): name for name, part in before.items() if type(part) is Tensor})
     learner.updates = TracedCount.of(learner.updates, guards)
     try:
         for optimizer in learner.optimizers().values():
-            optimizer.in_graph = True
-        with ForbidHostSync(), recorder:
-            update = learner.apply(learner.found(find, batch, **parts))
+            optimizer.tracing = True
+        with ForbidHostSync(), tracer:
+            update = learner.run_step(method, batch, options)
         after = dict(vars(learner))
     finally:
         for optimizer in learner.optimizers().values():
-            optimizer.in_graph = False
+            optimizer.tracing = False
         vars(learner).update(before)
-        learner.rng.set_state(random)
-    counted = int(after.pop("updates")) - before["updates"]
-    changed = {name: value for name, value in after.items() if value is not before.get(name)}
-    for name, value in changed.items():
+        learner.rng.set_state(rng_state)
+    del after["updates"]
+    assigned = {name: value for name, value in after.items() if value is not before.get(name)}
+    for name, value in assigned.items():
         if not isinstance(value, Tensor):
-            raise NoGraphError(f"it changes {name!r}, which is no tensor")
-    return recorder, update, changed, counted
+            raise NotTraceableError(f"it assigns {name!r}, which isn't a tensor")
+    return tracer, update, assigned
 
 
-def _module(recorder: Recorder, update: Update, changed: dict[str, Tensor]) -> fx.GraphModule:
-    """Numbers to tell come out as one vector: each output of its own would cost as much as a small operation."""
-    graph, node = recorder.graph, recorder.node
-    numbers = [node(value) for value in update.metrics.values()]
-    told = [graph.call_function(aten._to_copy.default, (number,), {"dtype": torch.float32}) for number in numbers]
-    outputs = [graph.call_function(aten.stack.default, (told,))]
-    # copies, for an output that is an input, or a view of one, would change with it
-    more = [*([] if update.priority is None else [update.priority]), *changed.values()]
-    outputs += [graph.call_function(aten.clone.default, (node(tensor),)) for tensor in more]
+def _build_module(tracer: Tracer, update: Update, assigned: dict[str, Tensor]) -> fx.GraphModule:
+    """Add the outputs. Metrics become one vector: separate outputs cost as much as a small operation each."""
+    graph, node = tracer.graph, tracer.node
+    nodes = [node(value) for value in update.metrics.values()]
+    metrics = [graph.call_function(aten._to_copy.default, (number,), {"dtype": torch.float32}) for number in nodes]
+    outputs = [graph.call_function(aten.stack.default, (metrics,))]
+    # copies, since an output that is an input or a view of one would change with it
+    tensors = [*([] if update.priority is None else [update.priority]), *assigned.values()]
+    outputs += [graph.call_function(aten.clone.default, (node(tensor),)) for tensor in tensors]
     graph.output(tuple(outputs))
     return fx.GraphModule({}, graph)
 
 
 def _leaf(batch: Batch, leaf: Leaf) -> Tensor:
     value = getattr(batch, leaf.field)
-    return value if isinstance(value, Tensor) else tree_leaves(value)[leaf.place]
+    return value if isinstance(value, Tensor) else tree_leaves(value)[leaf.position]
 
 
-def _look(tensor: Tensor) -> tuple[torch.dtype, torch.Size, tuple[int, ...]]:
-    """What a compiled graph takes for granted of an input."""
+def _input_spec(tensor: Tensor) -> tuple[torch.dtype, torch.Size, tuple[int, ...]]:
+    """Return what a compiled graph assumes about an input."""
     return tensor.dtype, tensor.shape, tensor.stride()

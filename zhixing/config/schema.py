@@ -200,6 +200,7 @@ class RunConfig(StrictModel):
     scheme: ClassVar[str] = ""  # training scheme, such as on_policy
     trainer: ClassVar[Callable[[Any], None] | None] = None  # training function; None is that of the scheme
     needs_data: ClassVar[bool] = False  # whether training requires a dataset
+    gradients_on_workers: ClassVar[bool] = False  # whether workers compute the gradients
 
     @model_validator(mode="before")
     @classmethod

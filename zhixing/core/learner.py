@@ -1,11 +1,12 @@
-"""Learners: networks, losses and optimizers of an algorithm. They never step an environment, print or write a file."""
+"""Learners: networks, losses and optimizers of an algorithm. They never step an environment, print or write files."""
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,45 +22,33 @@ from zhixing.core.tree import Tree
 from zhixing.errors import UserError
 
 if TYPE_CHECKING:
-    from zhixing.compile import Graphs
-    from zhixing.distributed.learner_group import LearnerGroup
     from zhixing.search import SelfPlay
 
 
-LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class Gradients(NamedTuple):
-    """What `gradients(batch)` found: one gradient per optimizer, by name, and what there is to tell."""
-
-    by_optimizer: dict[str, list[Tensor]]
-    metrics: dict[str, Tensor]
-    priority: Tensor | None = None
-
-    def to(self, device: torch.device) -> Gradients:
-        found = {name: [part.to(device) for part in parts] for name, parts in self.by_optimizer.items()}
-        return Gradients(found, {name: value.to(device) for name, value in self.metrics.items()}, self.priority)
+AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Update(NamedTuple):
+    """Result of an update: metrics to log and, if the learner computes them, new priorities `[B]` of the samples."""
+
     metrics: Mapping[str, Tensor]
     priority: Tensor | None = None
 
 
 class LazyMetrics(Mapping[str, Tensor]):
-    """Numbers of an update, by name, that came as one vector. It is taken apart when somebody asks, which few do."""
+    """Metrics of one update, stored as a vector and unpacked lazily."""
 
-    def __init__(self, names: tuple[str, ...], numbers: Tensor) -> None:
-        self._names, self._numbers = names, numbers
-        self._parts: dict[str, Tensor] = {}
+    def __init__(self, names: tuple[str, ...], values: Tensor) -> None:
+        self._names, self._values = names, values
+        self._unpacked: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        if not self._parts:
-            self._parts = dict(zip(self._names, self._numbers.unbind(), strict=True))
-        return self._parts[name]
+        if not self._unpacked:
+            self._unpacked = dict(zip(self._names, self._values.unbind(), strict=True))
+        return self._unpacked[name]
 
     def floats(self) -> list[float]:
-        return self._numbers.tolist()
+        return self._values.tolist()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -68,168 +57,164 @@ class LazyMetrics(Mapping[str, Tensor]):
         return len(self._names)
 
 
-class Learner(ABC):
-    """An algorithm. `metrics` names what every update tells; `policy` is what acts with its weights."""
+def mean_metrics(updates: list[Update]) -> dict[str, Tensor]:
+    """Return the mean of each metric over updates that report the same ones."""
+    metrics = [update.metrics for update in updates]
+    return {name: torch.stack([one[name] for one in metrics]).mean() for name in metrics[0]}
 
-    settings: ClassVar[type[RunConfig]]
-    metrics: ClassVar[tuple[str, ...]]
-    many_agents: ClassVar[bool | None] = False  # for tasks of several agents, and only for these; None: for any
-    shard_dim: ClassVar[int] = 0  # along which several learners share a batch that `descend` gets
-    gradients_on_workers = False  # workers take the gradients of their own rollouts: `rollout_gradients`
-    policy: Policy
 
-    def __init__(self, cfg: RunConfig, spaces: Spaces, device: torch.device | str = "cpu") -> None:
-        if self.many_agents is not None and self.many_agents != bool(spaces.agents):
-            kinds = ("one agent", "ppo and dqn"), ("many agents", "mappo and qmix")
-            mine, other = kinds[self.many_agents][0], kinds[not self.many_agents]
-            raise UserError(f"{cfg.algorithm} is for tasks of {mine}; for {other[0]} there are {other[1]}, for example")
-        self.spaces, self.device = spaces, torch.device(device)
-        # draws everything random in updates: order of minibatches, noise
-        self.rng = torch.Generator(self.device).manual_seed(derive_seed(cfg.seed, "learner"))
-        self._init_seed = derive_seed(cfg.seed, "networks")
-        self.updates = 0
-        self._made: list[Optimizer] = []
-        self._optimizer_eps: float = getattr(cfg, "optimizer_eps", 1e-8)  # algorithms that only play have none
-        self.low: torch.dtype | None = LOW.get(cfg.precision)  # type of matrix products, if not that of the weights
-        if self.low is not None and cfg.scheme == "play":
-            raise UserError(f"precision={cfg.precision} is for updates, and {cfg.algorithm} makes none: set fp32")
-        self.partners: LearnerGroup | None = None  # other learners, who take the gradients of their shares
-        self.graphs: Graphs | None = None  # compiled updates: with compile=true, `Algorithm.make` attaches them
-        self._needs_graphs = cfg.compile
+StepMethod = Callable[..., Update]  # (learner, batch, **options): the body of a train step
+Step = TypeVar("Step", bound=StepMethod)
 
-    @contextmanager
-    def building(self) -> Iterator[None]:
-        """Networks made inside get first weights that depend on the seed only; torch's global state isn't touched."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._init_seed)
-            yield
 
-    @property
-    def fields(self) -> dict[str, Tree]:
-        """What a step must hold besides the base fields: names to trees of `Field`."""
-        return {}
+class Executor(Protocol):
+    """Runs the train steps of a learner in another way than eagerly: compiled, or with several learners."""
 
-    @property
-    def reads(self) -> Literal["transitions", "sequences", "episodes"]:
-        """What a sample of the replay shows: `sequences` are for networks with memory."""
-        return "transitions"
+    def run_step(self, method: StepMethod, batch: Batch, options: dict[str, Any]) -> Update: ...
 
-    @abstractmethod
-    def gradients(self, batch: Batch) -> Gradients:
-        """Losses of one (mini)batch and their gradients; changes nothing."""
+    def close(self) -> None: ...
 
-    def apply(self, gradients: Gradients) -> Update:
-        """Move the weights along gradients, wherever they were computed."""
-        norms = [getattr(self, name).step(gradient) for name, gradient in gradients.by_optimizer.items()]
-        self.updates += 1
-        self.after_step()
-        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-        return Update({**gradients.metrics, "grad_norm": norm}, gradients.priority)
 
-    def descend(self, find: Callable[..., Gradients], batch: Batch, **parts: Any) -> Update:
-        """Find gradients of a (mini)batch and move the weights along them; with compile=true as one compiled graph, and
-        where there are several learners, together with them."""
-        if self.graphs is not None:
-            return self.graphs.step(find, batch, **parts)
-        if self._needs_graphs:
+def train_step(method: Step) -> Step:
+    """Mark the method of a learner that makes one update from one (mini)batch.
+
+    It counts in `learner.updates` before it starts. It runs under autocast with `precision`, as one compiled graph with
+    `compile=true`, and on a shard of the batch in each of several learners, whose gradients `Optimizer.step` averages.
+    """
+
+    @functools.wraps(method)
+    def step(self: Learner, batch: Batch, **options: Any) -> Update:
+        if self.executor is not None:
+            return self.executor.run_step(method, batch, options)
+        if self._needs_executor:
             raise UserError(
                 f"compile=true, but this {type(self).__name__} has no compiled updates: make it with "
                 f"zx.algorithms.get(name).make(cfg, spaces), or set compile=false"
             )
-        if self.partners is not None:
-            return self.partners.step(find, batch, **parts)
-        return self.apply(self.found(find, batch, **parts))
+        return self.run_step(method, batch, options)
 
-    def found(self, find: Callable[..., Gradients], batch: Batch, **parts: Any) -> Gradients:
-        """What `find` finds, in the precision that is asked for."""
-        if self.low is None:
-            return find(batch, **parts)
-        with torch.autocast(self.device.type, self.low):
-            return find(batch, **parts)
+    return cast(Step, step)
 
-    def after_step(self) -> None:  # noqa: B027  # most algorithms have no target network
-        """What follows each step of the optimizers: target networks."""
 
-    def observe(self, batch: Batch) -> None:
-        """Take what was collected into the running statistics of observations, wherever a network keeps them."""
+class Learner(ABC):
+    """An algorithm. `policy` acts with its weights; `metrics` names what every update reports."""
+
+    settings: ClassVar[type[RunConfig]]
+    metrics: ClassVar[tuple[str, ...]]
+    multi_agent: ClassVar[bool | None] = False  # True: only for several agents; False: only for one; None: for both
+    shard_dim: ClassVar[int] = 0  # dimension along which several learners split the batch of a train step
+    policy: Policy
+
+    def __init__(self, cfg: RunConfig, spaces: Spaces, device: torch.device | str = "cpu") -> None:
+        if self.multi_agent is not None and self.multi_agent != bool(spaces.agents):
+            wanted, given = ("several agents", "one") if self.multi_agent else ("one agent", "several")
+            examples = "ppo or dqn" if self.multi_agent else "mappo or qmix"
+            raise UserError(f"{cfg.algorithm} needs an environment with {wanted}, this one has {given}: use {examples}")
+        self.spaces, self.device = spaces, torch.device(device)
+        self.rng = torch.Generator(self.device).manual_seed(derive_seed(cfg.seed, "learner"))  # minibatch order and noise
+        self._init_seed = derive_seed(cfg.seed, "networks")
+        self.updates = 0
+        self._optimizers: list[Optimizer] = []
+        self._optimizer_eps: float = getattr(cfg, "optimizer_eps", 1e-8)  # search algorithms have none
+        self.amp_dtype: torch.dtype | None = AMP_DTYPES.get(cfg.precision)
+        if self.amp_dtype is not None and cfg.scheme == "play":
+            raise UserError(f"precision={cfg.precision} is for updates, and {cfg.algorithm} makes none: set fp32")
+        self.executor: Executor | None = None  # runs train steps in place of `run_step`
+        self._needs_executor = cfg.compile
+
+    # --- for algorithms: construction ---
+
+    @contextmanager
+    def seeded_init(self) -> Iterator[None]:
+        """Initialize the networks built inside from the run's seed, without touching torch's global generator."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._init_seed)
+            yield
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter], lr: float, **settings: Any) -> Optimizer:
+        settings = {"epsilon": self._optimizer_eps, **settings}
+        optimizer = Optimizer(parameters, lr, loss_scaling=self.amp_dtype is torch.float16, **settings)
+        self._optimizers.append(optimizer)
+        return optimizer
+
+    # --- for trainers ---
+
+    @property
+    def extra_fields(self) -> dict[str, Tree]:
+        """Fields that steps hold besides the base fields: names to trees of `Field`."""
+        return {}
+
+    @property
+    def sample_type(self) -> Literal["transitions", "sequences", "episodes"]:
+        """Kind of samples that `update` takes from a replay buffer. Recurrent networks need sequences or episodes."""
+        return "transitions"
+
+    @abstractmethod
+    def update(self, batch: Batch) -> Update:
+        """Update the networks from a rollout or a sample of the replay buffer."""
+
+    def run_step(self, method: StepMethod, batch: Batch, options: dict[str, Any]) -> Update:
+        """Run a train step eagerly, in the configured precision."""
+        self.updates += 1
+        if self.amp_dtype is None:
+            update = method(self, batch, **options)
+        else:
+            with torch.autocast(self.device.type, self.amp_dtype):
+                update = method(self, batch, **options)
+        return Update({name: value.detach() for name, value in update.metrics.items()}, update.priority)
+
+    def set_progress(self, fraction: float) -> None:  # noqa: B027  # only for algorithms with schedules
+        """Set schedules to the used fraction of the training budget. Called before each iteration."""
+
+    def update_normalizers(self, batch: Batch) -> None:
+        """Update the running statistics of observations in all networks that normalize."""
         for part in vars(self).values():
             if hasattr(part, "update_norm"):
                 part.update_norm(batch.obs)
 
-    def show(self, demonstrations: Batch) -> None:
-        """Recorded steps `[B]` of an expert, told once before learning to those who learn from one beside their own."""
-        raise UserError(f"{type(self).__name__} takes no demonstrations")
-
-    def ask(self, expert: Policy) -> None:
-        """Somebody whom the policy may ask what to do, told once before learning to those who learn from one."""
-        raise UserError(f"{type(self).__name__} asks no expert")
-
-    def self_play(self) -> SelfPlay:
-        """The games against itself from which an algorithm learns that does so."""
-        raise UserError(f"{type(self).__name__} plays no games against itself")
-
-    def update(self, batch: Batch) -> Update:
-        """Learn from a rollout, or from a sample of the replay buffer."""
-        return self.descend(self.gradients, batch)
-
-    def rollout_gradients(self, batch: Batch) -> Gradients:
-        """Of a whole rollout `[T,N]`, to be applied elsewhere, for those that `gradients_on_workers`."""
-        raise UserError(f"{type(self).__name__} learns in one place")
-
     def priority(self, batch: Batch) -> Tensor | None:
-        """How wrong it is about transitions `[B]`, before it learns from them; None for those that can't tell."""
+        """Return the initial priorities of new transitions `[B]`, or None if the learner can't compute them."""
         return None
-
-    def networks(self) -> dict[str, nn.Module]:
-        """All of them by name; the policy is made of these."""
-        return {name: part for name, part in vars(self).items() if isinstance(part, nn.Module) and name != "policy"}
-
-    def set_progress(self, fraction: float) -> None:  # noqa: B027  # only for algorithms with schedules
-        """Told before each iteration how much of the budget is used, for schedules."""
-
-    def make_optimizer(self, parameters: Iterable[nn.Parameter], lr: float, **settings: Any) -> Optimizer:
-        settings = {"epsilon": self._optimizer_eps, **settings}
-        made = Optimizer(parameters, lr, scaled=self.low is torch.float16, **settings)
-        self._made.append(made)
-        return made
-
-    def optimizers(self) -> dict[str, Optimizer]:
-        """All of them by name."""
-        return {name: part for name, part in vars(self).items() if isinstance(part, Optimizer)}
 
     def value(self, obs: Tree) -> Tensor | None:
-        """The estimated value of observations `[B,...]` under the policy; None for algorithms without an estimate."""
+        """Return the estimated value of observations `[B,...]`, or None for algorithms without an estimate."""
         return None
 
+    # --- steps that weren't finite ---
+
     def skipped_steps(self) -> int:
-        """How many steps were left out since a gradient wasn't finite. Waits for the device."""
-        return int(sum(float(optimizer.skipped) for optimizer in self._made))
+        """Return the number of steps skipped because of gradients that weren't finite. Waits for the device."""
+        return int(sum(float(optimizer.skipped) for optimizer in self._optimizers))
 
     @property
-    def failed(self) -> bool:
-        """Whether a step was left out. Waits for nothing: elsewhere than on the CPU only `skipped_steps` knows."""
-        return any(optimizer.broken for optimizer in self._made)
+    def has_nonfinite_step(self) -> bool:
+        """Whether a step was skipped, without waiting: on devices other than the CPU use `skipped_steps`."""
+        return any(optimizer.nonfinite_parameters for optimizer in self._optimizers)
 
-    def broken(self) -> list[str]:
-        """The names of the weights whose gradients weren't finite, in the first step that was left out."""
-        names: dict[int, str] = {}
-        for part, module in vars(self).items():
-            if isinstance(module, nn.Module):
-                names = {id(p): f"{part}.{name}" for name, p in module.named_parameters()} | names
-        return [names[id(p)] for optimizer in self.optimizers().values() for p in optimizer.broken if id(p) in names]
+    def nonfinite_parameters(self) -> list[str]:
+        """Return the names of the parameters whose gradients weren't finite in the first skipped step."""
+        names = {id(p): f"{part}.{name}" for part, net in self.networks().items() for name, p in net.named_parameters()}
+        skipped = [p for optimizer in self._optimizers for p in optimizer.nonfinite_parameters]
+        return [names[id(p)] for p in skipped if id(p) in names]
 
-    def weights(self) -> dict[str, Tensor]:
-        """What a policy elsewhere needs to act as this one."""
-        return self.policy.state_dict()
+    # --- state ---
+
+    def networks(self) -> dict[str, nn.Module]:
+        """Return all networks by name. The policy is made of these."""
+        return {name: part for name, part in vars(self).items() if isinstance(part, nn.Module) and name != "policy"}
+
+    def optimizers(self) -> dict[str, Optimizer]:
+        """Return all optimizers by name."""
+        return {name: part for name, part in vars(self).items() if isinstance(part, Optimizer)}
 
     def load_networks(self, state: dict[str, Any]) -> None:
-        """Take over the networks of another learner's state, not its optimizers and counters."""
+        """Load the networks of another learner's state, not its optimizers and counters."""
         for name, part in vars(self).items():
             if isinstance(part, nn.Module) and name in state["parts"]:
                 part.load_state_dict(state["parts"][name])
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next update depends on: all networks, optimizers and tensors among the attributes."""
+        """Return everything that the next update depends on: networks, optimizers and tensors among the attributes."""
         parts = {name: part.state_dict() for name, part in vars(self).items() if isinstance(part, _STATEFUL)}
         tensors = {name: part.clone() for name, part in vars(self).items() if isinstance(part, Tensor)}
         return {"parts": parts, "tensors": tensors, "updates": self.updates, "rng": self.rng.get_state()}
@@ -245,3 +230,52 @@ class Learner(ABC):
 
 
 _STATEFUL = (nn.Module, Optimizer)
+
+
+# --- what some algorithms need besides the environment; they declare it by inheriting one of these ---
+
+
+class LearnsFromDemonstrations(ABC):
+    @abstractmethod
+    def set_demonstrations(self, demonstrations: Batch) -> None:
+        """Set the recorded steps `[B]` of an expert. Called once before training."""
+
+
+class LearnsFromExpert(ABC):
+    @abstractmethod
+    def set_expert(self, expert: Policy) -> None:
+        """Set the expert policy to query. Called once before training."""
+
+
+class LearnsFromSelfPlay(ABC):
+    @abstractmethod
+    def self_play(self) -> SelfPlay:
+        """Return the collector that plays games against itself."""
+
+
+class Gradients(NamedTuple):
+    """Gradients of a rollout, computed by a worker, and metrics."""
+
+    tensors: list[Tensor]  # as `Optimizer.compute_gradients` returns them
+    metrics: dict[str, Tensor]
+
+    def to(self, device: torch.device) -> Gradients:
+        return Gradients([t.to(device) for t in self.tensors], {k: v.to(device) for k, v in self.metrics.items()})
+
+    @property
+    def finite(self) -> bool:
+        return all(bool(tensor.isfinite().all()) for tensor in self.tensors)
+
+
+class LearnsOnWorkers(ABC):
+    """A learner whose workers compute gradients; the gradients are applied in one place."""
+
+    optimizer: Optimizer
+
+    @abstractmethod
+    def compute_gradients(self, rollout: Batch) -> Gradients:
+        """Return the gradients of a rollout `[T,N]`, copied, without changing the weights."""
+
+    @abstractmethod
+    def apply_gradients(self, gradients: Gradients) -> Update:
+        """Move the weights along gradients that a worker computed."""

@@ -1,12 +1,13 @@
-"""Optimizers that keep their parameters, gradients and moments in one flat tensor each.
+"""Optimizers and target networks with flat storage.
 
-Adam, clipping and target averaging are then one call each, whatever the number of layers.
+Parameters, gradients and moments of a group are one flat tensor each, so Adam, clipping and Polyak averaging are one
+call each, whatever the number of layers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,13 +16,13 @@ from torch import Tensor, nn
 _ENGINE: Any = torch.autograd.Variable._execution_engine
 OptimizerKind = Literal["adam", "rmsprop"]
 ALIGN = 16  # floats: every parameter starts on a 64-byte line
-FIRST_SCALE, GROWTH_STEPS = 2.0**16, 2_000  # of losses whose gradients pass through half precision
+FIRST_SCALE, GROWTH_STEPS = 2.0**16, 2_000  # of the loss scale for fp16
 
 
 def flatten_parameters(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Move parameters into one flat tensor, of which they become views that keep their strides.
+    """Move parameters into one flat tensor; they become views of it that keep their strides.
 
-    Returns that tensor, a second one of the same layout for gradients, and the views on the second.
+    Returns that tensor, a second one of the same layout for gradients, and the views of the second.
     """
     offsets, total = [], 0
     for parameter in parameters:
@@ -39,7 +40,7 @@ def flatten_parameters(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor, 
 
 
 def can_flatten(parameters: list[nn.Parameter]) -> bool:
-    """Not when a weight is tied or frozen, types or devices are mixed, or a layout has holes."""
+    """Return False if a weight is tied or frozen, dtypes or devices are mixed, or a layout has holes."""
     first = parameters[0]
     return (
         len({id(p) for p in parameters}) == len(parameters) == len({p.data_ptr() for p in parameters})
@@ -53,14 +54,14 @@ def _is_channels_last(parameter: Tensor) -> bool:
 
 
 class Optimizer:
-    """Adam or RMSProp over one group of parameters: `step(gradient(loss))`.
+    """Adam or RMSProp over one group of parameters: `step(loss)`.
 
-    A gradient that isn't finite makes the step a no-op and is counted in `skipped`. Elsewhere than on the CPU this is
-    decided on the device, and `skipped` is a tensor that nobody needs to read more than once per iteration.
+    A step whose gradients aren't finite is skipped and counted in `skipped`. On devices other than the CPU this is
+    decided on the device, and `skipped` is a tensor that should be read once per iteration at most.
 
-    With `scaled`, for losses in half precision, gradients are those of the loss times a factor, and then divided by
-    it, so that small ones don't vanish. Where that overflows, the step is left out, not counted, and the factor halved;
-    after many good steps it doubles. Only what isn't finite at a factor of 1 is taken for broken.
+    With `loss_scaling`, for fp16, the loss is multiplied by `loss_scale` and the gradients are divided by it, so small
+    gradients don't vanish. If they overflow, the step is skipped without being counted and the scale is halved; after
+    `GROWTH_STEPS` good steps it doubles. Only gradients that aren't finite at a scale of 1 count as skipped.
     """
 
     def __init__(
@@ -71,128 +72,140 @@ class Optimizer:
         kind: OptimizerKind = "adam",
         epsilon: float = 1e-8,
         max_grad_norm: float | None = None,
-        scaled: bool = False,
+        loss_scaling: bool = False,
     ) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.lr, self.kind, self.epsilon, self.max_grad_norm = lr, kind, epsilon, max_grad_norm
         self.is_flat = can_flatten(self.parameters)
         if self.is_flat:
-            flat, gradient, self._places = flatten_parameters(self.parameters)
+            flat, gradient, self._gradient_views = flatten_parameters(self.parameters)
             self._weights, self._gradients = [flat], [gradient]
         else:
             self._weights = [p.data for p in self.parameters]
-            self._gradients = self._places = [torch.zeros_like(p.data) for p in self.parameters]
+            self._gradients = self._gradient_views = [torch.zeros_like(p.data) for p in self.parameters]
         device = self._weights[0].device
         self.first_moment = [torch.zeros_like(w) for w in self._weights] if kind == "adam" else []
         self.second_moment = [torch.zeros_like(w) for w in self._weights]
         self.steps = [torch.zeros((), device=device) for _ in self._weights]
-        # the same numbers, where they are here: counting in NumPy takes a tenth of the time
-        self._counts = [count.numpy() for count in self.steps] if device.type == "cpu" else []
+        # NumPy views of `steps` on the CPU: incrementing them takes a tenth of the time
+        self._step_counts = [count.numpy() for count in self.steps] if device.type == "cpu" else []
         self.skipped = torch.zeros((), device=device)
-        self.broken: list[nn.Parameter] = []  # on the CPU: those whose gradients made the first skipped step one
-        self.on_device = device.type != "cpu"  # where what is computed is better not waited for
-        self.in_graph = False  # while a graph is recorded: no number may be read, and no call be left out
-        self.rate = torch.tensor(lr, device=device)  # for graphs, in which a number would stay as it is
-        self._told_rate = lr
-        self.scale = torch.full((), FIRST_SCALE if scaled else 1.0, device=device)
-        self.good_steps = 0  # since the factor was changed
-        self.scaled, self._inputs = scaled, tuple(self.parameters)
+        self.nonfinite_parameters: list[nn.Parameter] = []  # on the CPU: the culprits of the first skipped step
+        self.on_cpu = device.type == "cpu"
+        self.version = 0  # changes whenever the optimizer's state does
+        self.tracing = False  # while a graph is traced: no host synchronization, no data-dependent branch
+        self.average: Callable[[list[Tensor]], None] | None = None  # averages gradients over several learners in place
+        self.lr_tensor = torch.tensor(lr, device=device)  # read by compiled graphs, in which a float is a constant
+        self._traced_lr = lr
+        self.loss_scale = torch.full((), FIRST_SCALE if loss_scaling else 1.0, device=device)
+        self.steps_since_overflow = 0
+        self.loss_scaling, self._inputs = loss_scaling, tuple(self.parameters)
 
     @property
     def flat(self) -> Tensor:
-        """All weights in one tensor, where `is_flat`."""
+        """All weights in one tensor, if `is_flat`."""
         return self._weights[0]
 
-    def gradient(self, loss: Tensor) -> list[Tensor]:
-        """Gradients of `loss` by this group's parameters only, in the flat layout. Overwritten by the next call."""
+    def step(self, loss: Tensor) -> Tensor:
+        """Move the weights to minimize `loss`. Return the norm of the gradients before clipping.
+
+        Only this group's parameters get gradients. With several learners the gradients are averaged over them.
+        """
+        gradients = self.compute_gradients(loss)
+        if self.average is not None:
+            self.average(gradients)
+        norm = self.apply(gradients)
+        if torch.is_autocast_enabled(norm.device.type):
+            torch.clear_autocast_cache()  # it holds casts of the weights before this step
+        return norm
+
+    def compute_gradients(self, loss: Tensor) -> list[Tensor]:
+        """Return the gradients of `loss` in the flat layout. The next call overwrites them."""
         # what torch.autograd.grad ends in, without its checks per call (50 µs, a twentieth of a small update)
         if loss.dtype != torch.float32:
             loss = loss.float()
-        found = _ENGINE.run_backward(
-            (loss,), (self.scale,), False, False, self._inputs, allow_unreachable=True, accumulate_grad=False
+        gradients = _ENGINE.run_backward(
+            (loss,), (self.loss_scale,), False, False, self._inputs, allow_unreachable=True, accumulate_grad=False
         )
-        if [g for g in found if g is None]:  # a list: half of the time of any()
-            found = [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, found, strict=True)]
-        if self.in_graph:
-            return [self._joined(found)] if self.is_flat else list(found)
-        torch._foreach_copy_(self._places, found)
-        if self.scaled:
-            torch._foreach_div_(self._gradients, self.scale)
+        if [g for g in gradients if g is None]:  # a list: half of the time of any()
+            pairs = zip(self.parameters, gradients, strict=True)
+            gradients = [torch.zeros_like(p) if g is None else g for p, g in pairs]
+        if self.tracing:
+            return [self._concatenate(gradients)] if self.is_flat else list(gradients)
+        torch._foreach_copy_(self._gradient_views, gradients)
+        if self.loss_scaling:
+            torch._foreach_div_(self._gradients, self.loss_scale)
         return self._gradients
 
-    def _joined(self, found: Sequence[Tensor]) -> Tensor:
-        """Gradients in the flat layout, as a new tensor: what a compiler likes better than writing to views."""
+    def _concatenate(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Return gradients in the flat layout as a new tensor, which compiles better than writes to views."""
         rows = []
-        for place, g in zip(self._places, found, strict=True):
-            rows.append((g if place.is_contiguous() else g.permute(0, 2, 3, 1)).reshape(-1))  # in order of memory
-            if place.numel() % ALIGN:
-                rows.append(g.new_zeros(-place.numel() % ALIGN))
+        for view, g in zip(self._gradient_views, gradients, strict=True):
+            rows.append((g if view.is_contiguous() else g.permute(0, 2, 3, 1)).reshape(-1))  # in memory order
+            if view.numel() % ALIGN:
+                rows.append(g.new_zeros(-view.numel() % ALIGN))
         return torch.cat(rows)
 
-    def tell_rate(self) -> None:
-        """Before a graph runs."""
-        if self.lr != self._told_rate:
-            self.rate.fill_(self.lr)
-            self._told_rate = self.lr
-
-    def step(self, gradient: list[Tensor]) -> Tensor:
-        """Clip, move the weights, and return the gradient's norm before clipping."""
-        flat = gradient[0] if len(gradient) == 1 else torch.stack([n.float() for n in torch._foreach_norm(gradient)])
-        norm = torch.linalg.vector_norm(flat)
-        if self.in_graph:
-            self._step_in_graph(gradient, norm)
-            return norm
-        if self.scaled and self._overflows(norm):
+    def apply(self, gradients: list[Tensor]) -> Tensor:
+        """Clip `gradients` and move the weights along them. Return their norm before clipping."""
+        self.version += 1
+        norms = (
+            gradients[0] if len(gradients) == 1 else torch.stack([n.float() for n in torch._foreach_norm(gradients)])
+        )
+        norm = torch.linalg.vector_norm(norms)
+        if self.tracing:
+            self._apply_traced(gradients, norm)
+        elif self.loss_scaling and self._overflows(norm):
             return torch.zeros_like(norm)
-        bad: Tensor | None = None
-        scale: Tensor | None = None
-        if not self.on_device:  # here reading a number costs nothing, and calls that turn out unneeded do
-            length = norm.item()
-            if not math.isfinite(length):
-                self.skipped += 1.0
-                pairs = zip(self.parameters, self._places, strict=True)
-                self.broken = self.broken or [p for p, place in pairs if not bool(place.isfinite().all())]
-                return norm
-            scale = self.divisor(norm)
+        elif self.on_cpu:  # reading a number costs nothing here, superfluous calls do
+            self._apply_on_cpu(gradients, norm)
         else:
-            bad = norm.mul(0.0).ne_(0.0)  # 1 where it isn't finite, for then 0 times it is NaN
-            self.skipped += bad
-            scale = None if self.max_grad_norm is None else (norm / self.max_grad_norm).clamp_(min=1.0)
-        self.move(gradient, bad, scale)
+            nonfinite = norm.mul(0.0).ne_(0.0)  # 1 if the norm isn't finite: 0 times it is NaN then
+            self.skipped += nonfinite
+            divisor = None if self.max_grad_norm is None else (norm / self.max_grad_norm).clamp_(min=1.0)
+            self.move(gradients, divisor, nonfinite)
         return norm
 
-    def divisor(self, norm: Tensor) -> Tensor | None:
-        """What makes a gradient of this norm no longer than it may be; None where it isn't. Waits for the device."""
+    def _apply_on_cpu(self, gradients: list[Tensor], norm: Tensor) -> None:
+        if math.isfinite(norm.item()):
+            self.move(gradients, self.clip_divisor(norm))
+            return
+        self.skipped += 1.0
+        if not self.nonfinite_parameters:
+            pairs = zip(self.parameters, self._gradient_views, strict=True)
+            self.nonfinite_parameters = [p for p, view in pairs if not bool(view.isfinite().all())]
+
+    def clip_divisor(self, norm: Tensor) -> Tensor | None:
+        """Return the divisor that clips gradients of this norm, or None if they needn't be. Waits for the device."""
         return None if self.max_grad_norm is None or norm.item() <= self.max_grad_norm else norm / self.max_grad_norm
 
-    def move(self, gradient: list[Tensor], bad: Tensor | None, divisor: Tensor | None) -> None:
-        """Along a gradient whose length is known already; nowhere where `bad` is 1."""
-        move = self._adam if self.kind == "adam" else self._rmsprop
-        for i, g in enumerate(gradient):
-            move(i, g, bad, divisor)
+    def move(self, gradients: list[Tensor], divisor: Tensor | None, nonfinite: Tensor | None = None) -> None:
+        """Move the weights along gradients divided by `divisor`, unless `nonfinite` is 1."""
+        rule = self._adam if self.kind == "adam" else self._rmsprop
+        for i, gradient in enumerate(gradients):
+            rule(i, gradient, divisor, nonfinite)
 
     def _overflows(self, norm: Tensor) -> bool:
-        """Whether the factor was too large; then, or after many steps when it wasn't, it is another. Waits for the
-        device."""
+        """Return whether the loss scale was too large, and adapt it. Waits for the device."""
         if math.isfinite(norm.item()):
-            self.good_steps += 1
-            if self.good_steps == GROWTH_STEPS:
-                self.scale *= 2.0
-                self.good_steps = 0
+            self.steps_since_overflow += 1
+            if self.steps_since_overflow == GROWTH_STEPS:
+                self.loss_scale *= 2.0
+                self.steps_since_overflow = 0
             return False
-        if self.scale <= 1.0:
+        if self.loss_scale <= 1.0:
             return False
-        self.scale *= 0.5
-        self.good_steps = 0
+        self.loss_scale *= 0.5
+        self.steps_since_overflow = 0
         return True
 
-    def _adam(self, i: int, gradient: Tensor, bad: Tensor | None, scale: Tensor | None) -> None:
-        if bad is None:
-            self._counts[i] += 1.0
+    def _adam(self, i: int, gradient: Tensor, divisor: Tensor | None, nonfinite: Tensor | None) -> None:
+        if nonfinite is None:
+            self._step_counts[i] += 1.0
         else:
-            self.steps[i] += 1.0 - bad
+            self.steps[i] += 1.0 - nonfinite
         # the one kernel that torch.optim.Adam(fused=True) ends in, without its bookkeeping per step (60 µs);
-        # where `bad` is 1 it leaves weights and moments alone
+        # it leaves weights and moments alone if `found_inf` is 1
         torch._fused_adam_(
             [self._weights[i]],
             [gradient],
@@ -207,99 +220,121 @@ class Optimizer:
             eps=self.epsilon,
             amsgrad=False,
             maximize=False,
-            grad_scale=scale,
-            found_inf=bad,
+            grad_scale=divisor,
+            found_inf=nonfinite,
         )
 
-    def _rmsprop(self, i: int, gradient: Tensor, bad: Tensor | None, scale: Tensor | None) -> None:
-        clipped = gradient if scale is None else gradient / scale
+    def _rmsprop(self, i: int, gradient: Tensor, divisor: Tensor | None, nonfinite: Tensor | None) -> None:
+        clipped = gradient if divisor is None else gradient / divisor
         moment = self.second_moment[i]
         square = clipped.square()
-        if bad is not None:
-            clipped, square = torch.where(bad.bool(), 0.0, clipped), torch.where(bad.bool(), moment, square)
+        if nonfinite is not None:
+            skip = nonfinite.bool()
+            clipped, square = torch.where(skip, 0.0, clipped), torch.where(skip, moment, square)
         moment.lerp_(square, 0.01)
         self._weights[i].addcdiv_(clipped, moment.sqrt().add_(self.epsilon), value=-self.lr)
 
-    def _step_in_graph(self, gradient: list[Tensor], norm: Tensor) -> None:
-        """The same in plain operations, which a compiler makes one loop of."""
-        good = norm.isfinite()
-        self.skipped += (~good).float()
-        scale = None if self.max_grad_norm is None else (self.max_grad_norm / norm).clamp(max=1.0)
-        for i, g in enumerate(gradient):
-            clipped = g if scale is None else g * scale
+    def _apply_traced(self, gradients: list[Tensor], norm: Tensor) -> None:
+        """Do the same in plain operations, which a compiler fuses into one loop."""
+        finite = norm.isfinite()
+        self.skipped += (~finite).float()
+        factor = None if self.max_grad_norm is None else (self.max_grad_norm / norm).clamp(max=1.0)
+        for i, g in enumerate(gradients):
+            clipped = g if factor is None else g * factor
             weights, second, steps = self._weights[i], self.second_moment[i], self.steps[i]
             if self.kind == "adam":
                 first = self.first_moment[i]
-                steps += good.float()
+                steps += finite.float()
                 new_first = first + (clipped - first) * (1 - 0.9)
                 new_second = second + (clipped.square() - second) * (1 - 0.999)
-                spread = (new_second / _share(0.999, steps)).sqrt() + self.epsilon
-                move = self.rate / _share(0.9, steps) * new_first / spread
-                first.copy_(torch.where(good, new_first, first))
+                denominator = (new_second / _bias_correction(0.999, steps)).sqrt() + self.epsilon
+                change = self.lr_tensor / _bias_correction(0.9, steps) * new_first / denominator
+                first.copy_(torch.where(finite, new_first, first))
             else:
                 new_second = second + (clipped.square() - second) * 0.01
-                move = self.rate * clipped / (new_second.sqrt() + self.epsilon)
-            second.copy_(torch.where(good, new_second, second))
-            weights.copy_(torch.where(good, weights - move, weights))
+                change = self.lr_tensor * clipped / (new_second.sqrt() + self.epsilon)
+            second.copy_(torch.where(finite, new_second, second))
+            weights.copy_(torch.where(finite, weights - change, weights))
+
+    def update_lr_tensor(self) -> None:
+        """Copy `lr` to the tensor that compiled graphs read. Called before a graph runs."""
+        if self.lr != self._traced_lr:
+            self.lr_tensor.fill_(self.lr)
+            self._traced_lr = self.lr
 
     def state_dict(self) -> dict[str, Any]:
+        scaling = {"loss_scale": self.loss_scale.clone(), "steps_since_overflow": self.steps_since_overflow}
         return {
             "first_moment": [m.clone() for m in self.first_moment],
             "second_moment": [m.clone() for m in self.second_moment],
             "steps": [s.clone() for s in self.steps],
             "skipped": self.skipped.clone(),
-            **({"scale": self.scale.clone(), "good_steps": self.good_steps} if self.scaled else {}),
+            **(scaling if self.loss_scaling else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.version += 1
         for name in ("first_moment", "second_moment", "steps"):
-            for mine, theirs in zip(getattr(self, name), state[name], strict=True):
-                mine.copy_(theirs)
+            for current, saved in zip(getattr(self, name), state[name], strict=True):
+                current.copy_(saved)
         self.skipped.copy_(state["skipped"])
-        if self.scaled and "scale" in state:  # a run may be resumed with another precision
-            self.scale.copy_(state["scale"])
-            self.good_steps = state["good_steps"]
+        if self.loss_scaling and "loss_scale" in state:  # a run may be resumed with another precision
+            self.loss_scale.copy_(state["loss_scale"])
+            self.steps_since_overflow = state["steps_since_overflow"]
 
 
-def _share(decay: float, steps: Tensor) -> Tensor:
-    """1 - decay^n, which as it stands would lose half of its digits in the first steps. A compiler makes it anew for
-    each weight, and finds vector instructions for tanh, but none for expm1: the whole step takes half the time so."""
+def _bias_correction(decay: float, steps: Tensor) -> Tensor:
+    """Return 1 - decay^steps, without the loss of half of the digits in the first steps.
+
+    Compilers evaluate it for each weight. They vectorize tanh but not expm1, so the whole step takes half the time.
+    """
     half = torch.tanh(steps * (0.5 * math.log(decay)))
     return 2.0 * half / (half - 1.0)
 
 
-class Average:
-    """A target network's weights follow another's: `w' += rate (w - w')`, in one call where both are flat."""
+class TargetUpdater:
+    """Moves target networks towards their sources, in one call for all weights that are flat."""
 
-    def __init__(self, target: nn.Module, source: nn.Module) -> None:
-        self.target, self.source = list(target.parameters()), list(source.parameters())
-        self._buffers = list(zip(target.buffers(), source.buffers(), strict=True))
-        for parameter in self.target:
+    def __init__(self, *pairs: tuple[nn.Module, nn.Module]) -> None:
+        """`pairs` are (target, source). The targets' parameters lose their gradients."""
+        self._targets: list[Tensor] = []
+        self._sources: list[Tensor] = []
+        self._buffers = [
+            pair for target, source in pairs for pair in zip(target.buffers(), source.buffers(), strict=True)
+        ]
+        for target, source in pairs:
+            self._add(list(target.parameters()), list(source.parameters()))
+
+    def _add(self, target: list[nn.Parameter], source: list[nn.Parameter]) -> None:
+        for parameter in target:
             parameter.requires_grad_(False)
-        flat = _common_base(self.source)
-        if flat is not None:
-            target_flat = torch.zeros_like(flat)
-            for theirs, mine in zip(self.source, self.target, strict=True):
-                view = torch.as_strided(target_flat, theirs.shape, theirs.stride(), theirs.storage_offset())
-                view.copy_(mine.data)
-                mine.data = view
-            self._pairs = ([target_flat], [flat])
-        else:
-            self._pairs = ([p.data for p in self.target], [p.data for p in self.source])
+        flat = _common_base(source)
+        if flat is None:
+            self._targets += [p.data for p in target]
+            self._sources += [p.data for p in source]
+            return
+        target_flat = torch.zeros_like(flat)
+        for source_parameter, parameter in zip(source, target, strict=True):
+            shape, stride, offset = source_parameter.shape, source_parameter.stride(), source_parameter.storage_offset()
+            view = torch.as_strided(target_flat, shape, stride, offset)
+            view.copy_(parameter.data)
+            parameter.data = view
+        self._targets.append(target_flat)
+        self._sources.append(flat)
 
     @torch.no_grad()
-    def move(self, rate: float = 1.0) -> None:
-        target, source = self._pairs
-        if rate == 1.0:
-            torch._foreach_copy_(target, source)
+    def polyak_update(self, tau: float = 1.0) -> None:
+        """Move the targets: w' ← (1 - tau) w' + tau w. Buffers, such as statistics of normalizers, are copied."""
+        if tau == 1.0:
+            torch._foreach_copy_(self._targets, self._sources)
         else:
-            torch._foreach_lerp_(target, source, rate)
-        for mine, theirs in self._buffers:  # normalisers: statistics are shared, not averaged
-            mine.copy_(theirs)
+            torch._foreach_lerp_(self._targets, self._sources, tau)
+        for target, source in self._buffers:
+            target.copy_(source)
 
 
 def _common_base(parameters: list[nn.Parameter]) -> Tensor | None:
-    """The flat tensor that these parameters share, when nothing else lives in it."""
+    """Return the flat tensor that these parameters share, or None if it holds anything else."""
     first = parameters[0].data
     storage = first.untyped_storage()
     used = sum(-(-p.numel() // ALIGN) * ALIGN for p in parameters)

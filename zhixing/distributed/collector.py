@@ -12,7 +12,8 @@ import numpy as np
 from zhixing.buffers.rollout import Rollout
 from zhixing.collect.collector import Collector, Experience, WorkerExperience, check_collect, collect_episodes
 from zhixing.config import AsynchronousConfig, RunConfig
-from zhixing.core.learner import Learner
+from zhixing.core.learner import Learner, LearnsOnWorkers
+from zhixing.core.optimizer import Optimizer
 from zhixing.core.policy import Phase
 from zhixing.core.spaces import Spaces
 from zhixing.core.state import Count, check_state
@@ -115,20 +116,25 @@ class DistributedCollector(Collector):
         self._turns += 1
         if self.servers is not None:
             if self._settled < 0:
-                self.servers.load(self.learner)
+                self.servers.load(self._optimizer)
                 self._settled = self.learner.updates
-            rates = {name: optimizer.lr for name, optimizer in self.learner.optimizers().items()}
-            self.crew.start(worker, None, *task, self.env_steps + self.schedule_lead, rates, self._turns)
+            self.crew.start(worker, None, *task, self.env_steps + self.schedule_lead, self._optimizer.lr, self._turns)
             return
         if self._shared[0] != self.learner.updates:
             self._shared = self.learner.updates, self.crew.share(packed(self.learner, whole=priorities))
         further = (priorities,) if priorities else ()
         self.crew.start(worker, self._shared[1], *task, self.env_steps + self.schedule_lead, *further)
 
+    @property
+    def _optimizer(self) -> Optimizer:
+        """The optimizer whose weights are on the parameter servers."""
+        assert isinstance(self.learner, LearnsOnWorkers)
+        return self.learner.optimizer
+
     def drain(self) -> None:
         """Copy the weights from the parameter servers to the learner, if there are servers."""
         if self.servers is not None and 0 <= self._settled < self.learner.updates:
-            self.servers.fetch(self.learner)
+            self.servers.fetch(self._optimizer)
             self._settled = self.learner.updates
 
     @property

@@ -1,7 +1,8 @@
-"""Several learners: each takes the gradients of its share of a (mini)batch, one moves the weights along their mean.
+"""Several learners: each runs the train step on its shard of the (mini)batch, and gradients are averaged over all.
 
-The run's own learner is the first. The others are processes that get its weights and a share, and give gradients back;
-they keep nothing, so whatever an algorithm does with its weights between two steps, all compute with the same ones.
+The learner of the run has rank 0. The other learners are processes with their own copies of networks and optimizers.
+Rank 0 broadcasts its networks before each step, so changes between steps (normalizers, phases of other losses) reach
+all learners, and sends the state of its optimizers whenever it has changed outside of a shared step.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from zhixing.core.batch import Batch
+from zhixing.core.learner import StepMethod, Update
 from zhixing.core.seeding import derive_seed
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import tree_leaves, tree_map
@@ -33,11 +35,11 @@ from zhixing.utils.importing import child_environment
 
 if TYPE_CHECKING:
     from zhixing.config import RunConfig
-    from zhixing.core.learner import Gradients, Learner, Update
+    from zhixing.core.learner import Learner
 
 LOOPBACK = "127.0.0.1"
-TIMEOUT = timedelta(minutes=10)  # that the first waits for others; these wait for as long as it acts and evaluates
-# Ctrl-C, or the end of a whole group of processes, is the first's business: it saves a checkpoint and tells the others
+TIMEOUT = timedelta(minutes=10)  # of rank 0; the other ranks wait as long as it collects and evaluates
+# rank 0 alone handles signals: it saves a checkpoint and then ends the other learners
 PROGRAM = """
 import os, pickle, signal, sys, traceback
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -52,119 +54,144 @@ except BaseException:
 """
 
 
+class LostLearnerError(Exception):
+    """The connection to another learner broke, or a learner ended."""
+
+
 class LearnerGroup:
-    """The other learners, as the first sees them. They are started when the first step is asked for."""
+    """All learners, as rank 0 uses them. The other processes start with the first step."""
 
     def __init__(self, learner: Learner, cfg: RunConfig, spaces: Spaces, folder: Path) -> None:
         self.learner, self.cfg, self.spaces, self.folder = learner, cfg, spaces, folder
-        self.num = cfg.distributed.learners
+        self.num_learners = cfg.distributed.learners
         self.group: Group | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
         self._close: list[Callable[[], Any]] = []
-        self._under_way = False  # others are at a step, and hear nothing before its end
+        self._in_step = False  # the other learners are in a step and read no message before its end
+        self._versions: dict[str, int] = {}  # of the optimizers after the last shared step
 
-    def step(self, find: Callable[..., Gradients], batch: Batch, **parts: Any) -> Update:
-        """What `learner.apply(find(batch, **parts))` does, up to how means of shares differ from those of the whole."""
-        learner, dim = self.learner, self.learner.shard_dim
-        rows = tree_leaves(getattr(batch, batch.fields[0]))[0].shape[dim]
-        if rows % self.num:
-            what = ("rows", "a batch size") if dim == 0 else ("environments", "a num_envs")
-            raise UserError(f"{self.num} learners can't share {rows} {what[0]} equally: set {what[1]} that they divide")
-        if self.group is None:
-            with self._together():
+    def run_step(self, method: StepMethod, batch: Batch, options: dict[str, Any]) -> Update:
+        """Run a train step on all learners. Means over shards may differ from means over the batch by rounding."""
+        learner, shards = self.learner, self._split(batch)
+        with self._explain_loss():
+            if self.group is None:
                 self.group = self._start()
-        share = rows // self.num
-        shares = [batch.map(partial(torch.narrow, dim=dim, start=k * share, length=share)) for k in range(self.num)]
-        tensors = {name: value.cpu() for name, value in vars(learner).items() if type(value) is Tensor}
-        work = {"find": find.__name__, "parts": parts, "updates": learner.updates, "tensors": tensors}
-        with self._together():
-            self._check_alive()  # to send something to one that is gone would wait for long
-            self._under_way = True
-            for k in range(1, self.num):
-                self.group.send(k, {**work, "share": _fields(shares[k])})
-            self.group.share_weights(learner)
-        own = learner.found(find, shares[0], **parts)
-        with self._together():
-            mean = self.group.mean(own)
-        self._under_way = False
-        return learner.apply(mean)
+            group = self.group
+            self._check_alive()  # sending to a process that ended would block for long
+            self._in_step = True
+            message = self._describe_step(method, options)
+            for rank in range(1, self.num_learners):
+                group.send(rank, {**message, "shard": _to_portable(shards[rank])})
+            group.broadcast_networks(learner)
+            with group.averaging(learner):
+                update = learner.run_step(method, shards[0], options)
+            update = group.combine(update)
+        self._in_step = False
+        self._versions = {name: optimizer.version for name, optimizer in learner.optimizers().items()}
+        return update
+
+    def _split(self, batch: Batch) -> list[Batch]:
+        dim, num = self.learner.shard_dim, self.num_learners
+        rows = tree_leaves(getattr(batch, batch.fields[0]))[0].shape[dim]
+        if rows % num:
+            unit, setting = ("rows", "a batch size") if dim == 0 else ("environments", "num_envs")
+            raise UserError(f"{num} learners can't split {rows} {unit} equally: set {setting} to a multiple of {num}")
+        size = rows // num
+        return [batch.map(partial(torch.narrow, dim=dim, start=k * size, length=size)) for k in range(num)]
+
+    def _describe_step(self, method: StepMethod, options: dict[str, Any]) -> dict[str, Any]:
+        learner, optimizers = self.learner, self.learner.optimizers()
+        changed = [name for name, optimizer in optimizers.items() if self._versions.get(name) != optimizer.version]
+        return {
+            "method": method.__name__,
+            "options": options,
+            "updates": learner.updates,
+            "tensors": {name: value.cpu() for name, value in vars(learner).items() if type(value) is Tensor},
+            "lr": {name: optimizer.lr for name, optimizer in optimizers.items()},
+            "optimizers": {name: optimizers[name].state_dict() for name in changed},
+        }
 
     def _check_alive(self) -> None:
         if any(process.poll() is not None for process in self._processes):
-            raise RuntimeError("gone")
+            raise LostLearnerError("a learner ended")
 
     @contextlib.contextmanager
-    def _together(self) -> Iterator[None]:
-        """Around what fails when another is gone."""
+    def _explain_loss(self) -> Iterator[None]:
+        """Turn a lost learner into an error that names it."""
         try:
             yield
-        except RuntimeError as error:
-            until = time.monotonic() + 5.0  # a broken connection is heard of before the end of the process
+        except LostLearnerError as error:
+            until = time.monotonic() + 5.0  # a connection breaks before its process has ended
             while {process.poll() for process in self._processes} == {None} and time.monotonic() < until:
                 time.sleep(0.02)
-            ended = {k + 1: process.poll() for k, process in enumerate(self._processes)}
-            codes = [f"learner {k} with exit code {code}" for k, code in ended.items() if code is not None]
-            told = ", ".join(codes) or "the connection broke"
-            raise UserError(f"one of the {self.num} learners ended: {told} (`zhixing resume` goes on)") from error
+            codes = {k + 1: process.poll() for k, process in enumerate(self._processes)}
+            ended = [f"learner {k} with exit code {code}" for k, code in codes.items() if code is not None]
+            reason = ", ".join(ended) or str(error)
+            raise UserError(
+                f"one of the {self.num_learners} learners ended: {reason} (continue with `zhixing resume`)"
+            ) from error
 
     def _start(self) -> Group:
-        """On this machine as processes, reachable from it alone; with an address on that Ray cluster, whose machines
-        must see the run's folder."""
-        cfg, address = self.cfg, self.cfg.distributed.address
+        """Start the other learners: as local processes, or on the Ray cluster at `distributed.address`.
+
+        The machines of a cluster must share the run's folder.
+        """
+        cfg, address, num = self.cfg, self.cfg.distributed.address, self.num_learners
         rendezvous = tempfile.mkdtemp(
             prefix="zhixing-learners-", dir=None if address is None else self.folder.resolve()
         )
         self._close.append(lambda: shutil.rmtree(rendezvous, ignore_errors=True))
         settings, device = cfg.model_dump(mode="json"), self.learner.device.type
-        packed = portable.pack_settings(settings)
+        objects = portable.pack_settings(settings)
         if address is None:
-            for rank in range(1, self.num):
-                self._spawn(rank, self.num, rendezvous, LOOPBACK, settings, packed, self.spaces, device)
-            self._meet(rendezvous, self._check_alive)
-            return Group(0, self.num, rendezvous, LOOPBACK)
+            for rank in range(1, num):
+                self._spawn(rank, num, rendezvous, LOOPBACK, settings, objects, self.spaces, device)
+            self._wait_for_learners(rendezvous, self._check_alive)
+            return Group(0, num, rendezvous, LOOPBACK)
         from zhixing.distributed.cluster import Cluster
 
         cluster = Cluster(address)
         self._close.append(cluster.close)
-        remote = cluster.ray.remote(num_cpus=cluster.cpus(self.num - 1))(serve)
-        others = range(1, self.num)
-        tasks = [remote.remote(k, self.num, rendezvous, None, settings, packed, self.spaces, device) for k in others]
+        remote = cluster.ray.remote(num_cpus=cluster.cpus(num - 1))(serve)
+        tasks = [
+            remote.remote(rank, num, rendezvous, None, settings, objects, self.spaces, device) for rank in range(1, num)
+        ]
 
-        def check() -> None:
+        def check_tasks() -> None:
             ended, _ = cluster.ray.wait(tasks, timeout=0)
-            cluster.ray.get(ended)  # raises what it failed of
+            cluster.ray.get(ended)  # raises the task's error
 
-        self._meet(rendezvous, check)
-        return Group(0, self.num, rendezvous, cluster.ray.util.get_node_ip_address())
+        self._wait_for_learners(rendezvous, check_tasks)
+        return Group(0, num, rendezvous, cluster.ray.util.get_node_ip_address())
 
     def _spawn(self, *arguments: Any) -> None:
-        """`serve` in a process of its own, which doesn't run the user's script again."""
+        """Run `serve` in a new process, which doesn't run the user's script again."""
         process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, env=child_environment())
         self._processes.append(process)
         self._close.append(partial(_end, process))
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # if it is gone, its exit code tells
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # if it ended, `_check_alive` reports it
             stdin.write(pickle.dumps(arguments))
 
-    def _meet(self, rendezvous: str, check: Callable[[], None]) -> None:
-        """Wait until all others are about to join the group, which in itself would wait for those that are gone."""
+    def _wait_for_learners(self, rendezvous: str, check: Callable[[], None]) -> None:
+        """Wait until all learners are about to join: joining itself would wait for ones that have ended."""
         until = time.monotonic() + TIMEOUT.total_seconds()
-        while len(list(Path(rendezvous).glob("ready-*"))) < self.num - 1:
+        while len(list(Path(rendezvous).glob("ready-*"))) < self.num_learners - 1:
             check()
             if time.monotonic() > until:
-                raise RuntimeError("some didn't come")
+                raise LostLearnerError("Timed out waiting for learner processes to join.")
             time.sleep(0.02)
 
     def close(self) -> None:
         group, self.group = self.group, None
-        if group is None or self._under_way:
+        if group is None or self._in_step:
             for process in self._processes:
                 process.kill()
         else:
-            gone = [k + 1 for k, process in enumerate(self._processes) if process.poll() is not None]
-            for k in set(range(1, self.num)) - set(gone):
-                with contextlib.suppress(RuntimeError):
-                    group.send(k, None)
+            ended = {k + 1 for k, process in enumerate(self._processes) if process.poll() is not None}
+            for rank in set(range(1, self.num_learners)) - ended:
+                with contextlib.suppress(LostLearnerError):
+                    group.send(rank, None)
         while self._close:
             self._close.pop()()
 
@@ -177,133 +204,174 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-class Group:
-    """All learners of a run: what goes between them."""
+@contextlib.contextmanager
+def _lost_on_error() -> Iterator[None]:
+    """Gloo raises a plain RuntimeError for everything that goes wrong with a connection."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostLearnerError("the connection broke") from error
 
-    def __init__(self, rank: int, num: int, rendezvous: str, host: str) -> None:
+
+class Group:
+    """The communication between the learners of a run, on CPU tensors."""
+
+    def __init__(self, rank: int, num_learners: int, rendezvous: str, host: str) -> None:
         torch_distributed: Any = dist  # most of what is used here has no types
-        gloo = torch_distributed.ProcessGroupGloo  # a group of its own: a process may hold several runs
+        gloo = torch_distributed.ProcessGroupGloo  # not the default group: a process may hold several runs
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=host)]
         options._timeout = timedelta(days=365) if rank else TIMEOUT
-        self.group = gloo(torch_distributed.FileStore(f"{rendezvous}/rendezvous", num), rank, num, options)
-        self.rank, self.num = rank, num
+        store = torch_distributed.FileStore(f"{rendezvous}/rendezvous", num_learners)
+        with _lost_on_error():
+            self.gloo = gloo(store, rank, num_learners, options)
+        self.rank, self.num_learners = rank, num_learners
 
-    def send(self, to: int, message: Any) -> None:
+    def send(self, rank: int, message: Any) -> None:
         data = torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8)
-        self.group.send([torch.tensor([len(data)])], to, 0).wait()
-        self.group.send([data], to, 1).wait()
+        with _lost_on_error():
+            self.gloo.send([torch.tensor([len(data)])], rank, 0).wait()
+            self.gloo.send([data], rank, 1).wait()
 
     def receive(self) -> Any:
-        """From the first learner, a process of the same run."""
+        """Return a message from rank 0, which is a process of the same run."""
         length = torch.zeros(1, dtype=torch.int64)
-        self.group.recv([length], 0, 0).wait()
-        data = torch.empty(int(length), dtype=torch.uint8)
-        self.group.recv([data], 0, 1).wait()
+        with _lost_on_error():
+            self.gloo.recv([length], 0, 0).wait()
+            data = torch.empty(int(length), dtype=torch.uint8)
+            self.gloo.recv([data], 0, 1).wait()
         return pickle.loads(data.numpy().tobytes())
 
-    def share_weights(self, learner: Learner) -> None:
-        """Those of the first become everybody's: of all networks, with their statistics."""
-        by_type: dict[torch.dtype, list[Tensor]] = {}
+    def broadcast_networks(self, learner: Learner) -> None:
+        """Copy the parameters and buffers of rank 0's networks to all learners."""
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for net in learner.networks().values():
             for tensor in (*net.parameters(), *net.buffers()):
-                by_type.setdefault(tensor.dtype, []).append(tensor.data)
-        for tensors in by_type.values():
+                by_dtype.setdefault(tensor.dtype, []).append(tensor.data)
+        for tensors in by_dtype.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
-            self.group.broadcast([flat], dist.BroadcastOptions()).wait()
+            with _lost_on_error():
+                self.gloo.broadcast([flat], dist.BroadcastOptions()).wait()
             if self.rank:
-                for tensor, values in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-                    tensor.copy_(values.view(tensor.shape))
+                _unflatten_into(flat, tensors)
 
-    def mean(self, own: Gradients) -> Gradients:
-        """Over all learners, for the first; priorities one share after the other."""
-        parts = [part for parts in own.by_optimizer.values() for part in parts]
-        told = list(own.metrics.values())
-        numbers = [*parts, *told]
-        flat = torch.cat([number.detach().reshape(-1).float() for number in numbers]).cpu()
-        self.group.reduce(flat, 0, dist.ReduceOp.SUM).wait()
-        priority = own.priority
+    @contextlib.contextmanager
+    def averaging(self, learner: Learner) -> Iterator[None]:
+        """Let the optimizers of `learner` average their gradients over all learners."""
+        for optimizer in learner.optimizers().values():
+            optimizer.average = self.all_reduce_mean
+        try:
+            yield
+        finally:
+            for optimizer in learner.optimizers().values():
+                optimizer.average = None
+
+    def all_reduce_mean(self, tensors: list[Tensor]) -> None:
+        """Replace tensors by their means over all learners, bit-identical on each of them."""
+        flat = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors]).cpu()
+        with _lost_on_error():
+            self.gloo.allreduce([flat]).wait()
+        _unflatten_into(flat.div_(self.num_learners), tensors)
+
+    def combine(self, update: Update) -> Update:
+        """Return the mean of the metrics, and the priorities of all shards in the order of the batch."""
+        values = [value.detach().clone() for value in update.metrics.values()]
+        self.all_reduce_mean(values)
+        priority = update.priority
         if priority is not None:
-            mine = priority.detach().cpu().contiguous()
-            all_of_them = [torch.empty_like(mine) for _ in range(self.num)]
-            self.group.allgather([all_of_them], [mine]).wait()
-            priority = torch.cat(all_of_them).to(priority.device)
-        flat /= self.num
-        for number, values in zip(numbers, flat.split([n.numel() for n in numbers]), strict=True):
-            number.data.copy_(values.view(number.shape))  # where the optimizer looks for what isn't finite
-        return own._replace(priority=priority)
+            shard = priority.detach().cpu().contiguous()
+            shards = [torch.empty_like(shard) for _ in range(self.num_learners)]
+            with _lost_on_error():
+                self.gloo.allgather([shards], [shard]).wait()
+            priority = torch.cat(shards).to(priority.device)
+        return Update(dict(zip(update.metrics, values, strict=True)), priority)
+
+
+def _unflatten_into(flat: Tensor, tensors: list[Tensor]) -> None:
+    for tensor, values in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(values.view(tensor.shape))
 
 
 def serve(
     rank: int,
-    num: int,
+    num_learners: int,
     rendezvous: str,
     host: str | None,
     settings: dict[str, Any],
-    packed: bytes,
+    objects: bytes,
     spaces: Spaces,
-    kind: str,
+    device_type: str,
 ) -> None:
-    """One of the others, until the first has no more to do or is gone."""
+    """Run the steps of one of the other learners until rank 0 closes the group or ends."""
     from zhixing import algorithms, config
 
-    portable.unpack(packed)
+    portable.unpack(objects)
     cfg = config.build([settings], {})
     torch.set_num_threads(int(cfg.num_threads))
     if host is None:
         import ray
 
         host = ray.util.get_node_ip_address()
-    device = torch.device("cuda", rank % torch.cuda.device_count()) if kind == "cuda" else torch.device(kind)
+    on_cuda = device_type == "cuda"
+    device = torch.device("cuda", rank % torch.cuda.device_count()) if on_cuda else torch.device(device_type)
     learner = algorithms.get(cfg.algorithm).make(cfg, spaces, device)
     Path(rendezvous, f"ready-{rank}").touch()
-    group = Group(rank, num, rendezvous, host)
-    with contextlib.suppress(RuntimeError):  # the first is gone, and has told why
-        while (work := group.receive()) is not None:
-            learner.updates = work["updates"]
-            for name, value in work["tensors"].items():
-                setattr(learner, name, value.to(device))
-            # noise of its own, the same after a resume
-            learner.rng.manual_seed(derive_seed(derive_seed(cfg.seed, "learner", rank), "update", learner.updates))
-            group.share_weights(learner)
-            find = getattr(learner, work["find"])
-            try:
-                own = learner.found(find, Batch(**work["share"]).to(device), **work["parts"])
-            except RuntimeError as error:  # not of the connection: it must be told
-                raise UserError(f"learner {rank} failed: {error}") from error
-            group.mean(own)
+    with contextlib.suppress(LostLearnerError):  # rank 0 ended, and has reported the reason
+        group = Group(rank, num_learners, rendezvous, host)
+        while (step := group.receive()) is not None:
+            _run_shard(learner, group, step, derive_seed(cfg.seed, "learner", rank))
 
 
-def _fields(batch: Batch) -> dict[str, Any]:
-    """As they travel: without what they are views of."""
+def _run_shard(learner: Learner, group: Group, step: dict[str, Any], seed: int) -> None:
+    optimizers = learner.optimizers()
+    for name, state in step["optimizers"].items():
+        optimizers[name].load_state_dict(state)
+    for name, lr in step["lr"].items():
+        optimizers[name].lr = lr
+    for name, value in step["tensors"].items():
+        setattr(learner, name, value.to(learner.device))
+    learner.updates = step["updates"]
+    learner.rng.manual_seed(derive_seed(seed, "update", learner.updates))  # differs by rank, the same after a resume
+    group.broadcast_networks(learner)
+    try:
+        with group.averaging(learner):
+            method = getattr(type(learner), step["method"]).__wrapped__
+            update = learner.run_step(method, Batch(**step["shard"]).to(learner.device), step["options"])
+    except RuntimeError as error:  # an error of this learner, which must be reported
+        raise UserError(f"learner {group.rank} failed: {error}") from error
+    group.combine(update)
+
+
+def _to_portable(batch: Batch) -> dict[str, Any]:
+    """Return contiguous CPU tensors: a pickled view would take its whole storage along."""
     return {name: tree_map(lambda leaf: leaf.cpu().contiguous(), getattr(batch, name)) for name in batch.fields}
 
 
 def check_learners(cfg: RunConfig, learner: Learner) -> None:
-    """Refuse what several learners can't share."""
+    """Raise `UserError` if the updates of this run can't be split over several learners."""
     from zhixing.core.learner import Learner
 
-    reason = None
-    if learner.gradients_on_workers:
-        reason = "its workers take gradients already"
+    num, reason = cfg.distributed.learners, None
+    if cfg.gradients_on_workers:
+        reason = "its workers compute the gradients"
     elif cfg.scheme == "play":
-        reason = "it learns nothing"
+        reason = "it makes no updates"
     elif cfg.compile:
         reason = "compile=true makes one graph of gradients and step"
     elif getattr(getattr(cfg, "net", None), "recurrent", "none") != "none":
-        reason = "sequences of recurrent networks aren't shared"
+        reason = "sequences of recurrent networks can't be split"
     elif cfg.precision == "fp16":
-        reason = "precision=fp16 scales losses in one place; bf16 needs no scale"
+        reason = "the loss scale of precision=fp16 is adapted in one place; bf16 needs none"
     elif any(isinstance(part, Learner) for part in vars(learner).values()):
-        reason = "it is made of several learners itself"
-    elif cfg.scheme == "on_policy" and learner.shard_dim == 1 and cfg.num_envs % cfg.distributed.learners:
+        reason = "it contains another learner"
+    elif cfg.scheme == "on_policy" and learner.shard_dim == 1 and cfg.num_envs % num:
         reason = f"num_envs={cfg.num_envs} must be a multiple of the learners"
-    for name in ("batch_size", "minibatch_size"):  # others are known at the first update
+    for name in ("batch_size", "minibatch_size"):  # other sizes are known at the first update
         size = getattr(cfg, name, 0)
-        if size % cfg.distributed.learners:
+        if size % num:
             reason = f"{name}={size} must be a multiple of the learners"
     rollout, minibatch = getattr(cfg, "rollout_steps", 1) * cfg.num_envs, getattr(cfg, "minibatch_size", 1)
-    if rollout > minibatch and rollout % minibatch:  # minibatches differ by a step then, and so would the shares
+    if rollout > minibatch and rollout % minibatch:  # minibatches, and so shards, would differ by a step
         reason = f"minibatch_size={minibatch} must divide the rollout's {rollout} steps"
     if reason is not None:
-        raise UserError(f"distributed.learners={cfg.distributed.learners} isn't for this {cfg.algorithm}: {reason}")
+        raise UserError(f"distributed.learners={num} doesn't work with this {cfg.algorithm}: {reason}")

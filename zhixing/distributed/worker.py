@@ -17,7 +17,7 @@ from zhixing.buffers.rollout import Rollout, RolloutPart
 from zhixing.collect.actor import Actor
 from zhixing.collect.evaluation import Episode
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.learner import Gradients, Learner, LearnsFromExpert, LearnsOnWorkers, Update
 from zhixing.core.policy import Phase
 from zhixing.core.seeding import derive_seed
 from zhixing.distributed.parameter_servers import ParameterServers
@@ -97,11 +97,11 @@ class Worker:
                 ),
             )
             learner = algorithms.get(cfg.algorithm).make(cfg, env.spaces, torch.device("cpu"))
-            if "expert" in type(cfg).model_fields:
-                learner.ask(load_expert(cfg, env.spaces))
+            if isinstance(learner, LearnsFromExpert):
+                learner.set_expert(load_expert(cfg, env.spaces))
             if isinstance(learner.policy, GreedyPolicy) and setup.number:
                 self._explore_less(learner.policy)
-            self.actor = Actor(learner.policy, env, learner.fields, seed=setup.seed)
+            self.actor = Actor(learner.policy, env, learner.extra_fields, seed=setup.seed)
             self.learner = learner
         return self.actor, self.learner
 
@@ -138,26 +138,27 @@ class Worker:
         actor.env_steps = env_steps
         experience = actor.collect(steps=steps, phase=Phase(phase))
         assert isinstance(actor.rollout, Rollout)
-        found = learner.rollout_gradients(experience.batch.to("cpu"))
-        fine = all(bool(part.isfinite().all()) for parts in found.by_optimizer.values() for part in parts)
-        part = None if fine else actor.rollout.to_part(steps)
-        return WorkerResult(experience.episodes, actor.num_env_restarts, part, found)
+        assert isinstance(learner, LearnsOnWorkers)
+        gradients = learner.compute_gradients(experience.batch.to("cpu"))
+        part = None if gradients.finite else actor.rollout.to_part(steps)
+        return WorkerResult(experience.episodes, actor.num_env_restarts, part, gradients)
 
-    def learn(self, steps: int, phase: str, env_steps: int, rates: Mapping[str, float], turn: int) -> WorkerResult:
+    def learn(self, steps: int, phase: str, env_steps: int, lr: float, turn: int) -> WorkerResult:
         """Act with the servers' weights, and let them apply what that teaches."""
         _, learner = self.begin()
         servers = self.setup.servers
         assert servers is not None
-        servers.pull(learner)
+        assert isinstance(learner, LearnsOnWorkers)
+        servers.pull(learner.optimizer)
         done = self.gradients(steps, phase, env_steps)
         assert done.gradients is not None
-        update = servers.push(learner, done.gradients, rates, self.setup.number, turn)
+        update = servers.push(learner.optimizer, done.gradients, lr, self.setup.number, turn)
         return done if update is None else done._replace(gradients=None, update=update)
 
     def _priority(self, learner: Learner, batch: Batch) -> np.ndarray[Any, Any] | None:
         """Of single steps, whatever the replay sums up: a first guess until they are learned from."""
         flat = batch.to("cpu").flatten()
-        names = [name for name in flat.fields if name not in learner.fields]
+        names = [name for name in flat.fields if name not in learner.extra_fields]
         steps = {name: getattr(flat, name) for name in names}
         found = learner.priority(Batch(**steps, discount=torch.full_like(flat.reward, self.cfg.gamma)))
         return None if found is None else found.numpy().reshape(batch.terminated.shape)

@@ -17,7 +17,7 @@ import torch
 from zhixing import config
 from zhixing.config import OnPolicyConfig, RunConfig
 from zhixing.core.learner import Learner
-from zhixing.core.optimizer import Optimizer
+from zhixing.core.optimizer import Optimizer, TargetUpdater
 from zhixing.distributed.collector import DistributedCollector
 from zhixing.distributed.worker_pool import LocalCrew
 from zhixing.envs.vector.native import has_native
@@ -97,19 +97,20 @@ class PartTimer:
                     actor, learner = worker.begin()
                     self.wrap(actor.env, "step", "environment")
                     self.wrap(learner.policy, "act", "policy")
-                    self.wrap(learner, "gradients", "loss")
+                    self.wrap(learner, "compute_gradients", "loss")
         self.wrap(session.learner.policy, "act", "policy")
         if session.loop.has_buffer:
             for method in ("add", "sample", "set_priority"):
                 self.wrap(session.loop.buffer, method, "replay")
         for learner in _nested_learners(session.learner):
-            for method in ("update", "gradients", "observe"):
+            for method in ("update", "update_normalizers"):
                 self.wrap(learner, method, "loss")
-            self.wrap(learner, "after_step", "optimizer")
             for attribute in vars(learner).values():
                 if isinstance(attribute, Optimizer):
-                    self.wrap(attribute, "gradient", "gradient")
-                    self.wrap(attribute, "step", "optimizer")
+                    self.wrap(attribute, "compute_gradients", "gradient")
+                    self.wrap(attribute, "apply", "optimizer")
+                elif isinstance(attribute, TargetUpdater):
+                    self.wrap(attribute, "polyak_update", "optimizer")
 
 
 def _nested_learners(learner: Learner) -> Iterator[Learner]:

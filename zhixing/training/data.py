@@ -124,7 +124,7 @@ def initialize_from_data(loop: TrainingLoop, data: Dataset | None, spaces: Space
     cfg, learner = loop.cfg, loop.learner
     if isinstance(cfg, DataConfig) and data is not None and cfg.normalize_obs:
         for batch in data.batches(10_000):
-            learner.observe(batch.map(np.array).to(learner.device))
+            learner.update_normalizers(batch.map(np.array).to(learner.device))
     if isinstance(cfg, OffPolicyConfig) and cfg.replay.start is not None:
         recorded = offline.open(cfg.replay.start, cfg.env.name, cfg.env.options)
         check_data(recorded, spaces, cfg.env.name)

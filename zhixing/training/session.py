@@ -85,8 +85,8 @@ class Session:
             torch.set_num_threads(int(cfg.num_threads))
             keep_freed_memory()
             self.learner = build_learner(cfg, self.spaces, self.folder, resumed=self.state is not None)
-            if self.learner.partners is not None:
-                self._keep(self.learner.partners)
+            if self.learner.executor is not None:
+                self._keep(self.learner.executor)
             self.collector: Collector | None = None
             if self.env is not None:
                 self.collector = self._keep(build_collector(cfg, self.learner, self.env, self.folder))

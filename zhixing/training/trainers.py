@@ -23,7 +23,7 @@ from zhixing.config import (
     SelfPlayConfig,
 )
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Learner
+from zhixing.core.learner import Learner, LearnsOnWorkers
 from zhixing.core.policy import Phase
 from zhixing.training.loop import TrainingLoop
 
@@ -44,25 +44,35 @@ def on_policy(loop: TrainingLoop) -> None:
 
 
 def asynchronous(loop: TrainingLoop) -> None:
-    """Update from the first worker that has finished: from its rollout, or with the gradients that it computed.
-
-    Workers act with weights that are some updates old.
-    """
+    """Update from the rollout of the first worker that has finished. Workers act with weights some updates old."""
     cfg, collector, learner = loop.cfg, loop.collector, loop.learner
     assert isinstance(cfg, AsynchronousConfig)
     with loop.running():
         for _ in loop.iterations():
-            experience = collector.collect_from_worker(cfg.rollout_steps, gradients=learner.gradients_on_workers)
-            if experience.batch is not None:
+            experience = collector.collect_from_worker(cfg.rollout_steps)
+            assert experience.batch is not None
+            loop.batch = experience.batch.to(learner.device)
+            update = learner.update(loop.batch)
+            loop.iteration_end(experience.episodes, update.metrics)
+
+
+def asynchronous_gradients(loop: TrainingLoop) -> None:
+    """Apply the gradients of the first worker that has finished. Workers compute them with weights some updates old."""
+    cfg, collector, learner = loop.cfg, loop.collector, loop.learner
+    assert isinstance(cfg, AsynchronousConfig)
+    assert isinstance(learner, LearnsOnWorkers)
+    assert collector is not None
+    with loop.running():
+        for _ in loop.iterations():
+            experience = collector.collect_from_worker(cfg.rollout_steps, gradients=True)
+            if experience.batch is not None:  # only if the gradients aren't finite
                 loop.batch = experience.batch.to(learner.device)
-            if experience.update is not None:  # by the parameter servers
+            if experience.gradients is not None:
+                update = learner.apply_gradients(experience.gradients.to(learner.device))
+            else:  # parameter servers have applied them
+                assert experience.update is not None
                 update = experience.update
                 learner.updates += 1
-            elif experience.gradients is not None:
-                update = learner.apply(experience.gradients.to(learner.device))
-            else:
-                assert loop.batch is not None
-                update = learner.update(loop.batch)
             loop.iteration_end(experience.episodes, update.metrics)
 
 
@@ -92,7 +102,7 @@ def off_policy_async(loop: TrainingLoop) -> None:
         for _ in loop.iterations():
             phase = collect_phase(loop, cfg)
             num_updates = num_updates_due(loop, cfg.updates_per_step, cfg.learning_starts)
-            collector.load_weights(learner.weights())
+            collector.load_weights(learner.policy.state_dict())
             collecting = executor.submit(collector.collect, steps=cfg.train_every, phase=phase)
             metrics = update_from_samples(loop, cfg.batch_size, num_updates)
             experience = collecting.result()
@@ -171,7 +181,7 @@ def add_to_buffer(
     """
     loop.buffer.add(batch, envs, priority)
     if cfg.normalize_obs:
-        loop.learner.observe(batch.to(loop.learner.device))
+        loop.learner.update_normalizers(batch.to(loop.learner.device))
 
 
 def num_updates_due(loop: TrainingLoop, updates_per_step: float, learning_starts: int = 0) -> int:
@@ -221,6 +231,8 @@ def select_trainer(cfg: RunConfig, *, from_data: bool = False, distributed: bool
     trainer = next(TRAINERS[kind] for kind in type(cfg).__mro__ if kind in TRAINERS)
     if from_data:
         return offline
+    if cfg.gradients_on_workers:
+        return asynchronous_gradients
     if trainer is off_policy and isinstance(cfg, OffPolicyConfig):
         return off_policy_async if cfg.async_collect else off_policy_distributed if distributed else off_policy
     return trainer

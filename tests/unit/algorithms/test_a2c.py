@@ -12,6 +12,8 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from torch import Tensor, nn
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.a2c import A2C
 from zhixing.core.batch import Batch
@@ -150,20 +152,20 @@ def losses(**fields: Any) -> Batch:
 
 
 def test_losses_by_hand() -> None:
-    told = learner().gradients(losses()).metrics
+    told = probe(learner(), losses(), "gradient_step").metrics
     # -(2 ln 0.5 - ln 0.25) / 2 = -(-2 + 2) ln 2 / 2
     assert told["policy_loss"].item() == pytest.approx(0.0, abs=1e-6)
     assert told["value_loss"].item() == pytest.approx((4.0 + 1.0) / 2)  # 1 - 3 and 2 - 1
     assert told["entropy"].item() == pytest.approx(ENTROPY)
     # -(2 ln 0.5 + 3 ln 0.25) / 2 = 4 ln 2
-    told = learner().gradients(losses(advantage=column(2.0, 3.0))).metrics
+    told = probe(learner(), losses(advantage=column(2.0, 3.0)), "gradient_step").metrics
     assert told["policy_loss"].item() == pytest.approx(4 * math.log(2))
 
 
 @pytest.mark.parametrize(("value_coef", "entropy_coef"), [(0.5, 0.0), (0.0, 0.3), (2.0, 0.1)])
 def test_the_gradient_is_policy_value_and_entropy_by_their_coefficients(value_coef: float, entropy_coef: float) -> None:
     made = learner(value_coef=value_coef, entropy_coef=entropy_coef)
-    made.gradients(losses())
+    probe(made, losses(), "gradient_step")
     found = by_parameter(made)
     # by the logits: the mean of -A (1{a} - p), and p (ln p + H) of the entropy
     p = np.array([0.5, 0.25, 0.25])
@@ -178,7 +180,7 @@ def test_the_gradient_is_policy_value_and_entropy_by_their_coefficients(value_co
 def test_better_than_expected_becomes_likelier() -> None:
     for advantage, sign in ((2.0, 1), (-2.0, -1)):
         made = learner(lr=1e-3)
-        made.apply(made.gradients(losses(action=torch.tensor([[1], [1]]), advantage=column(advantage, advantage))))
+        made.gradient_step(losses(action=torch.tensor([[1], [1]]), advantage=column(advantage, advantage)))
         chance = made.net(torch.zeros(1, 1)).distribution.logp.exp()[0, 1].item()
         assert (chance - 0.25) * sign > 0
 
@@ -186,7 +188,7 @@ def test_better_than_expected_becomes_likelier() -> None:
 def test_advantages_may_be_normalised_over_the_rollout() -> None:
     made = learner(normalize_advantage=True, value_coef=0.0)
     shown = {"obs": torch.zeros(3, 1, 1), "action": torch.tensor([[0], [0], [1]]), "returns": column(0.0, 0.0, 0.0)}
-    found = made.gradients(Batch(**shown, advantage=column(1.0, 2.0, 6.0))).metrics["policy_loss"]
+    found = probe(made, Batch(**shown, advantage=column(1.0, 2.0, 6.0)), "gradient_step").metrics["policy_loss"]
     # mean 3; deviations -2, -1, 3; variance (4 + 1 + 9) / 2 = 7: -(-3 ln 0.5 + 3 ln 0.25) / 3 / √7
     assert found.item() == pytest.approx(math.log(2) / 7**0.5, rel=1e-5)
 
@@ -194,7 +196,7 @@ def test_advantages_may_be_normalised_over_the_rollout() -> None:
 def test_a_forbidden_action_gets_no_gradient_and_is_never_taken() -> None:
     made = learner(entropy_coef=0.1)
     mask = torch.tensor([True, True, False])
-    told = made.gradients(losses(mask=mask.expand(2, 1, 3))).metrics
+    told = probe(made, losses(mask=mask.expand(2, 1, 3)), "gradient_step").metrics
     # chances 2/3 and 1/3: -(2 ln(2/3) - ln(1/3)) / 2
     assert told["policy_loss"].item() == pytest.approx(-math.log(2 / 3) + 0.5 * math.log(1 / 3))
     assert told["entropy"].item() == pytest.approx(math.log(3) - 2 / 3 * math.log(2))
@@ -310,7 +312,7 @@ def test_shared_network_has_one_body() -> None:
 def test_continuous_actions_have_the_first_spread() -> None:
     made = learner(spaces=Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32)), log_std_init=-1.0)
     assert made.net(torch.zeros(1, 1)).distribution.log_std.tolist() == [[-1.0, -1.0]]
-    told = made.gradients(losses(action=torch.tensor([[[0.0, 0.0]], [[1.0, 0.0]]]), advantage=column(1.0, 1.0)))
+    told = probe(made, losses(action=torch.tensor([[[0.0, 0.0]], [[1.0, 0.0]]]), advantage=column(1.0, 1.0)), "gradient_step")
     # two normals each: 2 - ln 2π; the second action is e spreads off in one: -e² / 2
     expected = -(2 * (2 - math.log(2 * math.pi)) - 0.5 * math.e**2) / 2
     assert told.metrics["policy_loss"].item() == pytest.approx(expected, rel=1e-5)
@@ -364,8 +366,8 @@ def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str
     data = prepared(made, shown)
     assert torch.allclose(data.returns, ret, atol=1e-5)
     fresh = learner(plain=False, entropy_coef=0.1, **settings)  # the update has moved the other
-    assert torch.allclose(fresh.gradients(data).by_optimizer["optimizer"][0], expected, atol=1e-5)
-    assert set(fresh.fields) == {"logp", "value", "hidden"}
+    assert torch.allclose(probe(fresh, data, "gradient_step").gradients["optimizer"][0], expected, atol=1e-5)
+    assert set(fresh.extra_fields) == {"logp", "value", "hidden"}
 
 
 # --- what is refused, saved and told ---
@@ -375,7 +377,7 @@ def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str
 def test_what_it_cannot_do_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=r"action space .* is not supported; use Discrete, MultiDiscrete or a"):
         learner(name, spaces=Spaces(OBS, Dict({"a": Discrete(2)})))
-    with pytest.raises(UserError, match=f"{name} is for tasks of one agent"):
+    with pytest.raises(UserError, match=f"{name} needs an environment with one agent"):
         learner(name, spaces=Spaces(OBS, Discrete(3), num_agents=2))
 
 

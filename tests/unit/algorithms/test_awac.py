@@ -12,6 +12,8 @@ from by_hand import CONTINUOUS, DISCRETE, LOGITS, OBS, batch, peek_noise, set_cr
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.awac import AWAC
 from zhixing.core.batch import Batch
@@ -53,7 +55,7 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 def test_discrete_targets_are_what_the_policy_is_worth_on_average_without_entropy() -> None:
     made = learner()
-    set_critic_outputs(made.target, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
+    set_critic_outputs(made.target_critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
     set_critic_outputs(made.critics, [99.0] * 3, [99.0] * 3)  # not asked
     set_net_output(made.actor, *LOGITS)
     # the least are 4, 2, 6: 2 + 0.5 + 1.5 = 4 on average. Death: 1; truncation bootstraps
@@ -65,7 +67,7 @@ def test_discrete_targets_are_what_the_policy_is_worth_on_average_without_entrop
 
 def test_targets_never_come_from_a_forbidden_action() -> None:
     made = learner()
-    set_critic_outputs(made.target, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
+    set_critic_outputs(made.target_critics, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
     set_net_output(made.actor, *LOGITS)
     mask = torch.tensor([[True, False, True], [False, False, False], [True, False, False]])
     # chances 2/3 and 1/3: 2 + 2 = 4; death, where nothing is allowed: 1; one choice: 3 alone
@@ -74,7 +76,7 @@ def test_targets_never_come_from_a_forbidden_action() -> None:
 
 def test_continuous_targets_are_the_least_at_a_drawn_action_within_bounds() -> None:
     made = learner(CONTINUOUS)
-    set_critic_outputs(made.target, [2.0, 1.0], [-4.0, 1.0])  # 1 + 2 a and 1 - 4 a
+    set_critic_outputs(made.target_critics, [2.0, 1.0], [-4.0, 1.0])  # 1 + 2 a and 1 - 4 a
     set_net_output(made.actor, math.atanh(0.6), std=0.9)
     made.rng.manual_seed(0)
     action = (0.6 + 0.9 * peek_noise(made)[:, 0]).clamp(-1.0, 1.0)
@@ -90,7 +92,7 @@ def test_continuous_targets_are_the_least_at_a_drawn_action_within_bounds() -> N
 def test_critic_loss_by_hand() -> None:
     made = learner()
     set_critic_outputs(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
-    set_critic_outputs(made.target, [0.0] * 3, [0.0] * 3)
+    set_critic_outputs(made.target_critics, [0.0] * 3, [0.0] * 3)
     loss, error, q = made.critic_loss(batch())
     # targets are 1. Errors 0, 0.5, 3 and 2, 0, -1: half squares 2, 0.125, 4.5 + 0.5 = 5
     assert loss.item() == pytest.approx(7.125 / 3)
@@ -156,9 +158,9 @@ def test_continuous_actor_loss_by_hand_also_on_the_bounds() -> None:
 def test_importance_weights_weigh_both_losses_and_not_the_priority() -> None:
     made = learner()
     set_critic_outputs(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
-    set_critic_outputs(made.target, [0.0] * 3, [0.0] * 3)
+    set_critic_outputs(made.target_critics, [0.0] * 3, [0.0] * 3)
     set_net_output(made.actor, *LOGITS)
-    found = made.gradients(batch(weight=torch.tensor([1.0, 0.5, 0.1])))
+    found = probe(made, batch(weight=torch.tensor([1.0, 0.5, 0.1])))
     # 2 + 0.5 * 0.125 + 0.1 * 5
     assert found.metrics["critic_loss"].item() == pytest.approx(2.5625 / 3)
     # the least are 1, 1, 0, on average 0.75: ln 2 (e^0.25 + 0.5 * 2 e^0.25 + 0.1 * 2 e^-0.75)
@@ -175,25 +177,25 @@ def test_importance_weights_weigh_both_losses_and_not_the_priority() -> None:
 def test_gradients_change_nothing_and_are_each_networks_own(spaces: Spaces) -> None:
     made = learner(spaces, net__hidden_sizes=[8])
     shown = batch() if spaces is DISCRETE else moves()
-    parts = (made.actor, made.critics, made.target)
+    parts = (made.actor, made.critics, made.target_critics)
     before = [p for part in parts for p in weights(part)]
-    made.gradients(shown)
+    probe(made, shown)
     assert same(before, [p for part in parts for p in weights(part)])
-    assert not any(p.requires_grad for p in made.target.parameters())
+    assert not any(p.requires_grad for p in made.target_critics.parameters())
     for loss, net in ((made.critic_loss(shown)[0], made.actor), (actor_loss(made, shown)[0], made.critics)):
         assert all(g is None for g in torch.autograd.grad(loss, [*net.parameters()], allow_unused=True))
     # what the critics take is the gradient of their own loss, not the actor's too
     state = made.rng.get_state()
-    found = made.gradients(shown).by_optimizer["critic_optimizer"][0].clone()
+    found = probe(made, shown).gradients["critic_optimizer"][0].clone()
     made.rng.set_state(state)
     assert torch.equal(found, made.critic_optimizer.gradient(made.critic_loss(shown)[0])[0])
 
 
 def test_targets_follow_slowly_and_the_actor_has_its_own_learning_rate() -> None:
     made = learner(tau=0.1, lr=1e-2, actor_lr=1e-4, net__hidden_sizes=[8])
-    start, actor, critics = weights(made.target), weights(made.actor), weights(made.critics)
+    start, actor, critics = weights(made.target_critics), weights(made.actor), weights(made.critics)
     made.update(batch())
-    for target, before, net in zip(weights(made.target), start, weights(made.critics), strict=True):
+    for target, before, net in zip(weights(made.target_critics), start, weights(made.critics), strict=True):
         assert torch.allclose(target, 0.9 * before + 0.1 * net, atol=1e-7)
     # Adam's first step is as long as the learning rate
     for net, old, lr in ((made.actor, actor, 1e-4), (made.critics, critics, 1e-2)):
@@ -251,7 +253,7 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
             learner(Spaces(OBS, space))
     with pytest.raises(UserError, match=r"awac does not support recurrent networks: set net\.recurrent=none"):
         learner(net__recurrent="gru")
-    with pytest.raises(UserError, match="awac is for tasks of one agent"):
+    with pytest.raises(UserError, match="awac needs an environment with one agent"):
         learner(Spaces(OBS, Discrete(3), num_agents=2))
 
 

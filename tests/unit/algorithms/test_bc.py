@@ -162,7 +162,7 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
             learner(Spaces(OBS, space))
     with pytest.raises(UserError, match=r"bc does not support recurrent networks: set net\.recurrent=none"):
         learner(net__recurrent="gru")
-    with pytest.raises(UserError, match="bc is for tasks of one agent"):
+    with pytest.raises(UserError, match="bc needs an environment with one agent"):
         learner(Spaces(OBS, Discrete(3), num_agents=2))
 
 
@@ -181,7 +181,7 @@ def test_state_round_trip_gives_the_same_next_update(likelihood: bool) -> None:
 
 def test_observations_are_normalised_where_asked() -> None:
     made = learner(normalize_obs=True)
-    made.observe(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
+    made.update_normalizers(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
     # means 2 and 2, spreads 1 and 2
     seen = made.actor.features(torch.tensor([[3.0, 0.0]]))
     assert torch.allclose(seen, torch.tensor([[1.0, -1.0]]), atol=1e-5)

@@ -12,6 +12,8 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.c51 import C51
 from zhixing.core.batch import Batch
@@ -35,7 +37,7 @@ def learner(**settings: Any) -> C51:
 def table(c51: C51, net: list[list[float]], target: list[list[float]]) -> None:
     """Let the network and its target give these logits [n,atoms] for every observation."""
     with torch.no_grad():
-        for module, logits in ((c51.net, net), (c51.target, target)):
+        for module, logits in ((c51.net, net), (c51.target_net, target)):
             linear: Any = module.head.linear
             linear.weight.zero_()
             linear.bias.copy_(torch.tensor(logits).flatten())
@@ -110,7 +112,7 @@ def test_targets_never_come_from_a_forbidden_action() -> None:
 def test_loss_and_priorities_by_hand() -> None:
     c51 = learner()
     table(c51, net=[UNIFORM, [math.log(0.8), math.log(0.2), -SURE]], target=[ON_0, ON_5])
-    found = c51.gradients(batch())
+    found = probe(c51, batch())
     # the targets above; against the uniform network each costs log 3; the second row meets its target: its entropy
     entropy = [-sum(p * math.log(p) for p in row) for row in ((0.3, 0.7), (0.8, 0.2), (0.9, 0.1))]
     losses = [math.log(3), entropy[1], math.log(3)]
@@ -121,7 +123,7 @@ def test_loss_and_priorities_by_hand() -> None:
     assert found.priority.tolist() == pytest.approx(kl, abs=1e-6)
     # means 5 (uniform), 0.2 · 5 = 1, 5
     assert found.metrics["q_mean"].item() == pytest.approx(11 / 3, rel=1e-5)
-    weighted = c51.gradients(batch(weight=torch.tensor([1.0, 0.5, 0.1])))
+    weighted = probe(c51, batch(weight=torch.tensor([1.0, 0.5, 0.1])))
     expected = (losses[0] + 0.5 * losses[1] + 0.1 * losses[2]) / 3
     assert weighted.metrics["loss"].item() == pytest.approx(expected, rel=1e-5)
     assert weighted.priority is not None
@@ -170,7 +172,7 @@ def test_recurrent_losses_leave_out_the_burn_in() -> None:
         hidden=torch.zeros(2, 4, 4),
         index=torch.arange(2),
     )
-    found = c51.gradients(shown)
+    found = probe(c51, shown)
     # 2.5 + ½ · 5 = 5 and, dead, 0: every target is one atom, so loss and KL are log 3 everywhere
     assert found.metrics["loss"].item() == pytest.approx(math.log(3), rel=1e-5)
     assert found.priority is not None
@@ -182,7 +184,7 @@ def test_the_target_network_is_copied_every_so_many_updates(sync: int) -> None:
     c51 = learner(target_update_interval=sync)
     for done in range(1, 4):
         c51.update(batch())
-        same = torch.equal(c51.net.head.linear.weight, c51.target.head.linear.weight)
+        same = torch.equal(c51.net.head.linear.weight, c51.target_net.head.linear.weight)
         assert same == (done % sync == 0)
 
 
@@ -191,7 +193,7 @@ def test_weights_go_to_another_policy_and_learner() -> None:
     for _ in range(3):
         c51.update(batch())
     x = torch.randn(4, 3)
-    other.policy.load_state_dict(c51.weights())
+    other.policy.load_state_dict(c51.policy.state_dict())
     assert torch.equal(other.value(x), c51.value(x))
     third = learner(seed=8)
     third.load_networks(c51.state_dict())

@@ -10,8 +10,10 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
+from probe import probe
+
 import zhixing as zx
-from zhixing.algorithms.coma import COMA, counterfactual, own_value, team_value
+from zhixing.algorithms.coma import COMA, COMAConfig, counterfactual_advantage, expected_q, team_value
 from zhixing.core.batch import Batch
 from zhixing.core.optimizer import Optimizer
 from zhixing.core.policy import Phase
@@ -88,8 +90,8 @@ def test_counterfactual_advantages_by_hand() -> None:
     q = torch.tensor([[1.0, 2.0, 6.0], [4.0, 0.0, 0.0]])
     policy = Categorical(torch.tensor([likely(0.5, 0.25, 0.25), likely(0.25, 0.5, 0.25)]))
     # baselines 0.5 + 0.5 + 1.5 = 2.5 and 1; the third action is worth 6, the first 4
-    assert own_value(q, policy).tolist() == pytest.approx([2.5, 1.0])
-    assert counterfactual(q, policy, torch.tensor([2, 0])).tolist() == pytest.approx([3.5, 3.0])
+    assert expected_q(q, policy).tolist() == pytest.approx([2.5, 1.0])
+    assert counterfactual_advantage(q, policy, torch.tensor([2, 0])).tolist() == pytest.approx([3.5, 3.0])
     assert team_value(q, policy).item() == pytest.approx(1.75)
     assert team_value(q, policy, torch.tensor([True, False])).item() == pytest.approx(2.5)
     assert team_value(q, policy, torch.tensor([False, False])).item() == 0.0
@@ -97,14 +99,14 @@ def test_counterfactual_advantages_by_hand() -> None:
 
 def test_advantages_average_to_zero_under_the_policy() -> None:
     q, policy = torch.randn(5, 2, 3), Categorical(torch.randn(5, 2, 3))
-    each = torch.stack([counterfactual(q, policy, torch.full((5, 2), a)) for a in range(3)], -1)
+    each = torch.stack([counterfactual_advantage(q, policy, torch.full((5, 2), a)) for a in range(3)], -1)
     assert torch.allclose((policy.logp.exp() * each).sum(-1), torch.zeros(5, 2), atol=1e-6)
 
 
 def test_a_forbidden_action_is_in_no_baseline() -> None:
     q = torch.tensor([[1.0, 1e6, 6.0]])
     policy = Categorical(torch.tensor([[0.0, 9.0, 0.0]]), torch.tensor([[True, False, True]]))
-    assert own_value(q, policy).tolist() == [3.5]
+    assert expected_q(q, policy).tolist() == [3.5]
 
 
 def test_the_critic_sees_what_the_others_do_and_never_what_the_agent_itself_does() -> None:
@@ -128,7 +130,7 @@ def test_the_critic_of_a_task_without_a_state_sees_all_observations() -> None:
 
 def values_of_the_state(made: COMA) -> None:
     """Every action is worth what the state tells."""
-    saying(made.target, [0.0] * 3, [0.0] * 3, state=1.0)
+    saying(made.target_critic, [0.0] * 3, [0.0] * 3, state=1.0)
 
 
 STATES = {
@@ -167,7 +169,7 @@ def test_within_an_episode_returns_mix_all_later_values() -> None:
 def test_values_are_averaged_over_own_actions_and_agents() -> None:
     made = learner(td_lambda=0.0)
     saying(made.actor, likely(0.5, 0.25, 0.25), likely(0.25, 0.5, 0.25))
-    saying(made.target, [1.0, 2.0, 6.0], [4.0, 0.0, 0.0], others=10.0)
+    saying(made.target_critic, [1.0, 2.0, 6.0], [4.0, 0.0, 0.0], others=10.0)
     # 2.5 and 1, and 10 for the one action that the other takes, whichever: mean 11.75
     found = made.prepare(rollout())
     assert found.value.flatten().tolist() == pytest.approx([11.75] * 3)
@@ -177,9 +179,9 @@ def test_values_are_averaged_over_own_actions_and_agents() -> None:
 def test_targets_never_come_from_a_forbidden_action() -> None:
     made = learner(td_lambda=0.0)
     saying(made.actor, [0.0, 9.0, 0.0], [0.0, 9.0, 0.0])
-    saying(made.target, [1.0, 1e6, 6.0], [4.0, 1e6, 0.0])
+    saying(made.target_critic, [1.0, 1e6, 6.0], [4.0, 1e6, 0.0])
     with torch.no_grad():  # the other's second action is worth as much again
-        for member, place in zip(made.target.agent_nets, (5, 2), strict=True):
+        for member, place in zip(made.target_critic.agent_nets, (5, 2), strict=True):
             member.head.weight[:, place] = 1e6
     mask = torch.tensor([[[[True, False, True], [True, False, False]]]]).expand(3, 1, 2, 3)
     found = made.prepare(rollout(mask=mask, next_mask=mask, action=torch.tensor([[[2, 0]]]).expand(3, 1, 2)))
@@ -191,7 +193,7 @@ def test_targets_never_come_from_a_forbidden_action() -> None:
 def test_who_has_left_has_no_say_in_the_teams_value() -> None:
     made = learner(td_lambda=0.0)
     saying(made.actor, [0.0] * 3, [0.0] * 3)
-    saying(made.target, [3.0] * 3, [1e6] * 3, others=10.0)
+    saying(made.target_critic, [3.0] * 3, [1e6] * 3, others=10.0)
     alive = torch.tensor([[[True, False]]]).expand(3, 1, 2)
     # 3, and nothing for what the other does, for it does nothing
     found = made.prepare(rollout(alive=alive, next_alive=alive))
@@ -208,10 +210,10 @@ def test_critic_loss_by_hand() -> None:
         returns=torch.tensor([5.0]),
     )
     # 6 and 4 against 5
-    assert made.critic_gradients(both).metrics["critic_loss"].item() == pytest.approx(1.0)
+    assert probe(made, both, "critic_step").metrics["critic_loss"].item() == pytest.approx(1.0)
     one = Batch(**{name: getattr(both, name) for name in both.fields}, alive=torch.tensor([[True, False]]))
     saying(made.critic, [1.0, 2.0, 8.0], [4.0, 0.0, 0.0])
-    assert made.critic_gradients(one).metrics["critic_loss"].item() == pytest.approx(9.0)
+    assert probe(made, one, "critic_step").metrics["critic_loss"].item() == pytest.approx(9.0)
 
 
 def test_policy_loss_by_hand() -> None:
@@ -219,7 +221,7 @@ def test_policy_loss_by_hand() -> None:
     saying(made.actor, likely(0.5, 0.25, 0.25), likely(0.25, 0.5, 0.25))
     saying(made.critic, [1.0, 2.0, 6.0], [4.0, 0.0, 0.0])
     shown = rollout(1, action=torch.tensor([[[2, 0]]]))
-    found = made.gradients(shown)
+    found = probe(made, shown, "actor_step")
     # advantages 3.5 and 3 of actions with chance 1/4: mean of -(3.5 + 3) ln(1/4)
     assert found.metrics["policy_loss"].item() == pytest.approx(3.25 * np.log(4))
     assert found.metrics["entropy"].item() == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(4))
@@ -236,10 +238,10 @@ def test_who_has_left_gets_no_gradient() -> None:
     shown = rollout(obs=torch.randn(3, 1, 2, 1), alive=alive, next_alive=alive, **PAID)
     data = made.prepare(shown).flatten()
     for net, optimizer, gradients in (
-        (made.critic, made.critic_optimizer, made.critic_gradients(data)),
-        (made.actor, made.actor_optimizer, made.gradients(shown)),
+        (made.critic, made.critic_optimizer, probe(made, data, "critic_step")),
+        (made.actor, made.actor_optimizer, probe(made, shown, "actor_step")),
     ):
-        assert gradients.by_optimizer
+        assert gradients.gradients
         gradient = gradients_by(optimizer)
         assert all(gradient[parameter].abs().sum() == 0 for parameter in net.agent_nets[1].parameters())
         assert all(gradient[parameter].abs().sum() > 0 for parameter in net.agent_nets[0].head.parameters())
@@ -258,11 +260,11 @@ def test_the_critic_takes_many_steps_and_the_actors_one() -> None:
 
 def test_the_target_follows_slowly() -> None:
     made = learner(tau=0.1, critic_epochs=1)
-    start = weights(made.target)
-    made.apply(made.critic_gradients(made.prepare(rollout(**PAID)).flatten()))
-    for target, before, net in zip(weights(made.target), start, weights(made.critic), strict=True):
+    start = weights(made.target_critic)
+    made.critic_step(made.prepare(rollout(**PAID)).flatten())
+    for target, before, net in zip(weights(made.target_critic), start, weights(made.critic), strict=True):
         assert torch.allclose(target, 0.9 * before + 0.1 * net, atol=1e-7)
-    assert not any(p.requires_grad for p in made.target.parameters())
+    assert not any(p.requires_grad for p in made.target_critic.parameters())
 
 
 @pytest.mark.parametrize("share_weights", [True, False])
@@ -297,7 +299,7 @@ def test_chances_over_a_rollout_and_beyond_it_are_those_of_acting(recurrent: str
     following[1] = last
     shown = rollout(T, obs=obs[:T], next_obs=following, action=torch.stack(actions), truncated=at(1, T), hidden=kept)
     assert torch.allclose(made.decisions(shown).logp, torch.stack(logps), atol=1e-6)
-    for member in made.target.agent_nets:  # each action has a worth of its own, nothing else counts
+    for member in made.target_critic.agent_nets:  # each action has a worth of its own, nothing else counts
         nn.init.zeros_(member.head.weight)
         member.head.bias.data = torch.tensor([1.0, 2.0, 4.0])
     expected = [team_value(torch.tensor([1.0, 2.0, 4.0]), policy).item() for policy in beyond]
@@ -317,7 +319,7 @@ def test_forbidden_actions_are_never_taken() -> None:
 def test_normalised_observations_reach_actors_critic_and_target() -> None:
     made = learner(normalize_obs=True)
     made.update(rollout(2, obs=torch.tensor([1.0, 3.0]).view(2, 1, 1, 1).expand(2, 1, 2, 1)))
-    for net in (made.actor, made.critic, made.target):
+    for net in (made.actor, made.critic, made.target_critic):
         encoder = net.agent_nets[0].torso.encoder.part("obs")
         norm = encoder.norm if net is made.actor else encoder.part("obs").norm
         assert (norm.mean.item(), norm.var.item(), norm.count.item()) == (2.0, 1.0, 4.0)
@@ -339,7 +341,7 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
             learner(Spaces(OBS, space, num_agents=2))
     with pytest.raises(UserError, match="coma needs a global state"):
         learner(Spaces(Dict({"a": OBS}), Discrete(3), num_agents=2))
-    with pytest.raises(UserError, match="coma is for tasks of many agents"):
+    with pytest.raises(UserError, match="coma needs an environment with several agents"):
         learner(Spaces(OBS, Discrete(3)))
 
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
@@ -61,7 +63,7 @@ def team(made, **fields):
         "alive": torch.tensor([[True, False]]),
         "logp": torch.full((1, 2), float(np.log(0.5))),
     }
-    return made.gradients(Batch(**{**base, **fields})).metrics
+    return probe(made, Batch(**{**base, **fields})).metrics
 
 
 def test_a_single_living_agent_is_not_normalised_to_nothing():

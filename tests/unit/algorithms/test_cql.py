@@ -12,6 +12,8 @@ from by_hand import CONTINUOUS, DISCRETE, ENTROPY, LOGITS, OBS, batch, set_criti
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.sac import SAC
 from zhixing.core.batch import Batch
@@ -141,9 +143,9 @@ def test_the_critics_descend_both_terms_and_the_actor_its_own(spaces: Spaces) ->
     made = learner(spaces, penalty=2.0, net__hidden_sizes=[8])
     shown = batch() if spaces is DISCRETE else moves()
     state = made.rng.get_state()
-    found = made.gradients(shown)
-    critic = found.by_optimizer["critic_optimizer"][0].clone()
-    assert set(found.by_optimizer) == {"critic_optimizer", "actor_optimizer"}
+    found = probe(made, shown)
+    critic = found.gradients["critic_optimizer"][0].clone()
+    assert set(found.gradients) == {"critic_optimizer", "actor_optimizer"}
     made.rng.set_state(state)
     bellman = made.critic_loss(shown)[0]
     held = penalty(made, shown)
@@ -185,7 +187,7 @@ def test_a_fixed_weight_stays_and_a_learned_one_keeps_the_penalty_near_its_targe
 def test_targets_count_entropy_only_where_asked() -> None:
     for entropy, worth in ((False, 4.0), (True, 4.0 + 0.5 * ENTROPY)):
         made = learner(entropy_in_targets=entropy)
-        set_critic_outputs(made.target, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])  # the least are 4, 2, 6: 4 on average
+        set_critic_outputs(made.target_critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])  # the least are 4, 2, 6: 4 on average
         set_critic_outputs(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
         set_net_output(made.actor, *LOGITS)
         alive = 1 + 0.9 * worth
@@ -193,7 +195,7 @@ def test_targets_count_entropy_only_where_asked() -> None:
         assert made.value(torch.zeros(1, 2)).tolist() == pytest.approx([worth])
         assert made.actor_loss(batch())[0].item() == pytest.approx(-4.0 - 0.5 * ENTROPY)  # the actor always does
     moving = learner(CONTINUOUS)
-    set_critic_outputs(moving.target, [0.0, 7.0], [0.0, 8.0])
+    set_critic_outputs(moving.target_critics, [0.0, 7.0], [0.0, 8.0])
     assert moving.target_value(moves()).tolist() == pytest.approx([1 + 0.9 * 7, 1.0, 1 + 0.9 * 7])
 
 
@@ -222,7 +224,7 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
             learner(Spaces(OBS, space))
     with pytest.raises(UserError, match=r"cql does not support recurrent networks: set net\.recurrent=none"):
         learner(net__recurrent="gru")
-    with pytest.raises(UserError, match="cql is for tasks of one agent"):
+    with pytest.raises(UserError, match="cql needs an environment with one agent"):
         learner(Spaces(OBS, Discrete(3), num_agents=2))
     with pytest.raises(UserError, match="unknown setting 'penalty'"):
         zx.config.load(algorithm="sac", env="Acrobot-v1", penalty=1.0)

@@ -35,7 +35,7 @@ def learner(**settings: Any) -> DAgger:
     spaces = Spaces(OBS, Discrete(3))
     made = zx.algorithms.get("dagger").make(cfg, spaces)
     assert isinstance(made, DAgger)
-    made.ask(Counting(spaces))
+    made.set_expert(Counting(spaces))
     return made
 
 
@@ -86,7 +86,7 @@ class Beyond(Policy):
 def test_labels_are_clipped_to_the_bounds_of_actions() -> None:
     spaces = Spaces(OBS, Box(-2.0, 2.0, (3,), np.float32))
     made = zx.algorithms.get("dagger").make(zx.config.load(algorithm="dagger", env="Pendulum-v1"), spaces)
-    made.ask(Beyond(spaces))
+    made.set_expert(Beyond(spaces))
     decision = made.policy.act(torch.zeros(2, 2), None, None, Phase.COLLECT, torch.Generator(), 0)
     assert decision.extras["expert_action"].tolist() == [[1.0, -1.0, 0.25]] * 2
     assert decision.action.tolist() == [[1.0, -1.0, 0.25]] * 2  # at first the expert acts

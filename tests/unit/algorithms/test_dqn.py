@@ -11,6 +11,8 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.dqn import DQN
 from zhixing.core.batch import Batch
@@ -33,7 +35,7 @@ def learner(name: str = "dqn", **settings: Any) -> DQN:
 def table(dqn: DQN, q: list[float], target: list[float]) -> None:
     """Let the network and its target answer the same for every observation."""
     with torch.no_grad():
-        for net, values in ((dqn.net, q), (dqn.target, target)):
+        for net, values in ((dqn.net, q), (dqn.target_net, target)):
             net.head.weight.zero_()
             net.head.bias.copy_(torch.tensor(values))
 
@@ -103,13 +105,13 @@ def test_targets_never_come_from_a_forbidden_action() -> None:
 def test_loss_by_hand(loss: str, expected: float) -> None:
     dqn = learner(loss=loss)
     table(dqn, q=[1.0, 1.5, 4.0], target=[0.0, 0.0, 0.0])
-    assert dqn.gradients(batch()).metrics["loss"].item() == pytest.approx(expected)
+    assert probe(dqn, batch()).metrics["loss"].item() == pytest.approx(expected)
 
 
 def test_importance_weights_weigh_each_error() -> None:
     dqn = learner(loss="mse")
     table(dqn, q=[1.0, 1.5, 4.0], target=[0.0, 0.0, 0.0])
-    found = dqn.gradients(batch(weight=torch.tensor([1.0, 0.5, 0.1])))
+    found = probe(dqn, batch(weight=torch.tensor([1.0, 0.5, 0.1])))
     assert found.metrics["loss"].item() == pytest.approx((0.5 * 0.25 + 0.1 * 9.0) / 3)
     assert found.priority is not None
     assert found.priority.tolist() == pytest.approx([0.0, 0.5, 3.0])  # of the errors, not weighted
@@ -118,35 +120,35 @@ def test_importance_weights_weigh_each_error() -> None:
 def test_q_mean_is_of_the_actions_taken() -> None:
     dqn = learner()
     table(dqn, q=[1.0, 2.0, 6.0], target=[0.0] * 3)
-    assert dqn.gradients(batch()).metrics["q_mean"].item() == pytest.approx(3.0)
+    assert probe(dqn, batch()).metrics["q_mean"].item() == pytest.approx(3.0)
 
 
 def test_the_target_network_is_copied_every_so_many_updates() -> None:
     dqn = learner(target_update_interval=3)
-    first = weights(dqn.target)
+    first = weights(dqn.target_net)
     assert same(first, weights(dqn.net))
     for _ in range(2):
         dqn.update(batch())
-    assert same(weights(dqn.target), first)
+    assert same(weights(dqn.target_net), first)
     dqn.update(batch())
-    assert same(weights(dqn.target), weights(dqn.net))
-    assert not same(weights(dqn.target), first)
+    assert same(weights(dqn.target_net), weights(dqn.net))
+    assert not same(weights(dqn.target_net), first)
 
 
 def test_the_target_network_may_follow_slowly() -> None:
     dqn = learner(target_update_interval=1, tau=0.1)
-    start = weights(dqn.target)
+    start = weights(dqn.target_net)
     dqn.update(batch())
-    for target, before, net in zip(weights(dqn.target), start, weights(dqn.net), strict=True):
+    for target, before, net in zip(weights(dqn.target_net), start, weights(dqn.net), strict=True):
         assert torch.allclose(target, 0.9 * before + 0.1 * net, atol=1e-7)
 
 
 def test_gradients_change_nothing_and_leave_the_target_alone() -> None:
     dqn = learner()
-    before = weights(dqn.net) + weights(dqn.target)
-    dqn.gradients(batch())
-    assert same(before, weights(dqn.net) + weights(dqn.target))
-    assert not any(p.requires_grad for p in dqn.target.parameters())
+    before = weights(dqn.net) + weights(dqn.target_net)
+    probe(dqn, batch())
+    assert same(before, weights(dqn.net) + weights(dqn.target_net))
+    assert not any(p.requires_grad for p in dqn.target_net.parameters())
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
@@ -212,7 +214,7 @@ def test_state_round_trip_gives_the_same_next_update() -> None:
         dqn.update(batch())
         other.update(batch())
     assert same(weights(dqn.net), weights(other.net))
-    assert same(weights(dqn.target), weights(other.target))
+    assert same(weights(dqn.target_net), weights(other.target_net))
 
 
 def test_start_from_takes_the_networks_and_not_the_moments() -> None:
@@ -221,10 +223,10 @@ def test_start_from_takes_the_networks_and_not_the_moments() -> None:
         dqn.update(batch())
     other.load_networks(dqn.state_dict())
     assert same(weights(dqn.net), weights(other.net))
-    assert same(weights(dqn.target), weights(other.target))
-    assert not same(weights(other.net), weights(other.target))
+    assert same(weights(dqn.target_net), weights(other.target_net))
+    assert not same(weights(other.net), weights(other.target_net))
     assert other.updates == 0
-    assert not other.q_optimizer.first_moment[0].any()
+    assert not other.optimizer.first_moment[0].any()
 
 
 def test_recurrent_targets_and_losses_leave_out_the_burn_in() -> None:
@@ -245,7 +247,7 @@ def test_recurrent_targets_and_losses_leave_out_the_burn_in() -> None:
         index=torch.arange(2),
         weight=torch.ones(2),
     )
-    found = dqn.gradients(shown)
+    found = probe(dqn, shown)
     # targets r + 0.9 * 10: 10, 11 and 3 (died) against q = 4; 9, 9, 9 against 1. The rewards of 99 don't enter.
     # huber: 6 - .5, 7 - .5, 1 - .5 = 0.5, and three times 8 - .5: (5.5 + 6.5 + 0.5 + 22.5) / 6
     assert found.metrics["loss"].item() == pytest.approx(35.0 / 6, rel=1e-5)

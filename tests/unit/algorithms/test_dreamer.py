@@ -13,6 +13,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.dreamer import RANGE_RATE, Dreamer
 from zhixing.core.batch import Batch
@@ -72,11 +74,11 @@ def imagined(dreamer: Dreamer, num: int = 5) -> ImaginedRollout:
 @pytest.mark.parametrize("part", ["world", "actor", "critic"])
 def test_each_loss_moves_its_own_part_only(part: str) -> None:
     dreamer = learner()
-    found = dreamer.gradients(sequences())
+    found = probe(dreamer, sequences())
     one = f"{part}_optimizer"
-    assert set(found.by_optimizer) == {"world_optimizer", "actor_optimizer", "critic_optimizer"}
-    assert all(g.isfinite().all() for gradient in found.by_optimizer.values() for g in gradient)
-    only = Gradients({one: found.by_optimizer[one]}, found.metrics)
+    assert set(found.gradients) == {"world_optimizer", "actor_optimizer", "critic_optimizer"}
+    assert all(g.isfinite().all() for gradient in found.gradients.values() for g in gradient)
+    only = Gradients({one: found.gradients[one]}, found.metrics)
     assert moved(dreamer, only) == {part}
 
 
@@ -96,7 +98,7 @@ def test_behaviour_reaches_neither_model_nor_each_other() -> None:
 def test_gradients_change_nothing() -> None:
     dreamer = learner()
     before = dreamer.state_dict()
-    dreamer.gradients(sequences())
+    probe(dreamer, sequences())
     after = dreamer.state_dict()
     assert torch.equal(before["tensors"]["return_range"], after["tensors"]["return_range"])
     for name, part in before["parts"].items():
@@ -158,7 +160,7 @@ def test_the_scale_of_returns_is_a_slow_average_of_their_range() -> None:
     scale = 0.0
     for i in range(3):
         dream_rng = dreamer.rng.get_state()
-        found = dreamer.gradients(sequences(seed=i))
+        found = probe(dreamer, sequences(seed=i))
         dreamer.rng.set_state(dream_rng)  # the same imagination again
         state = dreamer.world_loss(sequences(seed=i))[1]
         dream = dreamer.world.imagine(state, dreamer.actor, dreamer.cfg.horizon, dreamer.rng)

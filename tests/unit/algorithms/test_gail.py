@@ -13,6 +13,8 @@ import torch
 from conftest import checkpoint_tensors
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.gail import GAIL
 from zhixing.core.batch import Batch
@@ -25,7 +27,7 @@ def learner(action: Any = None, expert: Batch | None = None, **settings: Any) ->
     cfg = zx.config.load(algorithm="gail", env="Acrobot-v1", dataset="somewhere", **settings)
     made = zx.algorithms.get("gail").make(cfg, Spaces(OBS, action or Discrete(2)))
     assert isinstance(made, GAIL)
-    made.show(expert or Batch(obs=torch.randn(50, 2), action=torch.zeros(50, dtype=torch.long)))
+    made.set_demonstrations(expert or Batch(obs=torch.randn(50, 2), action=torch.zeros(50, dtype=torch.long)))
     return made
 
 
@@ -51,11 +53,11 @@ def test_the_discriminators_loss_by_hand() -> None:
     # of a constant logit 2 the slope is 0: the penalty is (0 - 1)² = 1 times its weight.
     # cross-entropy: half the steps are the expert's, log(1 + e^-2) = 0.1269, half are not, log(1 + e^2) = 2.1269
     made = with_logit(learner(gradient_penalty=3.0, discriminator_batch_size=4), 2.0)
-    found = made.gradients(STEPS)
+    found = probe(made, STEPS, "discriminator_step")
     expected = 0.5 * (math.log(1 + math.e**-2) + math.log(1 + math.e**2)) + 3.0
     assert found.metrics["discriminator_loss"].item() == pytest.approx(expected)
     assert found.metrics["discriminator_accuracy"].item() == 0.5
-    assert list(found.by_optimizer) == ["discriminator_optimizer"]
+    assert list(found.gradients) == ["discriminator_optimizer"]
 
 
 def test_the_slope_that_is_penalised_is_that_between_both_kinds_of_steps() -> None:
@@ -76,7 +78,7 @@ def test_it_learns_to_tell_them_apart_whatever_the_actions(action: Any) -> None:
     made = learner(action, steps(1.0), discriminator_lr=1e-2, discriminator_batch_size=64, gradient_penalty=0.1)
     own = steps(-1.0)
     for _ in range(60):
-        made.apply(made.gradients(made._drawn(own)))
+        made.discriminator_step(made._drawn(own))
     assert made.imitation_reward(steps(1.0)).mean() > 3 * made.imitation_reward(own).mean()
 
 

@@ -12,6 +12,8 @@ from by_hand import CONTINUOUS, DISCRETE, LOGITS, OBS, batch, set_critic_outputs
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.iql import IQL
 from zhixing.core.batch import Batch
@@ -73,7 +75,7 @@ def test_weights_of_advantages_have_a_limit_and_no_gradient() -> None:
 
 def test_value_loss_by_hand() -> None:
     made = learner()
-    set_critic_outputs(made.target, [10.0, 2.0, 6.0], [4.0, 8.0, 7.0])  # the least are 4, 2, 6
+    set_critic_outputs(made.target_critics, [10.0, 2.0, 6.0], [4.0, 8.0, 7.0])  # the least are 4, 2, 6
     set_critic_outputs(made.critics, [99.0] * 3, [99.0] * 3)  # not asked
     set_net_output(made.state_value, 4.0)
     loss, advantage, value_mean = made.value_loss(batch())
@@ -151,10 +153,10 @@ def test_continuous_actor_loss_by_hand_also_on_the_bounds() -> None:
 def test_importance_weights_weigh_every_loss_and_not_the_priority() -> None:
     made = learner(beta=1.0)
     set_critic_outputs(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
-    set_critic_outputs(made.target, [0.0, -2.0, 2.0], [0.0, -2.0, 2.0])
+    set_critic_outputs(made.target_critics, [0.0, -2.0, 2.0], [0.0, -2.0, 2.0])
     set_net_output(made.state_value, 0.0)
     set_net_output(made.actor, *LOGITS)
-    found = made.gradients(batch(weight=torch.tensor([1.0, 0.5, 0.1])))
+    found = probe(made, batch(weight=torch.tensor([1.0, 0.5, 0.1])))
     # 4 + 0.5 * 0.25 + 0.1 * 10
     assert found.metrics["critic_loss"].item() == pytest.approx(5.125 / 3)
     # 0.5 * 0.3 * 4 + 0.1 * 0.7 * 4
@@ -173,11 +175,11 @@ def test_importance_weights_weigh_every_loss_and_not_the_priority() -> None:
 def test_gradients_change_nothing_and_are_each_networks_own(spaces: Spaces) -> None:
     made = learner(spaces, net__hidden_sizes=[8])
     shown = batch() if spaces is DISCRETE else moves()
-    parts = [made.actor, made.critics, made.state_value, made.target]
+    parts = [made.actor, made.critics, made.state_value, made.target_critics]
     before = [p for part in parts for p in weights(part)]
-    made.gradients(shown)
+    probe(made, shown)
     assert same(before, [p for part in parts for p in weights(part)])
-    assert not any(p.requires_grad for p in made.target.parameters())
+    assert not any(p.requires_grad for p in made.target_critics.parameters())
     _, advantage, _ = made.value_loss(shown)
     losses = made.actor_loss(shown, advantage)[0], made.critic_loss(shown)[0], made.value_loss(shown)[0]
     for loss, own in zip(losses, parts, strict=False):
@@ -188,11 +190,11 @@ def test_gradients_change_nothing_and_are_each_networks_own(spaces: Spaces) -> N
 
 def test_targets_follow_slowly_and_the_actor_has_its_own_learning_rate() -> None:
     made = learner(tau=0.1, lr=1e-2, actor_lr=1e-4, net__hidden_sizes=[8])
-    start = weights(made.target)
+    start = weights(made.target_critics)
     nets = (made.actor, 1e-4), (made.critics, 1e-2), (made.state_value, 1e-2)
     before = [weights(net) for net, _ in nets]
     made.update(batch())
-    for target, then, net in zip(weights(made.target), start, weights(made.critics), strict=True):
+    for target, then, net in zip(weights(made.target_critics), start, weights(made.critics), strict=True):
         assert torch.allclose(target, 0.9 * then + 0.1 * net, atol=1e-7)
     # Adam's first step is as long as the learning rate
     for (net, lr), old in zip(nets, before, strict=True):
@@ -253,9 +255,9 @@ def test_what_it_collects_stays_within_bounds() -> None:
 
 def test_normalised_observations_reach_all_networks() -> None:
     made = learner(normalize_obs=True)
-    made.observe(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
+    made.update_normalizers(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
     # means 2 and 2, spreads 1 and 2
-    for net in (made.actor, made.critics, made.target, made.state_value):
+    for net in (made.actor, made.critics, made.target_critics, made.state_value):
         assert torch.allclose(net.features(torch.tensor([[3.0, 0.0]])), torch.tensor([[1.0, -1.0]]), atol=1e-5)
 
 
@@ -265,7 +267,7 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
             learner(Spaces(OBS, space))
     with pytest.raises(UserError, match=r"iql does not support recurrent networks: set net\.recurrent=none"):
         learner(net__recurrent="gru")
-    with pytest.raises(UserError, match="iql is for tasks of one agent"):
+    with pytest.raises(UserError, match="iql needs an environment with one agent"):
         learner(Spaces(OBS, Discrete(3), num_agents=2))
 
 

@@ -12,6 +12,8 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.maddpg import MADDPG
 from zhixing.buffers import Buffer, NStep
@@ -345,7 +347,7 @@ def test_targets_follow_slowly() -> None:
 def test_gradients_change_nothing() -> None:
     made = learner(net__hidden_sizes=[8])
     before = weights(made.actor) + weights(made.critics)
-    made.gradients(batch())
+    probe(made, batch())
     assert same(before, weights(made.actor) + weights(made.critics))
     assert not any(p.requires_grad for p in (*made.target_actor.parameters(), *made.target_critics.parameters()))
 
@@ -361,7 +363,7 @@ def test_dict_observations_are_encoded_for_each_agent() -> None:
 
 def test_normalised_observations_reach_actors_critics_and_their_targets() -> None:
     made = learner(normalize_obs=True)
-    made.observe(Batch(obs=torch.tensor([[[[1.0, 0.0], [3.0, 4.0]]]])))
+    made.update_normalizers(Batch(obs=torch.tensor([[[[1.0, 0.0], [3.0, 4.0]]]])))
     # means 2 and 2, spreads 1 and 2, over both agents
     for net in (made.actor, made.critics, made.target_actor, made.target_critics):
         seen = net.features(torch.tensor([[[2.0, 0.0], [3.0, 4.0]]]))
@@ -381,7 +383,7 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
             learner(Spaces(OBS, space, num_agents=2))
     with pytest.raises(UserError, match=r"maddpg does not support recurrent networks: set net\.recurrent=none"):
         learner(net__recurrent="gru")
-    with pytest.raises(UserError, match="maddpg is for tasks of many agents"):
+    with pytest.raises(UserError, match="maddpg needs an environment with several agents"):
         learner(Spaces(OBS, Discrete(3)))
 
 

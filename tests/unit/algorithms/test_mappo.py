@@ -13,6 +13,8 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from torch import Tensor
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.mappo import MAPPO
 from zhixing.core.batch import Batch
@@ -232,7 +234,7 @@ def test_for_itself_who_has_left_is_worth_nothing_and_paid_nothing(name: str) ->
 
 def test_losses_by_hand() -> None:
     made = plain(clip_range=0.2)
-    told = made.gradients(losses()).metrics
+    told = probe(made, losses(), "gradient_step").metrics
     # min(1.5, 1.2) + min(0.5, 0.8) + 2
     assert told["policy_loss"].item() == pytest.approx(-3.7 / 3, rel=1e-5)
     # 1, 10 and 100 against 3, 10 and 90
@@ -252,7 +254,7 @@ def test_losses_by_hand() -> None:
 
 def test_losses_are_means_over_the_living() -> None:
     made = plain(clip_range=0.2)
-    told = made.gradients(losses(alive=LEFT)).metrics
+    told = probe(made, losses(alive=LEFT), "gradient_step").metrics
     assert told["policy_loss"].item() == pytest.approx(-1.7 / 2, rel=1e-5)
     assert told["value_loss"].item() == pytest.approx(4 / 2)
     assert of_the_logits(made, 1) == pytest.approx((-0.5 / 2 * taken(1)).tolist(), rel=1e-4)
@@ -262,7 +264,7 @@ def test_entropy_is_weighed_and_that_of_the_living_only() -> None:
     made = plain(entropy_coef=0.3)
     with torch.no_grad():
         made.actor.agent_nets[2].head.bias.zero_()
-    told = made.gradients(losses(advantage=torch.zeros(1, 3), alive=LEFT)).metrics
+    told = probe(made, losses(advantage=torch.zeros(1, 3), alive=LEFT), "gradient_step").metrics
     assert told["entropy"].item() == pytest.approx(ENTROPY)  # with the third it would be more
     # half of the entropy's gradient, -p (ln p + H)
     expected = 0.3 / 2 * CHANCES * (np.log(CHANCES) + ENTROPY)
@@ -273,7 +275,7 @@ def test_entropy_is_weighed_and_that_of_the_living_only() -> None:
 def test_advantages_are_normalised_over_the_living() -> None:
     made = plain(normalize_advantage=True, clip_range=9.0)
     shown = losses(advantage=torch.tensor([[4.0, 1.0, 1e6]]), alive=LEFT, logp=torch.tensor([HALVES]))
-    made.gradients(shown)
+    probe(made, shown, "gradient_step")
     # mean 2.5, spread 1.5: 1 and -1
     assert of_the_logits(made, 0) == pytest.approx((-0.5 * taken(0)).tolist(), rel=1e-4)
     assert of_the_logits(made, 1) == pytest.approx((0.5 * taken(1)).tolist(), rel=1e-4)
@@ -282,7 +284,7 @@ def test_advantages_are_normalised_over_the_living() -> None:
 def test_a_forbidden_action_gets_no_gradient_and_is_never_taken() -> None:
     made = plain(entropy_coef=0.1)
     mask = torch.tensor([[True, True, False], [False, True, True], [True, True, True]])
-    told = made.gradients(losses(mask=mask[None], logp=torch.tensor([[2 / 3, 0.5, 0.25]]).log())).metrics
+    told = probe(made, losses(mask=mask[None], logp=torch.tensor([[2 / 3, 0.5, 0.25]]).log()), "gradient_step").metrics
     assert told["policy_loss"].item() == pytest.approx(-4 / 3)  # chances 2/3, 1/2 and 1/4: all ratios are 1
     entropies = (math.log(3) - 2 / 3 * math.log(2)) + math.log(2) + ENTROPY
     assert told["entropy"].item() == pytest.approx(entropies / 3)
@@ -305,7 +307,7 @@ def test_masks_of_a_rollout_reach_the_losses() -> None:
 def test_who_has_left_gets_no_gradient(name: str) -> None:
     made = learner(name, share_weights=False, entropy_coef=0.1)
     gone = torch.tensor([True, False, True]).expand(3, 1, 3)
-    made.gradients(made.prepare(rollout(alive=gone, next_alive=gone)).flatten())
+    probe(made, made.prepare(rollout(alive=gone, next_alive=gone)).flatten(), "gradient_step")
     for net, optimizer in ((made.actor, made.actor_optimizer), (made.critic, made.critic_optimizer)):
         found = by_parameter(optimizer)
         for member, counts in zip(net.agent_nets, (True, False, True), strict=True):
@@ -352,9 +354,9 @@ def test_values_are_learned_on_the_scale_of_returns() -> None:
     assert made.values(torch.ones(1, 3, 1)).tolist() == [pytest.approx([12.0, 30.0, 210.0])]
     # returns that these values foretell leave no error; 16 is 3 on the critics' scale, two too many
     exact = losses(returns=torch.tensor([[12.0, 30.0, 10.0 + 2 * 9.0]]), alive=LEFT)
-    assert made.gradients(exact).metrics["value_loss"].item() == pytest.approx(0.0, abs=1e-6)
+    assert probe(made, exact, "gradient_step").metrics["value_loss"].item() == pytest.approx(0.0, abs=1e-6)
     off = losses(returns=torch.tensor([[16.0, 30.0, 0.0]]), alive=LEFT)
-    assert made.gradients(off).metrics["value_loss"].item() == pytest.approx(4 / 2, rel=1e-5)
+    assert probe(made, off, "gradient_step").metrics["value_loss"].item() == pytest.approx(4 / 2, rel=1e-5)
 
 
 def test_normalising_and_back_gives_the_same_values() -> None:
@@ -403,9 +405,9 @@ def test_agents_with_their_own_weights_learn_nothing_from_each_other() -> None:
     assert len(made.actor.agent_nets) == len(made.critic.agent_nets) == 3
     out = made.actor(made.actor.build_inputs(torch.ones(1, 3, 1), None))[0]
     assert not torch.equal(out[0, 0], out[0, 1])
-    made.gradients(losses())
+    probe(made, losses(), "gradient_step")
     first = {p: g.clone() for p, g in by_parameter(made.actor_optimizer).items()}
-    made.gradients(losses(obs=torch.tensor([[[0.0], [3.0], [0.0]]]), action=torch.tensor([[0, 0, 2]])))
+    probe(made, losses(obs=torch.tensor([[[0.0], [3.0], [0.0]]]), action=torch.tensor([[0, 0, 2]])), "gradient_step")
     second = by_parameter(made.actor_optimizer)
     changed = [
         any(not torch.equal(first[p], second[p]) for p in member.parameters()) for member in made.actor.agent_nets
@@ -416,11 +418,11 @@ def test_agents_with_their_own_weights_learn_nothing_from_each_other() -> None:
 def test_agents_that_share_weights_learn_from_all() -> None:
     made = learner(normalize_advantage=False, entropy_coef=0.0, clip_range=9.0)
     shown = losses(logp=torch.zeros(1, 3), obs=torch.tensor([[[1.0], [2.0], [3.0]]]))
-    whole = made.gradients(shown).by_optimizer["actor_optimizer"][0].clone()
+    whole = probe(made, shown, "gradient_step").gradients["actor_optimizer"][0].clone()
     parts = []
     for agent in range(3):
         alone = losses(logp=torch.zeros(1, 3), obs=shown.obs, alive=torch.eye(3, dtype=torch.bool)[agent][None])
-        parts.append(made.gradients(alone).by_optimizer["actor_optimizer"][0].clone())
+        parts.append(probe(made, alone, "gradient_step").gradients["actor_optimizer"][0].clone())
     assert all(part.abs().sum() > 0 for part in parts)
     assert torch.allclose(whole, torch.stack(parts).mean(0), atol=1e-7)
 
@@ -505,7 +507,7 @@ def test_recurrent_minibatches_say_what_stepping_through_them_says(
     # and so is the gradient through all steps
     advantage = (data.advantage - data.advantage.mean()) / data.advantage.std()
     loss = -((logp - logp.detach()).exp() * advantage).mean() - 0.1 * entropy.mean()
-    found = made.gradients(data).by_optimizer["actor_optimizer"][0].clone()
+    found = probe(made, data, "gradient_step").gradients["actor_optimizer"][0].clone()
     assert torch.allclose(found, made.actor_optimizer.gradient(loss)[0], atol=1e-6)
 
 
@@ -513,8 +515,8 @@ def test_only_actors_have_memory() -> None:
     made = learner(net__recurrent="gru")
     assert made.actor.recurrent
     assert not made.critic.recurrent
-    assert set(made.fields) == {"logp", "hidden"}
-    assert set(learner().fields) == {"logp"}
+    assert set(made.extra_fields) == {"logp", "hidden"}
+    assert set(learner().extra_fields) == {"logp"}
 
 
 # --- updates ---
@@ -576,7 +578,7 @@ def test_agents_with_own_weights_have_own_spreads(name: str) -> None:
     assert second == [0.0, 0.0]
     assert third == pytest.approx([1e-3] * 2, rel=0.05)
     # all of it is in what a policy elsewhere needs to act
-    assert any(torch.equal(part, made.chances.log_std) for part in made.weights().values())
+    assert any(torch.equal(part, made.chances.log_std) for part in made.policy.state_dict().values())
 
 
 def test_value_is_each_agents_and_unknown_where_only_the_state_tells_it() -> None:
@@ -598,7 +600,7 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
         learner(spaces=parts)
     assert learner("ippo", parts).value({"a": torch.zeros(2, 3, 1)}) is not None  # its critics need none
     for name in ("mappo", "ippo"):
-        with pytest.raises(UserError, match=f"{name} is for tasks of many agents"):
+        with pytest.raises(UserError, match=f"{name} needs an environment with several agents"):
             learner(name, Spaces(OBS, Discrete(3)))
         with pytest.raises(UserError, match=r"action space .* is not supported; use Discrete, MultiDiscrete or a"):
             learner(name, Spaces(OBS, Dict({"a": Discrete(2)}), num_agents=3, state=1))

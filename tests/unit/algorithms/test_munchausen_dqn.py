@@ -26,7 +26,7 @@ def learner(**settings: Any) -> MunchausenDQN:
     made = zx.algorithms.get("munchausen_dqn").make(cfg, SPACES)
     assert isinstance(made, MunchausenDQN)
     with torch.no_grad():
-        for net, values in ((made.net, [0.5, 3.0]), (made.target, [1.0, 2.0])):
+        for net, values in ((made.net, [0.5, 3.0]), (made.target_net, [1.0, 2.0])):
             net.head.weight.zero_()
             net.head.bias.copy_(torch.tensor(values))
     return made

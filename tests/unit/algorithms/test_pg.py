@@ -12,6 +12,8 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from torch import Tensor, nn
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.pg import PG
 from zhixing.core.batch import Batch
@@ -153,7 +155,7 @@ def losses(**fields: Any) -> Batch:
 
 def test_losses_without_a_baseline_by_hand() -> None:
     made = learner(baseline=False)
-    told = made.gradients(losses()).metrics
+    told = probe(made, losses(), "gradient_step").metrics
     # -(4 ln 0.5 + ln 0.25) / 2
     assert told["policy_loss"].item() == pytest.approx(3 * math.log(2))
     assert told["entropy"].item() == pytest.approx(ENTROPY)
@@ -165,7 +167,7 @@ def test_losses_without_a_baseline_by_hand() -> None:
 
 def test_losses_with_a_baseline_by_hand() -> None:
     made = learner(value_coef=0.5)
-    told = made.gradients(losses(known=column(True, True, True), returns=column(4.0, 1.0, 3.0))).metrics
+    told = probe(made, losses(known=column(True, True, True), returns=column(4.0, 1.0, 3.0)), "gradient_step").metrics
     # advantages 3, -1, 0: -(3 ln 0.5 - ln 0.25) / 3; errors of the baseline -3, 1, 0
     assert told["policy_loss"].item() == pytest.approx(math.log(2) / 3)
     assert told["value_loss"].item() == pytest.approx(10 / 3)
@@ -175,7 +177,7 @@ def test_losses_with_a_baseline_by_hand() -> None:
 
 def test_the_baseline_is_what_was_noted_and_has_no_gradient_of_the_policys_loss() -> None:
     made = learner(value_coef=0.0)
-    told = made.gradients(losses(known=column(True, True, True), value=column(4.0, 1.0, 99.0))).metrics
+    told = probe(made, losses(known=column(True, True, True), value=column(4.0, 1.0, 99.0)), "gradient_step").metrics
     # advantages 0, 0, 1: -ln 0.25 / 3
     assert told["policy_loss"].item() == pytest.approx(2 / 3 * math.log(2))
     assert by_parameter(made)["value_head.linear.bias"].item() == 0.0
@@ -199,14 +201,14 @@ def test_without_a_baseline_the_critic_learns_nothing() -> None:
 
 def test_an_unknown_step_changes_nothing() -> None:
     made = learner(baseline=False, normalize_advantage=True)
-    found = made.gradients(losses()).by_optimizer["optimizer"][0].clone()
+    found = probe(made, losses(), "gradient_step").gradients["optimizer"][0].clone()
     for changed in ({"returns": column(4.0, 1.0, -7.0)}, {"action": torch.tensor([[0], [1], [0]])}):
-        assert torch.equal(made.gradients(losses(**changed)).by_optimizer["optimizer"][0], found)
+        assert torch.equal(probe(made, losses(**changed), "gradient_step").gradients["optimizer"][0], found)
 
 
 def test_entropy_is_weighed() -> None:
     made = learner(baseline=False, entropy_coef=0.3)
-    made.gradients(losses(returns=column(0.0, 0.0, 0.0)))
+    probe(made, losses(returns=column(0.0, 0.0, 0.0)), "gradient_step")
     p = np.array([0.5, 0.25, 0.25])
     # the entropy's gradient by the logits is -p (ln p + H)
     expected = 0.3 * p * (np.log(p) + ENTROPY)
@@ -215,14 +217,14 @@ def test_entropy_is_weighed() -> None:
 
 def test_normalised_returns_count_the_known_only() -> None:
     made = learner(baseline=False, normalize_advantage=True)
-    told = made.gradients(losses(returns=column(4.0, 1.0, 1e6))).metrics
+    told = probe(made, losses(returns=column(4.0, 1.0, 1e6)), "gradient_step").metrics
     # mean 2.5, spread 1.5: 1 and -1, so -(ln 0.5 - ln 0.25) / 2
     assert told["policy_loss"].item() == pytest.approx(-math.log(2) / 2, rel=1e-5)
 
 
 def test_normalised_advantages_are_returns_less_the_baseline() -> None:
     made = learner(normalize_advantage=True)
-    told = made.gradients(losses(known=column(True, True, True), returns=column(4.0, 5.0, 12.0))).metrics
+    told = probe(made, losses(known=column(True, True, True), returns=column(4.0, 5.0, 12.0)), "gradient_step").metrics
     # 3, 3, 9: mean 5, spread √((4 + 4 + 16) / 3) = √8: -(-2 ln 0.5 - 2 ln 0.25 + 4 ln 0.25) / 3 / √8
     assert told["policy_loss"].item() == pytest.approx(2 / 3 * math.log(2) / 8**0.5, rel=1e-5)
 
@@ -261,7 +263,7 @@ def test_an_update_hands_over_returns_and_what_is_known() -> None:
 def test_a_forbidden_action_gets_no_gradient() -> None:
     made = learner(baseline=False, entropy_coef=0.1)
     mask = torch.tensor([True, True, False]).expand(3, 1, 3)
-    told = made.gradients(losses(mask=mask)).metrics
+    told = probe(made, losses(mask=mask), "gradient_step").metrics
     # chances 2/3 and 1/3: -(4 ln(2/3) + ln(1/3)) / 2; the third step, unknown, was forbidden too
     assert told["policy_loss"].item() == pytest.approx(-2 * math.log(2 / 3) - 0.5 * math.log(1 / 3), rel=1e-5)
     assert by_parameter(made)["policy_head.linear.bias"][2].item() == 0.0
@@ -317,7 +319,7 @@ def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str
     data = prepared(made, shown)
     assert torch.allclose(data.returns, ret, atol=1e-6)
     fresh = learner(plain=False, **settings)  # the update has moved the other
-    assert torch.allclose(fresh.gradients(data).by_optimizer["optimizer"][0], expected, atol=1e-6)
+    assert torch.allclose(probe(fresh, data, "gradient_step").gradients["optimizer"][0], expected, atol=1e-6)
 
 
 # --- what is refused, saved and told ---
@@ -326,7 +328,7 @@ def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str
 def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(UserError, match=r"action space .* is not supported; use Discrete, MultiDiscrete or a"):
         learner(spaces=Spaces(OBS, Dict({"a": Discrete(2)})))
-    with pytest.raises(UserError, match="pg is for tasks of one agent"):
+    with pytest.raises(UserError, match="pg needs an environment with one agent"):
         learner(spaces=Spaces(OBS, Discrete(3), num_agents=2))
 
 

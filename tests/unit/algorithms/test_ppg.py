@@ -11,6 +11,8 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from torch import Tensor
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.ppg import PPG
 from zhixing.core.batch import Batch
@@ -65,7 +67,7 @@ def test_the_auxiliary_loss_by_hand() -> None:
     with torch.no_grad():
         ppg.auxiliary_head.linear.weight.zero_()
         ppg.auxiliary_head.linear.bias.fill_(2.0)
-    found = ppg.auxiliary_gradients(data, ppg.net)
+    found = probe(ppg, data, "auxiliary_step", ppg.net)
     # half the mean of 1, 0, 1, 4; the policy is the old one
     assert found.metrics["auxiliary_loss"].item() == pytest.approx(0.75)
     assert found.metrics["clone_kl"].item() == pytest.approx(0.0, abs=1e-7)
@@ -77,7 +79,7 @@ def test_the_joint_loss_is_the_auxiliary_one_and_beta_times_the_kl() -> None:
     old = copy.deepcopy(ppg.net)
     with torch.no_grad():
         old.policy_head.linear.bias += torch.tensor([0.5, 0.0, -0.5])
-    found = ppg.auxiliary_gradients(data, old).by_optimizer["actor_optimizer"][0].clone()
+    found = probe(ppg, data, "auxiliary_step", old).gradients["actor_optimizer"][0].clone()
     features = ppg.net.actor(data.obs)
     old_logp, logp = (
         p.log_softmax(-1) for p in (old.policy_head.linear(old.actor(data.obs)), ppg.net.policy_head.linear(features))

@@ -11,6 +11,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.ppo import PPO
 from zhixing.core.batch import Batch
@@ -110,7 +112,7 @@ def test_the_whole_loss_is_policy_value_and_entropy() -> None:
     weights = {"value_coef": 0.3, "entropy_coef": 0.07}
     ppo = learner(**weights, normalize_advantage=False, max_grad_norm=None)
     data = ppo.prepare(rollout(ppo)).flatten()
-    found = ppo.gradients(data).by_optimizer["optimizer"][0].clone()
+    found = probe(ppo, data, "gradient_step").gradients["optimizer"][0].clone()
     out = ppo.net(data.obs)
     logp, entropy = out.distribution.log_prob(data.action), out.distribution.entropy()
     # before the first step the ratio is 1
@@ -125,7 +127,7 @@ def test_metrics_by_hand() -> None:
     data = ppo.prepare(rollout(ppo)).flatten()
     ratio = torch.full((12,), 1.0)
     ratio[:3] = 1.3
-    metrics = ppo.gradients(data.replace(logp=data.logp - ratio.log())).metrics
+    metrics = probe(ppo, data.replace(logp=data.logp - ratio.log()), "gradient_step").metrics
     assert metrics["clip_fraction"].item() == 0.25  # 3 of 12 moved further than 0.2
     assert metrics["kl"].item() == pytest.approx((0.3 - math.log(1.3)) / 4, rel=1e-4)
     assert metrics["entropy"].item() == pytest.approx(math.log(2), abs=1e-3)  # the first policy is nearly uniform
@@ -245,10 +247,10 @@ def test_actor_and_critic_move_only_their_own_parts() -> None:
     ppo = learner(critic_lr=1e-2)
     data = ppo.prepare(rollout(ppo)).flatten()
     before = parameters(ppo)
-    ppo.apply(ppo.gradients(data, critic=False))
+    ppo.gradient_step(data, critic=False)
     assert moved(ppo, before) == {"actor", "policy_head"}
     before = parameters(ppo)
-    ppo.apply(ppo.gradients(data, actor=False))
+    ppo.gradient_step(data, actor=False)
     assert moved(ppo, before) == {"critic", "value_head"}
 
 
@@ -329,10 +331,10 @@ def test_learning_rates_fall_to_zero_with_anneal_lr() -> None:
 def test_gradients_are_clipped_to_the_norm() -> None:
     ppo = learner(max_grad_norm=0.01, epochs=1, minibatch_size=100)
     data = ppo.prepare(rollout(ppo)).flatten()
-    gradients = ppo.gradients(data)
+    gradients = probe(ppo, data, "gradient_step")
     norm = ppo.apply(gradients).metrics["grad_norm"]
     assert norm > 0.01  # what is told is the norm before clipping
-    assert gradients.by_optimizer["optimizer"][0].norm().item() == pytest.approx(0.01, rel=1e-3)
+    assert gradients.gradients["optimizer"][0].norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
 def test_the_first_weights_depend_on_the_seed_only() -> None:

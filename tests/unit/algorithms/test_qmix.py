@@ -11,6 +11,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.qmix import QMIX
 from zhixing.core.batch import Batch
@@ -41,7 +43,7 @@ class Shows(nn.Module):
 
 
 def by_sight(qmix: QMIX, factor: float = 1.0, target: float = 2.0) -> QMIX:
-    for net, value in ((qmix.net, factor), (qmix.target, target)):
+    for net, value in ((qmix.net, factor), (qmix.target_net, target)):
         member: Any = net.agents.agent_nets[0]
         member.torso, member.head = Shows(value), nn.Identity()
     return qmix
@@ -113,10 +115,10 @@ def test_who_has_left_contributes_nothing_to_a_loss(name: str) -> None:
     qmix = learner(name, Spaces(SPACES.obs, SPACES.action, num_agents=2, state=1, alive=True))
     state = {"state": torch.ones(1, 2, 1), "next_state": torch.ones(1, 2, 1)}
     batch = episode(terminated=True, **gone([True, False], False), **state)
-    first = [g.clone() for g in qmix.gradients(batch).by_optimizer["q_optimizer"]]
+    first = [g.clone() for g in probe(qmix, batch, "gradient_step").gradients["optimizer"]]
     obs, next_obs, action = batch.obs.clone(), batch.next_obs.clone(), batch.action.clone()
     obs[0, 1, 1], next_obs[0, 0, 1], next_obs[0, 1, 1], action[0, 1, 1] = 9.0, 9.0, -9.0, 1
-    other = qmix.gradients(batch.replace(obs=obs, next_obs=next_obs, action=action)).by_optimizer["q_optimizer"]
+    other = probe(qmix, batch.replace(obs=obs, next_obs=next_obs, action=action), "gradient_step").gradients["optimizer"]
     assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
     assert any(g.abs().sum() > 0 for g in first)
 
@@ -152,7 +154,7 @@ def test_a_shared_reward_counts_for_independent_agents_that_have_left() -> None:
         assert targets(qmix, episode(terminated=True, reward=shared, **alive))[0][1] == pytest.approx(expected)
     # its values after it left are learned, too, as in PyMARL: errors of q - y, 4 steps of single agents
     qmix = by_sight(learner("idqn", TEAM))
-    told = qmix.gradients(episode(terminated=True, reward=shared, **alive)).metrics
+    told = probe(qmix, episode(terminated=True, reward=shared, **alive), "gradient_step").metrics
     # q: 1 and 3, then 3 and 0; y: 1 + 0.5 * 6 and 1 + 0.5 * 4, then 2 and 2
     assert told["loss"].item() == pytest.approx((3.0**2 + 0.0 + 1.0 + 4.0) / 4)
 
@@ -198,7 +200,7 @@ def test_what_fills_up_shorter_episodes_counts_for_nothing() -> None:
     reward = twice.reward.clone()
     reward[1, 1] = 1e6
     kept, filled = twice.replace(valid=valid), twice.replace(valid=valid, reward=reward)
-    assert vdn.gradients(kept).metrics["loss"] == vdn.gradients(filled).metrics["loss"]
+    assert probe(vdn, kept, "gradient_step").metrics["loss"] == probe(vdn, filled, "gradient_step").metrics["loss"]
 
 
 @pytest.mark.parametrize(("name", "best"), [("qmix", 8.0), ("vdn", 7.0)])

@@ -9,6 +9,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.qrdqn import QRDQN
 from zhixing.core.batch import Batch
@@ -30,7 +32,7 @@ def learner(**settings: Any) -> QRDQN:
 def table(qrdqn: QRDQN, net: list[list[float]], target: list[list[float]]) -> None:
     """Let the network and its target give these quantiles [n,quantiles] for every observation."""
     with torch.no_grad():
-        for module, quantiles in ((qrdqn.net, net), (qrdqn.target, target)):
+        for module, quantiles in ((qrdqn.net, net), (qrdqn.target_net, target)):
             linear: Any = module.head.linear
             linear.weight.zero_()
             linear.bias.copy_(torch.tensor(quantiles).flatten())
@@ -115,7 +117,7 @@ def test_n_step_targets_use_their_own_discount() -> None:
 def test_loss_weights_and_priorities_by_hand() -> None:
     qrdqn = learner()
     table(qrdqn, net=[[0.0, 4.0], [0.0, 0.0]], target=[[2.0, 6.0], [0.0, 0.0]])
-    found = qrdqn.gradients(batch())
+    found = probe(qrdqn, batch())
     # targets 2, 4 | 1, 1 | 2, 4 as above, against 0 (τ ¼) and 4 (τ ¾).
     # first: errors 2, 4 of quantile 0: ¼ · (1.5 + 3.5) / 2 = 0.625; -2, 0 of quantile 4: ¼ · 1.5 / 2 = 0.1875
     # second: 1 of quantile 0: ¼ · 0.5 = 0.125; -3 of quantile 4: ¼ · 2.5 = 0.625
@@ -125,7 +127,7 @@ def test_loss_weights_and_priorities_by_hand() -> None:
     # means 3, 1, 3 against 2
     assert found.priority is not None
     assert found.priority.tolist() == pytest.approx([1.0, 1.0, 1.0])
-    weighted = qrdqn.gradients(batch(weight=torch.tensor([1.0, 0.5, 0.1])))
+    weighted = probe(qrdqn, batch(weight=torch.tensor([1.0, 0.5, 0.1])))
     assert weighted.metrics["loss"].item() == pytest.approx((0.8125 + 0.375 + 0.08125) / 3)
 
 
@@ -164,8 +166,8 @@ def test_weights_go_to_another_policy() -> None:
     qrdqn, other = learner(target_update_interval=2), learner(seed=9)
     for _ in range(3):
         qrdqn.update(batch())
-    assert not torch.equal(qrdqn.net.head.linear.weight, qrdqn.target.head.linear.weight)
-    other.policy.load_state_dict(qrdqn.weights())
+    assert not torch.equal(qrdqn.net.head.linear.weight, qrdqn.target_net.head.linear.weight)
+    other.policy.load_state_dict(qrdqn.policy.state_dict())
     x = torch.randn(4, 3)
     assert torch.equal(other.value(x), qrdqn.value(x))
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.c51 import C51, RainbowConfig
 from zhixing.buffers import NStep, Prioritized
@@ -59,7 +61,7 @@ def test_the_network_chooses_and_its_target_values() -> None:
     # the network prefers the first action (10 against 0), which its target holds for surely 5, the second for 10.
     # the mean over actions is taken off, so each side needs the double
     advantages(rainbow.net, [[0.0, 0.0, 2 * SURE], [2 * SURE, 0.0, 0.0]])
-    advantages(rainbow.target, [[0.0, 2 * SURE, 0.0], [0.0, 0.0, 2 * SURE]])
+    advantages(rainbow.target_net, [[0.0, 2 * SURE, 0.0], [0.0, 0.0, 2 * SURE]])
     assert torch.allclose(rainbow.target_distribution(batch(), batch())[0], torch.tensor([0.0, 1.0, 0.0]), atol=1e-6)
 
 
@@ -112,8 +114,8 @@ def test_each_gradient_has_noise_of_its_own_and_the_target_another() -> None:
     rainbow = learner()
     seen = set()
     for _ in range(3):
-        rainbow.gradients(batch())
-        for net in (rainbow.net, rainbow.target):
+        probe(rainbow, batch())
+        for net in (rainbow.net, rainbow.target_net):
             seen.add(tuple(next(net.head.value[0].buffers()).tolist()))
     assert len(seen) == 6
     before = rainbow.net.head.value[0].weight_sigma.clone()
@@ -125,7 +127,7 @@ def test_values_are_without_noise() -> None:
     rainbow = learner()
     x = torch.randn(4, 3)
     first = rainbow.value(x)
-    rainbow.gradients(batch())
+    probe(rainbow, batch())
     assert torch.equal(rainbow.value(x), first)
 
 
@@ -139,7 +141,7 @@ def test_what_was_drawn_before_saving_does_not_matter_afterwards() -> None:
     assert all(
         torch.equal(mine, theirs) for mine, theirs in zip(rainbow.net.parameters(), other.net.parameters(), strict=True)
     )
-    assert not any("noise" in name for name in rainbow.weights())
+    assert not any("noise" in name for name in rainbow.policy.state_dict())
 
 
 def test_noise_can_be_left_out() -> None:
@@ -152,4 +154,4 @@ def test_noise_can_be_left_out() -> None:
 def test_memory_needs_single_steps() -> None:
     with pytest.raises(UserError, match=r"rainbow with a recurrent network .* set replay.n_step=1"):
         learner(net__recurrent="gru")
-    assert learner(net__recurrent="gru", replay__n_step=1).reads == "sequences"
+    assert learner(net__recurrent="gru", replay__n_step=1).sample_type == "sequences"

@@ -12,6 +12,8 @@ from by_hand import CONTINUOUS, DISCRETE, ENTROPY, LOGITS, OBS, batch, peek_nois
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.sac import SAC
 from zhixing.core.batch import Batch
@@ -49,7 +51,7 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 def test_discrete_targets_are_exact_expectations_of_the_least_with_entropy() -> None:
     made = learner()
-    set_critic_outputs(made.target, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
+    set_critic_outputs(made.target_critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
     set_critic_outputs(made.critics, [99.0] * 3, [99.0] * 3)  # not asked
     set_net_output(made.actor, *LOGITS)
     # the least are 4, 2, 6: 2 + 0.5 + 1.5 = 4 on average; 1 + 0.9 (4 + 0.5 H). Death: 1; truncation bootstraps
@@ -59,7 +61,7 @@ def test_discrete_targets_are_exact_expectations_of_the_least_with_entropy() -> 
 
 def test_n_step_targets_use_their_own_discount() -> None:
     made = learner()
-    set_critic_outputs(made.target, [10.0 - 0.5 * ENTROPY] * 3, [50.0] * 3)
+    set_critic_outputs(made.target_critics, [10.0 - 0.5 * ENTROPY] * 3, [50.0] * 3)
     set_net_output(made.actor, *LOGITS)
     # worth 10 with its entropy: 1 + 0.9 * 10; 2 (died); 3 + 0.9³ * 10 = 3 + 7.29
     shown = batch(reward=torch.tensor([1.0, 2.0, 3.0]), discount=torch.tensor([0.9, 0.81, 0.729]))
@@ -68,7 +70,7 @@ def test_n_step_targets_use_their_own_discount() -> None:
 
 def test_targets_never_come_from_a_forbidden_action() -> None:
     made = learner()
-    set_critic_outputs(made.target, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
+    set_critic_outputs(made.target_critics, [3.0, 1e6, 6.0], [3.0, 1e6, 6.0])
     set_net_output(made.actor, *LOGITS)
     mask = torch.tensor([[True, False, True], [False, False, False], [True, False, False]])
     # chances 2/3 and 1/3: 2 + 2 = 4, entropy ln 3 - 2/3 ln 2; death, where nothing is allowed: 1; one choice: 3 alone
@@ -78,7 +80,7 @@ def test_targets_never_come_from_a_forbidden_action() -> None:
 
 def test_continuous_targets_are_the_least_at_a_drawn_action_with_its_entropy() -> None:
     made = learner(CONTINUOUS)
-    set_critic_outputs(made.target, [2.0, 1.0], [-4.0, 1.0])  # 1 + 2 a and 1 - 4 a
+    set_critic_outputs(made.target_critics, [2.0, 1.0], [-4.0, 1.0])  # 1 + 2 a and 1 - 4 a
     set_critic_outputs(made.critics, [0.0, 99.0], [0.0, 99.0])  # not asked
     set_net_output(made.actor, 0.3, math.log(0.5))
     z = peek_noise(made)[:, 0]
@@ -98,7 +100,7 @@ def test_continuous_targets_draw_anew_each_time() -> None:
 
 def test_redq_targets_take_the_least_of_a_random_few() -> None:
     made = learner(name="redq", critics=4, target_critics=2, alpha=1e-9)
-    set_critic_outputs(made.target, [1.0] * 3, [2.0] * 3, [3.0] * 3, [4.0] * 3)
+    set_critic_outputs(made.target_critics, [1.0] * 3, [2.0] * 3, [3.0] * 3, [4.0] * 3)
     found = [round((made.target_value(batch())[0].item() - 1) / 0.9) for _ in range(1200)]
     # of 6 pairs 3 have the first, 2 of the others the second, 1 the third, and none only the fourth;
     # three standard errors are 0.043
@@ -109,7 +111,7 @@ def test_redq_targets_take_the_least_of_a_random_few() -> None:
 
 def test_targets_of_as_many_as_there_are_take_the_least_of_all() -> None:
     made = learner(critics=4, target_critics=4, alpha=1e-9)
-    set_critic_outputs(made.target, [3.0] * 3, [2.0] * 3, [1.0] * 3, [4.0] * 3)
+    set_critic_outputs(made.target_critics, [3.0] * 3, [2.0] * 3, [1.0] * 3, [4.0] * 3)
     assert all(made.target_value(batch())[0].item() == pytest.approx(1.9) for _ in range(20))
 
 
@@ -125,7 +127,7 @@ def test_redq_has_ten_critics_of_which_targets_take_two_and_delays_its_actor() -
 def test_critic_loss_by_hand() -> None:
     made = learner(alpha=1e-9)
     set_critic_outputs(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
-    set_critic_outputs(made.target, [0.0] * 3, [0.0] * 3)
+    set_critic_outputs(made.target_critics, [0.0] * 3, [0.0] * 3)
     loss, error, q = made.critic_loss(batch())
     # targets are 1. Errors 0, 0.5, 3 and 2, 0, -1: half squares 2, 0.125, 4.5 + 0.5 = 5
     assert loss.item() == pytest.approx(7.125 / 3)
@@ -136,8 +138,8 @@ def test_critic_loss_by_hand() -> None:
 def test_importance_weights_weigh_each_error_and_not_its_priority() -> None:
     made = learner(alpha=1e-9)
     set_critic_outputs(made.critics, [1.0, 1.5, 4.0], [3.0, 1.0, 0.0])
-    set_critic_outputs(made.target, [0.0] * 3, [0.0] * 3)
-    found = made.gradients(batch(weight=torch.tensor([1.0, 0.5, 0.1])))
+    set_critic_outputs(made.target_critics, [0.0] * 3, [0.0] * 3)
+    found = probe(made, batch(weight=torch.tensor([1.0, 0.5, 0.1])))
     # 2 + 0.5 * 0.125 + 0.1 * 5
     assert found.metrics["critic_loss"].item() == pytest.approx(2.5625 / 3)
     assert found.priority is not None
@@ -147,7 +149,7 @@ def test_importance_weights_weigh_each_error_and_not_its_priority() -> None:
 def test_critic_loss_judges_the_moves_taken() -> None:
     made = learner(CONTINUOUS, alpha=1e-9)
     set_critic_outputs(made.critics, [2.0, 1.0], [0.0, 1.0])
-    set_critic_outputs(made.target, [0.0, 0.0], [0.0, 0.0])
+    set_critic_outputs(made.target_critics, [0.0, 0.0], [0.0, 0.0])
     loss, error, _ = made.critic_loss(moves())
     # 1 + 2 a = 2, 1, 0 against 1: half squares 0.5, 0, 0.5; the second critic is right
     assert loss.item() == pytest.approx(1 / 3)
@@ -157,7 +159,7 @@ def test_critic_loss_judges_the_moves_taken() -> None:
 def test_the_critics_gradient_doesnt_pass_through_the_target() -> None:
     made = learner(alpha=1e-9)
     set_critic_outputs(made.critics, [3.0] * 3, [3.0] * 3)
-    set_critic_outputs(made.target, [0.0] * 3, [0.0] * 3)
+    set_critic_outputs(made.target_critics, [0.0] * 3, [0.0] * 3)
     loss, _, _ = made.critic_loss(batch())
     # each action was taken once in three steps, two too high
     assert gradient_of(loss, made.critics.towers.biases[0]) == pytest.approx([2 / 3] * 6)
@@ -231,7 +233,7 @@ def test_temperature_falls_where_entropy_is_above_its_target_and_rises_below() -
 
 def test_a_given_temperature_stays() -> None:
     made = learner(alpha=0.3)
-    assert set(made.gradients(batch()).by_optimizer) == {"critic_optimizer", "actor_optimizer"}
+    assert set(probe(made, batch()).gradients) == {"critic_optimizer", "actor_optimizer"}
     for _ in range(3):
         told = made.update(batch()).metrics["alpha"]
     assert told.item() == made.temperature.item() == pytest.approx(0.3)
@@ -285,11 +287,11 @@ def test_the_actor_and_the_temperature_move_every_so_many_updates() -> None:
 
 def test_targets_follow_slowly() -> None:
     made = learner(tau=0.1, net__hidden_sizes=[8])
-    start = weights(made.target)
+    start = weights(made.target_critics)
     assert same(start, weights(made.critics))
     made.update(batch())
     assert not same(start, weights(made.critics))
-    for target, before, net in zip(weights(made.target), start, weights(made.critics), strict=True):
+    for target, before, net in zip(weights(made.target_critics), start, weights(made.critics), strict=True):
         assert torch.allclose(target, 0.9 * before + 0.1 * net, atol=1e-7)
 
 
@@ -297,14 +299,14 @@ def test_targets_follow_slowly() -> None:
 def test_gradients_change_nothing_and_are_each_networks_own(spaces: Spaces) -> None:
     made = learner(spaces, net__hidden_sizes=[8], alpha=None)
     shown = batch() if spaces is DISCRETE else moves()
-    parts = (made.actor, made.critics, made.target, made.log_alpha)
+    parts = (made.actor, made.critics, made.target_critics, made.log_alpha)
     before = [p for part in parts for p in weights(part)]
-    made.gradients(shown)
+    probe(made, shown)
     assert same(before, [p for part in parts for p in weights(part)])
-    assert not any(p.requires_grad for p in made.target.parameters())
+    assert not any(p.requires_grad for p in made.target_critics.parameters())
     # what the critics take is the gradient of their own loss, not the actor's too
     state = made.rng.get_state()
-    found = made.gradients(shown).by_optimizer["critic_optimizer"][0].clone()
+    found = probe(made, shown).gradients["critic_optimizer"][0].clone()
     made.rng.set_state(state)
     assert torch.equal(found, made.critic_optimizer.gradient(made.critic_loss(shown)[0])[0])
 
@@ -327,9 +329,9 @@ def test_critics_start_different() -> None:
 
 def test_normalised_observations_reach_actor_critics_and_targets() -> None:
     made = learner(normalize_obs=True)
-    made.observe(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
+    made.update_normalizers(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
     # means 2 and 2, spreads 1 and 2
-    for net in (made.actor, made.critics, made.target):
+    for net in (made.actor, made.critics, made.target_critics):
         assert torch.allclose(net.features(torch.tensor([[3.0, 0.0]])), torch.tensor([[1.0, -1.0]]), atol=1e-5)
 
 
@@ -386,7 +388,7 @@ def test_what_it_cannot_do_is_refused_by_name(name: str) -> None:
         learner(name=name, net__recurrent="gru")
     with pytest.raises(UserError, match="target_critics=4 are more than the critics=3"):
         learner(name=name, critics=3, target_critics=4)
-    with pytest.raises(UserError, match=f"{name} is for tasks of one agent"):
+    with pytest.raises(UserError, match=f"{name} needs an environment with one agent"):
         learner(Spaces(OBS, Discrete(3), num_agents=2), name=name)
 
 

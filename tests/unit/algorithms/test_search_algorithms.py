@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.alphazero import losses
 from zhixing.cli import main
@@ -46,7 +48,7 @@ def test_value_targets_mix_outcome_and_search(
         reward=np.full(8, 0.8, np.float32),
     ).to("cpu")
     # a new network has value 0 and a uniform policy
-    metrics = session.learner.gradients(batch).metrics
+    metrics = probe(session.learner, batch, "gradient_step").metrics
     assert metrics["value_loss"].item() == pytest.approx(target**2, abs=1e-6)
     assert metrics["policy_loss"].item() == pytest.approx(np.log(9), abs=1e-5)
     assert metrics["entropy"].item() == pytest.approx(np.log(9), abs=1e-5)

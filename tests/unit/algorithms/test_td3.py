@@ -11,6 +11,8 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.td3 import TD3
 from zhixing.core.batch import Batch
@@ -148,7 +150,7 @@ def test_importance_weights_weigh_each_error_and_not_its_priority() -> None:
     made = learner()
     judging(made.critics, (2.0, 1.0), (0.0, 4.0))
     judging(made.target_critics, (0.0, 0.0), (0.0, 0.0))
-    found = made.gradients(batch(weight=torch.tensor([1.0, 0.5, 0.1])))
+    found = probe(made, batch(weight=torch.tensor([1.0, 0.5, 0.1])))
     # 10 + 0.5 * 9 + 0.1 * 10
     assert found.metrics["critic_loss"].item() == pytest.approx(15.5 / 3)
     assert found.priority is not None
@@ -205,7 +207,7 @@ def test_gradients_change_nothing_and_are_each_networks_own() -> None:
     made = learner(net__hidden_sizes=[8])
     parts = (made.actor, made.critics, made.target_actor, made.target_critics)
     before = [p for part in parts for p in weights(part)]
-    found = made.gradients(batch()).by_optimizer["critic_optimizer"][0].clone()
+    found = probe(made, batch()).gradients["critic_optimizer"][0].clone()
     assert same(before, [p for part in parts for p in weights(part)])
     assert not any(p.requires_grad for part in parts[2:] for p in part.parameters())
     # what the critics take is the gradient of their own loss, not the actor's too
@@ -232,7 +234,7 @@ def test_critics_start_different_and_targets_equal() -> None:
 
 def test_normalised_observations_reach_actor_critics_and_targets() -> None:
     made = learner(normalize_obs=True)
-    made.observe(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
+    made.update_normalizers(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
     # means 2 and 2, spreads 1 and 2
     for net in (made.actor, made.critics, made.target_actor, made.target_critics):
         assert torch.allclose(net.features(torch.tensor([[3.0, 0.0]])), torch.tensor([[1.0, -1.0]]), atol=1e-5)
@@ -291,7 +293,7 @@ def test_what_it_cannot_do_is_refused_by_name(name: str) -> None:
             learner(name, Spaces(OBS, space))
     with pytest.raises(UserError, match=rf"{name} does not support recurrent networks: set net\.recurrent=none"):
         learner(name, net__recurrent="lstm")
-    with pytest.raises(UserError, match=f"{name} is for tasks of one agent"):
+    with pytest.raises(UserError, match=f"{name} needs an environment with one agent"):
         learner(name, Spaces(OBS, SPACES.action, num_agents=2))
 
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from probe import probe
+
 import zhixing as zx
 from zhixing.algorithms.td3 import TD3
 from zhixing.core.batch import Batch
@@ -97,9 +99,9 @@ def test_actions_of_several_numbers_are_near_on_average() -> None:
 
 def test_the_critics_take_no_gradient_of_the_actors_loss() -> None:
     made = learner(net__hidden_sizes=[8])
-    found = made.gradients(batch())
-    assert set(found.by_optimizer) == {"critic_optimizer", "actor_optimizer"}
-    critic = found.by_optimizer["critic_optimizer"][0].clone()
+    found = probe(made, batch())
+    assert set(found.gradients) == {"critic_optimizer", "actor_optimizer"}
+    critic = found.gradients["critic_optimizer"][0].clone()
     assert torch.equal(critic, made.critic_optimizer.gradient(made.critic_loss(batch())[0])[0])
 
 
@@ -130,7 +132,7 @@ def test_alpha_says_how_far_it_goes_from_the_data() -> None:
 def test_its_observations_are_normalised_by_default() -> None:
     cfg = zx.config.load(algorithm="td3bc", env="Acrobot-v1", net__hidden_sizes=[])
     made = zx.algorithms.get("td3bc").make(cfg, SPACES)
-    made.observe(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
+    made.update_normalizers(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
     # means 2 and 2, spreads 1 and 2
     for net in (made.actor, made.critics, made.target_actor, made.target_critics):
         assert torch.allclose(net.features(torch.tensor([[3.0, 0.0]])), torch.tensor([[1.0, -1.0]]), atol=1e-5)

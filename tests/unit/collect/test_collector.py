@@ -85,9 +85,6 @@ class ConstantCollector(zx.Collector):
 class CountingLearner(zx.Learner):
     metrics = ("reward",)
 
-    def gradients(self, batch: zx.Batch) -> zx.Gradients:
-        return zx.Gradients({}, {})
-
     def update(self, batch: zx.Batch) -> zx.Update:
         self.updates += 1
         return zx.Update({"reward": batch.reward.mean()})

@@ -26,7 +26,7 @@ def make_actor(
     cfg = zx.config.load(algorithm=algorithm, num_envs=5, minibatch_size=5, **settings)
     vector = zx.envs.make_vector(env, 5, "torch", options=cfg.env.options)
     learner = zx.algorithms.get(algorithm).make(cfg, vector.spaces, torch.device("cpu"))
-    return kind(learner.policy, vector, learner.fields, seed=seed)
+    return kind(learner.policy, vector, learner.extra_fields, seed=seed)
 
 
 TEAM = {"algorithm": "mappo", "last_action": True}
@@ -110,7 +110,7 @@ def test_restored_actor_continues_exactly(env: str, settings: dict[str, Any], tm
 
 @pytest.mark.parametrize("name", ON_POLICY)
 def test_every_on_policy_algorithm_trains_with_it(name: str, short_config: Any, tmp_path: Path) -> None:
-    env = "skirmish/3m" if zx.algorithms.get(name).many_agents else "CartPole-v1"
+    env = "skirmish/3m" if zx.algorithms.get(name).multi_agent else "CartPole-v1"
     cfg = short_config(name, env=env, env_steps=200, vector__backend="torch")
     session = zx.Session(cfg, tmp_path / "run", quiet=True)
     assert isinstance(session.collector, TorchActor)

@@ -32,13 +32,13 @@ def pair(short_config: Small, tmp_path: Path) -> Iterator[Callable[..., tuple[zx
         env = zx.envs.make_vector(cfg.env.name, 1, backend="serial")
         alone, first = (zx.algorithms.get(algorithm).make(cfg, env.spaces) for _ in range(2))
         opened.append(LearnerGroup(first, cfg, env.spaces, tmp_path))
-        first.partners = opened[-1]
+        first.executor = opened[-1]
         env.close()
         return alone, first
 
     yield make
-    for partners in opened:
-        partners.close()
+    for group in opened:
+        group.close()
 
 
 def transitions(rows: int) -> Batch:
@@ -71,7 +71,7 @@ def test_two_learners_find_what_one_finds(pair: Callable[..., tuple[zx.Learner, 
         torch.testing.assert_close(mine, theirs)
     assert first.updates == 3
 
-    with pytest.raises(zx.UserError, match="2 learners can't share 7 rows equally"):
+    with pytest.raises(zx.UserError, match="2 learners can't split 7 rows equally"):
         first.update(batch[:7])
 
 
@@ -90,8 +90,8 @@ def test_a_partner_that_dies_is_told(pair: Callable[..., tuple[zx.Learner, zx.Le
     _, first = pair("dqn", "CartPole-v1")
     first.update(transitions(4))
     before = {name: value.clone() for name, value in first.policy.state_dict().items()}
-    assert first.partners is not None
-    for process in first.partners._processes:
+    assert first.executor is not None
+    for process in first.executor._processes:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     with pytest.raises(zx.UserError, match="one of the 2 learners ended: learner 1 with exit code -9"):
@@ -115,8 +115,8 @@ def test_signals_are_for_the_first_alone(pair: Callable[..., tuple[zx.Learner, z
     _, first = pair("dqn", "CartPole-v1")
     for number in (signal.SIGINT, signal.SIGTERM):
         first.update(transitions(4))
-        assert first.partners is not None
-        os.kill(first.partners._processes[0].pid, number)
+        assert first.executor is not None
+        os.kill(first.executor._processes[0].pid, number)
     first.update(transitions(4))
     assert first.updates == 3
 
@@ -130,14 +130,14 @@ def test_a_failure_of_the_first_keeps_nobody_waiting(
     def fail(*args: object, **settings: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(first, "found", fail)
+    monkeypatch.setattr(first, "run_step", fail)
     with pytest.raises(KeyboardInterrupt):
         first.update(transitions(4))
-    assert first.partners is not None
+    assert first.executor is not None
     begin = time.monotonic()
-    first.partners.close()
+    first.executor.close()
     assert time.monotonic() - begin < 5.0
-    assert [process.returncode for process in first.partners._processes] == [-signal.SIGKILL]
+    assert [process.returncode for process in first.executor._processes] == [-signal.SIGKILL]
 
 
 def test_a_partner_that_never_comes_is_told(

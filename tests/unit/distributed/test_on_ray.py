@@ -150,26 +150,25 @@ def test_a_turn_moves_a_servers_weights_once(cluster: Cluster, short_config: Sma
     learner, other = (zx.algorithms.get("a3c").make(cfg, env.spaces) for _ in range(2))
     env.close()
     servers = ParameterServers.start(cluster, 2)
-    servers.load(learner)
     optimizer: Optimizer = learner.optimizer
-    found = Gradients({"optimizer": [torch.ones_like(optimizer.flat)]}, {})
-    rates = {"optimizer": 0.5}
+    servers.load(optimizer)
+    gradients = Gradients([torch.ones_like(optimizer.flat)], {})
     for worker, turn in ((0, 1), (0, 1), (1, 2)):
-        servers.push(learner, found, rates, worker, turn)
+        servers.push(optimizer, gradients, 0.5, worker, turn)
     optimizer.lr = 0.5
     for _ in range(2):
-        learner.apply(found)
-    servers.pull(other)
+        learner.apply_gradients(gradients)
+    servers.pull(other.optimizer)
     assert torch.equal(other.optimizer.flat, optimizer.flat)
 
-    broken = Gradients({"optimizer": [torch.full_like(optimizer.flat, math.nan)]}, {})
-    assert servers.push(learner, broken, rates, 0, 3) is None
-    servers.pull(other)
+    nonfinite = Gradients([torch.full_like(optimizer.flat, math.nan)], {})
+    assert servers.push(optimizer, nonfinite, 0.5, 0, 3) is None
+    servers.pull(other.optimizer)
     assert torch.equal(other.optimizer.flat, optimizer.flat)
 
     cluster.ray.kill(servers.handles[1])
-    with pytest.raises(zx.UserError, match="one of the 2 servers of the weights died"):
-        servers.pull(other)
+    with pytest.raises(zx.UserError, match="one of the 2 parameter servers died"):
+        servers.pull(other.optimizer)
 
 
 def test_two_workers_learn_through_servers(cluster: Cluster, short_config: Small, tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_custom_network_is_used(name: str, num_torsos: int) -> None:
 def test_custom_recurrent_network_is_recognized() -> None:
     learner = PPO(zx.config.load(algorithm="ppo", env="CartPole-v1"), spaces(), net=CustomRecurrentNet)
     assert learner.net.recurrent
-    assert "hidden" in learner.fields
+    assert "hidden" in learner.extra_fields
 
 
 def test_custom_network_from_settings() -> None:

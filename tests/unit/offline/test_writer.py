@@ -105,7 +105,7 @@ def test_collected_experience_is_recorded(name: str, tmp_path: Path) -> None:
     algorithm = {"Pendulum-v1": "sac", "CartPole-v1": "ppo"}.get(name, "mappo")
     env = zx.envs.make_vector(name, 3, backend="serial")
     learner = zx.algorithms.get(algorithm).make(zx.config.load(algorithm=algorithm, env=name), env.spaces)
-    actor = Actor(learner.policy, env, learner.fields)
+    actor = Actor(learner.policy, env, learner.extra_fields)
     episodes, rewards = [], []
     with Writer(tmp_path / "data", env.spaces, env=name, options={"a": 1}, note="random") as writer:
         for _ in range(10):

@@ -77,13 +77,13 @@ class RecordSizes(zx.Callback):
         self.rows: list[int] = []
 
     def train_begin(self, loop: TrainingLoop) -> None:
-        descend = loop.learner.descend
+        run_step = loop.learner.run_step
 
-        def counting(find: Callable, batch: Batch, **parts: bool) -> object:
+        def counting(method: Callable, batch: Batch, options: dict) -> object:
             self.rows.append(len(batch.returns) if "returns" in batch else 0)
-            return descend(find, batch, **parts)
+            return run_step(method, batch, options)
 
-        loop.learner.descend = counting  # type: ignore[method-assign,assignment]
+        loop.learner.run_step = counting  # type: ignore[method-assign,assignment]
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppg", "trpo", "gail", "mappo", "coma"])
@@ -118,12 +118,12 @@ def test_resume_with_unequal_minibatches_is_exact(
     graph: bool, short_config: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """64 steps in minibatches of 30 are 22, 21 and 21: two shapes, and one graph per shape."""
-    monkeypatch.setattr(updates, "compiled", lambda module, examples: lambda inputs: list(module(*inputs)))
+    monkeypatch.setattr(updates, "compile_graph", lambda module, examples: lambda inputs: list(module(*inputs)))
     settings = {"minibatch_size": 30, "env_steps": 256, "eval_every_steps": 0, "compile": graph, "epochs": 2}
     cfg = short_config("ppo", vector__backend="serial", **settings)
     whole = zx.Session(cfg, tmp_path / "whole", quiet=True)
     assert whole.run()["updates"] == 4 * 2 * 3
-    assert whole.learner.graphs is None or len(whole.learner.graphs.graphs) == 2
+    assert whole.learner.executor is None or len(whole.learner.executor.graphs) == 2
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, tmp_path / "parts", [StopAfter(2)], quiet=True).run()
     zx.Session.resume(tmp_path / "parts", quiet=True).run()

@@ -32,7 +32,7 @@ class Slow(zx.Actor):
 
 
 def build_slow(cfg: RunConfig, learner: zx.Learner, env: zx.envs.VectorEnv, folder: Any) -> zx.Collector:
-    return Slow(learner.policy, env, learner.fields, seed=cfg.seed)
+    return Slow(learner.policy, env, learner.extra_fields, seed=cfg.seed)
 
 
 def test_an_own_collector_trains_and_resumes(short_config: Small, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from zhixing.collect.collector import Experience
 from zhixing.collect.evaluation import Episode, Evaluation
 from zhixing.config import OffPolicyConfig, OnPolicyConfig
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Gradients, Learner, Update
+from zhixing.core.learner import Learner, Update
 from zhixing.core.policy import Decision, Phase, Policy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
@@ -57,8 +57,6 @@ class CountingLearner(Learner):
         self.sizes: list[int] = []
         self.progress: list[float] = []
 
-    def gradients(self, batch: Batch) -> Gradients:
-        return Gradients({}, {})
 
     def update(self, batch: Batch) -> Update:
         self.updates += 1

@@ -28,7 +28,7 @@ def build_buffer(
     With `data` the buffer reads a dataset. `goal_env` computes the rewards of relabeled goals.
     """
     if isinstance(cfg, SelfPlayConfig):
-        return Buffer(learner.fields, cfg.capacity, 1, sampler=Uniform(), view=NStep(1, cfg.gamma))
+        return Buffer(learner.extra_fields, cfg.capacity, 1, sampler=Uniform(), view=NStep(1, cfg.gamma))
     if not isinstance(cfg, OffPolicyConfig):
         return None if data is None else _data_buffer(cfg, learner, data, Uniform(), NStep(1, cfg.gamma))
     replay = cfg.replay
@@ -38,7 +38,7 @@ def build_buffer(
     if data is not None:
         return _data_buffer(cfg, learner, data, sampler, view, her)
     return Buffer(
-        {**spaces.fields(), **learner.fields},
+        {**spaces.fields(), **learner.extra_fields},
         replay.capacity,
         cfg.num_envs,
         sampler=sampler,
@@ -58,7 +58,7 @@ def _view(cfg: OffPolicyConfig, learner: Learner, spaces: Spaces) -> View:
         "sequences": SequenceView(replay.sequence_length, replay.burn_in),
         "episodes": EpisodeView(),
     }
-    return views[learner.reads]
+    return views[learner.sample_type]
 
 
 def _data_buffer(
@@ -70,9 +70,9 @@ def _data_buffer(
     her: HER | None = None,
 ) -> Buffer:
     """Build a buffer that reads a dataset. Raise `UserError` if the learner needs fields that datasets lack."""
-    if learner.fields:
+    if learner.extra_fields:
         raise UserError(
-            f"{cfg.algorithm} with these settings needs the fields {', '.join(learner.fields)}, which datasets lack; "
-            f"set net.recurrent=none, or train in an environment"
+            f"{cfg.algorithm} with these settings needs the fields {', '.join(learner.extra_fields)}, which datasets "
+            f"lack; set net.recurrent=none, or train in an environment"
         )
     return Buffer.from_ring(open_ring(data), sampler=sampler, view=view, her=her)

@@ -6,7 +6,7 @@ import torch
 
 from zhixing import algorithms
 from zhixing.config import RunConfig
-from zhixing.core.learner import Learner
+from zhixing.core.learner import Learner, LearnsFromDemonstrations, LearnsFromExpert
 from zhixing.core.spaces import Spaces
 from zhixing.distributed.learner_group import LearnerGroup, check_learners
 from zhixing.distributed.parameter_servers import check_servers
@@ -21,10 +21,10 @@ def build_learner(cfg: RunConfig, spaces: Spaces, folder: RunFolder, *, resumed:
     """
     device = torch.device(cfg.device)
     learner = algorithms.get(cfg.algorithm).make(cfg, spaces, device)
-    if "demonstrations" in type(cfg).model_fields:
-        learner.show(load_demonstrations(cfg, spaces).to(device))
-    if "expert" in type(cfg).model_fields:
-        learner.ask(load_expert(cfg, spaces).to(device))
+    if isinstance(learner, LearnsFromDemonstrations):
+        learner.set_demonstrations(load_demonstrations(cfg, spaces).to(device))
+    if isinstance(learner, LearnsFromExpert):
+        learner.set_expert(load_expert(cfg, spaces).to(device))
     if cfg.init_from is not None and not resumed:
         start = RunFolder.open(cfg.init_from)
         with weights_must_fit(start):
@@ -33,5 +33,5 @@ def build_learner(cfg: RunConfig, spaces: Spaces, folder: RunFolder, *, resumed:
         check_servers(cfg, learner)
     if cfg.distributed.learners > 1:
         check_learners(cfg, learner)
-        learner.partners = LearnerGroup(learner, cfg, spaces, folder.path)
+        learner.executor = LearnerGroup(learner, cfg, spaces, folder.path)
     return learner

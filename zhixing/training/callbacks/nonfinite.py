@@ -31,7 +31,7 @@ class StopOnNonFinite(Callback):
         if bad or loop.learner.skipped_steps():
             name = bad[0] if bad else "a gradient"
             value = f" is {float(metrics[name])}" if bad else " was not finite"
-            broken = loop.learner.broken()
+            broken = loop.learner.nonfinite_parameters()
             first = f"; the first gradient that wasn't finite was that of {broken[0]}" if broken else ""
             raise NonFiniteError(
                 f"{name}{value} at environment step {loop.env_steps}, update {loop.updates}; the weights were not "

@@ -51,7 +51,7 @@ class Damped(zx.Callback):
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs are recorded and then done operation by operation."""
-    monkeypatch.setattr(updates, "compiled", lambda module, examples: lambda inputs: list(module(*inputs)))
+    monkeypatch.setattr(updates, "compile_graph", lambda module, examples: lambda inputs: list(module(*inputs)))
 
 
 def learns_alike(make: Callable[..., RunConfig], folder: Path, number: int) -> None:
@@ -59,7 +59,7 @@ def learns_alike(make: Callable[..., RunConfig], folder: Path, number: int) -> N
         watching = [Damped(), StopAfter(number)]
         session = zx.Session(make(compile=graph, **SETTINGS), folder / str(graph), watching, quiet=True)
         session.run()
-        assert bool(session.learner.graphs and session.learner.graphs.graphs) is graph
+        assert bool(session.learner.executor and session.learner.executor.graphs) is graph
     eager, graphed = checkpoint_tensors(folder / "False"), checkpoint_tensors(folder / "True")
     assert eager.keys() == graphed.keys()
     for name, value in eager.items():
@@ -145,7 +145,7 @@ def test_missing_compiler_is_told_with_what_to_install(
     short_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(UserError, match=r"no no-such-compiler: install one \(apt install g\+\+"):
+    with pytest.raises(UserError, match=r"no-such-compiler isn't installed: install one \(apt install g\+\+"):
         zx.Session(short_config("ppo", compile=True), tmp_path / "run", quiet=True)
 
 
@@ -156,6 +156,6 @@ def test_learner_made_by_its_class_does_not_ignore_compile() -> None:
     batch = zx.Batch(obs=torch.zeros(8, 4), action=torch.zeros(8, dtype=torch.int64))
     by_name = zx.algorithms.get("bc").make(cfg, spaces)
     by_name.update(batch)
-    assert len(by_name.graphs.graphs) == 1
+    assert len(by_name.executor.graphs) == 1
     with pytest.raises(UserError, match=r"this BC has no compiled updates: make it with zx\.algorithms\.get"):
         BC(cfg, spaces).update(batch)

@@ -1,0 +1,39 @@
+"""Looks at the gradients and metrics of an update without changing the learner."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+import zhixing as zx
+from zhixing.core.batch import Batch
+from zhixing.core.optimizer import Optimizer
+
+
+class Probe(NamedTuple):
+    gradients: dict[str, list[Tensor]]  # by the name of the optimizer
+    metrics: dict[str, Tensor]
+    priority: Tensor | None
+
+
+def probe(learner: zx.Learner, batch: Batch, step: str = "update", **options: Any) -> Probe:
+    """Run a train step of `learner` with optimizers that don't move, and restore its state afterwards.
+
+    Losses that are computed after a step of another optimizer are those of the unchanged weights.
+    """
+    names = {id(optimizer): name for name, optimizer in learner.optimizers().items()}
+    gradients: dict[str, list[Tensor]] = {}
+
+    def record(self: Optimizer, tensors: list[Tensor]) -> Tensor:
+        gradients[names[id(self)]] = [tensor.clone() for tensor in tensors]
+        return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]))
+
+    state = copy.deepcopy(learner.state_dict())
+    with patch.object(Optimizer, "apply", record):
+        update = getattr(learner, step)(batch, **options)
+    learner.load_state_dict(state)
+    return Probe(gradients, dict(update.metrics), update.priority)
