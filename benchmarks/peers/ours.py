@@ -148,7 +148,7 @@ def main() -> None:
         session = zx.Session(zx.config.load(**settings(row)), f"{folder}/run", [stopwatch], quiet=True)
         session.run()
         told: dict[str, float] = {}
-        if isinstance(session.learner.executor, CompiledUpdates):
+        if session.learner.executor is not None:
             told["compile_seconds"] = session.learner.executor.compile_seconds
         if "data" in row:
             told["optimizer_steps"] = row["measured_steps"]  # how many optimizers share an update is nobody's business

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import zhixing as zx
-from zhixing.algorithms.sac import SAC
+from zhixing.algorithms.sac import SoftActorCritic
 from zhixing.collect.actor import Actor
 from zhixing.core.policy import Phase
 from zhixing.training.collect_data import collect_from_actor
@@ -76,8 +76,8 @@ def test_a_learned_temperature_stays_small_where_most_actions_are_forbidden(
         settings |= {"dataset": data, "offline_updates": 1_500, "penalty": 0.5}
     result, learner = train(name, tmp_path / "run", lr=2e-3, **settings)
     assert result["final_return"] > 9.5
-    assert isinstance(learner, SAC)
-    assert float(learner.temperature) < 1.0
+    assert isinstance(learner, SoftActorCritic)
+    assert float(learner.alpha) < 1.0
 
 
 @pytest.mark.parametrize("name", ["awac", "iql"])

@@ -111,7 +111,9 @@ class Learner(ABC):
             examples = "ppo or dqn" if self.multi_agent else "mappo or qmix"
             raise UserError(f"{cfg.algorithm} needs an environment with {wanted}, this one has {given}: use {examples}")
         self.spaces, self.device = spaces, torch.device(device)
-        self.rng = torch.Generator(self.device).manual_seed(derive_seed(cfg.seed, "learner"))  # minibatch order and noise
+        self.rng = torch.Generator(self.device).manual_seed(
+            derive_seed(cfg.seed, "learner")
+        )  # minibatch order and noise
         self._init_seed = derive_seed(cfg.seed, "networks")
         self.updates = 0
         self._optimizers: list[Optimizer] = []

@@ -198,7 +198,7 @@ def update_from_samples(loop: TrainingLoop, batch_size: int, num_updates: int) -
     metrics: Mapping[str, Tensor] = {}
     for _ in range(num_updates):
         batch = _to_device(buffer.sample(batch_size, loop.rng), learner)
-        if not learner.failed:  # keep the first batch with a non-finite step, for the error report
+        if not learner.has_nonfinite_step:  # keep the first batch with a non-finite step, for the error report
             loop.batch = batch
         update = learner.update(batch)
         buffer.set_priority(batch.index, update.priority)

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
-from torch import Tensor, nn
-
 from probe import probe
+from torch import Tensor, nn
 
 import zhixing as zx
 from zhixing.algorithms.a2c import A2C
@@ -312,7 +311,9 @@ def test_shared_network_has_one_body() -> None:
 def test_continuous_actions_have_the_first_spread() -> None:
     made = learner(spaces=Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32)), log_std_init=-1.0)
     assert made.net(torch.zeros(1, 1)).distribution.log_std.tolist() == [[-1.0, -1.0]]
-    told = probe(made, losses(action=torch.tensor([[[0.0, 0.0]], [[1.0, 0.0]]]), advantage=column(1.0, 1.0)), "gradient_step")
+    told = probe(
+        made, losses(action=torch.tensor([[[0.0, 0.0]], [[1.0, 0.0]]]), advantage=column(1.0, 1.0)), "gradient_step"
+    )
     # two normals each: 2 - ln 2π; the second action is e spreads off in one: -e² / 2
     expected = -(2 * (2 - math.log(2 * math.pi)) - 0.5 * math.e**2) / 2
     assert told.metrics["policy_loss"].item() == pytest.approx(expected, rel=1e-5)

@@ -10,9 +10,8 @@ import pytest
 import torch
 from by_hand import CONTINUOUS, DISCRETE, LOGITS, OBS, batch, peek_noise, set_critic_outputs, set_net_output
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from torch import Tensor, nn
-
 from probe import probe
+from torch import Tensor, nn
 
 import zhixing as zx
 from zhixing.algorithms.awac import AWAC
@@ -74,7 +73,7 @@ def test_targets_never_come_from_a_forbidden_action() -> None:
     assert made.target_value(batch(next_mask=mask)).tolist() == pytest.approx([4.6, 1.0, 3.7])
 
 
-def test_continuous_targets_are_the_least_at_a_drawn_action_within_bounds() -> None:
+def test_continuous_targets_are_themin_q_at_a_drawn_action_within_bounds() -> None:
     made = learner(CONTINUOUS)
     set_critic_outputs(made.target_critics, [2.0, 1.0], [-4.0, 1.0])  # 1 + 2 a and 1 - 4 a
     set_net_output(made.actor, math.atanh(0.6), std=0.9)

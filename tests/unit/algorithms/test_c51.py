@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from torch import Tensor
-
 from probe import probe
+from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.c51 import C51

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from probe import probe
 from torch import Tensor, nn
 
-from probe import probe
-
 import zhixing as zx
-from zhixing.algorithms.coma import COMA, COMAConfig, counterfactual_advantage, expected_q, team_value
+from zhixing.algorithms.coma import COMA, counterfactual_advantage, expected_q, team_value
 from zhixing.core.batch import Batch
 from zhixing.core.optimizer import Optimizer
 from zhixing.core.policy import Phase
@@ -112,7 +111,7 @@ def test_a_forbidden_action_is_in_no_baseline() -> None:
 def test_the_critic_sees_what_the_others_do_and_never_what_the_agent_itself_does() -> None:
     made = learner()
     shown = rollout(1, state=torch.tensor([[[5.0]]]), obs=torch.tensor([[[[1.0], [2.0]]]]))
-    seen = made.seen(shown, torch.tensor([[[0, 2]]]))
+    seen = made.critic_obs(shown, torch.tensor([[[0, 2]]]))
     first, second = [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]
     assert seen["others"][0, 0].tolist() == [[0.0] * 3 + second, first + [0.0] * 3]
     assert seen["obs"][0, 0].tolist() == [[1.0], [2.0]]
@@ -124,7 +123,7 @@ def test_the_critic_sees_what_the_others_do_and_never_what_the_agent_itself_does
 
 def test_the_critic_of_a_task_without_a_state_sees_all_observations() -> None:
     made = learner(Spaces(OBS, Discrete(3), num_agents=2))
-    seen = made.seen(Batch(obs=torch.tensor([[[1.0], [2.0]]])), torch.tensor([[0, 2]]))
+    seen = made.critic_obs(Batch(obs=torch.tensor([[[1.0], [2.0]]])), torch.tensor([[0, 2]]))
     assert seen["state"].tolist() == [[[1.0, 2.0], [1.0, 2.0]]]
 
 
@@ -143,7 +142,7 @@ PAID = {"reward": torch.tensor([[[1.0, 3.0]]]).expand(3, 1, 2)}  # 2 to the team
 def test_truncation_bootstraps_from_the_true_last_state() -> None:
     made = learner()
     values_of_the_state(made)
-    found = made.prepare(rollout(truncated=at(1), **STATES, **PAID))
+    found = made.add_returns(rollout(truncated=at(1), **STATES, **PAID))
     # the last row: 2 + 0.5 * 20 = 12; truncated: 2 + 0.5 * 5 = 4.5, not the next episode's 10;
     # the first: 2 + 0.5 (0.5 * V + 0.5 * G) = 2 + 0.5 (1 + 2.25)
     assert found.returns.flatten().tolist() == pytest.approx([3.625, 4.5, 12.0])
@@ -153,7 +152,7 @@ def test_truncation_bootstraps_from_the_true_last_state() -> None:
 def test_termination_ends_the_future() -> None:
     made = learner()
     values_of_the_state(made)
-    found = made.prepare(rollout(terminated=at(1), **STATES, **PAID))
+    found = made.add_returns(rollout(terminated=at(1), **STATES, **PAID))
     # 2 at the end; before it 2 + 0.5 (0.5 * 2 + 0.5 * 2)
     assert found.returns.flatten().tolist() == pytest.approx([3.0, 2.0, 12.0])
 
@@ -161,7 +160,7 @@ def test_termination_ends_the_future() -> None:
 def test_within_an_episode_returns_mix_all_later_values() -> None:
     made = learner()
     values_of_the_state(made)
-    found = made.prepare(rollout(**STATES, **PAID))
+    found = made.add_returns(rollout(**STATES, **PAID))
     # 12; 2 + 0.5 (0.5 * 10 + 0.5 * 12) = 7.5; 2 + 0.5 (0.5 * 2 + 0.5 * 7.5)
     assert found.returns.flatten().tolist() == pytest.approx([4.375, 7.5, 12.0])
 
@@ -171,7 +170,7 @@ def test_values_are_averaged_over_own_actions_and_agents() -> None:
     saying(made.actor, likely(0.5, 0.25, 0.25), likely(0.25, 0.5, 0.25))
     saying(made.target_critic, [1.0, 2.0, 6.0], [4.0, 0.0, 0.0], others=10.0)
     # 2.5 and 1, and 10 for the one action that the other takes, whichever: mean 11.75
-    found = made.prepare(rollout())
+    found = made.add_returns(rollout())
     assert found.value.flatten().tolist() == pytest.approx([11.75] * 3)
     assert found.returns.flatten().tolist() == pytest.approx([11.75 / 2] * 3)
 
@@ -184,7 +183,7 @@ def test_targets_never_come_from_a_forbidden_action() -> None:
         for member, place in zip(made.target_critic.agent_nets, (5, 2), strict=True):
             member.head.weight[:, place] = 1e6
     mask = torch.tensor([[[[True, False, True], [True, False, False]]]]).expand(3, 1, 2, 3)
-    found = made.prepare(rollout(mask=mask, next_mask=mask, action=torch.tensor([[[2, 0]]]).expand(3, 1, 2)))
+    found = made.add_returns(rollout(mask=mask, next_mask=mask, action=torch.tensor([[[2, 0]]]).expand(3, 1, 2)))
     # 3.5 for the first agent, 4 for the second
     assert found.value.flatten().tolist() == pytest.approx([3.75] * 3)
     assert found.returns.flatten().tolist() == pytest.approx([1.875] * 3)
@@ -196,7 +195,7 @@ def test_who_has_left_has_no_say_in_the_teams_value() -> None:
     saying(made.target_critic, [3.0] * 3, [1e6] * 3, others=10.0)
     alive = torch.tensor([[[True, False]]]).expand(3, 1, 2)
     # 3, and nothing for what the other does, for it does nothing
-    found = made.prepare(rollout(alive=alive, next_alive=alive))
+    found = made.add_returns(rollout(alive=alive, next_alive=alive))
     assert found.value.flatten().tolist() == pytest.approx([3.0] * 3)
     assert found.returns.flatten().tolist() == pytest.approx([1.5] * 3)
 
@@ -205,7 +204,7 @@ def test_critic_loss_by_hand() -> None:
     made = learner()
     saying(made.critic, [1.0, 2.0, 6.0], [4.0, 0.0, 0.0])
     both = Batch(
-        seen=made.seen(rollout(1)[0], torch.tensor([[2, 0]])),
+        critic_obs=made.critic_obs(rollout(1)[0], torch.tensor([[2, 0]])),
         action=torch.tensor([[2, 0]]),
         returns=torch.tensor([5.0]),
     )
@@ -236,7 +235,7 @@ def test_who_has_left_gets_no_gradient() -> None:
     made = learner(entropy_coef=0.1, net__hidden_sizes=[8])
     alive = torch.tensor([[[True, False]]]).expand(3, 1, 2)
     shown = rollout(obs=torch.randn(3, 1, 2, 1), alive=alive, next_alive=alive, **PAID)
-    data = made.prepare(shown).flatten()
+    data = made.add_returns(shown).flatten()
     for net, optimizer, gradients in (
         (made.critic, made.critic_optimizer, probe(made, data, "critic_step")),
         (made.actor, made.actor_optimizer, probe(made, shown, "actor_step")),
@@ -261,7 +260,7 @@ def test_the_critic_takes_many_steps_and_the_actors_one() -> None:
 def test_the_target_follows_slowly() -> None:
     made = learner(tau=0.1, critic_epochs=1)
     start = weights(made.target_critic)
-    made.critic_step(made.prepare(rollout(**PAID)).flatten())
+    made.critic_step(made.add_returns(rollout(**PAID)).flatten())
     for target, before, net in zip(weights(made.target_critic), start, weights(made.critic), strict=True):
         assert torch.allclose(target, 0.9 * before + 0.1 * net, atol=1e-7)
     assert not any(p.requires_grad for p in made.target_critic.parameters())
@@ -298,13 +297,13 @@ def test_chances_over_a_rollout_and_beyond_it_are_those_of_acting(recurrent: str
     following = obs[1:].clone()
     following[1] = last
     shown = rollout(T, obs=obs[:T], next_obs=following, action=torch.stack(actions), truncated=at(1, T), hidden=kept)
-    assert torch.allclose(made.decisions(shown).logp, torch.stack(logps), atol=1e-6)
+    assert torch.allclose(made.policies(shown).logp, torch.stack(logps), atol=1e-6)
     for member in made.target_critic.agent_nets:  # each action has a worth of its own, nothing else counts
         nn.init.zeros_(member.head.weight)
         member.head.bias.data = torch.tensor([1.0, 2.0, 4.0])
     expected = [team_value(torch.tensor([1.0, 2.0, 4.0]), policy).item() for policy in beyond]
     rows = at(1, T) | at(T - 1, T)
-    assert made.values_after(shown[rows]).tolist() == pytest.approx(expected, abs=1e-6)
+    assert made.bootstrap_values(shown[rows]).tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_forbidden_actions_are_never_taken() -> None:

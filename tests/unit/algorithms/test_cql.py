@@ -10,22 +10,21 @@ import pytest
 import torch
 from by_hand import CONTINUOUS, DISCRETE, ENTROPY, LOGITS, OBS, batch, set_critic_outputs, set_net_output
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from probe import probe
 from torch import Tensor, nn
 
-from probe import probe
-
 import zhixing as zx
-from zhixing.algorithms.sac import SAC
+from zhixing.algorithms.sac import SoftActorCritic, make_sac
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 
 
-def learner(spaces: Spaces = DISCRETE, **settings: Any) -> SAC:
+def learner(spaces: Spaces = DISCRETE, **settings: Any) -> SoftActorCritic:
     base = {"net__hidden_sizes": [], "alpha": 0.5}  # one linear layer each
     cfg = zx.config.load(algorithm="cql", env="Acrobot-v1", **(base | settings))
     made = zx.algorithms.get("cql").make(cfg, spaces)
-    assert isinstance(made, SAC)
+    assert isinstance(made, SoftActorCritic)
     return made
 
 
@@ -33,7 +32,7 @@ def moves(**fields: Any) -> Batch:
     return batch(**({"action": torch.tensor([[0.5], [0.0], [-0.5]])} | fields))
 
 
-def penalty(made: SAC, shown: Batch) -> Tensor:
+def penalty(made: SoftActorCritic, shown: Batch) -> Tensor:
     assert made.penalty is not None
     q = made.critics.q_of_actions(shown.obs, shown.action)
     return made.penalty(made.critics, made.actor, shown, q, made.rng)
@@ -99,7 +98,7 @@ def test_penalty_on_moves_by_the_very_moves_drawn() -> None:
     set_net_output(made.actor, 0.3, math.log(0.5))
     state = made.rng.get_state()
     assert made.penalty is not None
-    actions, logp = made.penalty.draw(made.actor, moves(), made.rng)
+    actions, logp = made.penalty.sample_actions(made.actor, moves(), made.rng)
     assert actions.shape == (6, 3, 1)
     assert actions.abs().max() < 1
     # the first two are even, with density 1/2; of the others log N(z) - ln 0.5 - ln(1 - a²), z = (atanh a - 0.3) / 0.5
@@ -122,7 +121,7 @@ def test_moves_are_drawn_by_the_policy_of_the_next_state_too() -> None:
         made.actor.layers.linears[0].bias.copy_(torch.tensor([0.0, -3.0]))
     here, there = torch.tensor([[1.0, 0.0]]).expand(3, 2), torch.tensor([[-1.0, 0.0]]).expand(3, 2)
     assert made.penalty is not None
-    actions, _ = made.penalty.draw(made.actor, moves(obs=here, next_obs=there), made.rng)
+    actions, _ = made.penalty.sample_actions(made.actor, moves(obs=here, next_obs=there), made.rng)
     kinds = actions.view(3, 200, 3)
     # evenly around 0 with spread 0.577, else close to tanh 1 = 0.76 and -0.76
     assert kinds.mean((1, 2)).tolist() == pytest.approx([0.0, 0.7616, -0.7616], abs=0.08)
@@ -158,7 +157,7 @@ def test_a_vanishing_weight_leaves_sac() -> None:
     shown = batch()
     made = learner(penalty=1e-12, entropy_in_targets=True, net__hidden_sizes=[8])
     cfg = zx.config.load(algorithm="sac", env="Acrobot-v1", net__hidden_sizes=[8], alpha=0.5)
-    sac = SAC(cfg, DISCRETE)
+    sac = make_sac(cfg, DISCRETE)
     for _ in range(3):
         made.update(shown)
         sac.update(shown)
@@ -187,7 +186,9 @@ def test_a_fixed_weight_stays_and_a_learned_one_keeps_the_penalty_near_its_targe
 def test_targets_count_entropy_only_where_asked() -> None:
     for entropy, worth in ((False, 4.0), (True, 4.0 + 0.5 * ENTROPY)):
         made = learner(entropy_in_targets=entropy)
-        set_critic_outputs(made.target_critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])  # the least are 4, 2, 6: 4 on average
+        set_critic_outputs(
+            made.target_critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0]
+        )  # the least are 4, 2, 6: 4 on average
         set_critic_outputs(made.critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
         set_net_output(made.actor, *LOGITS)
         alive = 1 + 0.9 * worth
@@ -247,4 +248,4 @@ def test_state_round_trip_gives_the_same_next_update(spaces: Spaces) -> None:
 
 def test_only_cql_tells_its_penalty() -> None:
     assert {"penalty", "penalty_weight"} <= set(learner().metrics)
-    assert "penalty" not in SAC.metrics
+    assert "penalty" not in SoftActorCritic.metrics

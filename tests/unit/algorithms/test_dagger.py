@@ -42,7 +42,7 @@ def learner(**settings: Any) -> DAgger:
 def test_the_expert_acts_less_and_less() -> None:
     made = learner(expert_fraction=0.5)
     # over half of 1000 steps from 1 to 0
-    assert [made.expert_share(steps) for steps in (0, 250, 500, 900)] == [1.0, 0.5, 0.0, 0.0]
+    assert [made.expert_probability(steps) for steps in (0, 250, 500, 900)] == [1.0, 0.5, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(("env_steps", "share"), [(0, 1.0), (125, 0.5), (999, 0.0)])

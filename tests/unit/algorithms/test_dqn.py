@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from torch import Tensor
-
 from probe import probe
+from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.dqn import DQN

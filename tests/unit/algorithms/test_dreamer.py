@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from torch import Tensor
-
 from probe import probe
+from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.dreamer import RANGE_RATE, Dreamer

@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import checkpoint_tensors
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-
 from probe import probe
 
 import zhixing as zx
@@ -66,7 +65,7 @@ def test_the_slope_that_is_penalised_is_that_between_both_kinds_of_steps() -> No
     with torch.no_grad():
         linear.weight.copy_(torch.tensor([[0.0, 3.0, 0.0, 4.0]]))  # a slope of 5 everywhere
     made.discriminator.layers = linear
-    assert made._penalty(torch.randn(6, 4), torch.randn(6, 4)).item() == pytest.approx((5 - 1) ** 2)
+    assert made.gradient_penalty(torch.randn(6, 4), torch.randn(6, 4)).item() == pytest.approx((5 - 1) ** 2)
 
 
 @pytest.mark.parametrize("action", [Discrete(3), MultiDiscrete([2, 3]), Box(-2.0, 2.0, (1,), np.float32)])
@@ -78,7 +77,7 @@ def test_it_learns_to_tell_them_apart_whatever_the_actions(action: Any) -> None:
     made = learner(action, steps(1.0), discriminator_lr=1e-2, discriminator_batch_size=64, gradient_penalty=0.1)
     own = steps(-1.0)
     for _ in range(60):
-        made.discriminator_step(made._drawn(own))
+        made.discriminator_step(made.sample_steps(own))
     assert made.imitation_reward(steps(1.0)).mean() > 3 * made.imitation_reward(own).mean()
 
 

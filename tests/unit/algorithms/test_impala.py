@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from probe import probe
 
 import zhixing as zx
@@ -31,7 +30,7 @@ def learners(*names: str, **settings: float) -> tuple[list[zx.Learner], Batch]:
 def test_of_its_own_steps_it_learns_what_a2c_learns() -> None:
     """π = μ: targets are n-step returns, advantages r + γ v' - V are these minus V."""
     (impala, a2c), batch = learners("impala", "a2c")
-    mine = probe(impala, impala.prepare(batch), "gradient_step").gradients["optimizer"]
+    mine = probe(impala, impala.add_bootstrap_values(batch), "gradient_step").gradients["optimizer"]
     theirs = a2c.rollout_gradients(batch).gradients["optimizer"]
     for one, other in zip(mine, theirs, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
@@ -40,9 +39,11 @@ def test_of_its_own_steps_it_learns_what_a2c_learns() -> None:
 def test_steps_that_the_policy_would_hardly_take_hardly_count() -> None:
     """μ took actions with a chance e^5 times as high as π's: rho = e^-5, and the policy's gradient is as small."""
     (impala,), batch = learners("impala", value_coef=0.0, trace_lambda=0.0)
-    usual = torch.cat([g.flatten() for g in probe(impala, impala.prepare(batch), "gradient_step").gradients["optimizer"]]).clone()
+    usual = torch.cat(
+        [g.flatten() for g in probe(impala, impala.add_bootstrap_values(batch), "gradient_step").gradients["optimizer"]]
+    ).clone()
     other = batch.replace(logp=batch.logp + 5.0)
-    found = probe(impala, impala.prepare(other), "gradient_step")
+    found = probe(impala, impala.add_bootstrap_values(other), "gradient_step")
     assert found.metrics["ratio"].item() == pytest.approx(np.exp(-5.0), rel=1e-4)
     rare = torch.cat([g.flatten() for g in found.gradients["optimizer"]])
     # the next state's target, V + rho delta, is another too: so not exactly, but in size

@@ -10,9 +10,8 @@ import pytest
 import torch
 from by_hand import CONTINUOUS, DISCRETE, LOGITS, OBS, batch, set_critic_outputs, set_net_output
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from torch import Tensor, nn
-
 from probe import probe
+from torch import Tensor, nn
 
 import zhixing as zx
 from zhixing.algorithms.iql import IQL

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
-from torch import Tensor
-
 from probe import probe
+from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.mappo import MAPPO
@@ -94,7 +93,7 @@ def leaving(t: int, agent: int = 1) -> dict[str, Tensor]:
 
 def advantages(made: MAPPO, **fields: Any) -> list[list[float]]:
     """Of each agent, step by step."""
-    data = made.prepare(rollout(**fields))
+    data = made.add_advantages(rollout(**fields))
     assert torch.allclose(data.returns, data.advantage + data.value)
     return data.advantage[:, 0].T.tolist()
 
@@ -167,15 +166,15 @@ def test_gae_weighs_steps_ahead_less_and_less() -> None:
 def test_mappos_critic_sees_the_state_and_ippos_what_its_agent_sees() -> None:
     obs = torch.tensor([4.0, 5.0, 6.0]).view(1, 1, 3, 1).expand(3, 1, 3, 1)
     shown = rollout(obs=obs)
-    assert plain().prepare(shown).value[0, 0].tolist() == pytest.approx([1.0, 10.0, 100.0])
-    assert plain("ippo").prepare(shown).value[0, 0].tolist() == pytest.approx([4.0, 50.0, 600.0])
+    assert plain().add_advantages(shown).value[0, 0].tolist() == pytest.approx([1.0, 10.0, 100.0])
+    assert plain("ippo").add_advantages(shown).value[0, 0].tolist() == pytest.approx([4.0, 50.0, 600.0])
 
 
 def test_the_critic_of_a_task_without_a_state_sees_all_observations() -> None:
     made = learner(spaces=Spaces(OBS, Discrete(3), num_agents=3))
     obs = torch.tensor([[[4.0], [5.0], [6.0]]])
-    assert made.judged(Batch(obs=obs)).tolist() == [[[4.0, 5.0, 6.0]] * 3]
-    assert made.judged(Batch(obs=obs, next_obs=obs + 1), following=True).tolist() == [[[5.0, 6.0, 7.0]] * 3]
+    assert made.critic_obs(Batch(obs=obs)).tolist() == [[[4.0, 5.0, 6.0]] * 3]
+    assert made.critic_obs(Batch(obs=obs, next_obs=obs + 1), following=True).tolist() == [[[5.0, 6.0, 7.0]] * 3]
 
 
 # --- what those who have left are worth ---
@@ -184,7 +183,7 @@ def test_the_critic_of_a_task_without_a_state_sees_all_observations() -> None:
 @pytest.mark.parametrize("name", ["mappo", "ippo"])
 def test_to_a_team_who_has_left_is_worth_what_the_others_are_on_average(name: str) -> None:
     made = plain(name, spaces=TEAM)
-    data = made.prepare(rollout(**leaving(0)))
+    data = made.add_advantages(rollout(**leaving(0)))
     # of 2 and 200, 3 and 300
     assert data.value[:, 0, 1].tolist() == pytest.approx([10.0, 101.0, 151.5])
     found = data.advantage[:, 0].T.tolist()
@@ -196,7 +195,7 @@ def test_to_a_team_who_has_left_is_worth_what_the_others_are_on_average(name: st
 @pytest.mark.parametrize("name", ["mappo", "ippo"])
 def test_a_shared_reward_counts_in_the_return_of_who_has_left(name: str) -> None:
     made = plain(name, spaces=TEAM, gae_lambda=1.0)
-    found = made.prepare(rollout(terminated=at(2), **leaving(0))).returns[:, 0, 1]
+    found = made.add_advantages(rollout(terminated=at(2), **leaving(0))).returns[:, 0, 1]
     # 2 at each of three steps: 2 + 0.5 (2 + 0.5 * 2)
     assert found.tolist() == pytest.approx([3.5, 3.0, 2.0])
 
@@ -211,13 +210,13 @@ def test_to_a_team_who_has_left_by_a_truncated_step_is_worth_what_the_others_are
 @pytest.mark.parametrize("name", ["mappo", "ippo"])
 def test_a_team_that_has_left_is_worth_nothing(name: str) -> None:
     nobody = torch.zeros(3, 1, 3, dtype=torch.bool)
-    assert plain(name, spaces=TEAM).prepare(rollout(alive=nobody, next_alive=nobody)).value.abs().max() == 0
+    assert plain(name, spaces=TEAM).add_advantages(rollout(alive=nobody, next_alive=nobody)).value.abs().max() == 0
 
 
 @pytest.mark.parametrize("name", ["mappo", "ippo"])
 def test_for_itself_who_has_left_is_worth_nothing_and_paid_nothing(name: str) -> None:
     made = plain(name, spaces=LEAVING)
-    data = made.prepare(rollout(**leaving(0)))
+    data = made.add_advantages(rollout(**leaving(0)))
     assert data.value[:, 0, 1].tolist() == [10.0, 0.0, 0.0]
     # its last action is still paid 2, and nothing follows
     found = data.advantage[:, 0].T.tolist()
@@ -297,7 +296,7 @@ def test_a_forbidden_action_gets_no_gradient_and_is_never_taken() -> None:
 
 def test_masks_of_a_rollout_reach_the_losses() -> None:
     mask = torch.tensor([True, True, False]).expand(3, 1, 3, 3)
-    assert torch.equal(plain().prepare(rollout(mask=mask)).mask, mask)
+    assert torch.equal(plain().add_advantages(rollout(mask=mask)).mask, mask)
 
 
 # --- who has left doesn't count ---
@@ -307,7 +306,7 @@ def test_masks_of_a_rollout_reach_the_losses() -> None:
 def test_who_has_left_gets_no_gradient(name: str) -> None:
     made = learner(name, share_weights=False, entropy_coef=0.1)
     gone = torch.tensor([True, False, True]).expand(3, 1, 3)
-    probe(made, made.prepare(rollout(alive=gone, next_alive=gone)).flatten(), "gradient_step")
+    probe(made, made.add_advantages(rollout(alive=gone, next_alive=gone)).flatten(), "gradient_step")
     for net, optimizer in ((made.actor, made.actor_optimizer), (made.critic, made.critic_optimizer)):
         found = by_parameter(optimizer)
         for member, counts in zip(net.agent_nets, (True, False, True), strict=True):
@@ -370,7 +369,7 @@ def test_normalising_and_back_gives_the_same_values() -> None:
 def test_the_statistics_of_returns_are_taken_before_learning() -> None:
     made = plain(normalize_value=True, epochs=1, lr=1e-9)
     shown = rollout()
-    ret = made.prepare(shown).returns  # the norm has seen nothing: values are what the critics say
+    ret = made.add_advantages(shown).returns  # the norm has seen nothing: values are what the critics say
     told = made.update(shown).metrics["value_loss"]
     assert made.value_norm is not None
     assert made.value_norm.mean.item() == pytest.approx(ret.mean().item())
@@ -470,7 +469,7 @@ def test_recurrent_minibatches_say_what_stepping_through_them_says(
         memories.append(tree_map(torch.Tensor.detach, hidden))
         out, _ = made.policy.look(obs[t], hidden)
         decision = made.policy.act(obs[t], hidden, None, Phase.COLLECT, rng, 0)
-        chances = made.chances(out)
+        chances = made.distribution(out)
         actions.append(decision.action)
         logps.append(chances.log_prob(decision.action))
         entropies.append(chances.entropy())
@@ -489,13 +488,13 @@ def test_recurrent_minibatches_say_what_stepping_through_them_says(
         terminated=torch.zeros(T, N, dtype=torch.bool),
         truncated=ended,
     )
-    data = made.prepare(shown)
+    data = made.add_advantages(shown)
     columns = []
     for part in made.minibatches(data):
         assert part.returns.shape == (5, 2, 3)  # 10 steps are two whole sequences of 5
         n = [int((data.obs[0, :, 0, 0] == first).nonzero()) for first in part.obs[0, :, 0, 0]]
         columns += n
-        said, spread = made.decisions(part)
+        said, spread = made.evaluate_actions(part)
         assert torch.allclose(said, logp[:, n], atol=1e-6)
         assert torch.allclose(spread, entropy[:, n], atol=1e-6)
         # the critic has no memory: its loss is that of all rows alike
@@ -558,27 +557,27 @@ def test_the_spread_of_continuous_actions_is_learned() -> None:
     spaces = Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32), num_agents=3, state=1)
     made = learner(spaces=spaces, lr=1e-3, epochs=1)
     action = torch.tensor([0.3, -0.2]).expand(3, 1, 3, 2)
-    assert made.chances.log_std.tolist() == [0.0, 0.0]
+    assert made.distribution.log_std.tolist() == [0.0, 0.0]
     made.update(rollout(action=action))
-    assert made.chances.log_std.abs().tolist() == pytest.approx([1e-3] * 2, rel=0.05)
+    assert made.distribution.log_std.abs().tolist() == pytest.approx([1e-3] * 2, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["mappo", "ippo"])
 def test_agents_with_own_weights_have_own_spreads(name: str) -> None:
     spaces = Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32), num_agents=3, state=1, alive=True)
     made = learner(name, spaces, lr=1e-3, epochs=1, share_weights=False, normalize_advantage=False)
-    assert made.chances.log_std.tolist() == [[0.0, 0.0]] * 3
+    assert made.distribution.log_std.tolist() == [[0.0, 0.0]] * 3
     gone = torch.tensor([True, False, True]).expand(3, 1, 3)
     # the first agent's action is likely under its policy, the third's isn't; both paid well: less spread, and more
     action = torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 3.0]]).expand(3, 1, 3, 2)
-    logp = made.decisions(rollout(action=action).flatten())[0].detach().unsqueeze(1)
+    logp = made.evaluate_actions(rollout(action=action).flatten())[0].detach().unsqueeze(1)
     made.update(rollout(action=action, logp=logp, alive=gone, next_alive=gone, reward=torch.full((3, 1, 3), 1e3)))
-    first, second, third = made.chances.log_std.tolist()
+    first, second, third = made.distribution.log_std.tolist()
     assert first == pytest.approx([-1e-3] * 2, rel=0.05)
     assert second == [0.0, 0.0]
     assert third == pytest.approx([1e-3] * 2, rel=0.05)
     # all of it is in what a policy elsewhere needs to act
-    assert any(torch.equal(part, made.chances.log_std) for part in made.policy.state_dict().values())
+    assert any(torch.equal(part, made.distribution.log_std) for part in made.policy.state_dict().values())
 
 
 def test_value_is_each_agents_and_unknown_where_only_the_state_tells_it() -> None:

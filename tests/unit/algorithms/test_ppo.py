@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from torch import Tensor
-
 from probe import probe
+from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.ppo import PPO
@@ -111,7 +110,7 @@ def test_value_loss_by_hand() -> None:
 def test_the_whole_loss_is_policy_value_and_entropy() -> None:
     weights = {"value_coef": 0.3, "entropy_coef": 0.07}
     ppo = learner(**weights, normalize_advantage=False, max_grad_norm=None)
-    data = ppo.prepare(rollout(ppo)).flatten()
+    data = ppo.add_advantages(rollout(ppo)).flatten()
     found = probe(ppo, data, "gradient_step").gradients["optimizer"][0].clone()
     out = ppo.net(data.obs)
     logp, entropy = out.distribution.log_prob(data.action), out.distribution.entropy()
@@ -124,7 +123,7 @@ def test_the_whole_loss_is_policy_value_and_entropy() -> None:
 
 def test_metrics_by_hand() -> None:
     ppo = learner(clip_range=0.2)
-    data = ppo.prepare(rollout(ppo)).flatten()
+    data = ppo.add_advantages(rollout(ppo)).flatten()
     ratio = torch.full((12,), 1.0)
     ratio[:3] = 1.3
     metrics = probe(ppo, data.replace(logp=data.logp - ratio.log()), "gradient_step").metrics
@@ -143,7 +142,7 @@ def test_truncated_step_bootstraps_and_terminated_step_does_not() -> None:
     terminated[1, 0] = truncated[1, 1] = True
     last = torch.rand(3, 2, 3)
     batch = batch.replace(terminated=terminated, truncated=truncated, next_obs=last)
-    data = ppo.prepare(batch)
+    data = ppo.add_advantages(batch)
     with torch.no_grad():
         after = ppo.value(last.flatten(0, 1)).view(3, 2)
     # lambda 0: A = r + 0.5 V(next) - V; the next value is the next row's but at ends and in the last row
@@ -169,8 +168,8 @@ def test_rewards_are_scaled_before_advantages() -> None:
     batch = rollout(plain)
     # gamma 0: the return is the reward itself, so rewards are divided by their own spread
     expected = batch.reward / batch.reward.std(unbiased=False)
-    assert torch.allclose(scaled.prepare(batch).returns, expected, atol=1e-5)
-    assert torch.allclose(plain.prepare(batch).returns, batch.reward, atol=1e-6)
+    assert torch.allclose(scaled.add_advantages(batch).returns, expected, atol=1e-5)
+    assert torch.allclose(plain.add_advantages(batch).returns, batch.reward, atol=1e-6)
 
 
 def test_observations_are_taken_into_the_statistics_after_learning() -> None:
@@ -186,7 +185,7 @@ def test_observations_are_taken_into_the_statistics_after_learning() -> None:
 
 def test_minibatches_cover_each_step_once() -> None:
     ppo = learner(minibatch_size=4)
-    data = ppo.prepare(rollout(ppo)).replace(advantage=torch.arange(12.0).view(6, 2))
+    data = ppo.add_advantages(rollout(ppo)).replace(advantage=torch.arange(12.0).view(6, 2))
     for _ in range(3):
         parts = [part.advantage for part in ppo.minibatches(data)]
         assert [len(part) for part in parts] == [4, 4, 4]
@@ -198,14 +197,14 @@ def test_minibatches_cover_each_step_once() -> None:
 def test_rows_of_a_minibatch_stay_together() -> None:
     ppo = learner(minibatch_size=4)
     batch = rollout(ppo)
-    data = ppo.prepare(batch.replace(obs=batch.obs.clone(), value=batch.obs[..., 0].clone()))
+    data = ppo.add_advantages(batch.replace(obs=batch.obs.clone(), value=batch.obs[..., 0].clone()))
     for part in ppo.minibatches(data):
         assert torch.equal(part.value, part.obs[:, 0])
 
 
 def test_recurrent_minibatches_keep_sequences() -> None:
     ppo = learner(net__recurrent="gru", net__recurrent_size=4, num_envs=4, minibatch_size=12)
-    data = ppo.prepare(rollout(ppo, envs=4))
+    data = ppo.add_advantages(rollout(ppo, envs=4))
     numbers = torch.arange(24.0).view(6, 4)  # 4 t + n
     columns = []
     for part in ppo.minibatches(data.replace(advantage=numbers)):
@@ -221,7 +220,7 @@ def test_recurrent_probabilities_are_those_of_collecting(kind: str) -> None:
     batch = rollout(ppo)
     truncated = batch.truncated.clone()
     truncated[2, 1] = True  # the memory of environment 1 is cleared after its third step
-    data = ppo.prepare(batch.replace(truncated=truncated))
+    data = ppo.add_advantages(batch.replace(truncated=truncated))
     assert data.is_first.tolist() == [[False, False]] * 3 + [[False, True]] + [[False, False]] * 2
     logp, value, _ = evaluate_actions(ppo.net, data)
     assert torch.allclose(logp[:, 0], data.logp[:, 0], atol=1e-6)
@@ -245,7 +244,7 @@ def test_the_number_of_updates_is_epochs_times_minibatches() -> None:
 
 def test_actor_and_critic_move_only_their_own_parts() -> None:
     ppo = learner(critic_lr=1e-2)
-    data = ppo.prepare(rollout(ppo)).flatten()
+    data = ppo.add_advantages(rollout(ppo)).flatten()
     before = parameters(ppo)
     ppo.gradient_step(data, critic=False)
     assert moved(ppo, before) == {"actor", "policy_head"}
@@ -330,7 +329,7 @@ def test_learning_rates_fall_to_zero_with_anneal_lr() -> None:
 
 def test_gradients_are_clipped_to_the_norm() -> None:
     ppo = learner(max_grad_norm=0.01, epochs=1, minibatch_size=100)
-    data = ppo.prepare(rollout(ppo)).flatten()
+    data = ppo.add_advantages(rollout(ppo)).flatten()
     gradients = probe(ppo, data, "gradient_step")
     norm = ppo.apply(gradients).metrics["grad_norm"]
     assert norm > 0.01  # what is told is the norm before clipping

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from torch import Tensor, nn
-
 from probe import probe
+from torch import Tensor, nn
 
 import zhixing as zx
 from zhixing.algorithms.qmix import QMIX
@@ -118,7 +117,9 @@ def test_who_has_left_contributes_nothing_to_a_loss(name: str) -> None:
     first = [g.clone() for g in probe(qmix, batch, "gradient_step").gradients["optimizer"]]
     obs, next_obs, action = batch.obs.clone(), batch.next_obs.clone(), batch.action.clone()
     obs[0, 1, 1], next_obs[0, 0, 1], next_obs[0, 1, 1], action[0, 1, 1] = 9.0, 9.0, -9.0, 1
-    other = probe(qmix, batch.replace(obs=obs, next_obs=next_obs, action=action), "gradient_step").gradients["optimizer"]
+    other = probe(qmix, batch.replace(obs=obs, next_obs=next_obs, action=action), "gradient_step").gradients[
+        "optimizer"
+    ]
     assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
     assert any(g.abs().sum() > 0 for g in first)
 

@@ -10,23 +10,22 @@ import pytest
 import torch
 from by_hand import CONTINUOUS, DISCRETE, ENTROPY, LOGITS, OBS, batch, peek_noise, set_critic_outputs, set_net_output
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from probe import probe
 from torch import Tensor, nn
 
-from probe import probe
-
 import zhixing as zx
-from zhixing.algorithms.sac import SAC
+from zhixing.algorithms.sac import SoftActorCritic
 from zhixing.core.batch import Batch
 from zhixing.core.policy import Phase
 from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 
 
-def learner(spaces: Spaces = DISCRETE, name: str = "sac", **settings: Any) -> SAC:
+def learner(spaces: Spaces = DISCRETE, name: str = "sac", **settings: Any) -> SoftActorCritic:
     base = {"net__hidden_sizes": [], "alpha": 0.5}  # one linear layer each
     cfg = zx.config.load(algorithm=name, env="Acrobot-v1", **(base | settings))
     made = zx.algorithms.get(name).make(cfg, spaces)
-    assert isinstance(made, SAC)
+    assert isinstance(made, SoftActorCritic)
     return made
 
 
@@ -49,7 +48,7 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 # --- targets ---
 
 
-def test_discrete_targets_are_exact_expectations_of_the_least_with_entropy() -> None:
+def test_discrete_targets_are_exact_expectations_of_themin_q_with_entropy() -> None:
     made = learner()
     set_critic_outputs(made.target_critics, [10.0, 2.0, 6.0], [4.0, 8.0, 6.0])
     set_critic_outputs(made.critics, [99.0] * 3, [99.0] * 3)  # not asked
@@ -78,7 +77,7 @@ def test_targets_never_come_from_a_forbidden_action() -> None:
     assert made.target_value(batch(next_mask=mask)).tolist() == pytest.approx([first, 1.0, 3.7])
 
 
-def test_continuous_targets_are_the_least_at_a_drawn_action_with_its_entropy() -> None:
+def test_continuous_targets_are_themin_q_at_a_drawn_action_with_its_entropy() -> None:
     made = learner(CONTINUOUS)
     set_critic_outputs(made.target_critics, [2.0, 1.0], [-4.0, 1.0])  # 1 + 2 a and 1 - 4 a
     set_critic_outputs(made.critics, [0.0, 99.0], [0.0, 99.0])  # not asked
@@ -98,7 +97,7 @@ def test_continuous_targets_draw_anew_each_time() -> None:
     assert not torch.equal(made.target_value(moves()), made.target_value(moves()))
 
 
-def test_redq_targets_take_the_least_of_a_random_few() -> None:
+def test_redq_targets_take_themin_q_of_a_random_few() -> None:
     made = learner(name="redq", critics=4, target_critics=2, alpha=1e-9)
     set_critic_outputs(made.target_critics, [1.0] * 3, [2.0] * 3, [3.0] * 3, [4.0] * 3)
     found = [round((made.target_value(batch())[0].item() - 1) / 0.9) for _ in range(1200)]
@@ -109,7 +108,7 @@ def test_redq_targets_take_the_least_of_a_random_few() -> None:
     assert shares[3] == 0
 
 
-def test_targets_of_as_many_as_there_are_take_the_least_of_all() -> None:
+def test_targets_of_as_many_as_there_are_take_themin_q_of_all() -> None:
     made = learner(critics=4, target_critics=4, alpha=1e-9)
     set_critic_outputs(made.target_critics, [3.0] * 3, [2.0] * 3, [1.0] * 3, [4.0] * 3)
     assert all(made.target_value(batch())[0].item() == pytest.approx(1.9) for _ in range(20))
@@ -225,10 +224,10 @@ def test_temperature_falls_where_entropy_is_above_its_target_and_rises_below() -
         set_net_output(made.actor, *LOGITS)  # entropy 1.04
         loss = made.alpha_loss(torch.tensor(ENTROPY), batch())
         assert gradient_of(loss, made.log_alpha[0]) == pytest.approx([ENTROPY - target])
-        assert made.temperature.item() == 1.0
+        assert made.alpha.item() == 1.0
         made.update(batch())
         # Adam's first step is as long as the learning rate
-        assert made.temperature.item() == pytest.approx(math.exp(sign * 1e-2), rel=1e-5)
+        assert made.alpha.item() == pytest.approx(math.exp(sign * 1e-2), rel=1e-5)
 
 
 def test_a_given_temperature_stays() -> None:
@@ -236,7 +235,7 @@ def test_a_given_temperature_stays() -> None:
     assert set(probe(made, batch()).gradients) == {"critic_optimizer", "actor_optimizer"}
     for _ in range(3):
         told = made.update(batch()).metrics["alpha"]
-    assert told.item() == made.temperature.item() == pytest.approx(0.3)
+    assert told.item() == made.alpha.item() == pytest.approx(0.3)
 
 
 def test_the_actors_loss_doesnt_move_the_temperature() -> None:
@@ -265,7 +264,7 @@ def test_a_mask_lowers_the_target_of_entropy_state_by_state(name: str) -> None:
     assert float(entropy) == pytest.approx(2 * target)
     assert gradient_of(made.alpha_loss(entropy, masked), made.log_alpha[0]) == pytest.approx([target])
     made.update(masked)
-    assert made.temperature.item() == pytest.approx(math.exp(-1e-2), rel=1e-5)
+    assert made.alpha.item() == pytest.approx(math.exp(-1e-2), rel=1e-5)
     assert learner(name=name, target_entropy=0.7).target_entropy(masked) == 0.7
 
 
@@ -276,10 +275,10 @@ def test_the_actor_and_the_temperature_move_every_so_many_updates() -> None:
     made = learner(policy_delay=3, alpha=None, net__hidden_sizes=[8])
     moved, told = [], []
     for _ in range(7):
-        actor, critics, alpha = weights(made.actor), weights(made.critics), made.temperature.item()
+        actor, critics, alpha = weights(made.actor), weights(made.critics), made.alpha.item()
         told.append(made.update(batch()).metrics["actor_loss"].item())
         moved.append(not same(actor, weights(made.actor)))
-        assert moved[-1] == (alpha != made.temperature.item())
+        assert moved[-1] == (alpha != made.alpha.item())
         assert not same(critics, weights(made.critics))
     assert moved == [True, False, False, True, False, False, True]
     assert told[0] == told[1] == told[2] != told[3] == told[4] == told[5] != told[6]
@@ -416,4 +415,4 @@ def test_state_round_trip_gives_the_same_next_update(spaces: Spaces) -> None:
 
 
 def test_what_an_update_tells_is_what_it_names() -> None:
-    assert set(learner().update(batch()).metrics) == set(SAC.metrics)
+    assert set(learner().update(batch()).metrics) == set(SoftActorCritic.metrics)

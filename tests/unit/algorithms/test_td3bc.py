@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-
 from probe import probe
 
 import zhixing as zx

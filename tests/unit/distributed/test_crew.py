@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import differing_tensors, metrics_rows
-
 from probe import probe
 
 import zhixing as zx

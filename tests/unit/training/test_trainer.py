@@ -57,7 +57,6 @@ class CountingLearner(Learner):
         self.sizes: list[int] = []
         self.progress: list[float] = []
 
-
     def update(self, batch: Batch) -> Update:
         self.updates += 1
         self.sizes.append(batch.reward.numel())
