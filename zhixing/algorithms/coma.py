@@ -126,15 +126,15 @@ class COMA(Learner):
         out = self.actor.unroll(self.actor.build_inputs(batch.obs, last_action), start, episode_starts(batch))
         return Categorical(out, batch.mask if "mask" in batch else None)
 
-    def critic_obs(self, batch: Batch, action: Tensor, following: bool = False) -> dict[str, Tree]:
+    def critic_obs(self, batch: Batch, action: Tensor, use_next: bool = False) -> dict[str, Tree]:
         """Return the critic's inputs for each agent, `[...,A,n]` each: never that agent's own action."""
         actions = self.actor.encode_action(action)
         if "alive" in batch:  # agents that have left do nothing
-            actions = actions * (batch.next_alive if following else batch.alive).unsqueeze(-1)
+            actions = actions * (batch.next_alive if use_next else batch.alive).unsqueeze(-1)
         not_self = (1.0 - self.actor.agent_ids).unsqueeze(-1)
         others = (actions.unsqueeze(-3) * not_self).flatten(-2)
-        state = global_state(batch, self.spaces, following).unsqueeze(-2)
-        obs = batch.next_obs if following else batch.obs
+        state = global_state(batch, self.spaces, use_next).unsqueeze(-2)
+        obs = batch.next_obs if use_next else batch.obs
         return {"obs": obs, "others": others, "state": state.expand(*others.shape[:-1], -1)}
 
     def q_values(self, critic: MultiAgentNet, critic_obs: Tree) -> Tensor:
@@ -147,7 +147,7 @@ class COMA(Learner):
         _, hidden = self.actor(self.actor.build_inputs(batch.obs, last_action), hidden)
         out, _ = self.actor(self.actor.build_inputs(batch.next_obs, self.actor.encode_action(batch.action)), hidden)
         policy = Categorical(out, batch.next_mask if "mask" in batch else None)
-        critic_obs = self.critic_obs(batch, policy.sample(self.rng), following=True)
+        critic_obs = self.critic_obs(batch, policy.sample(self.rng), use_next=True)
         q = self.q_values(self.target_critic, critic_obs)
         return team_value(q, policy, batch.next_alive if "alive" in batch else None)
 

@@ -99,7 +99,7 @@ class MADDPG(Learner):
     def target_value(self, batch: Batch) -> Tensor:
         out = self.target_actor(batch.next_obs)
         action = self.best(out, batch.next_mask if "mask" in batch else None)
-        future = self.target_critics(batch.next_obs, _of_the_living(action, batch, following=True))  # [B,A]
+        future = self.target_critics(batch.next_obs, _of_the_living(action, batch, use_next=True))  # [B,A]
         if self.spaces.individual_termination:
             future = future * batch.next_alive
         return td_target(batch, future)
@@ -146,8 +146,8 @@ def _counted(batch: Batch) -> Tensor:
     return batch.alive.float() if "alive" in batch else torch.ones_like(batch.reward)
 
 
-def _of_the_living(action: Tensor, batch: Batch, following: bool = False) -> Tensor:
+def _of_the_living(action: Tensor, batch: Batch, use_next: bool = False) -> Tensor:
     """Zeros for those who have left: what they are said to do mustn't look like a deed."""
     if "alive" not in batch:
         return action
-    return action * (batch.next_alive if following else batch.alive).unsqueeze(-1)
+    return action * (batch.next_alive if use_next else batch.alive).unsqueeze(-1)

@@ -129,11 +129,11 @@ class MAPPO(Learner):
 
     # --- the critic ---
 
-    def critic_obs(self, batch: Batch, following: bool = False) -> Tensor:
+    def critic_obs(self, batch: Batch, use_next: bool = False) -> Tensor:
         """Return the critic's inputs `[...,A,n]`: the state for each agent, or the agents' observations."""
         if not self.central:
-            return batch.next_obs if following else batch.obs
-        state = global_state(batch, self.spaces, following)
+            return batch.next_obs if use_next else batch.obs
+        state = global_state(batch, self.spaces, use_next)
         return state.unsqueeze(-2).expand(*state.shape[:-1], self.spaces.num_agents, -1)
 
     def values(self, critic_obs: Tree) -> Tensor:
@@ -157,7 +157,7 @@ class MAPPO(Learner):
         value = self.values(tree_map(lambda leaf: leaf.flatten(0, 1), critic_obs)).unflatten(0, batch.terminated.shape)
         boundary = batch.terminated | batch.truncated
         boundary[-1] = True
-        after = self.values(tree_map(lambda leaf: leaf[boundary], self.critic_obs(batch, following=True)))
+        after = self.values(tree_map(lambda leaf: leaf[boundary], self.critic_obs(batch, use_next=True)))
         reward = batch.reward
         if "alive" in batch:
             value, after = (

@@ -174,7 +174,7 @@ def test_the_critic_of_a_task_without_a_state_sees_all_observations() -> None:
     made = learner(spaces=Spaces(OBS, Discrete(3), num_agents=3))
     obs = torch.tensor([[[4.0], [5.0], [6.0]]])
     assert made.critic_obs(Batch(obs=obs)).tolist() == [[[4.0, 5.0, 6.0]] * 3]
-    assert made.critic_obs(Batch(obs=obs, next_obs=obs + 1), following=True).tolist() == [[[5.0, 6.0, 7.0]] * 3]
+    assert made.critic_obs(Batch(obs=obs, next_obs=obs + 1), use_next=True).tolist() == [[[5.0, 6.0, 7.0]] * 3]
 
 
 # --- what those who have left are worth ---
