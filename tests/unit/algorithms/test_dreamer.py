@@ -21,7 +21,7 @@ from zhixing.core.learner import Gradients
 from zhixing.core.spaces import Spaces
 from zhixing.nets.world_model import ImaginedRollout
 from zhixing.ops.imagination import percentile_range
-from zhixing.training.callbacks.imagine import Imagine, strip
+from zhixing.training.callbacks.imagined_frames import ImaginedFrames, strip
 
 VECTOR = Box(-9.0, 9.0, (3,), np.float32)
 SPACES = Spaces(VECTOR, Discrete(2))
@@ -305,7 +305,7 @@ def test_pictures_of_dreams_are_written_and_change_nothing(tmp_path: Path) -> No
     settings |= {"eval_every_steps": 80, "eval_episodes": 1, "tensorboard": False, "cnn_depth": 2, "num_envs": 2}
     cfg = zx.config.load(algorithm="dreamer", env="toy/pixel-catch", **(SMALL | settings))
     ends = []
-    for name, callbacks in (("plain", []), ("pictured", [Imagine(tmp_path / "pictured")])):
+    for name, callbacks in (("plain", []), ("pictured", [ImaginedFrames(tmp_path / "pictured")])):
         session = zx.Session(cfg, tmp_path / name, callbacks, quiet=True)
         session.run()
         ends.append(session.learner.state_dict())

@@ -108,7 +108,7 @@ def test_half_of_the_workers_killed_cost_only_the_steps_they_held(
     assert result["env_steps"] == 1024
     # each env's unfinished steps are in no episode, and of the 4 environments that died those before it neither
     assert sum(lengths) <= 1024
-    assert "2 workers replaced" in told.getvalue()
+    assert "2 workers restarted" in told.getvalue()
 
 
 def test_rollouts_and_gradients_of_whoever_is_ready(cluster: Cluster, short_config: Small, tmp_path: Path) -> None:

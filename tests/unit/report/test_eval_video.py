@@ -16,7 +16,7 @@ from test_video import gray_levels
 
 import zhixing as zx
 from zhixing.training.callbacks import Callback
-from zhixing.training.callbacks.tensorboard import as_gif
+from zhixing.training.callbacks.tensorboard import to_gif
 from zhixing.training.loop import TrainingLoop
 
 SHORT = {"env_steps": 256, "num_envs": 2, "eval_every_steps": 128, "eval_episodes": 3, "log_every_steps": 64}
@@ -80,7 +80,7 @@ def test_tensorboard_shows_the_videos_as_animated_images(tmp_path: Path) -> None
             assert gif.format == "GIF"
             assert gif.size == (image.width, image.height)
             assert gif.n_frames > 1
-    assert as_gif(tmp_path / "run" / "config.yaml") is None  # not a video
+    assert to_gif(tmp_path / "run" / "config.yaml") is None  # not a video
 
 
 def test_resumed_run_records_the_same_episodes(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ def build_callbacks(
     if cfg.tensorboard:
         callbacks.append(TensorBoard(folder.path))
     if hasattr(learner, "dream_frames"):
-        from zhixing.training.callbacks.imagine import Imagine  # imports a drawing library
+        from zhixing.training.callbacks.imagined_frames import ImaginedFrames  # imports a drawing library
 
-        callbacks.append(Imagine(folder.path))
+        callbacks.append(ImaginedFrames(folder.path))
     video_at = len(callbacks)
     if cfg.plot is not None:
         draw = Plot(folder.path, cfg.plot)

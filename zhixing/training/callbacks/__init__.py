@@ -1,4 +1,4 @@
-"""What happens besides learning: logs, checkpoints, evaluation. The base class is there for your own."""
+"""Callbacks: logs, checkpoints, evaluations. Derive your own from `Callback`."""
 
 from zhixing.training.callbacks.base import Callback
 from zhixing.training.callbacks.checkpoint import Checkpoint

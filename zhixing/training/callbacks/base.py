@@ -1,4 +1,4 @@
-"""Callbacks: what happens besides learning. Write your own by overriding what you need."""
+"""The base class of callbacks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from zhixing.training.loop import TrainingLoop
 
 
-class EvaluationInterrupted(Exception):  # noqa: N818  # it is no error
-    """An evaluation was asked to stop. It is repeated when the run is resumed."""
+class EvaluationInterrupted(Exception):  # noqa: N818  # not an error
+    """Ends an evaluation early. A resumed run repeats it."""
 
 
 class Callback:
-    """A context manager around training whose methods are told what happens. `loop.stop(reason)` ends training.
+    """A context manager around training. The loop calls its hooks; `loop.stop(reason)` in a hook ends training.
 
-    What must survive a resume goes into `state_dict`, of plain things and tensors. A method that looks like a hook but
-    is none, such as `on_step`, is an error when the class is made.
+    Return state that a resumed run needs from `state_dict`: numbers, strings, tensors and containers of them. Defining
+    a method that looks like a hook but isn't one, such as `on_step`, raises `UserError`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -45,26 +45,26 @@ class Callback:
     def iteration_begin(self, loop: TrainingLoop) -> None: ...
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
-        """After each round of collecting and updating. `metrics` is empty where nothing was updated yet."""
+        """Called after collecting and updating. `metrics` is empty before the first update."""
 
     def episode_end(self, loop: TrainingLoop, episode: Episode) -> None: ...
 
     def evaluation_step(self, loop: TrainingLoop) -> None:
-        """After each step of an evaluation's environments."""
+        """Called after each step of the evaluation environments."""
 
     def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None: ...
 
     def metric_logged(self, loop: TrainingLoop, name: str, value: float) -> None:
-        """After `loop.log(name, value)`."""
+        """Called by `loop.log(name, value)`."""
 
     def video_recorded(self, loop: TrainingLoop, path: Path) -> None:
-        """After an episode was recorded as an .mp4 file (`eval_video=true`)."""
+        """Called after an episode was recorded as an .mp4 file (`eval_video=true`)."""
 
     def train_end(self, loop: TrainingLoop) -> None:
-        """Training ended by its budget or by `loop.stop`; not after an exception."""
+        """Called when the budget or `loop.stop` ends training, not after an exception."""
 
     def close(self) -> None:
-        """Release resources. Called when the session closes, also if training never started."""
+        """Release resources. Called when the session closes, even if training never started."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -73,16 +73,20 @@ class Callback:
 
 
 def is_due(steps: int, before: int, every: int) -> bool:
-    """Whether a multiple of `every` was passed since `before`; never where it is 0. Doesn't depend on resumes."""
+    """Return whether `steps` has passed a multiple of `every` since `before`. Resumed runs give the same answers.
+
+    With `every=0` nothing is ever due.
+    """
     return every > 0 and steps // every > before // every
 
 
 def as_list(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
-    """Return one callback or several as a list; raise `UserError` for anything else."""
-    several = [callbacks] if isinstance(callbacks, Callback | type) else list(callbacks)
-    for one in several:
-        if isinstance(one, type):
-            raise UserError(f"callbacks are objects, not classes: write {one.__name__}() instead of {one.__name__}")
-        if not isinstance(one, Callback):
-            raise UserError(f"{one!r} is no callback: derive its class from zhixing.Callback")
-    return several
+    """Return one or several callbacks as a list. Raise `UserError` for anything else."""
+    result = [callbacks] if isinstance(callbacks, Callback | type) else list(callbacks)
+    for callback in result:
+        if isinstance(callback, type):
+            name = callback.__name__
+            raise UserError(f"callbacks are objects, not classes: write {name}() instead of {name}")
+        if not isinstance(callback, Callback):
+            raise UserError(f"{callback!r} is not a callback: derive its class from zhixing.Callback")
+    return result

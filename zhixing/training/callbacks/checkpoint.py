@@ -1,4 +1,4 @@
-"""Checkpoints: the newest few, and the best by evaluation."""
+"""Save the newest checkpoints and the best weights by evaluation."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class Checkpoint(Callback):
-    """Stands last among the callbacks, so that what it saves has heard everything of its iteration.
+    """Save checkpoints every `checkpoint_every_steps` and at the end of training.
 
-    Where one can't be written training goes on, and the next one is tried when it is due. Only that of the end must be
-    written: without it what was learned since the last one is lost.
+    It comes last among the callbacks, so a checkpoint holds the state of the others after the iteration. If a
+    checkpoint can't be written, training continues and tries again when the next one is due. Only a failure at the end
+    is an error, since the progress since the last checkpoint would be lost.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -30,14 +31,14 @@ class Checkpoint(Callback):
         self.best_return = math.nan
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
-        # also before the evaluation at the end, which may take long
+        # also before the final evaluation, which may take long
         if is_due(loop.steps, loop.steps_before, loop.cfg.checkpoint_every_steps) or loop.ending:
             try:
                 self._save(loop)
             except OSError as error:
-                kept = self.folder.newest_step()
-                last = "there is none yet" if kept is None else f"the last one is of step {kept:,}"
-                note(f"no checkpoint at step {loop.steps:,}, {self._reason(error)}; {last}, and training goes on")
+                newest = self.folder.newest_step()
+                last = "there is none yet" if newest is None else f"the last one is from step {newest:,}"
+                note(f"no checkpoint at step {loop.steps:,}, {self._reason(error)}; {last}, training continues")
 
     def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         if not evaluation.mean_return <= self.best_return:
@@ -48,18 +49,18 @@ class Checkpoint(Callback):
                         loop.learner.policy.state_dict(), loop.steps, evaluation.mean_return, loop.longest_so_far
                     )
             except OSError as error:
-                note(f"the best weights so far aren't kept, {self._reason(error)}; training goes on")
+                note(f"the best weights so far aren't saved, {self._reason(error)}; training continues")
 
     def train_end(self, loop: TrainingLoop) -> None:
         loop.finished = not loop.interrupted
         try:
             self._save(loop)
         except OSError as error:
-            kept = self.folder.newest_step()
-            again = "" if kept is None else f" to do again what came after step {kept:,}"
+            newest = self.folder.newest_step()
+            repeated = "" if newest is None else f" to repeat the training after step {newest:,}"
             raise UserError(
-                f"the last checkpoint is lost, {self._reason(error)}; make room or mend the folder, then "
-                f"`zhixing resume {self.folder.path}`{again}"
+                f"the last checkpoint is lost, {self._reason(error)}; free disk space or repair the folder, then run "
+                f"`zhixing resume {self.folder.path}`{repeated}"
             ) from None
 
     def _reason(self, error: OSError) -> str:

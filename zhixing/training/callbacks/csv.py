@@ -1,7 +1,7 @@
-"""metrics.csv: a row every `log_every_steps`, at each evaluation, and a last one; the same after any resume.
+"""metrics.csv: a row every `log_every_steps`, at each evaluation, and a last one. Resumed runs write the same rows.
 
-A name that is logged for the first time after the first row becomes a new last column, and the file is written again
-with blank cells in the rows before.
+A metric that is first logged after the first row becomes a new last column. The file is then rewritten, with blank
+cells in the earlier rows.
 """
 
 from __future__ import annotations
@@ -34,22 +34,24 @@ SAVED = {
     "lines": Count,
     "columns": list[str],
     "eval_return": float,
-    "eval_told": dict[str, float],
+    "eval_info": dict[str, float],
     "logged": dict[str, float],
-    "waiting": str,
+    "unwritten": str,
 }
 
 
 class Csv(Callback):
+    """Write metrics.csv."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.offset = 0  # bytes written; what stands behind belongs to steps that a resume does again
+        self.offset = 0  # bytes written; a resumed run truncates the file here
         self.eval_return = math.nan  # of an evaluation that has no row yet
-        self.eval_told: dict[str, float] = {}  # and numbers of the task at its ends, by column
+        self.eval_info: dict[str, float] = {}  # means of logged `info` keys of that evaluation, by column
         self.columns: list[str] = []
-        self.lines = 0  # written, with the header
+        self.lines = 0  # written, including the header
         self.logged: dict[str, float] = {}  # by `loop.log` since the last row
-        self.waiting = ""  # rows that the disk didn't take; they come before the next one
+        self.unwritten = ""  # rows that couldn't be written; they precede the next one
         self._file: io.FileIO | None = None
         self._builtin: set[str] = set()
 
@@ -68,25 +70,25 @@ class Csv(Callback):
     ) -> None:
         if self._file is not None:
             self._file.close()
-            if self.waiting:
-                note(f"{self.path} lacks its last rows; they come when the run is resumed")
+            if self.unwritten:
+                note(f"{self.path} lacks its last rows; resuming the run writes them")
 
     def _drop_later_columns(self) -> None:
-        """Undo columns added after the checkpoint that a run is resumed from: `offset` is that of the file before."""
+        """Remove columns added after the checkpoint from which the run is resumed: `offset` counts without them."""
         if not self.columns or not self.offset or not self.path.exists():
             return
         lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()[: self.lines]
         if lines and lines[0].split(",")[len(self.columns) :]:
-            cut = "".join(",".join(line.split(",")[: len(self.columns)]) + "\n" for line in lines)
-            write_atomically(self.path, lambda file: file.write(cut.encode()))
+            text = "".join(",".join(line.split(",")[: len(self.columns)]) + "\n" for line in lines)
+            write_atomically(self.path, lambda file: file.write(text.encode()))
 
     def train_begin(self, loop: TrainingLoop) -> None:
-        if self.offset == 0 and not self.waiting:
+        if self.offset == 0 and not self.unwritten:
             self.columns = [*metrics_row(loop)]
             self._write(self.columns)
         elif self.offset == 0:
-            self.columns = self.waiting.split("\n")[0].split(",")
-        else:  # those of the file, which an older version may have begun
+            self.columns = self.unwritten.split("\n")[0].split(",")
+        else:  # an older version may have written the header
             with open(self.path, encoding="utf-8") as file:
                 self.columns = file.readline().rstrip("\n").split(",")
                 self.lines = 1 + sum(1 for _ in file)
@@ -94,15 +96,14 @@ class Csv(Callback):
     def metric_logged(self, loop: TrainingLoop, name: str, value: float) -> None:
         self._builtin = self._builtin or {*metrics_row(loop)}
         if name in self._builtin:
-            raise UserError(f"loop.log({name!r}, ...): metrics.csv has this column already; log it by another name")
+            raise UserError(f"loop.log({name!r}, ...): metrics.csv already has this column; choose another name")
         self.logged[name] = value
 
     def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         self.eval_return = evaluation.mean_return
         summary = evaluation.summary()
-        self.eval_told = {
-            f"eval_{name}": summary[name] for name in map(metric_name, loop.logged_info_keys) if name in summary
-        }
+        names = map(metric_name, loop.logged_info_keys)
+        self.eval_info = {f"eval_{name}": summary[name] for name in names if name in summary}
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         evaluated = not math.isnan(self.eval_return)
@@ -110,51 +111,51 @@ class Csv(Callback):
             self._row(loop)
 
     def train_end(self, loop: TrainingLoop) -> None:
-        if not loop.interrupted:  # else its last row comes when it ends for good
+        if not loop.interrupted:  # a resumed run writes the last row
             self._row(loop)
 
     def _row(self, loop: TrainingLoop) -> None:
         new = [name for name in self.logged if name not in self.columns]
         if new:
             self._add_columns(new)
-        row = metrics_row(loop) | {"eval_return_mean": self.eval_return, **self.eval_told} | self.logged
+        row = metrics_row(loop) | {"eval_return_mean": self.eval_return, **self.eval_info} | self.logged
         values = [row.get(name, math.nan) for name in self.columns]
         self._write(["" if value != value else f"{value:.7g}" for value in values])
-        self.eval_return, self.eval_told = math.nan, {}
+        self.eval_return, self.eval_info = math.nan, {}
         self.logged = {name: value for name, value in self.logged.items() if name not in self.columns}
 
     def _add_columns(self, names: list[str]) -> None:
         """Write the file again with more columns. Where the disk fails they come with a later row."""
         assert self._file is not None
         try:
-            header, *rows = (self.path.read_bytes()[: self.offset].decode() + self.waiting).splitlines()
+            header, *rows = (self.path.read_bytes()[: self.offset].decode() + self.unwritten).splitlines()
             lines = [",".join([header, *names]), *(row + "," * len(names) for row in rows)]
             text = "".join(line + "\n" for line in lines).encode()
             write_atomically(self.path, lambda file: file.write(text))
             widened = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed in __exit__)
         except OSError as error:
-            note(f"{self.path} can't get the columns {', '.join(names)}: {error.strerror or error}; training goes on")
+            note(f"{self.path} can't add the columns {', '.join(names)}: {error.strerror or error}; training continues")
             return
         self._file.close()
         self._file = widened
-        self.columns, self.waiting, self.lines, self.offset = [*self.columns, *names], "", len(lines), len(text)
+        self.columns, self.unwritten, self.lines, self.offset = [*self.columns, *names], "", len(lines), len(text)
 
     def _write(self, cells: list[str]) -> None:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(cells)
         assert self._file is not None
-        before, self.waiting = self.waiting, self.waiting + text.getvalue()
+        before, self.unwritten = self.unwritten, self.unwritten + text.getvalue()
         try:
-            if self._file.write(self.waiting.encode()) != len(self.waiting.encode()):
+            if self._file.write(self.unwritten.encode()) != len(self.unwritten.encode()):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             with suppress(OSError):
-                self._file.truncate(self.offset)  # no half row
+                self._file.truncate(self.offset)  # remove a partial row
             if not before:
-                note(f"{self.path} can't be written: {error.strerror or error}; training goes on, its rows wait")
+                note(f"{self.path} can't be written: {error.strerror or error}; training continues and retries later")
             return
-        self.lines += self.waiting.count("\n")
-        self.waiting = ""
+        self.lines += self.unwritten.count("\n")
+        self.unwritten = ""
         self.offset = self._file.tell()
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,12 +166,12 @@ class Csv(Callback):
 
 
 def row_is_due(loop: TrainingLoop) -> bool:
-    """The last iteration's row waits for the evaluation at the end."""
+    """Return whether a row is due after this iteration. The last row waits for the final evaluation."""
     return is_due(loop.steps, loop.steps_before, loop.cfg.log_every_steps) and not loop.ending
 
 
 def metrics_row(loop: TrainingLoop) -> dict[str, float]:
-    """The present figures of a run by column; NaN where there is none yet."""
+    """Return the current metrics by column; NaN where there is no value yet."""
     counts = {
         "env_steps": loop.env_steps,
         "updates": loop.updates,
@@ -181,7 +182,7 @@ def metrics_row(loop: TrainingLoop) -> dict[str, float]:
         "length_mean": loop.recent_mean("length"),
         "eval_return_mean": math.nan,
     }
-    told = {metric_name(name): loop.recent_info_mean(name) for name in loop.logged_info_keys}
-    told |= dict.fromkeys([f"eval_{name}" for name in told], math.nan)
+    info = {metric_name(name): loop.recent_info_mean(name) for name in loop.logged_info_keys}
+    info |= dict.fromkeys([f"eval_{name}" for name in info], math.nan)
     metrics = {name: float(loop.metrics[name]) if name in loop.metrics else math.nan for name in loop.learner.metrics}
-    return counts | told | metrics
+    return counts | info | metrics

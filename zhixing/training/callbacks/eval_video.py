@@ -1,4 +1,4 @@
-"""Videos of evaluations: how the agent plays by now."""
+"""Record a video at each evaluation."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class EvalVideo(Callback):
-    """At each evaluation writes `videos/STEPS.mp4`: one more episode, played as those of the evaluation are.
+    """Record one more episode at each evaluation, to `videos/STEPS.mp4`.
 
-    It has a copy of the task and random numbers of its own, so that training and evaluations stay as they are without
-    it. The same steps give the same video, also after a resume, which records an interrupted one again.
+    It uses a separate environment and random stream, so it doesn't change training or evaluations. The same step gives
+    the same video, also in a resumed run, which records an interrupted video again.
     """
 
     def __init__(self, run: RunFolder, policy: Policy, cfg: RunConfig, device: torch.device | str = "cpu") -> None:
-        """A task that can't be drawn is refused here, before anything is trained."""
+        """Raise `UserError` if the environment can't be rendered."""
         from zhixing.report.video import make_rendered_env, use_offscreen_rendering
 
         use_offscreen_rendering()
@@ -66,8 +66,8 @@ class EvalVideo(Callback):
                 loop.evaluation_step()
                 video.add(self.env.render())
 
-            most = loop.cfg.eval_max_steps or default_eval_steps(self.env.max_episode_steps, loop.longest_so_far)
-            self.actor.evaluate(1, derive_seed(loop.cfg.seed, "film", loop.steps), on_step, most)
+            max_steps = loop.cfg.eval_max_steps or default_eval_steps(self.env.max_episode_steps, loop.longest_so_far)
+            self.actor.evaluate(1, derive_seed(loop.cfg.seed, "film", loop.steps), on_step, max_steps)
         loop.video_recorded(path)
 
     def state_dict(self) -> dict[str, Any]:

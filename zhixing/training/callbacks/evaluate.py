@@ -1,4 +1,4 @@
-"""Evaluation on environments of its own, and the end of training at a return."""
+"""Evaluate during training, and stop at a target return."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ if TYPE_CHECKING:
     from zhixing.training.loop import TrainingLoop
 
 SAVED = {"last_return": float, "best_return": float, "at_steps": int, "reached": bool}
-CONFIRM_EPISODES = 100  # what `stop_return` is judged by
+CONFIRM_EPISODES = 100  # that must average `stop_return`
 
 
 class Evaluate(Callback):
     """Play `eval_episodes` fresh episodes every `eval_every_steps` and at the end of training.
 
-    Episodes are cut after `eval_max_steps`. An evaluation that is interrupted has no result; it is repeated when the
-    run is resumed.
+    Episodes are cut after `eval_max_steps`. An interrupted evaluation has no result; a resumed run repeats it.
 
-    With `stop_return`, an evaluation that reaches it is confirmed by 100 further fresh episodes; if these average at
-    least as much, training ends and the weights stay as they are.
+    If an evaluation reaches `stop_return`, 100 more fresh episodes follow. If they average at least `stop_return`,
+    training ends with these weights.
     """
 
     def __init__(self, evaluator: Evaluator | None) -> None:
@@ -41,8 +40,8 @@ class Evaluate(Callback):
         self._noted = False
 
     def train_begin(self, loop: TrainingLoop) -> None:
-        if self.reached:  # and was stopped before all that belongs to the end was done
-            loop.stop("reached the return before")
+        if self.reached:  # the run was interrupted after that and before it ended
+            loop.stop("reached stop_return before the interruption")
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         # the last evaluation follows in `train_end`, after the checkpoint
@@ -56,7 +55,7 @@ class Evaluate(Callback):
     def _evaluate(self, loop: TrainingLoop) -> None:
         if self.evaluator is None:
             return
-        # the same stop gives the same seed, so a resumed run evaluates as one never stopped
+        # the seed depends on the step only, so resumed runs evaluate the same episodes
         seed = derive_seed(loop.cfg.seed, "evaluation", loop.steps)
         target = loop.cfg.stop_return
         with loop.paused():
@@ -68,19 +67,19 @@ class Evaluate(Callback):
                     loop.stop(f"reached a mean return of {evaluation.mean_return:.6g} over {CONFIRM_EPISODES} episodes")
         self.at_steps = loop.steps
         self.last_return = evaluation.mean_return
-        if not self.last_return <= self.best_return:  # also true of the first, after NaN
+        if not self.last_return <= self.best_return:  # also true for the first, as best_return is NaN
             self.best_return = self.last_return
         loop.evaluation_end(evaluation)
 
     def _play(self, loop: TrainingLoop, episodes: int, seed: int) -> Evaluation:
         assert self.evaluator is not None
-        most = loop.cfg.eval_max_steps or default_eval_steps(self.evaluator.max_episode_steps, loop.longest_so_far)
-        evaluation = self.evaluator.evaluate(episodes, seed, loop.evaluation_step, most)
+        max_steps = loop.cfg.eval_max_steps or default_eval_steps(self.evaluator.max_episode_steps, loop.longest_so_far)
+        evaluation = self.evaluator.evaluate(episodes, seed, loop.evaluation_step, max_steps)
         if evaluation.cut_episodes and not self._noted:
             self._noted = True
             note(
-                f"{evaluation.cut_episodes} of {episodes} evaluation episodes were cut after {most:,} steps, at step "
-                f"{loop.steps:,} of training; set env.max_episode_steps=... for a time limit, or another eval_max_steps"
+                f"{evaluation.cut_episodes} of {episodes} evaluation episodes were cut after {max_steps:,} steps, at "
+                f"step {loop.steps:,} of training; set env.max_episode_steps for a time limit, or change eval_max_steps"
             )
         return evaluation
 

@@ -1,4 +1,4 @@
-"""The lines that training begins with: what is trained, with what, for how long."""
+"""The lines printed at the start of training: run, algorithm, environment, device and budget."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from zhixing.config import DataConfig, RunConfig, SelfPlayConfig
 
 
 def header(cfg: RunConfig, folder: Path, *, at: str | None = None) -> str:
-    """Describe a run whose settings are resolved. `at` names the step that it is resumed at."""
+    """Describe a run with resolved settings. `at` is the step at which it is resumed."""
     preset = config.preset_name(cfg.algorithm, cfg.env.name)
     compiled = "compiled at the first updates" if cfg.compile else "not compiled"
     lines = {
         "run": f"{folder}" + (f" (resumed at {at})" if at else ""),
         "algorithm": f"{cfg.algorithm}, {'no preset' if preset is None else f'preset {preset}'}",
-        "env": f"{cfg.env.name}, {_copies(cfg)}",
+        "env": f"{cfg.env.name}, {_describe_envs(cfg)}",
         "device": f"{cfg.device}, {_count(int(cfg.num_threads), 'thread')}, {compiled}",
-        "budget": _budget(cfg),
+        "budget": _describe_budget(cfg),
     }
     return "".join(f"{name:10} {line}\n" for name, line in lines.items())
 
 
-def _copies(cfg: RunConfig) -> str:
+def _describe_envs(cfg: RunConfig) -> str:
     if learns_offline(cfg):
         return f"offline from {cfg.dataset}"  # type: ignore[attr-defined]
     if isinstance(cfg, SelfPlayConfig):
         return f"{_count(cfg.num_envs, 'game')} of self-play"
-    copies = f"{_count(cfg.num_envs, 'environment')}, {cfg.vector.backend} back end"
+    text = f"{_count(cfg.num_envs, 'environment')}, {cfg.vector.backend} back end"
     if cfg.distributed.workers:
-        copies += f", {_count(cfg.distributed.workers, 'Ray worker')}"
+        text += f", {_count(cfg.distributed.workers, 'Ray worker')}"
     elif isinstance(cfg.vector.workers, int) and cfg.vector.workers > 1:
-        copies += f" with {cfg.vector.workers} workers"
-    return copies
+        text += f" with {cfg.vector.workers} workers"
+    return text
 
 
-def _budget(cfg: RunConfig) -> str:
+def _describe_budget(cfg: RunConfig) -> str:
     parts = [f"{cfg.env_steps:,} steps"]
     if learns_offline(cfg):
         parts = [f"{cfg.offline_updates:,} updates"]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Names of methods that look like hooks of a callback, in this library and in others."""
+"""Names of hooks, here and in other libraries, to reject misspelled ones."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from zhixing.errors import UserError
 
 HOOKS = {
     "train_begin": "before the first iteration",
-    "iteration_begin": "before each round of collecting and updating",
-    "iteration_end": "after each round of collecting and updating",
+    "iteration_begin": "before collecting and updating",
+    "iteration_end": "after collecting and updating",
     "episode_end": "after each training episode",
     "evaluation_step": "after each step of an evaluation",
     "evaluation_end": "after each evaluation",
@@ -18,8 +18,8 @@ HOOKS = {
     "video_recorded": "after each recorded episode",
     "train_end": "at the end of training",
 }
-# of Stable-Baselines3, Lightning, Keras, Tianshou, RLlib and MindSpore RL, without `on_` or `_on_` before them
-ELSEWHERE = {
+# hooks of Stable-Baselines3, Lightning, Keras, Tianshou, RLlib and MindSpore RL without their prefix `on_` or `_on_`
+OTHER_LIBRARIES = {
     "training_start": "train_begin",
     "train_start": "train_begin",
     "fit_start": "train_begin",
@@ -56,34 +56,34 @@ ELSEWHERE = {
     "fit_end": "train_end",
     "end": "train_end",
 }
-_MOMENT = re.compile(
+_EVENT_NAME = re.compile(
     r"(train|training|iteration|episode|evaluation|eval|rollout|epoch|step|batch|update|test|validation|fit)"
     r"_?(begin|begins|began|start|starts|started|end|ends|ended|finish|finished|done)"
 )
 
 
 def check_hooks(cls: type) -> None:
-    """Raise `UserError` for methods that look like hooks and would never be called. Other methods may have any name."""
+    """Raise `UserError` for a method that looks like a hook but would never be called."""
     for name, value in vars(cls).items():
         if not callable(value) or name in HOOKS or name.startswith("__"):
             continue
         hook = closest_hook(name)
         if hook is not None:
             raise UserError(
-                f"{cls.__name__}.{name} would never be called: it is no hook of a callback. Did you mean {hook} "
-                f"({HOOKS[hook]})? Hooks are {', '.join(HOOKS)}; a helper needs a name that looks less like a hook"
+                f"{cls.__name__}.{name} would never be called: callbacks have no such hook. Did you mean {hook} "
+                f"({HOOKS[hook]})? Hooks are {', '.join(HOOKS)}; give a helper method a different name"
             )
 
 
 def closest_hook(name: str) -> str | None:
-    """Return the hook that a name stands for, or None where it looks like no hook."""
+    """Return the hook that a name resembles, or None."""
     prefixed = re.fullmatch(r"_?on_(\w+)", name)
     bare = prefixed[1] if prefixed else name
     if bare in HOOKS:
         return bare
-    if bare in ELSEWHERE and (prefixed or bare != "step"):
-        return ELSEWHERE[bare]
+    if bare in OTHER_LIBRARIES and (prefixed or bare != "step"):
+        return OTHER_LIBRARIES[bare]
     if bare.startswith("_"):
         return None
-    cutoff = 0.5 if _MOMENT.fullmatch(bare) else 0.8 if prefixed else 0.9
+    cutoff = 0.5 if _EVENT_NAME.fullmatch(bare) else 0.8 if prefixed else 0.9
     return next(iter(difflib.get_close_matches(bare, HOOKS, n=1, cutoff=cutoff)), None)

@@ -1,4 +1,4 @@
-"""Stop when a loss or gradient is NaN or Inf."""
+"""Stop training when a loss or gradient is NaN or Inf."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 
 class StopOnNonFinite(Callback):
-    """The optimizer left the weights alone in such a step; this names what was wrong, once per iteration, and keeps
-    the batch. It stands before what saves checkpoints, so that the last good one stays."""
+    """Raise `NonFiniteError` after an iteration with a non-finite metric or gradient, and save the batch.
+
+    The optimizer has skipped such steps, so the weights are good. This callback comes before those that save.
+    """
 
     def __init__(self, folder: RunFolder | None = None) -> None:
-        """Without a folder the batch isn't kept."""
+        """Without a folder the batch isn't saved."""
         self.folder = folder
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
@@ -30,19 +32,19 @@ class StopOnNonFinite(Callback):
         bad = [name for name, value in zip(metrics, floats, strict=True) if not math.isfinite(value)]
         if bad or loop.learner.skipped_steps():
             name = bad[0] if bad else "a gradient"
-            value = f" is {float(metrics[name])}" if bad else " was not finite"
-            broken = loop.learner.nonfinite_parameters()
-            first = f"; the first gradient that wasn't finite was that of {broken[0]}" if broken else ""
+            value = f" is {float(metrics[name])}" if bad else " is not finite"
+            parameters = loop.learner.nonfinite_parameters()
+            first = f"; the first non-finite gradient is that of {parameters[0]}" if parameters else ""
             raise NonFiniteError(
-                f"{name}{value} at environment step {loop.env_steps}, update {loop.updates}; the weights were not "
-                f"changed by it{first}. {self._keep(loop)}Try a lower lr, a smaller max_grad_norm, or look at the "
+                f"{name}{value} at environment step {loop.env_steps}, update {loop.updates}; this update didn't "
+                f"change the weights{first}. {self._save_batch(loop)}Try a lower lr or max_grad_norm, and check the "
                 f"rewards"
             )
 
-    def _keep(self, loop: TrainingLoop) -> str:
+    def _save_batch(self, loop: TrainingLoop) -> str:
         if self.folder is None or loop.batch is None:
             return ""
         try:
             return f"The batch is in {self.folder.save_batch(loop.batch, loop.steps)}. "
         except OSError as error:
-            return f"The batch can't be kept: {error.strerror or error}. "
+            return f"The batch can't be saved: {error.strerror or error}. "

@@ -1,4 +1,4 @@
-"""A picture of a run, drawn by the run itself."""
+"""Plot a run while it trains."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Plot(Callback):
-    """Draws `plot.png` anew at each evaluation and at the end, as `zhixing plot RUN --y NAME` does.
+    """Update `plot.png` at each evaluation and at the end, like `zhixing plot RUN --y NAME`.
 
-    Stands behind `Csv`, which has written the row of the evaluation by then.
+    It comes after `Csv`, which writes the row of the evaluation first.
     """
 
     def __init__(self, run: Path, y: str) -> None:
@@ -28,27 +28,28 @@ class Plot(Callback):
         self.due = False
 
     def check(self, loop: TrainingLoop) -> None:
+        """Raise `UserError` if metrics.csv has no such column."""
         columns = ["return", *metrics_row(loop)]
         if self.y not in columns:
-            raise unknown("column", self.y, columns, "(plot=... draws what metrics.csv logs)")
+            raise unknown("column", self.y, columns, "(plot=... takes columns of metrics.csv)")
 
     def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         self.due = True
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
-        if self.due and not loop.ending:  # else at the end, when the last row is written
-            self._draw(loop)
+        if self.due and not loop.ending:  # the last plot follows the last row
+            self._plot(loop)
 
     def train_end(self, loop: TrainingLoop) -> None:
         if not loop.interrupted:
-            self._draw(loop)
+            self._plot(loop)
 
-    def _draw(self, loop: TrainingLoop) -> None:
-        from zhixing.report.plots import plot  # matplotlib, which others needn't wait for
+    def _plot(self, loop: TrainingLoop) -> None:
+        from zhixing.report.plots import plot  # imports matplotlib, which is slow
 
         self.due = False
         with loop.paused():
             try:
                 plot([self.run], self.run / "plot.png", self.y)
             except UserError:
-                """There is nothing to draw yet: no episode has ended."""
+                """There is nothing to plot before the first episode ends."""

@@ -1,4 +1,4 @@
-"""A live line in a terminal; plain lines where the output is none."""
+"""Print progress: a live line in a terminal, otherwise plain lines."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ if TYPE_CHECKING:
 
 
 class Progress(Callback):
-    """Print a header, then steps, speed, returns, loss and the time left: twice a second in a terminal, else every ten
-    seconds. "train return" is the mean of the last 100 training episodes, "eval return" that of the last evaluation."""
+    """Print a header, then steps, speed, returns, loss and the remaining time.
+
+    A terminal is updated twice a second; other output gets a line every ten seconds. "train return" is the mean of the
+    last 100 training episodes, "eval return" that of the last evaluation.
+    """
 
     def __init__(self, out: TextIO | None = None, folder: Path | None = None) -> None:
-        """`folder` is the run's, for the header; there is no header without it."""
-        self.out: TextIO | None = out or sys.stderr  # None where the program was started with it closed
+        """The header names the run's `folder`; without it there is no header."""
+        self.out: TextIO | None = out or sys.stderr  # None if the program was started with stderr closed
         self.folder = folder
         self.live = self.out is not None and self.out.isatty()
         self.every_seconds = 0.5 if self.live else 10.0
-        self._shown_at, self._shown_steps = 0.0, -1
+        self._printed_at, self._printed_steps = 0.0, -1
         self._eval = ""
 
     def __exit__(
@@ -43,41 +46,41 @@ class Progress(Callback):
         if self.folder is not None:
             at = f"{loop.steps:,} {loop.unit}" if loop.steps else None
             write_stream(self.out, header(loop.cfg, self.folder, at=at), end="")
-        self._shown_at = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def evaluation_step(self, loop: TrainingLoop) -> None:
-        if time.monotonic() - self._shown_at >= self.every_seconds:
-            self._show(loop, "  evaluating")
+        if time.monotonic() - self._printed_at >= self.every_seconds:
+            self._print(loop, "  evaluating")
 
     def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
         self._eval = f"  eval return {evaluation.mean_return:.4g}"
-        self._shown_steps = -1  # the line that is shown lacks it
+        self._printed_steps = -1  # the printed line lacks the evaluation
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
-        if time.monotonic() - self._shown_at >= self.every_seconds:
-            self._show(loop)
+        if time.monotonic() - self._printed_at >= self.every_seconds:
+            self._print(loop)
 
     def train_end(self, loop: TrainingLoop) -> None:
-        if self._shown_steps != loop.steps:
-            self._show(loop)
+        if self._printed_steps != loop.steps:
+            self._print(loop)
 
-    def _show(self, loop: TrainingLoop, state: str = "") -> None:
-        self._shown_at, self._shown_steps = time.monotonic(), -1 if state else loop.steps
+    def _print(self, loop: TrainingLoop, state: str = "") -> None:
+        self._printed_at, self._printed_steps = time.monotonic(), -1 if state else loop.steps
         losses = [name for name in loop.learner.metrics if "loss" in name and name in loop.metrics]
         loss = f"  {losses[0].replace('_', ' ')} {float(loop.metrics[losses[0]]):.3g}" if losses else ""
-        ended = f"{loop.recent_mean('episode_return'):.4g}" if loop.recent_episodes else "-"
-        played = f"  train return {ended}" if not loop.offline else ""
-        crashed = f"  {loop.num_env_restarts} environments restarted" if loop.num_env_restarts else ""
-        lost = f"  {loop.num_worker_restarts} workers replaced" if loop.num_worker_restarts else ""
-        left = loop.seconds * (1 / loop.progress - 1) if loop.progress > 0 else 0.0
+        mean_return = f"{loop.recent_mean('episode_return'):.4g}" if loop.recent_episodes else "-"
+        train_return = f"  train return {mean_return}" if not loop.offline else ""
+        env_restarts = f"  {loop.num_env_restarts} environments restarted" if loop.num_env_restarts else ""
+        worker_restarts = f"  {loop.num_worker_restarts} workers restarted" if loop.num_worker_restarts else ""
+        remaining = loop.seconds * (1 / loop.progress - 1) if loop.progress > 0 else 0.0
         line = (
             f"{loop.steps:>9,} {loop.unit} {100 * loop.progress:3.0f}%  {loop.steps / max(loop.seconds, 1e-9):,.0f}/s"
-            f"{played}{self._eval}{loss}{crashed}{lost}{state}  {_clock(left)} left"
+            f"{train_return}{self._eval}{loss}{env_restarts}{worker_restarts}{state}  {_format_time(remaining)} left"
         )
         write_stream(self.out, f"\r\x1b[2K{line}" if self.live else line, end="" if self.live else "\n")
 
 
-def _clock(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours >= 100:

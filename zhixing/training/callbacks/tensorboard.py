@@ -1,4 +1,4 @@
-"""TensorBoard events beside metrics.csv, with the same figures."""
+"""Log to TensorBoard the same values as metrics.csv."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from zhixing.training.loop import TrainingLoop
 
 TIME = ("updates", "episodes", "seconds", "steps_per_second")
-RESULT = "eval/mean_return"  # what the HPARAMS tab compares settings by
+RESULT = "eval/mean_return"  # metric in the HPARAMS tab
 
 
 class TensorBoard(Callback):
-    """Write scalars in the groups `time/`, `rollout/`, `train/`, `eval/` and `custom/` (of `loop.log`), the settings as
-    text and as hyperparameters, and videos of evaluations as moving images.
+    """Write scalars, settings and videos of evaluations.
 
-    Where the disk takes no more events training continues without; metrics.csv holds the same figures.
+    Scalars are in the groups `time/`, `rollout/`, `train/`, `eval/` and `custom/` (from `loop.log`), settings are text
+    and hyperparameters, videos are animated images. If events can't be written, training continues without them.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.logged: dict[str, float] = {}  # by `loop.log` since the last row
-        self._writer: Any = None  # none before training, and after the disk failed
+        self._writer: Any = None  # None before training, and after a write error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -44,14 +44,14 @@ class TensorBoard(Callback):
     def train_begin(self, loop: TrainingLoop) -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
-        # events after a checkpoint that a run is resumed from are hidden, so that none shows twice
-        again = loop.steps > 0 or any(self.folder.glob("events.out.tfevents.*"))
+        # hide events after the checkpoint of a resumed run, so none appears twice
+        resumed = loop.steps > 0 or any(self.folder.glob("events.out.tfevents.*"))
         try:
-            self._writer = SummaryWriter(str(self.folder), purge_step=loop.steps + 1 if again else None)
+            self._writer = SummaryWriter(str(self.folder), purge_step=loop.steps + 1 if resumed else None)
         except OSError as error:
             self._fail(error)
         self._write(lambda writer: writer.add_text("settings", f"```yaml\n{config.dump(loop.cfg)}```", loop.steps))
-        if not again:
+        if not resumed:
             self._write(
                 lambda writer: _add_hyperparameters(writer, config.flat_settings(loop.cfg.model_dump(mode="json")))
             )
@@ -60,7 +60,7 @@ class TensorBoard(Callback):
         if row_is_due(loop):
             self._row(loop)
         if is_due(loop.steps, loop.steps_before, loop.cfg.checkpoint_every_steps) or loop.ending:
-            self._write(lambda writer: writer.flush())  # what a checkpoint is ahead of is never written again
+            self._write(lambda writer: writer.flush())  # a resumed run won't write events before the checkpoint
 
     def train_end(self, loop: TrainingLoop) -> None:
         if not loop.interrupted:
@@ -80,7 +80,7 @@ class TensorBoard(Callback):
 
     def video_recorded(self, loop: TrainingLoop, path: Path) -> None:
         with loop.paused():
-            gif = as_gif(path)
+            gif = to_gif(path)
             if gif is not None:
                 self._write(lambda writer: _add_gif(writer, "eval/video", gif, loop.steps))
 
@@ -99,7 +99,7 @@ class TensorBoard(Callback):
                 self._fail(error)
 
     def _fail(self, error: OSError) -> None:
-        note(f"no more TensorBoard events, {self.folder} can't be written: {error.strerror or error}; training goes on")
+        note(f"TensorBoard events in {self.folder} can't be written: {error.strerror or error}; training continues")
         self._writer = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class TensorBoard(Callback):
 
 
 def tag(column: str, loop: TrainingLoop) -> str:
-    """Return the tag of a column of metrics.csv."""
+    """Return the TensorBoard tag of a column of metrics.csv."""
     if column in TIME:
         return f"time/{column}"
     return f"train/{column}" if column in loop.learner.metrics else f"rollout/{column}"
@@ -134,14 +134,14 @@ def _add_gif(writer: Any, name: str, gif: bytes, step: int) -> None:
     writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
 
 
-def as_gif(video: Path, width: int = 160, fps: int = 10, seconds: int = 20) -> bytes | None:
-    """Return the beginning of a video as a small GIF, which TensorBoard shows among images; None where that fails."""
+def to_gif(video: Path, width: int = 160, fps: int = 10, seconds: int = 20) -> bytes | None:
+    """Return the beginning of a video as a small GIF, which TensorBoard shows as an image; None if that fails."""
     from imageio_ffmpeg import get_ffmpeg_exe
 
     scale = f"fps={fps},scale='min({width},iw)':-2"
     command = [get_ffmpeg_exe(), "-v", "error", "-i", str(video), "-t", str(seconds), "-vf", scale, "-f", "gif", "-"]
     try:
-        found = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)
+        result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout if found.returncode == 0 and found.stdout[:3] == b"GIF" else None
+    return result.stdout if result.returncode == 0 and result.stdout[:3] == b"GIF" else None

@@ -1,4 +1,4 @@
-"""Pictures of what a model of the world imagines, beside what really happened."""
+"""Save images that compare predictions of a world model with real frames."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from zhixing.collect.evaluation import Evaluation
     from zhixing.training.loop import TrainingLoop
 
-SEQUENCES = 4  # of the replay, to a picture
-LARGE = 64  # pixels of a frame's side, at least
+SEQUENCES = 4  # per image
+MIN_FRAME_SIZE = 64  # pixels
 
 
-class Imagine(Callback):
-    """At each evaluation writes `imagined/STEPS.png`: for some sequences of the replay a strip of real frames, one of
-    what the model made of them, seen for its first steps and imagined from there on, and one of their difference.
+class ImaginedFrames(Callback):
+    """Write `imagined/STEPS.png` at each evaluation, with three rows for each of some sequences of the replay buffer.
 
-    Does nothing where the learner has no `dream_frames`, where this gives none, or where the replay is too short.
+    The rows are the real frames, the model's frames (reconstructed for the first steps, then predicted), and their
+    difference. Nothing is written if the learner has no `dream_frames`, if that returns None, or if the buffer is too
+    short.
     """
 
     def __init__(self, run: Path) -> None:
@@ -34,7 +35,7 @@ class Imagine(Callback):
         dream = getattr(loop.learner, "dream_frames", None)
         if dream is None or not loop.has_buffer or not loop.buffer.ready:
             return
-        # a generator of its own: looking changes nothing in the run
+        # a separate generator, so the images don't change the run
         rng = np.random.default_rng(derive_seed(loop.cfg.seed, "imagine", loop.env_steps))
         with loop.paused():
             frames = dream(loop.buffer.sample(SEQUENCES, rng))
@@ -43,19 +44,21 @@ class Imagine(Callback):
                     self.folder.mkdir(parents=True, exist_ok=True)
                     imsave(self.folder / f"{loop.env_steps:012d}.png", strip(frames.cpu().numpy()))
                 except OSError as error:
-                    note(f"no picture in {self.folder}: {error.strerror or error}; training goes on")
+                    note(f"no image in {self.folder}: {error.strerror or error}; training continues")
 
 
 def strip(frames: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Frames `[B,3,T,H,W,C]` as one picture `[height,width,3]`: time to the right, the three kinds of each sequence
-    below each other, sequences apart. Of more channels than colours the last one is shown, the newest of a stack."""
+    """Arrange frames `[B,3,T,H,W,C]` in one image `[height,width,3]`, with time to the right and sequences separated.
+
+    If C isn't 3, the last channel is shown, which is the newest frame of a stack.
+    """
     if frames.shape[-1] != 3:
         frames = np.repeat(frames[..., -1:], 3, axis=-1)
-    times = -(-LARGE // min(frames.shape[3:5]))
-    frames = frames.repeat(times, axis=3).repeat(times, axis=4)
-    frames = np.pad(frames, [(0, 0), (0, 0), (0, 0), (0, 1), (0, 1), (0, 0)], constant_values=255)  # thin white lines
+    zoom = -(-MIN_FRAME_SIZE // min(frames.shape[3:5]))
+    frames = frames.repeat(zoom, axis=3).repeat(zoom, axis=4)
+    frames = np.pad(frames, [(0, 0), (0, 0), (0, 0), (0, 1), (0, 1), (0, 0)], constant_values=255)  # white lines
     rows = frames.transpose(0, 1, 3, 2, 4, 5)  # [B,3,H,T,W,C]
     rows = rows.reshape(len(frames), -1, rows.shape[3] * rows.shape[4], 3)
-    apart = np.pad(rows, [(0, 0), (0, LARGE // 8), (0, 0), (0, 0)], constant_values=255)
-    picture: np.ndarray[Any, Any] = apart.reshape(-1, *apart.shape[2:])
-    return picture
+    rows = np.pad(rows, [(0, 0), (0, MIN_FRAME_SIZE // 8), (0, 0), (0, 0)], constant_values=255)
+    image: np.ndarray[Any, Any] = rows.reshape(-1, *rows.shape[2:])
+    return image
