@@ -1,9 +1,8 @@
-"""Procgen (package envpool): sixteen games whose levels are drawn by chance, `procgen/bigfish`. An agent trains on few
-levels and is measured on others.
+"""Procgen (package envpool): sixteen games with procedurally generated levels, such as `procgen/bigfish`.
 
-EnvPool steps all copies in one call, so that this is the native back end; a single copy is a pool of one. A level and
-the order of levels follow from seeds alone, so that a pool can be put back into the middle of its episodes; to deal a
-level again takes 0.2 to 2 ms.
+Agents train on a few levels and are tested on others. EnvPool steps all environments in one call, so it provides the
+native back end; a single environment is a pool of one. Levels and their order depend only on seeds, so a pool can be
+restored in the middle of its episodes. Generating a level again takes 0.2 to 2 ms.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from zhixing.envs.wrappers.agents import construct_env
 from zhixing.errors import UserError
 from zhixing.utils.extras import require_extra
 
-MODES = {"easy": 200, "hard": 500, "extreme": 500, "memory": 500, "exploration": 500}  # and their levels for training
-FURTHER = {  # what some games have besides easy and hard
+NUM_TRAIN_LEVELS = {"easy": 200, "hard": 500, "extreme": 500, "memory": 500, "exploration": 500}  # by mode
+EXTRA_MODES = {  # only some games have these modes
     "extreme": ("chaser", "dodgeball", "leaper", "starpilot"),
     "memory": ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner"),
     "exploration": ("caveflyer", "climber", "coinrun", "heist", "jumper", "leaper", "maze", "ninja"),
@@ -35,9 +34,9 @@ GAMES = (
     "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot", "heist", "jumper",
     "leaper", "maze", "miner", "ninja", "plunder", "starpilot",
 )  # fmt: skip
-UNSEEN = 10**9  # levels to test on: as good as all
-ENLARGED = 6  # a picture shows each pixel as so many by so many
-QT = "apt-get install libqt5core5a libqt5gui5"
+NUM_TEST_LEVELS = 10**9  # practically unlimited
+RENDER_SCALE = 6  # rendered images are this many times larger than observations
+INSTALL_QT = "apt-get install libqt5core5a libqt5gui5"
 
 
 def names() -> list[str]:
@@ -49,12 +48,12 @@ def supports(name: str) -> bool:
 
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
-    constructor = partial(Procgen, name)
-    env: Procgen = construct_env(name, constructor, options, named=partial(settings, name))
+    constructor = partial(ProcgenEnv, name)
+    env: ProcgenEnv = construct_env(name, constructor, options, named=partial(envpool_settings, name))
     return env
 
 
-def settings(
+def envpool_settings(
     name: str,
     /,
     mode: str = "easy",
@@ -69,27 +68,30 @@ def settings(
     shift: int = 0,
     render_mode: str | None = None,
 ) -> tuple[str, State]:
-    """EnvPool's name of the game and its settings.
+    """Return EnvPool's name of the game and its settings.
 
-    `levels` are those to train on (the first 200, of hard games 500), to test on (all others) or all; `start_level` and
-    `num_levels` say it by number, where 0 levels mean all. Each action is done for `skip` steps of the game.
+    `levels` is "train" (the first 200 levels, or 500 in modes other than easy), "test" (all others) or "all".
+    `start_level` and `num_levels` override it; 0 levels means all. Each action is repeated for `skip` steps. With
+    `shift`, observations are shifted randomly by up to this many pixels.
     """
     game = name.removeprefix("procgen/")
-    allowed = [known for known in MODES if game in FURTHER.get(known, GAMES)]
-    if mode not in allowed:
-        raise UserError(f"{name}: mode={mode!r} is none of {', '.join(allowed)}")
-    train = MODES[mode]
-    known_levels = {"train": (0, train), "test": (train, UNSEEN), "all": (0, 0)}
-    if levels not in known_levels:
-        raise UserError(f"{name}: levels={levels!r} is none of {', '.join(known_levels)}")
-    start, count = known_levels[levels]
+    allowed_modes = [allowed for allowed in NUM_TRAIN_LEVELS if game in EXTRA_MODES.get(allowed, GAMES)]
+    if mode not in allowed_modes:
+        raise UserError(f"{name}: env.mode={mode!r}: allowed are {', '.join(allowed_modes)}")
+    num_train_levels = NUM_TRAIN_LEVELS[mode]
+    ranges = {"train": (0, num_train_levels), "test": (num_train_levels, NUM_TEST_LEVELS), "all": (0, 0)}
+    if levels not in ranges:
+        raise UserError(f"{name}: env.levels={levels!r}: allowed are {', '.join(ranges)}")
+    start, count = ranges[levels]
     start, count = start if start_level is None else start_level, count if num_levels is None else num_levels
     if min(start, count) < 0 or start + count >= 2**31:
-        raise UserError(f"{name}: start_level={start} and num_levels={count} must be 0 or more, together below 2^31")
+        raise UserError(
+            f"{name}: env.start_level={start} and env.num_levels={count}: must be 0 or more, with a sum below 2^31"
+        )
     if skip < 1:
-        raise UserError(f"{name}: skip={skip} must be at least 1")
+        raise UserError(f"{name}: env.skip={skip}: must be at least 1")
     if not 0 <= shift <= 32:
-        raise UserError(f"{name}: shift={shift} must be 0 to 32 pixels")
+        raise UserError(f"{name}: env.shift={shift}: must be from 0 to 32 pixels")
     return f"{game.capitalize()}{mode.capitalize()}-v0", {
         "start_level": start,
         "num_levels": count,
@@ -100,39 +102,39 @@ def settings(
     }
 
 
-def pool(name: str, num: int, options: State) -> ResumablePool:
+def make_pool(name: str, num: int, options: State) -> ResumablePool:
     with require_extra(name, "procgen"):
         import envpool
-    task, chosen = settings(name, **options)
+    envpool_name, settings = envpool_settings(name, **options)
 
-    def make(**more: Any) -> Any:
+    def make(**pool_settings: Any) -> Any:
         try:
-            return envpool.make_gymnasium(task, channel_first=False, **chosen, **more)
+            return envpool.make_gymnasium(envpool_name, channel_first=False, **settings, **pool_settings)
         except ImportError as error:
-            raise UserError(f"{name} needs libraries of Qt 5: {QT}") from error
+            raise UserError(f"{name} needs the Qt 5 libraries: {INSTALL_QT}") from error
 
     obs = np.zeros((num, 64, 64, 3), np.uint8)
     skip, shift = options.get("skip", 1), options.get("shift", 0)
     return ShiftedObsPool(make, num, obs, skip, shift) if shift else ResumablePool(make, num, obs, skip)
 
 
-def picture(obs: Array) -> Array:
-    return obs.repeat(ENLARGED, 0).repeat(ENLARGED, 1)
+def render_obs(obs: Array) -> Array:
+    return obs.repeat(RENDER_SCALE, 0).repeat(RENDER_SCALE, 1)
 
 
-def observations() -> Box:
+def make_obs_space() -> Box:
     return Box(0, 255, (64, 64, 3), np.uint8)
 
 
-class Procgen(gym.Env[Any, Any]):
-    """One copy: a pool of one."""
+class ProcgenEnv(gym.Env[Any, Any]):
+    """One environment: a pool of one."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  (as in gym.Env)
 
     def __init__(self, name: str, /, render_mode: str | None = None, **options: Any) -> None:
-        self.pool = pool(name, 1, options)
+        self.pool = make_pool(name, 1, options)
         self.render_mode = render_mode
-        self.observation_space, self.action_space = observations(), Discrete(15)
+        self.observation_space, self.action_space = make_obs_space(), Discrete(15)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
@@ -151,24 +153,26 @@ class Procgen(gym.Env[Any, Any]):
 
     def load_state_dict(self, state: State) -> None:
         if self.pool.load_state_dict(state):
-            raise RuntimeError("these games aren't those of the saved state")
+            raise RuntimeError("the saved state can't be restored: the game differs from the saved observation")
 
     def render(self) -> Array | None:
-        return None if self.render_mode is None else picture(self.pool.obs[0])
+        return None if self.render_mode is None else render_obs(self.pool.obs[0])
 
     def close(self) -> None:
         self.pool.close()
 
 
 class NativeProcgen:
-    """All copies in one pool."""
+    """N environments in one pool."""
 
     name: ClassVar[str]
-    options: ClassVar[frozenset[str]] = frozenset(settings.__annotations__) - {"name", "return"}
+    options: ClassVar[frozenset[str]] = frozenset(envpool_settings.__annotations__) - {"name", "return"}
 
     def __init__(self, num: int, **options: Any) -> None:
-        self.pool: ResumablePool = construct_env(self.name, partial(pool, self.name, num, options), {}, named=settings)
-        self.spaces = Spaces(observations(), Discrete(15))
+        self.pool: ResumablePool = construct_env(
+            self.name, partial(make_pool, self.name, num, options), {}, named=envpool_settings
+        )
+        self.spaces = Spaces(make_obs_space(), Discrete(15))
         self.inexact: list[int] = []
 
     def reset(self, seed: int | None) -> tuple[Tree, Info]:
@@ -185,13 +189,13 @@ class NativeProcgen:
         return self.pool.returned_obs, {}
 
     def render(self, index: int) -> Array | None:
-        return picture(self.pool.obs[index])
+        return render_obs(self.pool.obs[index])
 
     def close(self) -> None:
         self.pool.close()
 
 
-# one class per game: a native task is made with nothing but the number of environments and options
+# one class per game, because a native environment is constructed with only the number of environments and options
 NATIVE: dict[str, type[NativeProcgen]] = {
     name: type("NativeProcgen", (NativeProcgen,), {"name": name}) for name in names()
 }
