@@ -1,10 +1,10 @@
-"""Train a run again and again in processes that get a signal at random moments.
+"""Train a run in processes that get a signal at random moments, and resume it until it completes.
 
     python killing.py FOLDER KILLS SEED COMBINATION
 
 A combination is an algorithm, an environment, a back end and a signal, as in `COMBINATIONS`. Each attempt is a fork of
-this process, which has imported everything: signals come every few hundredths of a second. Half of them come at any
-moment, half while a file is being written. Prints what it found as JSON.
+this process, which has imported everything, so it can be killed after a few hundredths of a second. Half of the signals
+are sent at a random moment, half while a file is being written. Prints the counts as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import zhixing as zx
 from zhixing.training.run_folder import read_checkpoint
 
 torch.set_num_threads(1)
-# the first two are tried in every test run, all of them in `make soak`
+# every test run tries the first two, `make soak` all of them
 COMBINATIONS = """
 ppo CartPole-v1 serial SIGKILL
 dqn CartPole-v1 serial SIGKILL
@@ -65,30 +65,29 @@ BY_SCHEME: dict[str, dict[str, Any]] = {
     "off_policy": {"learning_starts": 100, "batch_size": 16, "updates_per_step": 0.5, "replay__capacity": 500},
     "self_play": {"simulations": 4, "batch_size": 16, "net__blocks": 1, "net__channels": 8, "capacity": 500},
 }
-STOPPED = 3  # exit code of an attempt that a signal ended with a checkpoint, or before there was anything to save
+STOPPED = 3  # exit code of an attempt that stopped on a signal after saving, or had nothing to save yet
 
 
 def settings(name: str, kills: int, backend: str) -> dict[str, Any]:
-    """So long that all kills find it still at work."""
+    """Return settings for a run that lasts longer than all kills."""
     model = zx.algorithms.get(name).settings
-    rows = {"log_every_steps": 50, "checkpoint_every_steps": 100, "eval_every_steps": 400, "eval_episodes": 1}
-    small = {"num_envs": 2, "vector__backend": backend, "tensorboard": False, "seed": 4}
-    short = {"net__hidden_sizes": [8], "env_steps": 500 + 100 * kills, **rows, **small, **BY_SCHEME[model.scheme]}
-    return {key: value for key, value in short.items() if fits(model, key)}
+    intervals = {"log_every_steps": 50, "checkpoint_every_steps": 100, "eval_every_steps": 400, "eval_episodes": 1}
+    small = {"num_envs": 2, "vector__backend": backend, "tensorboard": False, "seed": 4, "net__hidden_sizes": [8]}
+    values = {"env_steps": 500 + 100 * kills, **intervals, **small, **BY_SCHEME[model.scheme]}
+    return {key: value for key, value in values.items() if has_setting(model, key)}
 
 
-def fits(model: type[zx.config.RunConfig], key: str) -> bool:
-    """Whether an algorithm has a setting."""
+def has_setting(model: type[zx.config.RunConfig], key: str) -> bool:
     first, _, rest = key.partition("__")
     field = model.model_fields.get(first)
     return field is not None and (not rest or rest in field.annotation.model_fields)  # type: ignore[union-attr]
 
 
-def attempt(run: Path, combination: str, kills: int) -> int:
-    """Train, or go on, in a process of its own."""
-    process = os.fork()
-    if process:
-        return process
+def start_attempt(run: Path, combination: str, kills: int) -> int:
+    """Train or resume the run in a child process. Return its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
     try:
         name, env, backend, _ = combination.split()
         if (run / "config.yaml").exists():
@@ -104,58 +103,56 @@ def attempt(run: Path, combination: str, kills: int) -> int:
         os._exit(1)
 
 
-def unfinished(run: Path) -> set[tuple[Path, int]]:
-    """Files that are being written, or that an earlier kill left, with the times of their last change."""
-    found = set()
+def temporary_files(run: Path) -> set[tuple[Path, int]]:
+    """Return files that are being written or that an earlier kill left, with their modification times."""
+    files = set()
     for path in run.rglob(".*.tmp"):
-        with suppress(FileNotFoundError):  # it is whole now
-            found.add((path, path.stat().st_mtime_ns))
-    return found
+        with suppress(FileNotFoundError):  # it was renamed when complete
+            files.add((path, path.stat().st_mtime_ns))
+    return files
 
 
 def main(folder: Path, kills: int, seed: int, combination: str) -> dict[str, Any]:
     rng = random.Random(seed)
-    name, env, _, sent = combination.split()
-    number = signal.Signals[sent]
-    short = {"env_steps": 200, "eval_every_steps": 0}  # what torch does when it is first asked needn't be done in each
+    name, env, _, signal_name = combination.split()
+    number = signal.Signals[signal_name]
+    short = {"env_steps": 200, "eval_every_steps": 0}  # warms up torch, so the forks needn't
     zx.train(name, env, out=folder / "warm", quiet=True, **settings(name, kills, "serial") | short)
-    began = time.monotonic()
-    assert os.waitpid(attempt(folder / "whole", combination, kills), 0)[1] == 0
-    lasts = time.monotonic() - began
+    start = time.monotonic()
+    assert os.waitpid(start_attempt(folder / "whole", combination, kills), 0)[1] == 0
+    duration = time.monotonic() - start
     run = folder / "killed"
-    done = unreadable = 0
-    in_writing = 0
+    done = unreadable = while_writing = 0
     while True:
-        left = unfinished(run)
-        process = attempt(run, combination, kills)
+        left_before = temporary_files(run)
+        pid = start_attempt(run, combination, kills)
         if done < kills:
-            until = time.monotonic() + rng.uniform(0.0, lasts / kills)
-            while time.monotonic() < until:
+            deadline = time.monotonic() + rng.uniform(0.0, duration / kills)
+            while time.monotonic() < deadline:
                 time.sleep(0.001)
-            aimed = done % 2 == 1
-            while aimed and unfinished(run) <= left and os.waitpid(process, os.WNOHANG) == (0, 0):
+            wait_for_write = done % 2 == 1
+            while wait_for_write and temporary_files(run) <= left_before and os.waitpid(pid, os.WNOHANG) == (0, 0):
                 pass
-            in_writing += not unfinished(run) <= left
+            while_writing += not temporary_files(run) <= left_before
             try:
-                os.kill(process, number)
-            except ProcessLookupError:  # it has ended while we aimed
+                os.kill(pid, number)
+            except ProcessLookupError:  # it completed in the meantime
                 break
-        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if code == 0:
             break
         if code not in (-number, STOPPED):
-            return {"kills": done, "while_writing": in_writing, "unreadable": unreadable, "exit_code": code}
+            return {"kills": done, "while_writing": while_writing, "unreadable": unreadable, "exit_code": code}
         done += 1
         for file in (run / "checkpoints").glob("*.safetensors"):
             try:
                 read_checkpoint(file)
             except zx.UserError:
                 unreadable += 1
-    # what an attempt that ended in its own way has left, or a kill in its last moment
-    code = os.waitstatus_to_exitcode(os.waitpid(attempt(run, combination, kills), 0)[1])
-    return {"kills": done, "while_writing": in_writing, "unreadable": unreadable, "exit_code": code}
+    # once more, in case the last kill came after the training had completed
+    code = os.waitstatus_to_exitcode(os.waitpid(start_attempt(run, combination, kills), 0)[1])
+    return {"kills": done, "while_writing": while_writing, "unreadable": unreadable, "exit_code": code}
 
 
 if __name__ == "__main__":
-    where, asked, chance, which = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    print(json.dumps(main(where, asked, chance, which)))
+    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])))

@@ -1,6 +1,7 @@
-"""Trainings that are watched: `python leaking.py FOLDER ALGORITHM STEPS HOW...`, where HOW is end, raise or interrupt.
+"""Train several times and measure leaks: `python leaking.py FOLDER ALGORITHM STEPS HOW...`.
 
-Prints as JSON how much memory the last one used after a quarter of its steps and at its end, and what they left open.
+HOW is how each training ends: end, raise or interrupt. Prints as JSON how much memory the last one used after a quarter
+of its steps and at its end, and what they left open.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {"num_envs": 8, "vector__backend": "native"},
     "dqn": {"num_envs": 8, "vector__backend": "serial", "replay__capacity": 2000, "updates_per_step": 0.1},
 }
-PROCESSES = {"num_envs": 2, "vector__backend": "process", "vector__workers": 2}  # these could stay behind
+PROCESSES = {"num_envs": 2, "vector__backend": "process", "vector__workers": 2}  # these may be left running
 
 
-def memory() -> float:
-    """Megabytes that this process holds."""
+def memory_mb() -> float:
+    """Return the resident memory of this process in megabytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def left_open() -> dict[str, Any]:
-    """What outlives a run by mistake."""
+def count_resources() -> dict[str, int]:
+    """Count what must not outlive a run."""
     return {
         "files": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
@@ -42,14 +43,14 @@ def left_open() -> dict[str, Any]:
     }
 
 
-class Watch(zx.Callback):
+class MemoryCallback(zx.Callback):
     def __init__(self, steps: int, how: str) -> None:
         self.steps, self.how = steps, how
-        self.seen: list[float] = []
+        self.memory: list[float] = []
 
     def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
         if loop.steps // (self.steps // 20) > loop.steps_before // (self.steps // 20):
-            self.seen.append(memory())
+            self.memory.append(memory_mb())
         if self.how != "end" and loop.steps >= self.steps // 2:
             if self.how == "raise":
                 raise RuntimeError("on purpose")
@@ -57,28 +58,28 @@ class Watch(zx.Callback):
 
 
 def train(folder: Path, name: str, steps: int, how: str) -> list[float]:
-    watch = Watch(steps, how)
+    callback = MemoryCallback(steps, how)
     settings = {"env_steps": steps, "eval_every_steps": steps // 4, "eval_episodes": 1, **SETTINGS[name]}
     settings |= {"checkpoint_every_steps": steps // 20, "log_every_steps": max(1000, steps // 200)}
     try:
         settings |= PROCESSES if how != "end" else {}
-        zx.train(name, "CartPole-v1", out=folder, callbacks=[watch], quiet=True, **settings)
+        zx.train(name, "CartPole-v1", out=folder, callbacks=[callback], quiet=True, **settings)
     except (RuntimeError, KeyboardInterrupt):
         assert how != "end"
-    return watch.seen
+    return callback.memory
 
 
 def main(folder: Path, name: str, steps: int, hows: list[str]) -> dict[str, Any]:
     torch.set_num_threads(1)
-    train(folder / "first", name, 2500, hows[0])  # what is made once stays, and is no leak
-    before = left_open()
+    train(folder / "first", name, 2500, hows[0])  # what is allocated once per process is no leak
+    before = count_resources()
     for how in hows:
-        seen = train(folder / how, name, steps, how)
-    after = left_open()
-    warm = seen[len(seen) // 4]
-    growth = 100.0 * (seen[-1] - warm) / warm
+        memory = train(folder / how, name, steps, how)
+    after = count_resources()
+    warm = memory[len(memory) // 4]
+    growth = 100.0 * (memory[-1] - warm) / warm
     left = {key: after[key] - before[key] for key in before}
-    return {"warm_mb": round(warm, 1), "end_mb": round(seen[-1], 1), "growth_percent": round(growth, 2), "left": left}
+    return {"warm_mb": round(warm, 1), "end_mb": round(memory[-1], 1), "growth_percent": round(growth, 2), "left": left}
 
 
 if __name__ == "__main__":
