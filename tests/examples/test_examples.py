@@ -81,7 +81,7 @@ def test_memory_is_what_solves_recall(folder: Path) -> None:
     assert result["final_return"] < 0.5
 
 
-def test_the_room_takes_its_option_and_is_filmed(run_cli: Command, folder: Path) -> None:
+def test_the_room_takes_its_option_and_is_recorded(run_cli: Command, folder: Path) -> None:
     run_cli("train", "ppo", "--env", "own_environment:Room", "env.target=23", "env_steps=256", "--out", "room")
     assert zx.load("room").cfg.env.options == {"target": 23}
     assert "1 episodes" in run_cli("video", "room", "-o", "room.mp4")[0]

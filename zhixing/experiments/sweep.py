@@ -34,7 +34,7 @@ from zhixing.training.session import Session
 from zhixing.utils.importing import names_in
 
 Values = dict[str, list[Any]]  # the values to try, by dotted setting name
-MAX_CURVES = 12  # in the plot: more can't be told apart
+MAX_CURVES = 12  # in the plot: more are hard to distinguish
 
 
 # --- arguments ---
