@@ -102,4 +102,4 @@ def families() -> Iterator[Family]:
 
 
 def _module_of(name: str) -> str:
-    return gymnasium_ids.module_of(registry[name])
+    return gymnasium_ids.entry_module(registry[name])

@@ -23,7 +23,7 @@ from zhixing.utils import importing, named_objects
 def pack(names: Iterable[str]) -> bytes:
     """Return what makes these names known elsewhere. Raise `UserError` if it can't be sent."""
     names = list(names)
-    specs = [registry[name] for name in names if gymnasium_ids.registered_elsewhere(name)]
+    specs = [registry[name] for name in names if gymnasium_ids.is_third_party(name)]
     needed = (gymnasium_ids.imported_packages, specs, named_objects.select_objects(names))
     if not any(needed):
         return b""

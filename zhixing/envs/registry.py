@@ -71,7 +71,7 @@ def names() -> list[str]:
 
 def check_name(name: str) -> str:
     """Return the name without a package that registers it. Raise `UserError` if there is no such environment."""
-    name = gymnasium_ids.id_in(name) or name
+    name = gymnasium_ids.resolve_id(name) or name
     if not find_adapter(name).supports(name):
         raise unknown("environment", name, names(), HINT)
     return name

@@ -38,7 +38,7 @@ def test_unknown_name_suggests_the_nearest() -> None:
 
 def test_wrong_version_names_the_right_one() -> None:
     for wrong in ("CartPole-v7", "CartPole"):
-        assert refusal(wrong) == f"there is no {wrong}; the current version is 'CartPole-v1'"
+        assert refusal(wrong) == f"there is no {wrong}; the newest version is 'CartPole-v1'"
     assert "'LunarLander-v3'" in refusal("LunarLander-v2")
     assert "'HalfCheetah-v5'" in refusal("HalfCheetah-v2")
 

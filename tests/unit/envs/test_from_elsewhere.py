@@ -107,7 +107,7 @@ def test_package_and_id_name_an_environment(package: Path) -> None:
         make("my_rooms:Rom-v0")
     with pytest.raises(UserError, match="there is no module 'no_rooms'"):
         make("no_rooms:Room-v0")
-    with pytest.raises(UserError, match="there is no Room-v3; the current version is 'Room-v0'"):
+    with pytest.raises(UserError, match="there is no Room-v3; the newest version is 'Room-v0'"):
         make("my_rooms:Room-v3")
 
 

@@ -1,4 +1,4 @@
-"""Tasks of Gymnasium, under their own ids, and those that other packages register with it."""
+"""Gymnasium's environments under their ids, including those that other packages register."""
 
 from __future__ import annotations
 
@@ -21,156 +21,155 @@ from zhixing.utils import named_objects
 from zhixing.utils.extras import missing_extra, require_extra
 from zhixing.utils.importing import FILE, OBJECT, import_package
 
-# where a task's code lives -> the extra that brings what it needs
+# module of an environment -> the extra that installs its dependencies
 EXTRAS = {
     mujoco_v5.MODULE: "mujoco",
     box2d.MODULE: "box2d",
     "gymnasium.envs.toy_text": "toy-text",
 }
-# packages that register tasks when they are imported: their extra, and how the ids begin
+# packages that register environments on import -> their extra and the prefixes of their ids
 PLUGINS = {
     "gymnasium_robotics": ("robotics", ("Fetch", "Hand", "Adroit", "FrankaKitchen", "PointMaze", "AntMaze")),
 }
-# JAX versions of other tasks; doors to the old Gym; what has an adapter of its own
+# ids that aren't listed: JAX versions of other environments, wrappers of the old Gym, and Atari, which has an adapter
 HIDDEN = ("phys2d/", "tabular/", "GymV", "ALE/")
-
-
-# packages that register environments only when they are asked to: their module with `register_envs`
+# packages that don't register environments on import -> their module with `register_envs`
 REGISTRARS = {"minatar": "minatar.gym"}
-imported_packages: list[str] = []  # those that the user asked for, in their order
+imported_packages: list[str] = []  # requested by the user, in order
 
 
 def names() -> list[str]:
-    """Ids that can be made, with their extra installed; only the newest version of each."""
+    """Return the newest version of each id, including those whose extra isn't installed."""
     for package in PLUGINS:
         if find_spec(package) is not None:
             importlib.import_module(package)
     newest: dict[tuple[str | None, str], EnvSpec] = {}
     for spec in registry.values():
-        known = newest.get((spec.namespace, spec.name))
-        if not spec.id.startswith(HIDDEN) and (known is None or (spec.version or 0) > (known.version or 0)):
+        previous = newest.get((spec.namespace, spec.name))
+        if not spec.id.startswith(HIDDEN) and (previous is None or (spec.version or 0) > (previous.version or 0)):
             newest[spec.namespace, spec.name] = spec
     return sorted(spec.id for spec in newest.values())
 
 
 def supports(name: str) -> bool:
-    """Also other versions of what there is: `make` then names the right one."""
+    """Accept also unknown versions of a registered id; `make` then names the newest version."""
     if name not in registry:
-        _plug_in(name)
-    return not name.startswith(HIDDEN) and (name in registry or _current(name) is not None)
+        _import_plugin(name)
+    return not name.startswith(HIDDEN) and (name in registry or _newest_version(name) is not None)
 
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
-    current = _current(name)
+    newest = _newest_version(name)
     if name not in registry:
-        raise UserError(f"there is no {name}; the current version is {current!r}")
+        raise UserError(f"there is no {name}; the newest version is {newest!r}")
     spec = registry[name]
-    further = ("max_episode_steps", *(mujoco_v5.OPTIONS if mujoco_v5.is_mujoco(name) else ()))
+    extra_options = ("max_episode_steps", *(mujoco_v5.OPTIONS if mujoco_v5.is_mujoco(name) else ()))
     try:
         creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
-        check_options(name, creator, options, extra=further)
+        check_options(name, creator, options, extra=extra_options)
         if mujoco_v5.is_mujoco(name):
             return mujoco_v5.make(name, options)
         env = gym.make(name, disable_env_checker=True, **options)
         return box2d.FreshWorld(env) if str(spec.entry_point).startswith(box2d.MODULE) else env
     except gym.error.DependencyNotInstalled as error:
-        raise missing_package(name, error) from error
+        raise missing_package_error(name, error) from error
     except ImportError as error:
-        # tasks on mujoco-py have left Gymnasium, but their ids are still there
-        advice = f"; the current version is {current!r}" if current != name else ""
+        # Gymnasium still registers the removed mujoco-py environments
+        advice = f"; the newest version is {newest!r}" if newest != name else ""
         raise UserError(f"{name} can't be made: {error}{advice}") from error
     except UserError:
         raise
     except Exception as error:
-        # constructors with open keywords tell of a wrong one only when they pass it on
+        # a constructor with **kwargs rejects an unknown option only when it passes it on
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if isinstance(error, TypeError) and unexpected and unexpected[1] in options:
-            raise unknown_option(name, unexpected[1], [*parameters(creator)[0], *further]) from error
+            raise unknown_option(name, unexpected[1], [*parameters(creator)[0], *extra_options]) from error
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise UserError(f"{name} can't be made with ({given}): {type(error).__name__}: {error}") from error
 
 
 def import_packages(packages: Iterable[str]) -> None:
-    """Import packages that register environments with Gymnasium."""
+    """Import packages that register environments with Gymnasium, each once."""
     for package in packages:
         if package not in imported_packages:
-            _register(package)
+            _import_and_register(package)
             imported_packages.append(package)
 
 
-def _register(name: str) -> None:
-    """Import the package of `package` or `package:Id-v0`, and let it register its environments."""
+def _import_and_register(name: str) -> None:
+    """Import the package of `package` or `package:Id-v0`, and call its `register_envs` if necessary."""
     module = import_package(name)
-    package, _, wanted = name.partition(":")
+    package, _, env_id = name.partition(":")
     if package in REGISTRARS:
         module = importlib.import_module(REGISTRARS[package])
     register = getattr(module, "register_envs", None)
-    if inspect.isfunction(register) and wanted not in registry and not inspect.signature(register).parameters:
+    if inspect.isfunction(register) and env_id not in registry and not inspect.signature(register).parameters:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of ids that it has registered before
+            warnings.simplefilter("ignore")  # about ids that are already registered
             register()
 
 
-def id_in(name: str) -> str | None:
-    """Return the Gymnasium id in `package:Id-v0`, once the package is imported; None for `my.module:MyEnv`."""
-    package, sign, wanted = name.partition(":")
-    if not sign or FILE.fullmatch(name) or named_objects.is_registered(name) or named_objects.is_python_only(name):
+def resolve_id(name: str) -> str | None:
+    """Import the package of `package:Id-v0` and return the id; return None for `my.module:MyEnv` and other names."""
+    package, colon, env_id = name.partition(":")
+    if not colon or FILE.fullmatch(name) or named_objects.is_registered(name) or named_objects.is_python_only(name):
         return None
     is_object = OBJECT.fullmatch(name) is not None
-    if is_object and hasattr(import_package(name), wanted.partition(".")[0]):
+    if is_object and hasattr(import_package(name), env_id.partition(".")[0]):
         return None
-    _register(name)
-    if is_object and wanted not in registry:
+    _import_and_register(name)
+    if is_object and env_id not in registry:
         return None
-    if wanted not in registry and _current(wanted) is None:
-        its = [spec.id for spec in registry.values() if module_of(spec).partition(".")[0] == package.partition(".")[0]]
-        raise unknown(f"environment of {package}:", wanted, its)
-    return wanted
+    if env_id not in registry and _newest_version(env_id) is None:
+        root = package.partition(".")[0]
+        package_ids = [spec.id for spec in registry.values() if entry_module(spec).partition(".")[0] == root]
+        raise unknown(f"environment of {package}:", env_id, package_ids)
+    return env_id
 
 
-def module_of(spec: EnvSpec) -> str:
-    """Return the name of the module that an environment's code is in."""
+def entry_module(spec: EnvSpec) -> str:
+    """Return the name of the module that contains an environment's code."""
     entry_point = spec.entry_point
     return (
         entry_point.partition(":")[0] if isinstance(entry_point, str) else str(getattr(entry_point, "__module__", ""))
     )
 
 
-def registered_elsewhere(name: str) -> bool:
-    """Whether another process has to be told of this id: neither Gymnasium nor an adapter registers it there."""
-    return name in registry and module_of(registry[name]).partition(".")[0] not in ("gymnasium", "ale_py", *PLUGINS)
+def is_third_party(name: str) -> bool:
+    """Return whether neither Gymnasium nor an adapter registers this id, so worker processes don't know it."""
+    return name in registry and entry_module(registry[name]).partition(".")[0] not in ("gymnasium", "ale_py", *PLUGINS)
 
 
 def registering_module(name: str) -> str | None:
-    """Return the module that is to be imported for this id to be known; None where none is, or where none is known."""
-    if not registered_elsewhere(name):
+    """Return the module to import so that this id is registered; None if none is needed or none is known."""
+    if not is_third_party(name):
         return None
-    module = module_of(registry[name])
+    module = entry_module(registry[name])
     return module if module in sys.modules and module != "__main__" else None
 
 
-def _plug_in(name: str) -> None:
-    """Import the package that registers this task, if one of those known does."""
-    for package, (extra, beginnings) in PLUGINS.items():
-        if name.startswith(beginnings):
+def _import_plugin(name: str) -> None:
+    """Import the plugin that registers this id, if there is one."""
+    for package, (extra, prefixes) in PLUGINS.items():
+        if name.startswith(prefixes):
             with require_extra(name, extra):
                 importlib.import_module(package)
 
 
-def missing_package(name: str, error: Exception) -> UserError:
-    """The one sentence for a task whose package isn't installed."""
-    where = str(registry[name].entry_point) if name in registry else ""
+def missing_package_error(name: str, error: Exception) -> UserError:
+    """Return the error for an environment whose package isn't installed."""
+    entry_point = str(registry[name].entry_point) if name in registry else ""
     for module, extra in EXTRAS.items():
-        if where.startswith(module):
+        if entry_point.startswith(module):
             return missing_extra(name, extra)
     return UserError(f"{name} needs a package that isn't installed: {error}")
 
 
-def _current(name: str) -> str | None:
-    """The id of the newest version of this task."""
+def _newest_version(name: str) -> str | None:
+    """Return the newest version of an id, or None if no version is registered."""
     try:
         namespace, base, _ = parse_env_id(name)
     except gym.error.Error:
         return None
-    same = [spec for spec in registry.values() if (spec.namespace, spec.name) == (namespace, base)]
-    return max(same, key=lambda spec: spec.version or 0).id if same else None
+    versions = [spec for spec in registry.values() if (spec.namespace, spec.name) == (namespace, base)]
+    return max(versions, key=lambda spec: spec.version or 0).id if versions else None

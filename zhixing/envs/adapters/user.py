@@ -1,4 +1,4 @@
-"""A user's own task: `my.module:MyEnv`, a class or function that gives a gymnasium.Env."""
+"""User environments: `my.module:MyEnv`, a class or function that returns a gymnasium.Env."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zhixing.utils.importing import import_object
 
 
 def names() -> list[str]:
-    return []  # they are found by importing, not listed
+    return []  # user environments can't be listed
 
 
 def supports(name: str) -> bool:
@@ -26,9 +26,12 @@ def supports(name: str) -> bool:
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     constructor = import_object(name)
     if not callable(constructor):
-        raise UserError(f"{name} is a {type(constructor).__name__}, not a class or function that gives a gymnasium.Env")
+        raise UserError(
+            f"{name} is a {type(constructor).__name__}, not a class or function that returns a gymnasium.Env"
+        )
     options = dict(options)
-    limit = None if OPTION in parameters(constructor)[0] else options.pop(OPTION, None)  # else it is its own
+    has_own_limit = OPTION in parameters(constructor)[0]
+    limit = None if has_own_limit else options.pop(OPTION, None)
     check_options(name, constructor, options, extra=(OPTION,))
     try:
         env = constructor(**options)

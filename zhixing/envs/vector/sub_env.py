@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 from zhixing.core.tree import tree_leaves, tree_map
-from zhixing.envs.adapters.gymnasium_ids import missing_package
+from zhixing.envs.adapters.gymnasium_ids import missing_package_error
 from zhixing.envs.api import MisbehaviorError, flag_of, reward_of
 from zhixing.envs.crash.failure_policy import make_crash_error
 from zhixing.envs.crash.validation import all_finite, describe_path, obs_validators
@@ -266,7 +266,7 @@ class SubEnv:
         try:
             frame = self.env.render()
         except gym.error.DependencyNotInstalled as error:
-            raise missing_package(self.name, error) from error
+            raise missing_package_error(self.name, error) from error
         except Exception as error:
             raise make_crash_error(self.name, self.index, "rendering", error, None) from error
         if frame is None:
