@@ -71,7 +71,7 @@ def rollout(**fields: Any) -> Batch:
 
 def prepared(made: A2C, shown: Batch) -> Batch:
     """What an update hands to the losses."""
-    with mock.patch.object(made, "gradients", wraps=made.gradients) as losses:
+    with mock.patch.object(made, "gradient_step", wraps=made.gradient_step) as losses:
         made.update(shown)
     return losses.call_args.args[0]
 
@@ -84,7 +84,7 @@ def advantages(made: A2C, **fields: Any) -> list[float]:
 
 def by_parameter(made: A2C) -> dict[str, Tensor]:
     """What `gradients` found last, by parameter."""
-    found = dict(zip(made.optimizer.parameters, made.optimizer._places, strict=True))
+    found = dict(zip(made.optimizer.parameters, made.optimizer._gradient_views, strict=True))
     return {name: found[parameter].clone() for name, parameter in made.net.named_parameters()}
 
 
@@ -284,7 +284,7 @@ def test_observations_are_taken_into_the_statistics_after_learning() -> None:
     made = learner(plain=False, normalize_obs=True)
     value = made.net(torch.tensor([[3.0]])).value
     shown = rollout()
-    with mock.patch.object(made, "gradients", wraps=made.gradients) as losses:
+    with mock.patch.object(made, "gradient_step", wraps=made.gradient_step) as losses:
         losses.side_effect = lambda data: assert_fresh(made)
         made.update(shown)
     norm = made.net.encoder.norm
@@ -363,7 +363,7 @@ def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str
     for t in reversed(range(T)):
         later = ret[t] = reward[t] + 0.5 * torch.where(ended[t], after[t], later)
     loss = -(logp * (ret - value.detach())).mean() + 0.5 * (value - ret).square().mean() - 0.1 * entropy.mean()
-    expected = made.optimizer.gradient(loss)[0].clone()
+    expected = made.optimizer.compute_gradients(loss)[0].clone()
     data = prepared(made, shown)
     assert torch.allclose(data.returns, ret, atol=1e-5)
     fresh = learner(plain=False, entropy_coef=0.1, **settings)  # the update has moved the other

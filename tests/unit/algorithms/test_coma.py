@@ -82,7 +82,7 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 def gradients_by(optimizer: Optimizer) -> dict[Tensor, Tensor]:
     """What `gradient` found last, by parameter."""
-    return dict(zip(optimizer.parameters, optimizer._places, strict=True))
+    return dict(zip(optimizer.parameters, optimizer._gradient_views, strict=True))
 
 
 def test_counterfactual_advantages_by_hand() -> None:
@@ -336,7 +336,7 @@ def test_value_is_that_of_acting_as_usual() -> None:
 
 def test_what_it_cannot_do_is_refused_by_name() -> None:
     for space in (Box(-1.0, 1.0, (1,), np.float32), MultiDiscrete([2, 2])):
-        with pytest.raises(UserError, match="coma needs Discrete actions, this task has"):
+        with pytest.raises(UserError, match="coma needs Discrete actions, but this environment has"):
             learner(Spaces(OBS, space, num_agents=2))
     with pytest.raises(UserError, match="coma needs a global state"):
         learner(Spaces(Dict({"a": OBS}), Discrete(3), num_agents=2))
@@ -366,5 +366,5 @@ def test_state_round_trip_gives_the_same_next_update() -> None:
     for _ in range(3):
         made.update(rollout(**PAID))
         other.update(rollout(**PAID))
-    for name in ("actor", "critic", "target"):
+    for name in ("actor", "critic", "target_critic"):
         assert same(weights(getattr(made, name)), weights(getattr(other, name)))

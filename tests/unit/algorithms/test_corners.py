@@ -55,14 +55,14 @@ def test_a_single_known_return_is_not_normalised_to_nothing(baseline):
 def team(made, **fields):
     base = {
         "obs": torch.zeros(1, 2, 1),
-        "seen": torch.zeros(1, 2, 1),
+        "critic_obs": torch.zeros(1, 2, 1),
         "action": torch.zeros(1, 2, dtype=torch.long),
         "advantage": torch.ones(1, 2),
         "returns": torch.ones(1, 2),
         "alive": torch.tensor([[True, False]]),
         "logp": torch.full((1, 2), float(np.log(0.5))),
     }
-    return probe(made, Batch(**{**base, **fields})).metrics
+    return probe(made, Batch(**{**base, **fields}), "gradient_step").metrics
 
 
 def test_a_single_living_agent_is_not_normalised_to_nothing():

@@ -77,10 +77,11 @@ def test_value_loss_by_hand() -> None:
     set_critic_outputs(made.target_critics, [10.0, 2.0, 6.0], [4.0, 8.0, 7.0])  # the least are 4, 2, 6
     set_critic_outputs(made.critics, [99.0] * 3, [99.0] * 3)  # not asked
     set_net_output(made.state_value, 4.0)
-    loss, advantage, value_mean = made.value_loss(batch())
+    q = made.target_q(batch())
+    assert q.tolist() == [4.0, 2.0, 6.0]
+    loss, value_mean = made.value_loss(batch(), q)
     # 0.3 * 2² below and 0.7 * 2² above
     assert loss.item() == pytest.approx((1.2 + 2.8) / 3)
-    assert advantage.tolist() == pytest.approx([0.0, -2.0, 2.0])
     assert value_mean.item() == pytest.approx(4.0)
     # 2 (0.3 * 2 - 0.7 * 2) / 3
     assert gradient_of(loss, made.state_value.layers.linears[0].bias) == pytest.approx([-1.6 / 3])
@@ -115,7 +116,8 @@ def test_critic_loss_by_hand() -> None:
 def test_discrete_actor_loss_by_hand() -> None:
     made = learner(beta=0.5)
     set_net_output(made.actor, *LOGITS)
-    loss, weight = made.actor_loss(batch(), torch.tensor([0.0, -2.0, 2.0]))
+    set_net_output(made.state_value, 4.0)
+    loss, weight = made.actor_loss(batch(), torch.tensor([4.0, 2.0, 6.0]))  # advantages 0, -2, 2
     expected = [1.0, math.exp(-1), math.e]
     assert weight.tolist() == pytest.approx(expected)
     assert loss.item() == pytest.approx((expected[0] + 2 * expected[1] + 2 * expected[2]) * math.log(2) / 3)
@@ -139,6 +141,7 @@ def test_forbidden_choices_have_no_share() -> None:
 def test_continuous_actor_loss_by_hand_also_on_the_bounds() -> None:
     made = learner(CONTINUOUS, beta=1.0)
     set_net_output(made.actor, 0.0, std=0.5)
+    set_net_output(made.state_value, 0.0)
     loss, _ = made.actor_loss(moves(), torch.tensor([1.0, 0.0, -1.0]))
     # ln N(a; 0, 0.5) = -2 a² + ln 2 - 0.5 ln 2π
     constant = math.log(2) - 0.5 * math.log(2 * math.pi)
@@ -179,8 +182,8 @@ def test_gradients_change_nothing_and_are_each_networks_own(spaces: Spaces) -> N
     probe(made, shown)
     assert same(before, [p for part in parts for p in weights(part)])
     assert not any(p.requires_grad for p in made.target_critics.parameters())
-    _, advantage, _ = made.value_loss(shown)
-    losses = made.actor_loss(shown, advantage)[0], made.critic_loss(shown)[0], made.value_loss(shown)[0]
+    q = made.target_q(shown)
+    losses = made.actor_loss(shown, q)[0], made.critic_loss(shown)[0], made.value_loss(shown, q)[0]
     for loss, own in zip(losses, parts, strict=False):
         for part in parts[:3]:
             found = torch.autograd.grad(loss, [*part.parameters()], allow_unused=True, retain_graph=True)
@@ -280,5 +283,5 @@ def test_state_round_trip_gives_the_same_next_update(spaces: Spaces) -> None:
         first, second = made.update(shown), other.update(shown)
         assert set(first.metrics) == set(IQL.metrics)
         assert all(torch.equal(first.metrics[name], second.metrics[name]) for name in first.metrics)
-    for name in ("actor", "critics", "target", "state_value"):
+    for name in ("actor", "critics", "target_critics", "state_value"):
         assert same(weights(getattr(made, name)), weights(getattr(other, name)))

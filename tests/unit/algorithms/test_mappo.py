@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -22,6 +23,7 @@ from zhixing.core.policy import Phase
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import tree_map
 from zhixing.errors import UserError
+from zhixing.ops.policy_gradient import minibatches
 
 OBS = Box(-999.0, 999.0, (1,), np.float32)
 SPACES = Spaces(OBS, Discrete(3), num_agents=3, state=1)
@@ -30,6 +32,10 @@ TEAM = dataclasses.replace(LEAVING, reward_kind="shared")
 HALVES = [math.log(0.5), math.log(0.25), math.log(0.25)]  # logits of a policy with entropy 1.5 ln 2
 ENTROPY = 1.5 * math.log(2)
 CHANCES = np.array([0.5, 0.25, 0.25])
+
+
+def minibatches_of(learner: MAPPO, data: Batch) -> Iterator[Batch]:
+    return minibatches(data, learner.cfg.minibatch_size, learner.rng, learner.actor.recurrent)
 
 
 def learner(name: str = "mappo", spaces: Spaces = SPACES, **settings: Any) -> MAPPO:
@@ -102,7 +108,7 @@ def losses(**fields: Any) -> Batch:
     """One time step of three agents, with ratios of 1.5, 0.5 and 1 and advantages 1, 1 and 2."""
     base = {
         "obs": torch.zeros(1, 3, 1),
-        "seen": torch.ones(1, 3, 1),
+        "critic_obs": torch.ones(1, 3, 1),
         "action": torch.tensor([[0, 1, 2]]),
         "logp": torch.tensor([HALVES]) - torch.tensor([[1.5, 0.5, 1.0]]).log(),
         "advantage": torch.tensor([[1.0, 1.0, 2.0]]),
@@ -116,7 +122,7 @@ LEFT = torch.tensor([[True, True, False]])
 
 def by_parameter(optimizer: Optimizer) -> dict[Tensor, Tensor]:
     """What `gradient` found last."""
-    return dict(zip(optimizer.parameters, optimizer._places, strict=True))
+    return dict(zip(optimizer.parameters, optimizer._gradient_views, strict=True))
 
 
 def of_the_logits(made: MAPPO, agent: int) -> list[float]:
@@ -437,7 +443,7 @@ def wide(length: int, envs: int) -> Batch:
 
 def test_minibatches_cover_each_step_once_with_all_its_agents() -> None:
     made = learner(minibatch_size=4)
-    parts = [part.advantage for part in made.minibatches(wide(6, 2))]
+    parts = [part.advantage for part in minibatches_of(made, wide(6, 2))]
     assert [part.shape for part in parts] == [(4, 3)] * 3
     assert all(torch.equal(part[:, 0], part[:, agent]) for part in parts for agent in (1, 2))
     assert torch.cat(parts)[:, 0].sort().values.tolist() == list(range(12))
@@ -490,7 +496,7 @@ def test_recurrent_minibatches_say_what_stepping_through_them_says(
     )
     data = made.add_advantages(shown)
     columns = []
-    for part in made.minibatches(data):
+    for part in minibatches_of(made, data):
         assert part.returns.shape == (5, 2, 3)  # 10 steps are two whole sequences of 5
         n = [int((data.obs[0, :, 0, 0] == first).nonzero()) for first in part.obs[0, :, 0, 0]]
         columns += n
@@ -499,15 +505,15 @@ def test_recurrent_minibatches_say_what_stepping_through_them_says(
         assert torch.allclose(spread, entropy[:, n], atol=1e-6)
         # the critic has no memory: its loss is that of all rows alike
         expected = (
-            made.critic(made.critic.build_inputs(part.seen.flatten(0, 1), None))[0] - part.returns.flatten(0, 1)
+            made.critic(made.critic.build_inputs(part.critic_obs.flatten(0, 1), None))[0] - part.returns.flatten(0, 1)
         ) ** 2
         assert made.value_loss(part, None).item() == pytest.approx(expected.mean().item(), rel=1e-4)
     assert sorted(columns) == [0, 1, 2, 3]
     # and so is the gradient through all steps
     advantage = (data.advantage - data.advantage.mean()) / data.advantage.std()
     loss = -((logp - logp.detach()).exp() * advantage).mean() - 0.1 * entropy.mean()
-    found = probe(made, data, "gradient_step").gradients["actor_optimizer"][0].clone()
-    assert torch.allclose(found, made.actor_optimizer.gradient(loss)[0], atol=1e-6)
+    expected = made.actor_optimizer.compute_gradients(loss)[0].clone()
+    assert torch.allclose(probe(made, data, "gradient_step").gradients["actor_optimizer"][0], expected, atol=1e-6)
 
 
 def test_only_actors_have_memory() -> None:
@@ -544,7 +550,7 @@ def test_observations_are_taken_into_the_statistics_after_learning() -> None:
     made = learner(normalize_obs=True)
     norms = [net.agent_nets[0].torso.encoder.part("obs").norm for net in (made.actor, made.critic)]
     counts: list[float] = []
-    with mock.patch.object(made, "gradients", wraps=made.gradients) as calls:
+    with mock.patch.object(made, "gradient_step", wraps=made.gradient_step) as calls:
         calls.side_effect = lambda data: counts.extend(norm.count.item() for norm in norms) or mock.DEFAULT
         made.update(rollout())
     assert set(counts) == {0.0}

@@ -82,5 +82,5 @@ def test_the_loss_is_of_the_action_taken() -> None:
     found = made.losses(batch(), batch())
     expected = [(0.5 - 1 - 0.9 * SOFT) ** 2, (3 - 1) ** 2, (3 - 1 - 0.81 * SOFT) ** 2]
     assert found.loss.tolist() == pytest.approx(expected, rel=1e-5)
-    assert found.error is not None
-    assert found.error.tolist() == pytest.approx([math.sqrt(e) for e in expected], rel=1e-5)
+    assert found.td_error is not None
+    assert found.td_error.tolist() == pytest.approx([math.sqrt(e) for e in expected], rel=1e-5)

@@ -73,14 +73,14 @@ def returns(made: PG, **fields: Any) -> tuple[list[float], list[bool]]:
 
 def prepared(made: PG, shown: Batch) -> Batch:
     """What an update hands to the losses."""
-    with mock.patch.object(made, "gradients", wraps=made.gradients) as losses:
+    with mock.patch.object(made, "gradient_step", wraps=made.gradient_step) as losses:
         made.update(shown)
     return losses.call_args.args[0]
 
 
 def by_parameter(made: PG) -> dict[str, Tensor]:
     """What `gradients` found last, by parameter."""
-    found = dict(zip(made.optimizer.parameters, made.optimizer._places, strict=True))
+    found = dict(zip(made.optimizer.parameters, made.optimizer._gradient_views, strict=True))
     return {name: found[parameter].clone() for name, parameter in made.net.named_parameters()}
 
 
@@ -314,7 +314,7 @@ def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str
     loss = -(logp * (ret - value.detach() if baseline else ret)).mean()
     if baseline:
         loss = loss + 0.5 * (value - ret).square().mean()
-    expected = made.optimizer.gradient(loss)[0].clone()
+    expected = made.optimizer.compute_gradients(loss)[0].clone()
     data = prepared(made, shown)
     assert torch.allclose(data.returns, ret, atol=1e-6)
     fresh = learner(plain=False, **settings)  # the update has moved the other

@@ -66,7 +66,7 @@ def test_the_auxiliary_loss_by_hand() -> None:
     with torch.no_grad():
         ppg.auxiliary_head.linear.weight.zero_()
         ppg.auxiliary_head.linear.bias.fill_(2.0)
-    found = probe(ppg, data, "auxiliary_step", ppg.net)
+    found = probe(ppg, data, "auxiliary_step", old=ppg.net)
     # half the mean of 1, 0, 1, 4; the policy is the old one
     assert found.metrics["auxiliary_loss"].item() == pytest.approx(0.75)
     assert found.metrics["clone_kl"].item() == pytest.approx(0.0, abs=1e-7)
@@ -78,14 +78,14 @@ def test_the_joint_loss_is_the_auxiliary_one_and_beta_times_the_kl() -> None:
     old = copy.deepcopy(ppg.net)
     with torch.no_grad():
         old.policy_head.linear.bias += torch.tensor([0.5, 0.0, -0.5])
-    found = probe(ppg, data, "auxiliary_step", old).gradients["actor_optimizer"][0].clone()
+    found = probe(ppg, data, "auxiliary_step", old=old).gradients["actor_optimizer"][0].clone()
     features = ppg.net.actor(data.obs)
     old_logp, logp = (
         p.log_softmax(-1) for p in (old.policy_head.linear(old.actor(data.obs)), ppg.net.policy_head.linear(features))
     )
     kl = (old_logp.detach().exp() * (old_logp.detach() - logp)).sum(-1).mean()
     loss = 0.5 * (ppg.auxiliary_head(features) - data.returns).square().mean() + 0.7 * kl
-    assert torch.allclose(found, ppg.actor_optimizer.gradient(loss)[0], atol=1e-6)
+    assert torch.allclose(found, ppg.actor_optimizer.compute_gradients(loss)[0], atol=1e-6)
 
 
 # --- phases ---

@@ -113,7 +113,7 @@ def test_each_gradient_has_noise_of_its_own_and_the_target_another() -> None:
     rainbow = learner()
     seen = set()
     for _ in range(3):
-        probe(rainbow, batch())
+        rainbow.update(batch())
         for net in (rainbow.net, rainbow.target_net):
             seen.add(tuple(next(net.head.value[0].buffers()).tolist()))
     assert len(seen) == 6

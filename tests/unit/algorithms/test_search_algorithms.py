@@ -204,7 +204,7 @@ def test_unsearchable_envs_are_rejected(name: str, env: str, settings: dict, mes
 
 
 def test_mcts_rejects_init_from(agent_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(zx.UserError, match="no weights to start from"):
+    with pytest.raises(zx.UserError, match="no weights to load"):
         zx.train("mcts", env=TICTACTOE, init_from=str(agent_run), out=tmp_path / "run", quiet=True)
 
 
