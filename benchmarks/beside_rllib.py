@@ -30,7 +30,7 @@ def sleeping(workers: int) -> Row:
     return {**cartpole(workers), **own, **steps, "env": "tasks:Sleeps"}
 
 
-TASKS = {"CartPole-v1": cartpole, "sleeping 1 ms": sleeping}
+TASKS = {"CartPole-v1": cartpole, "sleeps 1 ms per step": sleeping}
 
 
 def beside_rllib(counts: list[int], rounds: int, share: float = 1.0) -> dict[str, Any]:
@@ -71,5 +71,5 @@ def beside_table(found: dict[str, Any]) -> str:
         [*name.rsplit(", ", 1), f"{one['ours']:,.0f}", f"{one['rllib']:,.0f}", *spread(one), f"{one['cpu_ratio']:.2f}"]
         for name, one in found.items()
     ]
-    head = ["task", "workers", "ours, steps/s", "RLlib", "ratio", "of single pairs", "of CPU time"]
+    head = ["environment", "workers", "zhixing, steps/s", "RLlib, steps/s", "ratio", "range over pairs", "CPU ratio"]
     return table(head, rows, 1)

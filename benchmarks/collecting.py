@@ -60,20 +60,20 @@ ROWS |= {
         "envpool": ("HalfCheetah-v5", {}),
     },
     "pong-8": {
-        "title": "ALE/Pong-v5 x 8, stacks of 4 grey pictures",
+        "title": "ALE/Pong-v5 x 8, stacks of 4 grayscale frames",
         "env": "ALE/Pong-v5",
         "num": 8,
         "module": "ale_py",
         "extra": "atari",
         "envpool": ("Pong-v5", {"repeat_action_probability": 0.25}),
     },
-    "sleeping-8": {"title": "a task that sleeps 1 ms per step, x 8", "env": "tasks:Sleeps", "num": 8},
+    "sleeping-8": {"title": "an environment that sleeps 1 ms per step, x 8", "env": "tasks:Sleeps", "num": 8},
 }
 OURS = ("auto", "process", "serial")
 PROCESS_EACH = ("gymnasium-async", "sb3-subproc")  # a process for each copy
 MOST_PROCESSES = 64  # of which each takes some 40 MB
 TITLES = {
-    **{name: f"ours, `{name}`" for name in OURS},
+    **{name: f"zhixing, `{name}`" for name in OURS},
     "gymnasium-sync": "Gymnasium's SyncVectorEnv",
     "gymnasium-async": "Gymnasium's AsyncVectorEnv",
     "sb3-dummy": "SB3's DummyVecEnv",
@@ -203,17 +203,17 @@ def tell(results: Mapping[str, Any]) -> str:
         for who, found in row["who"].items():
             title = TITLES[who]
             if "chosen" in found and who == "auto":
-                title += f" (here {found['chosen']})"
+                title += f" (selected {found['chosen']})"
             cells = [spread(found[way]) if way in found else ["", ""] for way in ("auto", "process")]
             lines.append([row["title"], title, f"{found['steps_per_second']:,}", *cells[0], *cells[1]])
         ideal = row["who"]["process"].get("of_ideal")
         if ideal:
-            lines.append([row["title"], "`process` against N times `serial`", "", "", "", *spread(ideal)])
+            lines.append([row["title"], "zhixing, `process` relative to N x `serial`", "", "", "", *spread(ideal)])
         for who in [who for who in TITLES if who not in row["who"]]:
-            why = f"not with more than {MOST_PROCESSES} processes" if who in PROCESS_EACH else "can't"
+            why = f"not run with more than {MOST_PROCESSES} processes" if who in PROCESS_EACH else "not supported"
             lines.append([row["title"], TITLES[who], why, "", "", "", ""])
-    head = ["work", "who", "steps/s", "`auto` / it", "of single rounds", "`process` / it", "of single rounds"]
-    notes = [f"Left out: {text}." for text in results["left_out"].values()]
+    head = ["environment", "library", "steps/s", "`auto`, ratio", "range", "`process`, ratio", "range"]
+    notes = [f"Skipped: {text}." for text in results["left_out"].values()]
     return "\n".join([table(head, lines, 2), "", *notes, made_line(results["repeats"], results["made"])])
 
 
@@ -225,7 +225,7 @@ def main() -> None:
         if module is None or find_spec(module) is not None:
             rows[name] = {**ROWS[name], "seconds": 0.3 if options.quick else 1.0}
         else:
-            left_out[name] = f"{ROWS[name]['title']}, which takes `pip install 'zhixing[{ROWS[name]['extra']}]'`"
+            left_out[name] = f"{ROWS[name]['title']}, which requires `pip install 'zhixing[{ROWS[name]['extra']}]'`"
     peer = peer_python("vectors", REQUIREMENTS)
     found = {}
     for name, row in rows.items():

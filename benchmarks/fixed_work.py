@@ -114,8 +114,8 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     # CartPole-v0 is that of 200 steps. The replay is filled, the target moved and the loss taken as its code has it.
     "dqn-mindrl": {
-        "title": "DQN as in MindRL's example, CartPole-v0: 1 environment, one update of 64 transitions per step, 100 "
-        "relu; graph mode there, compile=true here; one core each",
+        "title": "DQN with the settings of MindRL's example, CartPole-v0: 1 environment, one update of 64 transitions "
+        "per step, 100 relu; MindRL in graph mode, zhixing with compile=true; one core each",
         "algorithm": "dqn",
         "example_of": "mindrl",
         "env": "CartPole-v0",
@@ -190,7 +190,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "parameters_within": 0.01,
     },
     "cql-pendulum": {
-        "title": "CQL, Pendulum-v1 medium-replay: updates of 256 transitions, 128x128 relu, 3 x 4 actions",
+        "title": "CQL, Pendulum-v1 medium-replay: updates of 256 transitions, 128x128 relu, 3 x 4 sampled actions",
         "algorithm": "cql",
         **FROM_DATA,
         "temperature": 1.0,
@@ -204,7 +204,7 @@ ROWS: dict[str, dict[str, Any]] = {
 for _name in ("ppo-cartpole", "dqn-cartpole", "sac-pendulum", "td3-pendulum", "cql-pendulum"):
     ROWS[f"{_name}-graph"] = {
         **ROWS[_name],
-        "title": f"{ROWS[_name]['title']}; here with compile=true",
+        "title": f"{ROWS[_name]['title']}; zhixing with compile=true",
         "compile": True,
     }
 ROWS["cql-pendulum-graph"]["measured_steps"] = 2_000  # what is learned in the end is in the other row
@@ -212,7 +212,7 @@ ROWS["cql-pendulum-graph"]["measured_steps"] = 2_000  # what is learned in the e
 # two threads of MindSpore hand each other the work: less time of the clock, twice that of the CPU
 ROWS["dqn-mindrl-threads"] = {
     **ROWS["dqn-mindrl"],
-    "title": ROWS["dqn-mindrl"]["title"].replace("one core each", "MindRL with the threads that it takes"),
+    "title": ROWS["dqn-mindrl"]["title"].replace("one core each", "MindRL with its own number of threads"),
     "one_core": False,
 }
 
@@ -247,7 +247,7 @@ def main() -> None:
         able = [peer for peer in peers if _does(peer, peers[peer], row)]
         for peer in able:
             if peer not in pythons:
-                why = f"{peers[peer].TITLE} (it needs Python {peers[peer].PYTHON}, which wasn't found)"
+                why = f"{peers[peer].TITLE} (needs Python {peers[peer].PYTHON}, which was not found)"
                 kept["skipped"][name] = why
                 print(f"skipped: {name} by {why}", flush=True)
         if fitting := {peer: pythons[peer] for peer in able if peer in pythons}:
@@ -395,8 +395,8 @@ def _table(rows: dict[str, dict[str, Any]], titles: dict[str, str], skipped: dic
         if missing and "example_of" not in ROWS[name]:
             unmeasured.append(f"{name} by {', '.join(missing)}")
     unmeasured += [f"{name} by {why}" for name, why in skipped.items()]
-    head = ["work", "peer", "ours, steps or updates/s", "peer", "ratio", "of single pairs"]
-    told = [f"Can't be done, or wasn't measured: {'; '.join(unmeasured)}."] if unmeasured else []
+    head = ["workload", "peer", "zhixing, steps or updates/s", "peer, steps or updates/s", "ratio", "range over pairs"]
+    told = [f"Not supported or not measured: {'; '.join(unmeasured)}."] if unmeasured else []
     return "\n".join([table(head, lines, 2), "", *notes, *told])
 
 
@@ -406,10 +406,11 @@ def _remarks(found: dict[str, Any]) -> str:
     if mine != theirs:
         told += f" ({mine:,} parameters, peer {theirs:,})"
     if "compile_seconds" in found:
-        told += f" (compiled in {max(found['compile_seconds']):.0f} s at most)"
+        seconds = max(found["compile_seconds"])
+        told += f" (compiled in up to {seconds:.0f} s)" if seconds >= 1 else " (compiled graph from the cache)"
     if "returns" in found:
         ends = ((f"{value:.0f}" for value in side) for side in zip(*found["returns"], strict=True))
-        told += "; mean returns {}, peer {}".format(*(", ".join(side) for side in ends))
+        told += "; mean return {}, peer {}".format(*(", ".join(side) for side in ends))
     return told
 
 

@@ -32,12 +32,12 @@ from common import (
 
 ROWS: dict[str, dict[str, Any]] = {
     "environments": {
-        "title": "CartPole-v1, `auto`, with PPO's policy acting",
+        "title": "CartPole-v1, `auto`, actions from a PPO policy",
         "sizes": [1, 4, 16, 64, 256, 1024],
         "of": "environments",
     },
     "serial": {
-        "title": "CartPole-v1, `serial`, with PPO's policy acting",
+        "title": "CartPole-v1, `serial`, actions from a PPO policy",
         "sizes": [1, 4, 16, 64, 256, 1024],
         "of": "environments",
         "backend": "serial",
@@ -166,9 +166,9 @@ def tell(results: Mapping[str, Any]) -> str:
         for at, (size, found) in enumerate(row["sizes"].items()):
             first = next(iter(row["sizes"].values()))["per_second"]
             share = f"{row['of_ideal'][at]:.2f} of ideal" if "of_ideal" in row else f"{found['per_second'] / first:.2f}"
-            cells = [f"{int(size):,} {row['of']}", f"{found['per_second']:,}", share, f"{found['megabytes']:,.1f}"]
+            cells = [f"{row['of']}: {int(size):,}", f"{found['per_second']:,}", share, f"{found['megabytes']:,.1f}"]
             lines.append([row["title"], *cells])
-    head = ["work", "size", "steps or samples/s", "against the first", "MB more"]
+    head = ["workload", "size", "steps or samples/s", "relative to the first", "additional MB"]
     return "\n".join([table(head, lines, 2), "", made_line(results["repeats"], results["made"])])
 
 

@@ -100,7 +100,7 @@ def study(row: Row, results: dict[str, Any]) -> None:
 
 def table(page: str, results: dict[str, Any]) -> str:
     lines = [
-        "| algorithm | task | data | scores | mean | updates | median seconds |",
+        "| algorithm | environment | dataset | scores | mean | updates | median seconds |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in ROWS:

@@ -35,8 +35,8 @@ from common import (
 from peers import sb3
 
 ROWS: dict[str, dict[str, Any]] = {
-    "nature": {"title": "Nature's three convolutions and 512 units", "cnn": "nature"},
-    "simple": {"title": "four 3x3 convolutions of stride 2 and 512 units", "cnn": "simple"},
+    "nature": {"title": "Nature CNN: three convolutions and 512 units", "cnn": "nature"},
+    "simple": {"title": "simple CNN: four 3x3 convolutions of stride 2 and 512 units", "cnn": "simple"},
 }
 STEPS, ENVS, EPOCHS, ACTIONS, SHAPE = 32, 8, 4, 6, (4, 84, 84)
 SETTINGS = {"gamma": 0.99, "gae_lambda": 0.95, "lr": 2.5e-4, "clip_range": 0.1, "max_grad_norm": 0.5}
@@ -172,7 +172,7 @@ def tell(results: Mapping[str, Any]) -> str:
         [row["title"], f"{row['ours_per_second']:.2f}", f"{row['sb3_per_second']:.2f}", *spread(row)]
         for row in results["rows"].values()
     ]
-    head = ["network", "ours, minibatches/s", sb3.TITLE, "ratio", "of rounds"]
+    head = ["network", "zhixing, minibatches/s", f"{sb3.TITLE}, minibatches/s", "ratio", "range over rounds"]
     return "\n".join([table(head, lines, 1), "", made_line(results["repeats"], results["made"])])
 
 

@@ -47,11 +47,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "vector-prioritized": {"title": "17 floats, prioritized", **VECTOR, "prioritized": True},
     "blocks-uniform": {"title": "17 floats, blocks of 25 steps x 8, uniform", **BLOCKS},
     "blocks-prioritized": {"title": "17 floats, blocks of 25 steps x 8, prioritized", **BLOCKS, "prioritized": True},
-    "frames-uniform": {"title": "4 pictures of 84 x 84, uniform", **FRAMES},
-    "frames-prioritized": {"title": "4 pictures of 84 x 84, prioritized", **FRAMES, "prioritized": True},
+    "frames-uniform": {"title": "4 frames of 84 x 84, uniform", **FRAMES},
+    "frames-prioritized": {"title": "4 frames of 84 x 84, prioritized", **FRAMES, "prioritized": True},
 }
 BATCH, EPISODE, ALPHA, BETA = 256, 200, 0.6, 0.4
-WAYS = {"insert": "inserted/s", "sample": "sampled/s", "both": "both in turns/s"}
+WAYS = {"insert": "inserted/s", "sample": "sampled/s", "both": "insert + sample/s"}
 PEERS = {"sb3": "Stable-Baselines3", "tianshou": "Tianshou", "cpprb": "cpprb"}
 CPPRB = ["cpprb==11.0.0"]
 PRIORITIES = np.random.default_rng(1).random((16, BATCH)).astype(np.float32)
@@ -310,16 +310,16 @@ def tell(results: Mapping[str, Any]) -> str:
         for who in ("ours", *PEERS):
             found = row["who"].get(who)
             if found is None:
-                lines.append([row["title"], PEERS[who], *["can't", *[""] * 9]])
+                lines.append([row["title"], PEERS[who], *["not supported", *[""] * 9]])
                 continue
             cells = []
             for way in WAYS:
                 cells += [f"{found[f'{way}_per_second']:,}", *(spread(found[way]) if way in found else ["", ""])]
             size = found["megabytes_per_million"]
             cells.append(f"{size:,} ({size / row['naive_megabytes']:.2f})")
-            lines.append([row["title"], PEERS.get(who, "ours"), *cells])
-    ways = [cell for name in WAYS.values() for cell in (name, "ours / it", "rounds")]
-    head = ["replay", "who", *ways, "MB per million (of the naive)"]
+            lines.append([row["title"], PEERS.get(who, "zhixing"), *cells])
+    ways = [cell for name in WAYS.values() for cell in (name, "ratio", "range")]
+    head = ["replay", "library", *ways, "MB per million (relative to naive)"]
     return "\n".join([table(head, lines, 2), "", made_line(results["repeats"], results["made"])])
 
 

@@ -38,7 +38,7 @@ RESULTS = HERE / "results" / "scaling.json"
 PAGE = ROOT / "docs" / "scaling.md"
 STEPS = 100  # of each environment per message
 # what is assumed on paper: steps per second of a worker, and the network of the driver's machine
-PACE = {"vector of 17": 1_000, "84x84x4 picture": 300}
+PACE = {"vector of 17": 1_000, "84x84x4 image": 300}
 BYTES_PER_SECOND = 1.25e9  # 10 Gb/s
 PER_MACHINE, ENVS = 32, 4  # workers, and environments of each
 
@@ -71,21 +71,21 @@ def steps_per_second(actor: DistributedCollector, collect: Callable[[], Any], se
 
 def scaling(counts: list[int], rounds: int, seconds: float) -> dict[str, Any]:
     """Steps per second by number of workers, and which share that is of K times one worker in the same round."""
-    rates: dict[str, dict[int, list[float]]] = {way: {k: [] for k in counts} for way in ("together", "in turns")}
+    rates: dict[str, dict[int, list[float]]] = {way: {k: [] for k in counts} for way in ("synchronous", "asynchronous")}
     alone = []
     actors = {k: actor_of(k) for k in counts}
     local = actor_of(0)
     for _ in range(rounds):
         alone.append(steps_per_second(local, lambda: local.collect(STEPS), seconds))
         for k, actor in actors.items():
-            rates["together"][k].append(steps_per_second(actor, lambda actor=actor: actor.collect(STEPS), seconds))
+            rates["synchronous"][k].append(steps_per_second(actor, lambda actor=actor: actor.collect(STEPS), seconds))
     for actor in actors.values():
         actor.close()
     actors = {k: actor_of(k) for k in counts}
     for _ in range(rounds):
         for k, actor in actors.items():
             # those that wait are asked for nothing, but go on to the end of what they are at
-            rates["in turns"][k].append(
+            rates["asynchronous"][k].append(
                 steps_per_second(actor, lambda actor=actor: actor.collect_from_worker(STEPS), seconds)
             )
             for _ in range(k):
@@ -152,7 +152,7 @@ def messages(cluster: Cluster) -> dict[str, Any]:
     """Of each kind of observation, and of a message without any."""
     found: dict[str, Any] = {
         "vector of 17": rollout_message(cluster.ray, size=17),
-        "84x84x4 picture": rollout_message(cluster.ray, picture=True),
+        "84x84x4 image": rollout_message(cluster.ray, picture=True),
     }
     actor = actor_of(1, 1)
 
@@ -216,17 +216,17 @@ def estimate(results: dict[str, Any]) -> list[list[str]]:
         take, message_us, put_us = found["take_us_per_step"], 1e3 * message["driver_ms"], 1e3 * found["put_weights_ms"]
         limits = {
             "learner, one thread, one pass": 1e6 / found["learn_us_per_step"],
-            "driver, together": 1e6 / (message_us / per_message + take),
-            "driver, in turns: new weights with each message": 1e6 / ((message_us + put_us) / per_message + take),
-            "driver, messages of any length": 1e6 / take,
+            "driver, synchronous": 1e6 / (message_us / per_message + take),
+            "driver, asynchronous: new weights with each message": 1e6 / ((message_us + put_us) / per_message + take),
+            "driver, copying alone": 1e6 / take,
             "network in: steps": BYTES_PER_SECOND / bytes_per_step,
             # Ray sends the same weights once to each machine
-            "network out, together": BYTES_PER_SECOND / (weights / PER_MACHINE / per_message),
-            "network out, in turns": BYTES_PER_SECOND / (weights / per_message),
+            "network out, synchronous": BYTES_PER_SECOND / (weights / PER_MACHINE / per_message),
+            "network out, asynchronous": BYTES_PER_SECOND / (weights / per_message),
         }
         if kind == "vector of 17":
-            limits["replay: adding"] = 1e6 / stored["add_us_per_step"]
-            limits["replay: a sample of 256 per 256 steps"] = 256e3 / stored["sample_256_and_rate_ms"]
+            limits["replay: insertion"] = 1e6 / stored["add_us_per_step"]
+            limits["replay: one sample of 256 per 256 steps"] = 256e3 / stored["sample_256_and_rate_ms"]
         for part, limit in sorted(limits.items(), key=lambda pair: pair[1]):
             rows.append([kind, part, f"{limit:,.0f}", f"{limit / pace:,.1f}"])
     return rows
@@ -242,13 +242,24 @@ def write_tables(results: dict[str, Any]) -> None:
         for name, one in results["sleeping_1_ms"].items()
     ]
     made = f"\n\n{results['made']}; {results['machine']}"
-    write_page(PAGE, "workers", table(["workers", "steps/s", "share of ideal", "lowest", "highest"], rows) + made)
+    write_page(PAGE, "workers", table(["workers", "steps/s", "fraction of ideal", "lowest", "highest"], rows) + made)
     rows = [[kind, *(f"{value:,}" for value in results["messages"][kind].values())] for kind in PACE]
-    head = ["observation", "bytes of weights", "bytes per step", "put weights, ms", "take a step, µs", "learn, µs"]
-    other = {**results["messages"]["message"], **results["replay"]}
-    told = "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in other.items())
-    write_page(PAGE, "messages", f"{table(head, rows)}\n\n{told}")
-    write_page(PAGE, "estimate", table(["observation", "part", "full at steps/s", "workers"], estimate(results)))
+    head = [
+        "observation",
+        "bytes of weights",
+        "bytes per step",
+        "put weights, ms",
+        "receive, µs/step",
+        "learn, µs/step",
+    ]
+    message, stored = results["messages"]["message"], results["replay"]
+    note = (
+        f"A message without data takes {message['there_and_back_ms']} ms round trip and occupies the driver for "
+        f"{message['driver_ms']} ms. A prioritized replay takes {stored['add_us_per_step']} µs to insert a step and "
+        f"{stored['sample_256_and_rate_ms']} ms to sample 256 and set their priorities."
+    )
+    write_page(PAGE, "messages", f"{table(head, rows)}\n\n{note}")
+    write_page(PAGE, "estimate", table(["observation", "component", "limit, steps/s", "workers"], estimate(results)))
 
 
 def write_beside(found: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ PAGE = ROOT / "docs" / "search.md"
 
 ROWS: dict[str, dict[str, Any]] = {
     "one-playout": {
-        "title": "one tree of 1000 simulations, UCT, one random playout each",
+        "title": "1 tree of 1,000 simulations, UCT, one random playout per simulation",
         "trees": 1,
         "simulations": 1000,
         "searches": 4,
@@ -38,7 +38,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "peers": ["open_spiel_cpp", "open_spiel_python"],
     },
     "many-playout": {
-        "title": "64 trees of 400 simulations, UCT, one random playout each",
+        "title": "64 trees of 400 simulations, UCT, one random playout per simulation",
         "trees": 64,
         "simulations": 400,
         "searches": 1,
@@ -46,7 +46,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "peers": ["open_spiel_cpp", "open_spiel_python"],
     },
     "one-network": {
-        "title": "one tree of 400 simulations, PUCT, a network of 84-64-64-8 units",
+        "title": "1 tree of 400 simulations, PUCT, a network with layers of 84, 64, 64 and 8 units",
         "trees": 1,
         "simulations": 400,
         "searches": 4,
@@ -55,7 +55,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "peers": ["mctx"],
     },
     "many-network": {
-        "title": "64 trees of 400 simulations, PUCT, a network of 84-64-64-8 units",
+        "title": "64 trees of 400 simulations, PUCT, a network with layers of 84, 64, 64 and 8 units",
         "trees": 64,
         "simulations": 400,
         "searches": 2,
@@ -322,7 +322,7 @@ def _summary(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, An
 
 def _table(rows: dict[str, Any]) -> str:
     lines = [
-        "| work | peer | ours, per second | peer, per second | ratio | of single pairs | of CPU time |",
+        "| workload | peer | zhixing, simulations/s | peer, simulations/s | ratio | range over pairs | CPU ratio |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     notes = {}

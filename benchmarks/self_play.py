@@ -141,7 +141,7 @@ def draw(ratings: Mapping[int, float], plain: Mapping[str, float]) -> None:
 def tables(results: Mapping[str, Any]) -> str:
     lines = []
     if "tictactoe" in results:
-        lines += ["| tic-tac-toe | moves of self-play | seconds | against random | against perfect play |"]
+        lines += ["| tic-tac-toe | self-play moves | seconds | against random play | against perfect play |"]
         lines += ["|---|---:|---:|---|---|"]
         for seed, run in results["tictactoe"].items():
             ends = [
@@ -153,17 +153,17 @@ def tables(results: Mapping[str, Any]) -> str:
     if "connect_four" in results:
         run = results["connect_four"]
         lines.append(
-            f"Connect four, one seed, {run['env_steps']:,} moves of self-play in {run['seconds'] / 60:.0f} minutes on "
-            f"one core; then {run['simulations']} simulations per move against plain Monte-Carlo tree search:"
+            f"Connect four: one seed, {run['env_steps']:,} self-play moves in {run['seconds'] / 60:.0f} minutes on one "
+            f"core. The trained agent uses {run['simulations']} simulations per move against Monte-Carlo tree search:"
         )
-        lines += ["", "| opponent | points per game | won, drawn, lost | as first | as second | Elo |"]
+        lines += ["", "| opponent | points per game | won, drawn, lost | as first player | as second player | Elo |"]
         lines += ["|---|---:|---|---|---|---:|"]
         for name, found in run["last"].items():
             told = [", ".join(map(str, found[key])) for key in ("wins draws losses", "as first", "as second")]
             lines.append(f"| {name} | {found['score']:.2f} | {' | '.join(told)} | {run['ratings'][name]:.0f} |")
         best = max((name for name in run["ratings"] if name.isdigit()), key=int)
         lines.append(f"| alphazero {run['simulations']} | | | | | {run['ratings'][best]:.0f} |")
-        lines += ["", "![Elo of the network with its search as it learns](pictures/self-play.png)"]
+        lines += ["", "![Elo rating of the agent during training](pictures/self-play.png)"]
     return "\n".join(lines)
 
 

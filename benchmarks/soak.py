@@ -78,7 +78,7 @@ def summary(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "memory_growth_percent": {
             f"{one['algorithm']}, {one['steps']:,} steps, {one['how']}": one["growth_percent"] for one in runs
         },
-        "left_open": sum(sum(one["left"].values()) for one in runs),
+        "resources_left_open": sum(sum(one["left"].values()) for one in runs),
         "hours": {name: part["hours"] for name, part in parts.items() if not name.startswith("kills of")}
         | {"kills": round(sum(part["hours"] for name, part in parts.items() if name.startswith("kills of")), 2)},
     }
@@ -93,7 +93,7 @@ def table(found: dict[str, Any]) -> str:
         return f"{value:,}" if isinstance(value, int) else str(value)
 
     rows = [f"| {name.replace('_', ' ')} | {shown(value)} |" for name, value in found.items()]
-    return "\n".join(["| counted | |", "|---|---|", *rows])
+    return "\n".join(["| quantity | value |", "|---|---|", *rows])
 
 
 def main() -> None:

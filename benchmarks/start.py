@@ -90,11 +90,11 @@ def tell(results: Mapping[str, Any]) -> str:
     for row in results["rows"].values():
         line = [row["title"]]
         for way in WAYS:
-            line += [f"{row[who][way]:.2f}" if who in row else "can't" for who in ("ours", "sb3")]
+            line += [f"{row[who][way]:.2f}" if who in row else "not supported" for who in ("ours", "sb3")]
             line += spread(row[f"{way}_ratio"]) if "sb3" in row else ["", ""]
         lines.append(line)
-    head = ["what", "ours, s", "SB3, s", "SB3 / ours", "of single pairs"]
-    head += ["ours, s of CPU", "SB3, s of CPU", "SB3 / ours", "of single pairs"]
+    head = ["action", "zhixing, s", "SB3, s", "SB3 / zhixing", "range over pairs"]
+    head += ["zhixing, CPU s", "SB3, CPU s", "SB3 / zhixing", "range over pairs"]
     return "\n".join([table(head, lines, 1), "", made_line(results["repeats"], results["made"])])
 
 

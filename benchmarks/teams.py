@@ -153,7 +153,7 @@ def met(row: Row, results: dict[str, Any]) -> bool:
 
 def table(results: dict[str, Any]) -> str:
     lines = [
-        "| algorithm | task | figure | seeds | 95 % interval | references | steps | median seconds | as asked |",
+        "| algorithm | environment | metric | per seed | 95 % interval | baselines | steps | median s | target met |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in ROWS:

@@ -72,17 +72,17 @@ def tell(results: Mapping[str, Any]) -> str:
         for who in TITLES:
             runs = row["who"].get(who)
             if not runs:
-                line.append("can't" if (name, who) in UNABLE else "not measured")
+                line.append("not supported" if (name, who) in UNABLE else "not measured")
                 continue
             medians[who] = median_seconds(runs)
-            told = f"{medians[who]:.1f}" if math.isfinite(medians[who]) else "never"
+            told = f"{medians[who]:.1f}" if math.isfinite(medians[who]) else "not reached"
             line.append(f"{told} ({sum(one['reached'] for one in runs.values())} of {len(runs)})")
         others = [seconds for who, seconds in medians.items() if who != "ours"]
         ratio = min(others) / medians["ours"] if others and "ours" in medians else math.nan
         lines.append(
-            [*line, "" if math.isnan(ratio) else "all others never" if math.isinf(ratio) else f"**{ratio:.2f}**"]
+            [*line, "" if math.isnan(ratio) else "no peer reached it" if math.isinf(ratio) else f"**{ratio:.2f}**"]
         )
-    head = ["to the threshold", *(f"{title}, s" for title in TITLES.values()), "best peer / ours"]
+    head = ["algorithm, environment, threshold", *(f"{title}, s" for title in TITLES.values()), "best peer / zhixing"]
     return "\n".join([table(head, lines, 1), "", made_line(results["repeats"], results["made"])])
 
 

@@ -117,18 +117,18 @@ def table(found: dict[str, Any]) -> str:
     lines = [
         f"{found['settings']['title']}.",
         "",
-        "| side | steps/s of the core | ratio to rejax | of single pairs | by the wall clock | compiled in |",
+        "| library | steps per CPU second | ratio to rejax | range over pairs | wall-clock ratio | compilation |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for name, side in sides.items():
         seconds = max(side["compile_seconds"])
-        compiled = "-" if name == "eager" else f"{seconds:.0f} s" if seconds >= 1 else "found on disk"
-        title = f"rejax {versions['rejax']}, JAX {versions['jax']}" if name == "rejax" else f"ours, {name}"
+        compiled = "-" if name == "eager" else f"{seconds:.0f} s" if seconds >= 1 else "cached"
+        title = f"rejax {versions['rejax']}, JAX {versions['jax']}" if name == "rejax" else f"zhixing, {name}"
         spread = f"{side['ratio_min']:.2f} .. {side['ratio_max']:.2f}" if name != "rejax" else ""
         ratio = f"**{side['ratio']:.2f}**" if name != "rejax" else "1"
         wall = f"{side['wall_ratio']:.2f}" if name != "rejax" else "1"
         lines.append(f"| {title} | {side['steps_per_second']:,} | {ratio} | {spread} | {wall} | {compiled} |")
-    note = f"Rounds: {found['repeats']}. {found['cpu']}, one core for all, torch {versions['torch']}, {found['date']}."
+    note = f"Rounds: {found['repeats']}. {found['cpu']}, one core, torch {versions['torch']}, {found['date']}."
     return "\n".join([*lines, "", note])
 
 

@@ -129,7 +129,9 @@ def reached(row: Row, run: dict[str, Any]) -> dict[int, float]:
 
 
 def table(results: dict[str, Any]) -> str:
-    lines = ["| algorithm | task | by step | asked | reached, by seed | after steps | minutes | Stable-Baselines3 |"]
+    lines = [
+        "| algorithm | environment | step limit | target | return per seed | steps | minutes | Stable-Baselines3 |"
+    ]
     lines += ["|---|---|---:|---:|---|---|---|---|"]
     for row in ROWS:
         found = results.get(row.key, {})

@@ -55,8 +55,8 @@ def test_the_example_of_a_peer_is_for_nobody_else_and_others_are_not_for_it(modu
 
 
 def test_a_row_that_was_skipped_is_named_with_its_reason(module) -> None:
-    told = module("fixed_work")._table({}, {}, {"dqn-mindrl": "MindRL (it needs Python 3.9, which wasn't found)"})
-    assert told.endswith("wasn't measured: dqn-mindrl by MindRL (it needs Python 3.9, which wasn't found).")
+    told = module("fixed_work")._table({}, {}, {"dqn-mindrl": "MindRL (needs Python 3.9, which was not found)"})
+    assert told.endswith("not measured: dqn-mindrl by MindRL (needs Python 3.9, which was not found).")
 
 
 def test_counts_of_a_peer_may_differ_as_far_as_it_says(module) -> None:
