@@ -43,7 +43,7 @@ class Row(NamedTuple):
 def rows(env: str, threshold: float, env_steps: int, *own: Row) -> list[Row]:
     """`own` rows and one for every other algorithm with a preset for the task: algorithms join by their presets."""
     known = {row.algorithm for row in own} | set(FROM_OTHERS)
-    others = [name for name in zx.algorithms.names() if name not in known and env in zx.config.presets(name)]
+    others = [name for name in zx.algorithms.names() if name not in known and zx.config.preset(name, env)]
     return [*own, *(Row(name, env, threshold, env_steps) for name in others)]
 
 
