@@ -1,9 +1,9 @@
-"""Your own recurrent network, on a task that can't be solved without memory.
+"""A custom recurrent network, in an environment that requires memory.
 
-A module whose `forward` takes `hidden` is recurrent: `net(obs, hidden) -> (features, hidden)`. The platform keeps the
-hidden state of every environment, clears it where an episode starts and trains through time.
+A module whose `forward` has a parameter `hidden` is recurrent: `net(obs, hidden) -> (features, hidden)`. zhixing keeps
+one hidden state per environment, resets it at the start of each episode and backpropagates through time.
 
-Run it with `python own_lstm.py`.
+Run it with `python custom_lstm.py`.
 """
 
 import gymnasium as gym
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 import zhixing as zx
 
-GOAL = 0.9  # of 1; without memory the best is 1/4
+GOAL = 0.9  # mean return; the best is 1, without memory 1/4
 
 
 class Recall(gym.Env):
-    """A cue is shown once, then three blank steps, then the question: which was it?"""
+    """The first observation shows one of four cues. After three blank steps, the agent must name it."""
 
-    observation_space = Box(0.0, 1.0, (5,), np.float32)  # four cues, one-hot, and whether this is the question
+    observation_space = Box(0.0, 1.0, (5,), np.float32)  # the cue, one-hot, and a flag that asks for it
     action_space = Discrete(4)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
@@ -29,25 +29,25 @@ class Recall(gym.Env):
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
         self.steps += 1
-        answered = self.steps == 5
-        reward = float(answered and action == self.cue)
+        terminated = self.steps == 5
+        reward = float(terminated and action == self.cue)
         obs = np.eye(5, dtype=np.float32)[4] if self.steps == 4 else np.zeros(5, np.float32)
-        return obs, reward, answered, False, {}
+        return obs, reward, terminated, False, {}
 
 
-class Memory(nn.Module):
+class LSTM(nn.Module):
     def __init__(self, space: Box) -> None:
         super().__init__()
-        self.lstm = nn.LSTMCell(space.shape[0], 32)
+        self.cell = nn.LSTMCell(space.shape[0], 32)
 
     def forward(self, obs: Tensor, hidden: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        hidden = self.lstm(obs, hidden)  # None, like zeros, is the state at the start of an episode
+        hidden = self.cell(obs, hidden)  # None is the initial state: zeros
         return hidden[0], hidden
 
 
 def main() -> dict:
     return zx.train(
-        "ppo", env="own_lstm:Recall", net__kind="own_lstm:Memory", env_steps=60_000, stop_return=GOAL,
+        "ppo", env="custom_lstm:Recall", net__kind="custom_lstm:LSTM", env_steps=60_000, stop_return=GOAL,
         num_envs=32, vector__backend="serial", rollout_steps=15, minibatch_size=480, lr=5e-3,
         eval_every_steps=2_000,
     )  # fmt: skip
@@ -55,4 +55,4 @@ def main() -> dict:
 
 if __name__ == "__main__":
     result = main()
-    print(f"{100 * result['final_return']:.0f}% remembered")
+    print(f"{result['final_return']:.0%} of the cues recalled")

@@ -1,13 +1,13 @@
 """REINFORCE with a baseline (Williams, 1992).   ∇J = E[Σ_t ∇ log π(a_t|s_t) (G_t - V(s_t))]
 
-An algorithm of your own is one file, settings and a learner, anywhere outside the package. It is trained, evaluated,
-resumed, filmed and plotted by its name, `module:Class`. From the folder of this file:
+A custom algorithm is one file outside the package, with a settings class and a learner. All commands accept it as
+`module:Class`. In the folder of this file:
 
-    zhixing train own_algorithm:Reinforce --env CartPole-v1 stop_return=475 --out runs/mine
-    zhixing eval runs/mine --trust
+    zhixing train custom_algorithm:Reinforce --env CartPole-v1 stop_return=475 --out runs/reinforce
+    zhixing eval runs/reinforce --trust
 
-Differs from the paper: V is learned beside the policy, and gives the rest of the return where a rollout or a time
-limit cuts an episode short.
+Differs from the paper: V is learned together with the policy, and bootstraps the return where a rollout or a time limit
+cuts an episode off.
 """
 
 import numpy as np
@@ -24,9 +24,9 @@ GOAL = 475.0  # mean return on CartPole-v1, reached within 100,000 steps
 
 
 class ReinforceConfig(OnPolicyConfig):
-    """Each setting has a default and a description; `zhixing show own_algorithm:Reinforce` prints them.
+    """Each setting has a default and a description; `zhixing show custom_algorithm:Reinforce` prints them.
 
-    The last five are settings of all on-policy algorithms, here with other defaults.
+    The last five override defaults that all on-policy algorithms share.
     """
 
     value_coef: NonNegative = 0.5
@@ -41,7 +41,7 @@ class ReinforceConfig(OnPolicyConfig):
 
 
 class Reinforce(zx.Learner):
-    """policy gradient with whole returns and a baseline"""
+    """Monte-Carlo policy gradient with a learned baseline."""
 
     settings = ReinforceConfig
     metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
@@ -49,19 +49,19 @@ class Reinforce(zx.Learner):
     def __init__(self, cfg: ReinforceConfig, spaces: zx.Spaces, device: torch.device | str = "cpu") -> None:
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        with self.seeded_init():  # weights depend on the run's seed only
+        with self.seeded_init():  # initial weights depend only on the run's seed
             self.net = ActorCritic(spaces, cfg.net).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)  # acts in training, evaluations and videos
         self.optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
 
     @property
     def extra_fields(self) -> dict[str, Field]:
-        """Fields of a step besides obs, action, reward, terminated and truncated: the policy's value."""
+        """Steps hold the policy's value estimate, a float32 scalar, in addition to the base fields."""
         return {"value": Field((), np.dtype(np.float32))}
 
     @torch.no_grad()
     def returns(self, batch: zx.Batch) -> torch.Tensor:
-        """Return G `[T,N]`: rewards to the end of the episode. Where the rollout ends first, V estimates the rest."""
+        """Compute the returns G `[T,N]`. V estimates the rest where the rollout or a time limit cuts an episode off."""
         boundary = batch.terminated | batch.truncated
         boundary[-1] = True
         bootstrap = self.net(batch.next_obs[boundary]).value
@@ -92,7 +92,7 @@ class Reinforce(zx.Learner):
 
 
 def main() -> dict:
-    return zx.train("own_algorithm:Reinforce", env="CartPole-v1", stop_return=GOAL)
+    return zx.train("custom_algorithm:Reinforce", env="CartPole-v1", stop_return=GOAL)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Parts: an actor, a buffer, a learner with your own network, and a loop: the platform's, then one written by hand.
+"""Train without a session: build the learner, actor and buffer, then call a trainer or write the loop yourself.
 
-Run it with `python parts.py`.
+Run it with `python building_blocks.py`.
 """
 
 import gymnasium as gym
@@ -12,27 +12,27 @@ import zhixing as zx
 from zhixing.algorithms.dqn import DQN
 from zhixing.buffers import NStep, Prioritized
 
-GOAL = 9.0  # of 10 right answers per episode; guessing finds 2.5
+GOAL = 9.0  # mean return; the best is 10, random actions get 2.5
 
 
-def my_net(space: gym.Space) -> nn.Module:
-    """From observations to features; the learner puts its head on top."""
+def make_net(space: gym.Space) -> nn.Module:
+    """Build a network from observations to features `[B,64]`; the learner adds the output head."""
     return nn.Sequential(nn.Linear(space.shape[0], 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU())
 
 
-def with_the_platforms_loop(cfg: zx.config.OffPolicyConfig) -> float:
+def train_with_trainer(cfg: zx.config.OffPolicyConfig) -> float:
     env = zx.envs.make_vector("toy/match", num_envs=4)
-    learner = DQN(cfg, env.spaces, net=my_net)
+    learner = DQN(cfg, env.spaces, net=make_net)
     actor = zx.Actor(learner.policy, env, learner.extra_fields, seed=cfg.seed)
     buffer = zx.Buffer({**env.spaces.fields(), **learner.extra_fields}, capacity=10_000, num_envs=4)
     zx.off_policy(zx.TrainingLoop(cfg, actor, learner, buffer=buffer))
-    return score(learner)
+    return evaluate(learner)
 
 
-def with_a_loop_by_hand(cfg: zx.config.OffPolicyConfig) -> float:
-    """The same path of the data in the open, here with priorities and fewer, larger updates."""
+def train_with_custom_loop(cfg: zx.config.OffPolicyConfig) -> float:
+    """Do the same in a hand-written loop, with prioritized replay and fewer, larger updates."""
     env = zx.envs.make_vector("toy/match", num_envs=4)
-    learner = DQN(cfg, env.spaces, net=my_net)
+    learner = DQN(cfg, env.spaces, net=make_net)
     actor = zx.Actor(learner.policy, env, learner.extra_fields, seed=cfg.seed)
     fields = {**env.spaces.fields(), **learner.extra_fields}
     buffer = zx.Buffer(fields, capacity=10_000, num_envs=4, sampler=Prioritized(), view=NStep(1, cfg.gamma))
@@ -48,23 +48,23 @@ def with_a_loop_by_hand(cfg: zx.config.OffPolicyConfig) -> float:
             batch = buffer.sample(256, rng)
             update = learner.update(batch)
             buffer.set_priority(batch.index, update.priority)
-    return score(learner)
+    return evaluate(learner)
 
 
-def score(learner: zx.Learner) -> float:
-    """Evaluations have an actor and environments of their own."""
-    return zx.Actor(learner.policy, zx.envs.make_vector("toy/match", num_envs=10)).evaluate(100, seed=1).mean_return
+def evaluate(learner: zx.Learner) -> float:
+    """Return the mean return of 100 episodes, played in separate environments."""
+    actor = zx.Actor(learner.policy, zx.envs.make_vector("toy/match", num_envs=10))
+    return actor.evaluate(100, seed=1).mean_return
 
 
 def main() -> dict:
-    torch.set_num_threads(1)  # small matrices are slower on several
+    torch.set_num_threads(1)  # faster for small matrices
     cfg = zx.config.load(
         algorithm="dqn", env="toy/match", seed=0, env_steps=6_000, learning_starts=500, updates_per_step=0.25
     )
-    one = with_the_platforms_loop(cfg)
-    two = with_a_loop_by_hand(cfg)
-    print(f"the platform's loop: {one:.2f}, the loop by hand: {two:.2f}")
-    return {"final_return": min(one, two)}
+    trainer, custom = train_with_trainer(cfg), train_with_custom_loop(cfg)
+    print(f"trainer: {trainer:.2f}, custom loop: {custom:.2f}")
+    return {"final_return": min(trainer, custom)}
 
 
 if __name__ == "__main__":
