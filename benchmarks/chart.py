@@ -27,7 +27,12 @@ PEERS = {
     "torchrl": "TorchRL",
     "rllib": "RLlib",
     "mindrl": "MindRL",
-    "cpprb": "cpprb",
+    "benchmarl": "BenchMARL",
+    "gymnasium-sync": "Gymnasium sync",
+    "gymnasium-async": "Gymnasium async",
+    "sb3-dummy": "SB3 dummy",
+    "sb3-subproc": "SB3 subproc",
+    "envpool": "EnvPool",
 }
 COLOURS = (
     "tab:blue",
@@ -55,7 +60,7 @@ def marks(folder: Path) -> Iterator[Mark]:
         for peer, found in one["peers"].items():
             yield Mark("fixed work", row, peer, found)
     for row, found in read_results(folder / "pictures.json").get("rows", {}).items():
-        yield Mark("updates from pictures", row, "sb3", found)
+        yield Mark("updates from images", row, "sb3", found)
     for row, one in read_results(folder / "collecting.json").get("rows", {}).items():
         for peer, found in one["who"].items():
             if "auto" in found:
@@ -92,7 +97,7 @@ def draw(found: list[Mark], picture: Path) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_yticks([-i for i in range(len(rows))], [f"{group}: {row}" for group, row in rows], fontsize=7)
-    axes.set_xlabel("times as fast as the peer; bars: single rounds", fontsize=8)
+    axes.set_xlabel("speed relative to the peer; bars: range over rounds", fontsize=8)
     axes.tick_params(axis="x", labelsize=7)
     axes.grid(axis="x", alpha=0.3)
     axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.3, 1.0), ncols=5, frameon=False)

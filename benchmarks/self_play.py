@@ -133,7 +133,7 @@ def draw(ratings: Mapping[int, float], plain: Mapping[str, float]) -> None:
     for name, value in plain.items():
         axes.axhline(value, linestyle="--", color="0.5", linewidth=1)
         axes.annotate(name, (max(ratings), value), ha="right", va="bottom", color="0.3")
-    axes.set(xlabel="moves of self-play", ylabel="Elo", title="alphazero on pettingzoo/connect_four")
+    axes.set(xlabel="self-play moves", ylabel="Elo", title="alphazero on pettingzoo/connect_four")
     PICTURE.parent.mkdir(exist_ok=True)
     figure.savefig(PICTURE, dpi=100)
 

@@ -160,13 +160,13 @@ def draw(results: dict[str, Any]) -> None:
         axes = figure.add_subplot(down, across, place + 1)
         for who, run in results[row.key].items():
             steps, *told = zip(*run["curve"], strict=True)
-            names = [f"seed {who}", "its training"] if who.isdigit() else [who]
+            names = [f"seed {who}", f"seed {who}, training"] if who.isdigit() else [who]
             for values, name, style in zip(told, names, ("-", "--"), strict=False):
                 axes.plot([n / 1_000 for n in steps], values, style, label=name, linewidth=1)
         for mark, asked in row.marks.items():
             axes.plot([0, mark / 1_000], [asked, asked], linestyle=":", color="0.4")
         axes.set_title(row.key, fontsize=9)
-        axes.set_xlabel("thousand steps", fontsize=7)
+        axes.set_xlabel("environment steps (thousands)", fontsize=7)
         axes.tick_params(labelsize=7)
         axes.legend(fontsize=6)
     PICTURE.parent.mkdir(exist_ok=True)
