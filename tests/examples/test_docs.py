@@ -163,6 +163,12 @@ def test_files_in_the_contributing_guide_exist() -> None:
     assert folders <= packages
 
 
+def test_tests_in_pages_exist() -> None:
+    named = {path for page in PAGES for path in re.findall(r"`(tests/[\w/]+\.py)", page.read_text(encoding="utf-8"))}
+    assert "tests/contract/test_resume.py" in named
+    assert [path for path in sorted(named) if "NAME" not in path and not (ROOT / path).exists()] == []
+
+
 def test_extras_in_pages_exist() -> None:
     known = set(re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
     named = {extra for page in PAGES for extra in re.findall(r"'\.\[([\w,-]+)\]'", page.read_text(encoding="utf-8"))}

@@ -85,3 +85,10 @@ def test_who_computes_without_torch_tells_what_passed_between_two_marks(module, 
 @pytest.mark.parametrize("name", ["mindrl", "telling"])
 def test_what_runs_on_python_3_9_is_written_for_it(name: str) -> None:
     ast.parse((BENCHMARKS / "peers" / f"{name}.py").read_text(), feature_version=(3, 9))
+
+
+def test_tests_that_soak_runs_exist(module) -> None:
+    selected = {argument.removeprefix("--deselect=") for part in module("soak").PARTS.values() for argument in part}
+    for path, _, test in (argument.partition("::") for argument in selected):
+        text = (BENCHMARKS.parent / path).read_text(encoding="utf-8")
+        assert f"def {test.partition('[')[0]}(" in text or not test, f"{path}::{test}"
