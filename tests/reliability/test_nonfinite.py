@@ -17,7 +17,7 @@ from zhixing.core.batch import Batch
 from zhixing.core.policy import Phase
 from zhixing.core.tree import tree_map
 from zhixing.distributed.collector import DistributedCollector
-from zhixing.distributed.worker_pool import LocalCrew
+from zhixing.distributed.worker_pool import LocalWorkerPool
 from zhixing.errors import NonFiniteError
 from zhixing.training.run_folder import RunFolder, read_checkpoint
 
@@ -31,8 +31,8 @@ class Poison(zx.Callback):
         self.update = loop.learner.update
         if loop.learner.gradients_on_workers:
             assert isinstance(loop.collector, DistributedCollector)
-            assert isinstance(loop.collector.crew, LocalCrew)
-            for worker in loop.collector.crew.workers:
+            assert isinstance(loop.collector.pool, LocalWorkerPool)
+            for worker in loop.collector.pool.workers:
                 spoil_rollouts(worker.actor)
         self.weights = {name: value.clone() for name, value in loop.learner.weights().items()}
 

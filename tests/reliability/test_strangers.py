@@ -328,9 +328,9 @@ STATES: dict[str, tuple[str, str, Any]] = {
     "updates that are text": ("dqn", "loop.learner.updates", "1"),
     "metrics that are no tensors": ("dqn", "loop.metrics", {"loss": "precious"}),
     "episodes that aren't": ("dqn", "loop.recent", ["precious"]),
-    "a method of a worker": ("a3c", "loop.actor.pending", [[0, "__setattr__", "setup", "precious"]]),
+    "a method of a worker": ("a3c", "loop.actor.pending", [[0, "__setattr__", "spec", "precious"]]),
     "a worker that isn't there": ("a3c", "loop.actor.pending", [[-1, "collect", 1, "collect", 0]]),
-    "an attribute of the workers": ("a3c", "loop.actor.crew", "precious"),
+    "an attribute of the workers": ("a3c", "loop.actor.pool", "precious"),
 }
 
 

@@ -1,1 +1,4 @@
-"""Actors spread over workers: in this process, taking turns, or on Ray. The only folder that imports ray."""
+"""Training with several processes: workers that collect, learners that share updates, and parameter servers.
+
+This is the only folder that imports ray.
+"""

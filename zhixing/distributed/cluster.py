@@ -1,4 +1,4 @@
-"""Where ray is imported and started: on this machine alone, or as a guest of a cluster that runs already."""
+"""The connection to Ray: to an instance started on this machine, or to a running cluster."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ from zhixing.utils.extras import require_extra
 from zhixing.utils.importing import check_allowed
 
 LOOPBACK = "127.0.0.1"
-MAX_FOLDER = 20  # bytes: the name of a socket has at most 107, of which Ray takes 80 and we a few
-KNOCK_SECONDS = 5.0  # that a cluster has to answer
-STORE_BYTES = 256 << 20  # of memory for what is on its way between processes of this machine
+# bytes of the temporary folder's path: the path of a Unix socket has at most 107 bytes, of which Ray uses about 80
+MAX_FOLDER = 20
+CONNECT_TIMEOUT = 5.0  # seconds
+OBJECT_STORE_BYTES = 256 << 20  # shared memory for objects in transit between processes of this machine
 
 
 class Cluster:
-    """A connection to Ray. What it started itself ends with `close`; a Ray that was there already stays."""
+    """A connection to Ray. `close` shuts down Ray or disconnects from it, unless Ray was initialized before."""
 
     def __init__(self, address: str | None = None) -> None:
-        self.ray = imported()
-        self.started = not self.ray.is_initialized()
+        """Start Ray on this machine, or connect to the cluster at `address`: `host:port`, or `auto`."""
+        self.ray = import_ray()
         self._folder: str | None = None
-        self._before: dict[str, str | None] = {}  # variables of the environment
-        if not self.started:  # somebody's session in this process, or this is a job on a cluster
+        self._saved_env: dict[str, str | None] = {}  # environment variables before `_start`
+        # Ray is initialized already if the user called `ray.init`, or in a job on a cluster
+        self._initialized_here = not self.ray.is_initialized()
+        if not self._initialized_here:
             return
         if address is None:
             self._start()
         else:
             check_allowed(address)
             try:
-                _knock(address)
-                with _this_machine_only() if address.startswith((f"{LOOPBACK}:", "localhost:")) else nullcontext():
+                _check_reachable(address)
+                with _loopback_only() if address.startswith((f"{LOOPBACK}:", "localhost:")) else nullcontext():
                     self.ray.init(address=address, logging_level="ERROR", log_to_driver=False)
-            except Exception as error:  # Ray has many words for it
+            except Exception as error:  # Ray raises many types here
                 reason = str(error).strip().split("\n")[0]
                 raise UserError(
                     f"no Ray cluster answers at distributed.address={address!r}: {reason} (start one with "
@@ -47,61 +50,68 @@ class Cluster:
                 ) from None
 
     def _start(self) -> None:
-        """Start Ray for this user alone: in a private folder, with a token, on loopback, without a dashboard."""
+        """Start Ray for this user only: in a private folder, with a token, on loopback, without a dashboard."""
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        # Ray makes the folder that it is given writable for everybody, but nobody else gets through this one to it
-        self._folder = tempfile.mkdtemp(prefix="zhixing-", dir=_short_folder())
-        self._before = _set_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+        # Ray makes its folder writable for all users, but only this user can enter the folder around it
+        self._folder = tempfile.mkdtemp(prefix="zhixing-", dir=_short_temp_folder())
+        self._saved_env = _set_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
         try:
-            with _this_machine_only():
+            with _loopback_only():
                 self.ray.init(
                     address="local",
                     _node_ip_address=LOOPBACK,
                     include_dashboard=False,
                     logging_level="ERROR",
                     log_to_driver=False,
-                    object_store_memory=STORE_BYTES,
+                    object_store_memory=OBJECT_STORE_BYTES,
                     _temp_dir=os.path.join(self._folder, "ray"),
                 )
-            where = self.ray.util.get_node_ip_address()
-            if where != LOOPBACK:
-                raise RuntimeError(f"Ray listens on {where}, beyond this machine; set distributed.address to want that")
+            address = self.ray.util.get_node_ip_address()
+            if address != LOOPBACK:
+                raise RuntimeError(
+                    f"Ray listens on {address}, which other machines can reach; set distributed.address to allow that"
+                )
         except BaseException:
             self.close()
             raise
 
     @property
-    def own(self) -> bool:
-        """Whether it is ours alone, on this machine: then workers needn't ask for free CPUs."""
+    def is_local(self) -> bool:
+        """Whether Ray runs on this machine only."""
         return self.ray.util.get_node_ip_address() == LOOPBACK
 
-    def cpus(self, wanted: int) -> int:
-        """How many CPUs each of so many workers asks for. A cluster too small is told at once: Ray would just wait."""
-        if self.own:
+    def cpus_per_worker(self, num_workers: int) -> int:
+        """Return how many CPUs each of `num_workers` workers reserves: none on this machine, one on a cluster.
+
+        Raises `UserError` if the cluster has too few CPUs: Ray would wait for more without an error.
+        """
+        if self.is_local:
             return 0
-        there = int(self.ray.cluster_resources().get("CPU", 0))
-        if wanted > there:
-            raise UserError(f"{wanted} workers are more than the {there} CPUs of the Ray cluster; ask for fewer")
+        num_cpus = int(self.ray.cluster_resources().get("CPU", 0))
+        if num_workers > num_cpus:
+            raise UserError(f"the Ray cluster has {num_cpus} CPUs, too few for {num_workers} workers; use fewer")
         return 1
 
     def close(self) -> None:
-        if self.started and self.ray.is_initialized():
+        if self._initialized_here and self.ray.is_initialized():
             self.ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-            _set_token(self._before)
+            _set_token(self._saved_env)
             self._folder = None
 
 
-def _short_folder() -> str:
-    """Return where temporary files go, unless Ray's sockets would have too long names there."""
+def _short_temp_folder() -> str:
+    """Return the folder for temporary files, or /tmp if its path is too long for Ray's sockets."""
     folder = tempfile.gettempdir()
     return folder if len(os.fsencode(folder)) <= MAX_FOLDER else "/tmp"
 
 
 def _set_token(values: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Set environment variables for this process and those that Ray starts; returns what they were. Without a token in
-    the environment Ray would write one into the user's home."""
+    """Set environment variables for this process and those that Ray starts. Return their previous values.
+
+    Without a token in the environment, Ray would write one into the user's home.
+    """
     from ray._raylet import AuthenticationTokenLoader, Config
 
     before = {name: os.environ.get(name) for name in values}
@@ -110,34 +120,34 @@ def _set_token(values: Mapping[str, str | None]) -> dict[str, str | None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    Config.initialize("")  # which read the environment when Ray was imported
+    Config.initialize("")  # Ray read the environment when it was imported
     AuthenticationTokenLoader.instance().reset_cache()
     return before
 
 
 @contextmanager
-def _this_machine_only() -> Iterator[None]:
-    """Ray takes 127.0.0.1 for the address that others reach this machine by, unless it knows that there are none."""
+def _loopback_only() -> Iterator[None]:
+    """Let Ray use 127.0.0.1. Otherwise it replaces loopback by an address that other machines can reach."""
     from ray._private import ray_constants
 
-    others, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    enabled, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = others
+        ray_constants.ENABLE_RAY_CLUSTER = enabled
 
 
-def _knock(address: str) -> None:
-    """Raise at once if nobody is there: Ray would go on trying for minutes."""
-    if address == "auto":  # Ray knows whether it runs on this machine
+def _check_reachable(address: str) -> None:
+    """Raise an error if nothing listens at the address: Ray would retry for minutes."""
+    if address == "auto":  # Ray looks for a cluster on this machine
         return
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit():
         raise ValueError("an address is auto or host:port, such as 10.0.0.1:6379")
-    socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
+    socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
 
 
-def imported() -> Any:
+def import_ray() -> Any:
     with require_extra("a worker on Ray", "ray"):
         import ray
     return ray

@@ -1,7 +1,7 @@
-"""Weights on parameter servers: each holds a slice of the weights and the optimizer's moments, and moves that slice.
+"""Parameter servers: Ray actors, each with a slice of the weights and of the optimizer's moments.
 
-Workers pull the slices from the servers and push slices of gradients to them (Dean et al., 2012), so neither passes
-through the run's own process, which fetches the weights only to evaluate and to save.
+Workers pull weights from the servers and push gradients to them (Dean et al., 2012). Neither passes through the run's
+main process, which fetches the weights only for evaluations and checkpoints.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from zhixing.config import RunConfig
 from zhixing.core.learner import Gradients, LearnsOnWorkers, Update
 from zhixing.core.optimizer import ALIGN, Optimizer
-from zhixing.distributed.cluster import Cluster, imported
+from zhixing.distributed.cluster import Cluster, import_ray
 from zhixing.errors import UserError
 
-MOMENTS = ("first_moment", "second_moment")
+MOMENTS = ("first_moment", "second_moment")  # keys of an optimizer's state that are sliced
 
 
-class Slice(NamedTuple):
+class WeightSlice(NamedTuple):
     """A slice of an optimizer's weights and state."""
 
     weights: Tensor
@@ -32,27 +32,31 @@ class Slice(NamedTuple):
 
 class GradientSlice(NamedTuple):
     gradient: Tensor
-    divisor: Tensor | None  # clips the norm of the whole gradient
+    divisor: Tensor | None  # clips the norm of the whole gradient; None if nothing is clipped
     lr: float
 
 
 class ParameterServer:
-    """Holds one slice of the weights."""
+    """Ray actor that holds one slice of the weights and updates it."""
 
     def __init__(self) -> None:
         self.optimizer: Optimizer | None = None
-        self.last_turn: dict[int, int] = {}  # of each worker
+        self.last_rollout: dict[int, int] = {}  # by worker: the rollout whose gradient was applied last
 
-    def load(self, part: Slice) -> None:
-        self.last_turn.clear()
+    def load(self, part: WeightSlice) -> None:
+        self.last_rollout.clear()
         self.optimizer = Optimizer([nn.Parameter(part.weights.clone())], **part.settings)
         self.optimizer.load_state_dict(part.state)
 
-    def move(self, worker: int, turn: int, part: GradientSlice) -> None:
-        """Apply a gradient once per turn, even if a worker died before it could report and another repeats the turn."""
-        if self.last_turn.get(worker) == turn:
+    def apply(self, worker: int, rollout_id: int, part: GradientSlice) -> None:
+        """Apply the gradient of a rollout.
+
+        A restarted worker repeats the rollout in which its predecessor died. If the predecessor already sent the
+        gradient, the second one is ignored.
+        """
+        if self.last_rollout.get(worker) == rollout_id:
             return
-        self.last_turn[worker] = turn
+        self.last_rollout[worker] = rollout_id
         assert self.optimizer is not None
         self.optimizer.lr = part.lr
         self.optimizer.move([part.gradient.clone()], part.divisor)
@@ -67,11 +71,11 @@ class ParameterServer:
 
 
 class ParameterServers:
-    """All servers, as a worker or the run's own process uses them."""
+    """Client of all parameter servers, for workers and for the main process."""
 
     def __init__(self, handles: Sequence[Any]) -> None:
         self.handles = list(handles)
-        self.ray = imported()
+        self.ray = import_ray()
 
     @staticmethod
     def start(cluster: Cluster, num: int) -> ParameterServers:
@@ -85,26 +89,26 @@ class ParameterServers:
         parts = []
         for rows in self._slices(optimizer):
             moments = {key: [m[rows] for m in state[key]] for key in MOMENTS}
-            parts.append(Slice(optimizer.flat[rows].clone(), {**state, **moments}, settings))
+            parts.append(WeightSlice(optimizer.flat[rows].clone(), {**state, **moments}, settings))
         self._call_all("load", [(part,) for part in parts])
 
     def pull(self, optimizer: Optimizer) -> None:
-        """Fetch the weights. Other workers may move those of one server while those of the next are fetched."""
+        """Fetch the weights. Slices may differ in age by some updates: nothing is locked meanwhile."""
         optimizer.flat.copy_(torch.cat(self._call_all("weights", [()] * len(self.handles))))
 
-    def push(self, optimizer: Optimizer, gradients: Gradients, lr: float, worker: int, turn: int) -> Update | None:
-        """Let the servers apply gradients. Return None, and apply nothing, if they aren't finite."""
+    def push(self, optimizer: Optimizer, gradients: Gradients, lr: float, worker: int, rollout_id: int) -> Update | None:
+        """Send gradients to the servers, which apply them. If they aren't finite, send nothing and return None."""
         (gradient,) = gradients.tensors
         norm = torch.linalg.vector_norm(gradient)
         if not math.isfinite(norm.item()):
             return None
         divisor = optimizer.clip_divisor(norm)
         parts = [GradientSlice(gradient[rows].clone(), divisor, lr) for rows in self._slices(optimizer)]
-        self._call_all("move", [(worker, turn, part) for part in parts])
+        self._call_all("apply", [(worker, rollout_id, part) for part in parts])
         return Update({**gradients.metrics, "grad_norm": norm})
 
     def fetch(self, optimizer: Optimizer) -> None:
-        """Fetch weights and moments into the optimizer whose state is saved."""
+        """Fetch the weights and the optimizer's state."""
         weights, states = zip(*self._call_all("state", [()] * len(self.handles)), strict=True)
         optimizer.flat.copy_(torch.cat(weights))
         moments = {
@@ -113,7 +117,7 @@ class ParameterServers:
         optimizer.load_state_dict({**states[0], **moments})
 
     def _slices(self, optimizer: Optimizer) -> list[slice]:
-        """Return nearly equal slices of whole cache lines, so rounding is the same as without servers."""
+        """Return nearly equal slices of whole cache lines, so vectorized arithmetic rounds as without servers."""
         lines, num = len(optimizer.flat) // ALIGN, len(self.handles)
         bounds = [lines * k // num * ALIGN for k in range(num + 1)]
         return [slice(bounds[k], bounds[k + 1]) for k in range(num)]

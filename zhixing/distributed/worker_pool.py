@@ -1,4 +1,4 @@
-"""Workers and what they are at: in this process, one after the other, or each in a process on Ray."""
+"""Pools of rollout workers: in this process, one after the other, or on Ray, each in its own process."""
 
 from __future__ import annotations
 
@@ -6,185 +6,213 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from zhixing.distributed.cluster import Cluster
-from zhixing.distributed.worker import Setup, Weights, Worker
+from zhixing.distributed.worker import RolloutWorker, Weights, WorkerSpec
 from zhixing.errors import UserError
 
-MAX_CONSECUTIVE_FAILURES = 5  # deaths of a worker without a result: then another one is no help
+MAX_CONSECUTIVE_FAILURES = 5  # deaths of a worker without a result in between; after that, restarting doesn't help
+
+
+class Call(NamedTuple):
+    """A pending call of a worker's method."""
+
+    worker: int
+    method: str
+    arguments: tuple[Any, ...]
 
 
 class WorkerPool(ABC):
-    """`start` gives a worker something to do, `wait` brings what the first one to end has found."""
+    """Workers by index. `submit` starts a call of a worker's method, `wait` returns the first result."""
 
-    here: bool  # in this process, where the same start gives the same end
-    lost: int = 0  # workers that died and were replaced
+    num_restarts = 0  # how many workers died and were restarted
 
-    def __init__(self, setups: Sequence[Setup]) -> None:
-        self.setups = list(setups)
+    def __init__(self, specs: Sequence[WorkerSpec]) -> None:
+        self.specs = list(specs)
 
     def __len__(self) -> int:
-        return len(self.setups)
+        return len(self.specs)
 
     @abstractmethod
-    def share(self, weights: Weights) -> Any:
-        """Weights to `start` with, by many workers."""
+    def put(self, weights: Weights) -> Any:
+        """Return a reference to weights that several calls of `submit` can use."""
 
     @abstractmethod
-    def start(self, worker: int, weights: Any, method: str, *arguments: Any) -> None:
-        """Let it take over the weights, unless None, and then call a method of its own."""
+    def submit(self, worker: int, weights: Any, method: str, *arguments: Any) -> None:
+        """Start a call of a worker's method, after loading `weights` unless they are None."""
 
     @abstractmethod
     def wait(self) -> tuple[int, Any]:
-        """The worker that ended first, and its result."""
+        """Wait for the first call to finish. Return the index of its worker and its result."""
 
     @property
     @abstractmethod
-    def pending(self) -> list[tuple[Any, ...]]:
-        """What was started and not brought yet, in that order: worker, method and arguments."""
+    def pending(self) -> list[Call]:
+        """The calls whose results `wait` hasn't returned yet, in the order of `submit`."""
 
-    def call(self, weights: Any, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Let all do it at the same time, each with its own arguments; none may be at work."""
-        for worker, own in enumerate(arguments):
-            self.start(worker, weights, method, *own)
-        found = dict(self.wait() for _ in arguments)
-        return [found[worker] for worker in range(len(arguments))]
+    def call_all(self, weights: Any, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of all workers at the same time, each with its own arguments. No call may be pending."""
+        for worker, args in enumerate(arguments):
+            self.submit(worker, weights, method, *args)
+        results = dict(self.wait() for _ in arguments)
+        return [results[worker] for worker in range(len(arguments))]
 
     @abstractmethod
-    def begin_anew(self, incarnations: Sequence[int]) -> None:
-        """Workers whose state is lost: others than those before, so that they don't repeat them."""
+    def state_dicts(self) -> list[dict[str, Any]] | None:
+        """Return the states of all workers, or None if calls are pending in other processes: nothing waits for them."""
+
+    @abstractmethod
+    def restart_all(self, incarnations: Sequence[int]) -> None:
+        """Discard all workers and pending calls, and start new workers with these incarnations."""
 
     @property
     def incarnations(self) -> list[int]:
-        return [setup.incarnation for setup in self.setups]
+        return [spec.incarnation for spec in self.specs]
 
     @abstractmethod
     def close(self) -> None: ...
 
 
-class LocalCrew(WorkerPool):
-    """They take turns in this process: a worker's turn comes when all others before it have had theirs, and it acts
-    with the weights of when it was started."""
+class LocalWorkerPool(WorkerPool):
+    """Runs workers in this process, one call at a time, in the order of `submit`. Runs are reproducible.
 
-    here = True
+    A worker acts with the weights from the time of `submit`, although its call runs later.
+    """
 
-    def __init__(self, setups: Sequence[Setup]) -> None:
-        super().__init__(setups)
-        self.workers = [Worker(setup) for setup in setups]
-        self._tasks: deque[tuple[Any, ...]] = deque()
+    def __init__(self, specs: Sequence[WorkerSpec]) -> None:
+        super().__init__(specs)
+        self.workers = [RolloutWorker(spec) for spec in specs]
+        self._calls: deque[Call] = deque()
 
-    def share(self, weights: Weights) -> Weights:
+    def put(self, weights: Weights) -> Weights:
         return weights
 
-    def start(self, worker: int, weights: Any, method: str, *arguments: Any) -> None:
+    def submit(self, worker: int, weights: Any, method: str, *arguments: Any) -> None:
         if weights is not None:
-            self.workers[worker].load(weights)
-        self._tasks.append((worker, method, *arguments))
+            self.workers[worker].load_weights(weights)
+        self._calls.append(Call(worker, method, arguments))
 
     def wait(self) -> tuple[int, Any]:
-        worker, method, *arguments = self._tasks.popleft()
-        return worker, getattr(self.workers[worker], method)(*arguments)
+        call = self._calls.popleft()
+        return call.worker, getattr(self.workers[call.worker], call.method)(*call.arguments)
 
     @property
-    def pending(self) -> list[tuple[Any, ...]]:
-        return list(self._tasks)
+    def pending(self) -> list[Call]:
+        return list(self._calls)
 
-    def begin_anew(self, incarnations: Sequence[int]) -> None:
+    def state_dicts(self) -> list[dict[str, Any]]:
+        with_policy = bool(self._calls)  # the weights of a pending call may be older than the learner's
+        return [worker.state_dict(with_policy) for worker in self.workers]
+
+    def restart_all(self, incarnations: Sequence[int]) -> None:
         self.close()
-        self.setups = [
-            replace(setup, incarnation=incarnation)
-            for setup, incarnation in zip(self.setups, incarnations, strict=True)
+        self._calls.clear()
+        self.specs = [
+            replace(spec, incarnation=incarnation) for spec, incarnation in zip(self.specs, incarnations, strict=True)
         ]
-        self.workers = [Worker(setup) for setup in self.setups]
+        self.workers = [RolloutWorker(spec) for spec in self.specs]
 
     def close(self) -> None:
         for worker in self.workers:
             worker.close()
 
 
-class RayCrew(WorkerPool):
-    """Each worker is a Ray actor. One that dies, with its process or its machine, is replaced by another that does what
-    it was at; what it had done so far nobody has seen, so nothing counts twice."""
+class RayWorkerPool(WorkerPool):
+    """Runs each worker as a Ray actor.
 
-    here = False
+    If a worker dies, with its process or machine, a new one repeats the pending call. The steps of the unfinished call
+    are lost and not counted.
+    """
 
-    def __init__(self, setups: Sequence[Setup], address: str | None) -> None:
-        super().__init__(setups)
+    def __init__(self, specs: Sequence[WorkerSpec], address: str | None) -> None:
+        super().__init__(specs)
         self.cluster = Cluster(address)
         self.ray = self.cluster.ray
-        ends = self.ray.exceptions
-        self._deaths = (ends.RayActorError, ends.WorkerCrashedError, ends.OutOfMemoryError, ends.ObjectLostError)
-        self.handles: list[Any] = [None] * len(setups)  # of those that were started
+        errors = self.ray.exceptions
+        self._lost_errors = (
+            errors.RayActorError,
+            errors.WorkerCrashedError,
+            errors.OutOfMemoryError,
+            errors.ObjectLostError,
+        )
+        self.handles: list[Any] = [None] * len(specs)  # of the actors; None until the first call
         try:
-            self._remote = self.ray.remote(num_cpus=self.cluster.cpus(len(setups)))(RemoteWorker)
+            cpus = self.cluster.cpus_per_worker(len(specs))
+            self._remote = self.ray.remote(num_cpus=cpus)(RayWorker)
         except BaseException:
             self.cluster.close()
             raise
-        self._tasks: dict[Any, tuple[Any, ...]] = {}
-        self._strikes = [0] * len(setups)
+        self._calls: dict[Any, tuple[Call, Any]] = {}  # pending calls and their weights, by Ray's reference to a result
+        self._consecutive_failures = [0] * len(specs)
 
-    def share(self, weights: Weights) -> Any:
+    def put(self, weights: Weights) -> Any:
         return self.ray.put(weights)
 
-    def start(self, worker: int, weights: Any, method: str, *arguments: Any) -> None:
+    def submit(self, worker: int, weights: Any, method: str, *arguments: Any) -> None:
         if self.handles[worker] is None:
-            self.handles[worker] = self._remote.remote(self.setups[worker])
-        task = self.handles[worker].do.remote(weights, method, *arguments)
-        self._tasks[task] = (worker, weights, method, *arguments)
+            self.handles[worker] = self._remote.remote(self.specs[worker])
+        reference = self.handles[worker].load_and_call.remote(weights, method, *arguments)
+        self._calls[reference] = Call(worker, method, arguments), weights
 
     def wait(self) -> tuple[int, Any]:
         while True:
-            (task,), _ = self.ray.wait(list(self._tasks), num_returns=1)
-            worker, weights, method, *arguments = self._tasks.pop(task)
+            (reference,), _ = self.ray.wait(list(self._calls), num_returns=1)
+            call, weights = self._calls.pop(reference)
             try:
-                found = self.ray.get(task)
-            except self._deaths as death:
-                self._replace(worker, death)
-                self.start(worker, weights, method, *arguments)
+                result = self.ray.get(reference)
+            except self._lost_errors as error:
+                self._restart(call.worker, error)
+                self.submit(call.worker, weights, call.method, *call.arguments)
             except self.ray.exceptions.RayTaskError as error:
                 raise (error.cause if isinstance(error.cause, Exception) else error) from None
             else:
-                self._strikes[worker] = 0
-                return worker, found
+                self._consecutive_failures[call.worker] = 0
+                return call.worker, result
 
-    def _replace(self, worker: int, death: Exception) -> None:
-        self._strikes[worker] += 1
-        if self._strikes[worker] > MAX_CONSECUTIVE_FAILURES:
-            reason = str(death).strip().split("\n")[0]
-            raise UserError(f"worker {worker} died {self._strikes[worker]} times in a row; the last time: {reason}")
-        self.lost += 1
-        self._renew(worker, self.setups[worker].incarnation + 1)
+    def _restart(self, worker: int, error: Exception) -> None:
+        """Replace a lost worker; raise `UserError` if that has failed too often."""
+        self._consecutive_failures[worker] += 1
+        failures = self._consecutive_failures[worker]
+        if failures > MAX_CONSECUTIVE_FAILURES:
+            reason = str(error).strip().split("\n")[0]
+            raise UserError(f"worker {worker} died {failures} times in a row; the last time: {reason}")
+        self.num_restarts += 1
+        self._set_incarnation(worker, self.specs[worker].incarnation + 1)
 
-    def _renew(self, worker: int, incarnation: int) -> None:
-        self._end(worker)  # it may be only its result that is lost
-        self.setups[worker] = replace(self.setups[worker], incarnation=incarnation)
+    def _set_incarnation(self, worker: int, incarnation: int) -> None:
+        """Kill the worker, so the next call starts a new one."""
+        self._kill(worker)  # it may still run if only its result was lost
+        self.specs[worker] = replace(self.specs[worker], incarnation=incarnation)
 
-    def _end(self, worker: int) -> None:
+    def _kill(self, worker: int) -> None:
         if self.handles[worker] is not None:
             self.ray.kill(self.handles[worker])
             self.handles[worker] = None
 
     @property
-    def pending(self) -> list[tuple[Any, ...]]:
-        return [(worker, method, *arguments) for worker, _, method, *arguments in self._tasks.values()]
+    def pending(self) -> list[Call]:
+        return [call for call, _ in self._calls.values()]
 
-    def begin_anew(self, incarnations: Sequence[int]) -> None:
-        self._tasks.clear()
+    def state_dicts(self) -> list[dict[str, Any]] | None:
+        return None if self._calls else self.call_all(None, "state_dict", [(False,)] * len(self))
+
+    def restart_all(self, incarnations: Sequence[int]) -> None:
+        self._calls.clear()
         for worker, incarnation in enumerate(incarnations):
-            self._renew(worker, incarnation)
+            self._set_incarnation(worker, incarnation)
 
     def close(self) -> None:
-        if self.ray.is_initialized():  # else they are gone already
+        if self.ray.is_initialized():  # otherwise all actors have ended
             for worker in range(len(self)):
-                self._end(worker)
+                self._kill(worker)
         self.cluster.close()
 
 
-class RemoteWorker(Worker):
-    """What Ray starts: weights and work come in one message."""
+class RayWorker(RolloutWorker):
+    """A worker as a Ray actor. Weights and call come in one message."""
 
-    def do(self, weights: Weights | None, method: str, *arguments: Any) -> Any:
+    def load_and_call(self, weights: Weights | None, method: str, *arguments: Any) -> Any:
         if weights is not None:
-            self.load(weights)
+            self.load_weights(weights)
         return getattr(self, method)(*arguments)

@@ -19,7 +19,7 @@ from zhixing.config import OnPolicyConfig, RunConfig
 from zhixing.core.learner import Learner
 from zhixing.core.optimizer import Optimizer, TargetUpdater
 from zhixing.distributed.collector import DistributedCollector
-from zhixing.distributed.worker_pool import LocalCrew
+from zhixing.distributed.worker_pool import LocalWorkerPool
 from zhixing.envs.vector.native import has_native
 from zhixing.errors import UserError
 from zhixing.training.callbacks import Callback, StopOnNonFinite
@@ -92,9 +92,9 @@ class PartTimer:
             self.wrap(session.collector, "collect", "actor")
         if isinstance(session.collector, DistributedCollector):
             self.wrap(session.collector, "collect_from_worker", "actor")
-            if isinstance(session.collector.crew, LocalCrew):
-                for worker in session.collector.crew.workers:
-                    actor, learner = worker.begin()
+            if isinstance(session.collector.pool, LocalWorkerPool):
+                for worker in session.collector.pool.workers:
+                    actor, learner = worker.build()
                     self.wrap(actor.env, "step", "environment")
                     self.wrap(learner.policy, "act", "policy")
                     self.wrap(learner, "compute_gradients", "loss")

@@ -30,7 +30,7 @@ class RayJobs(Executor):
         self._jobs: dict[str, Any] = {}
         self._polls: dict[Any, str] = {}  # pending calls of `RemoteJob.poll` and the names of their jobs
         try:
-            cpus = self.cluster.cpus(workers)
+            cpus = self.cluster.cpus_per_worker(workers)
             self._remote = self.ray.remote(num_cpus=cpus, max_concurrency=4)(RemoteJob)
         except BaseException:
             self.cluster.close()

@@ -7,7 +7,7 @@ from zhixing.collect.collector import Collector
 from zhixing.collect.torch_collector import TorchActor
 from zhixing.config import RunConfig
 from zhixing.core.learner import Learner, LearnsFromSelfPlay
-from zhixing.distributed.collector import spread
+from zhixing.distributed.collector import make_distributed_collector
 from zhixing.envs import VectorEnv
 from zhixing.envs.torch_native import TorchVectorEnv
 from zhixing.training.resolve import is_distributed
@@ -19,7 +19,7 @@ def build_collector(cfg: RunConfig, learner: Learner, env: VectorEnv, folder: Ru
     if isinstance(learner, LearnsFromSelfPlay):
         return learner.self_play()
     if is_distributed(cfg):
-        return spread(cfg, learner, env.spaces, env.logged_info_keys, folder.path)
+        return make_distributed_collector(cfg, learner, env.spaces, env.logged_info_keys, folder.path)
     if isinstance(env, TorchVectorEnv) and cfg.scheme == "on_policy":  # replay buffers store NumPy arrays
         return TorchActor(learner.policy, env, learner.extra_fields, seed=cfg.seed)
     return Actor(learner.policy, env, learner.extra_fields, seed=cfg.seed, device=cfg.device)
