@@ -31,8 +31,8 @@ import zhixing as zx
 from zhixing.buffers import Buffer, NStep, Prioritized
 from zhixing.buffers.rollout import Rollout
 from zhixing.distributed.cluster import Cluster
-from zhixing.distributed.collector import DistributedCollector, spread
-from zhixing.distributed.worker import WorkerResult, packed
+from zhixing.distributed.collector import DistributedCollector, make_distributed_collector
+from zhixing.distributed.worker import WorkerResult, policy_weights
 
 RESULTS = HERE / "results" / "scaling.json"
 PAGE = ROOT / "docs" / "scaling.md"
@@ -55,7 +55,7 @@ def actor_of(workers: int, num: int | None = None, algorithm: str = "impala", **
     )
     env = zx.envs.make_vector("tasks:Sleeps", 1, backend="serial", options=options)
     learner = zx.algorithms.get(algorithm).make(cfg, env.spaces)
-    actor = spread(cfg, learner, env.spaces, (), Path(tempfile.gettempdir()))
+    actor = make_distributed_collector(cfg, learner, env.spaces, (), Path(tempfile.gettempdir()))
     env.close()
     actor.start()
     return actor
@@ -89,7 +89,7 @@ def scaling(counts: list[int], rounds: int, seconds: float) -> dict[str, Any]:
                 steps_per_second(actor, lambda actor=actor: actor.collect_from_worker(STEPS), seconds)
             )
             for _ in range(k):
-                actor.crew.wait()
+                actor.pool.wait()
             actor._idle = list(range(k))
     for actor in (*actors.values(), local):
         actor.close()
@@ -128,15 +128,15 @@ def rollout_message(ray: Any, **options: Any) -> dict[str, float]:
     """Bytes of weights and of a step, and what the driver does with them."""
     actor = actor_of(1, ENVS, seconds=0.0, **options)
     learner, steps = actor.learner, STEPS * ENVS
-    weights = packed(learner)
-    actor.crew.start(0, actor.crew.share(weights), "collect", STEPS, "collect", 0)
-    _, turn = actor.crew.wait()
+    weights = policy_weights(learner)
+    actor.pool.submit(0, actor.pool.put(weights), "collect", STEPS, "collect", 0)
+    _, turn = actor.pool.wait()
     stored = ray.put(turn)
     found = {
         "bytes_of_weights": size(weights),
         "bytes_per_step": round(size(turn) / steps, 1),
-        "put_weights_ms": round(1e3 * timed(lambda: actor.crew.share(packed(learner))), 3),
-        "take_us_per_step": round(1e6 * timed(lambda: Rollout.join([ray.get(stored).part])) / steps, 3),
+        "put_weights_ms": round(1e3 * timed(lambda: actor.pool.put(policy_weights(learner))), 3),
+        "take_us_per_step": round(1e6 * timed(lambda: Rollout.join([ray.get(stored).rollout])) / steps, 3),
         "learn_us_per_step": round(1e6 * timed(lambda: learner.update(joined(turn))) / steps, 3),
     }
     actor.close()
@@ -144,8 +144,8 @@ def rollout_message(ray: Any, **options: Any) -> dict[str, float]:
 
 
 def joined(turn: WorkerResult) -> zx.Batch:
-    assert turn.part is not None
-    return Rollout.join([turn.part]).to("cpu")
+    assert turn.rollout is not None
+    return Rollout.join([turn.rollout]).to("cpu")
 
 
 def messages(cluster: Cluster) -> dict[str, Any]:
@@ -157,14 +157,14 @@ def messages(cluster: Cluster) -> dict[str, Any]:
     actor = actor_of(1, 1)
 
     def ask() -> None:
-        actor.crew.start(0, None, "process_id")
-        actor.crew.wait()
+        actor.pool.submit(0, None, "process_id")
+        actor.pool.wait()
 
     def ask_many() -> None:
         for _ in range(100):
-            actor.crew.start(0, None, "process_id")
+            actor.pool.submit(0, None, "process_id")
         for _ in range(100):
-            actor.crew.wait()
+            actor.pool.wait()
 
     found["message"] = {"there_and_back_ms": round(1e3 * timed(ask), 3), "driver_ms": round(10 * timed(ask_many), 3)}
     actor.close()

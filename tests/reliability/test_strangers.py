@@ -106,7 +106,7 @@ def test_trust_is_for_the_names_in_the_configuration_only(evil: Path) -> None:
 
 @pytest.mark.parametrize("name", ["evil", "évil:thing", "evil:thing:more", "evil:", ":thing", "../evil:thing", ""])
 def test_unknown_forms_of_names_are_rejected_even_from_the_user(name: str, evil: Path) -> None:
-    with pytest.raises(zx.UserError, match=r"names no code; write your\.module:Name"):
+    with pytest.raises(zx.UserError, match=r"is not a name of code; write your\.module:Name"):
         importing.import_object(name)
     assert not evil.exists()
 
@@ -122,14 +122,14 @@ class Importing(gym.Env):
 def test_worker_processes_inherit_the_restriction(evil: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     name = "test_strangers:Importing"
-    with importing.restricted_to({name}), pytest.raises(zx.UserError, match="nobody approved it"):
+    with importing.restricted_to({name}), pytest.raises(zx.UserError, match="isn't approved"):
         zx.envs.ProcessVectorEnv(zx.envs.RegisteredEnv(name), 1, 1)
     assert not evil.exists()
 
 
 def test_shaping_without_a_colon_is_no_module(evil: Path) -> None:
     env = gym.make("CartPole-v1", render_mode="rgb_array")
-    with pytest.raises(zx.UserError, match="'evil' names no code"):
+    with pytest.raises(zx.UserError, match="'evil' is not a name of code"):
         wrap_pixels(env, shaping="evil")
     env.close()
     assert not evil.exists()
@@ -152,7 +152,7 @@ def test_a_strangers_crash_report_imports_nothing(
     crash_report.write(tmp_path, {"env": env, **told, "error": error})
     code, _, said = run_cli("reproduce", "crash-001.json")
     assert code == 2
-    assert "say so with --trust" in said
+    assert "add --trust" in said
     if env["name"] == "toy/match":  # naming the task approves the task, not what its options name
         assert run_cli("reproduce", "crash-001.json", "--env", "toy/match")[0] == 2
     assert not evil.exists()

@@ -1,6 +1,6 @@
-"""Several learners: each runs the train step on its shard of the (mini)batch, and gradients are averaged over all.
+"""Data-parallel learners: each runs the train step on a shard of the (mini)batch, and gradients are averaged over all.
 
-The learner of the run has rank 0. The other learners are processes with their own copies of networks and optimizers.
+The learner of the run has rank 0. The other learners are processes with copies of its networks and optimizers.
 Rank 0 broadcasts its networks before each step, so changes between steps (normalizers, phases of other losses) reach
 all learners, and sends the state of its optimizers whenever it has changed outside of a shared step.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from zhixing.core.learner import Learner
 
 LOOPBACK = "127.0.0.1"
-TIMEOUT = timedelta(minutes=10)  # of rank 0; the other ranks wait as long as it collects and evaluates
+TIMEOUT = timedelta(minutes=10)  # of rank 0; the other ranks have none: between steps, rank 0 collects and evaluates
 # rank 0 alone handles signals: it saves a checkpoint and then ends the other learners
 PROGRAM = """
 import os, pickle, signal, sys, traceback
@@ -59,25 +59,25 @@ class LostLearnerError(Exception):
 
 
 class LearnerGroup:
-    """All learners, as rank 0 uses them. The other processes start with the first step."""
+    """The executor of rank 0: runs train steps on all learners. The other processes start with the first step."""
 
     def __init__(self, learner: Learner, cfg: RunConfig, spaces: Spaces, folder: Path) -> None:
         self.learner, self.cfg, self.spaces, self.folder = learner, cfg, spaces, folder
         self.num_learners = cfg.distributed.learners
-        self.group: Group | None = None
+        self.group: GlooGroup | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
         self._close: list[Callable[[], Any]] = []
         self._in_step = False  # the other learners are in a step and read no message before its end
-        self._versions: dict[str, int] = {}  # of the optimizers after the last shared step
+        self._versions: dict[str, int] = {}  # `Optimizer.version` by name, after the last step
 
     def run_step(self, method: StepMethod, batch: Batch, options: dict[str, Any]) -> Update:
         """Run a train step on all learners. Means over shards may differ from means over the batch by rounding."""
         learner, shards = self.learner, self._split(batch)
-        with self._explain_loss():
+        with self._name_lost_learner():
             if self.group is None:
                 self.group = self._start()
             group = self.group
-            self._check_alive()  # sending to a process that ended would block for long
+            self._check_alive()  # sending to a process that has ended would block for a long time
             self._in_step = True
             message = self._describe_step(method, options)
             for rank in range(1, self.num_learners):
@@ -116,8 +116,8 @@ class LearnerGroup:
             raise LostLearnerError("a learner ended")
 
     @contextlib.contextmanager
-    def _explain_loss(self) -> Iterator[None]:
-        """Turn a lost learner into an error that names it."""
+    def _name_lost_learner(self) -> Iterator[None]:
+        """Turn `LostLearnerError` into a `UserError` that names the learner."""
         try:
             yield
         except LostLearnerError as error:
@@ -131,7 +131,7 @@ class LearnerGroup:
                 f"one of the {self.num_learners} learners ended: {reason} (continue with `zhixing resume`)"
             ) from error
 
-    def _start(self) -> Group:
+    def _start(self) -> GlooGroup:
         """Start the other learners: as local processes, or on the Ray cluster at `distributed.address`.
 
         The machines of a cluster must share the run's folder.
@@ -147,12 +147,12 @@ class LearnerGroup:
             for rank in range(1, num):
                 self._spawn(rank, num, rendezvous, LOOPBACK, settings, objects, self.spaces, device)
             self._wait_for_learners(rendezvous, self._check_alive)
-            return Group(0, num, rendezvous, LOOPBACK)
+            return GlooGroup(0, num, rendezvous, LOOPBACK)
         from zhixing.distributed.cluster import Cluster
 
         cluster = Cluster(address)
         self._close.append(cluster.close)
-        remote = cluster.ray.remote(num_cpus=cluster.cpus(num - 1))(serve)
+        remote = cluster.ray.remote(num_cpus=cluster.cpus_per_worker(num - 1))(serve)
         tasks = [
             remote.remote(rank, num, rendezvous, None, settings, objects, self.spaces, device) for rank in range(1, num)
         ]
@@ -162,7 +162,7 @@ class LearnerGroup:
             cluster.ray.get(ended)  # raises the task's error
 
         self._wait_for_learners(rendezvous, check_tasks)
-        return Group(0, num, rendezvous, cluster.ray.util.get_node_ip_address())
+        return GlooGroup(0, num, rendezvous, cluster.ray.util.get_node_ip_address())
 
     def _spawn(self, *arguments: Any) -> None:
         """Run `serve` in a new process, which doesn't run the user's script again."""
@@ -170,11 +170,14 @@ class LearnerGroup:
         self._processes.append(process)
         self._close.append(partial(_end, process))
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # if it ended, `_check_alive` reports it
+        with (
+            contextlib.suppress(BrokenPipeError),
+            process.stdin as stdin,
+        ):  # `_check_alive` reports a process that ended
             stdin.write(pickle.dumps(arguments))
 
     def _wait_for_learners(self, rendezvous: str, check: Callable[[], None]) -> None:
-        """Wait until all learners are about to join: joining itself would wait for ones that have ended."""
+        """Wait until all learners are about to join. Joining at once would also wait for learners that have ended."""
         until = time.monotonic() + TIMEOUT.total_seconds()
         while len(list(Path(rendezvous).glob("ready-*"))) < self.num_learners - 1:
             check()
@@ -206,19 +209,19 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def _lost_on_error() -> Iterator[None]:
-    """Gloo raises a plain RuntimeError for everything that goes wrong with a connection."""
+    """Turn errors of gloo, which are plain `RuntimeError`s, into `LostLearnerError`."""
     try:
         yield
     except RuntimeError as error:
         raise LostLearnerError("the connection broke") from error
 
 
-class Group:
-    """The communication between the learners of a run, on CPU tensors."""
+class GlooGroup:
+    """A gloo process group of the learners of a run. It communicates CPU tensors."""
 
     def __init__(self, rank: int, num_learners: int, rendezvous: str, host: str) -> None:
-        torch_distributed: Any = dist  # most of what is used here has no types
-        gloo = torch_distributed.ProcessGroupGloo  # not the default group: a process may hold several runs
+        torch_distributed: Any = dist  # has no type hints for gloo
+        gloo = torch_distributed.ProcessGroupGloo  # not the default group: one process may have several runs
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=host)]
         options._timeout = timedelta(days=365) if rank else TIMEOUT
@@ -316,13 +319,13 @@ def serve(
     device = torch.device("cuda", rank % torch.cuda.device_count()) if on_cuda else torch.device(device_type)
     learner = algorithms.get(cfg.algorithm).make(cfg, spaces, device)
     Path(rendezvous, f"ready-{rank}").touch()
-    with contextlib.suppress(LostLearnerError):  # rank 0 ended, and has reported the reason
-        group = Group(rank, num_learners, rendezvous, host)
+    with contextlib.suppress(LostLearnerError):  # rank 0 ended and reported the reason
+        group = GlooGroup(rank, num_learners, rendezvous, host)
         while (step := group.receive()) is not None:
             _run_shard(learner, group, step, derive_seed(cfg.seed, "learner", rank))
 
 
-def _run_shard(learner: Learner, group: Group, step: dict[str, Any], seed: int) -> None:
+def _run_shard(learner: Learner, group: GlooGroup, step: dict[str, Any], seed: int) -> None:
     optimizers = learner.optimizers()
     for name, state in step["optimizers"].items():
         optimizers[name].load_state_dict(state)
@@ -331,19 +334,19 @@ def _run_shard(learner: Learner, group: Group, step: dict[str, Any], seed: int) 
     for name, value in step["tensors"].items():
         setattr(learner, name, value.to(learner.device))
     learner.updates = step["updates"]
-    learner.rng.manual_seed(derive_seed(seed, "update", learner.updates))  # differs by rank, the same after a resume
+    learner.rng.manual_seed(derive_seed(seed, "update", learner.updates))  # differs by rank; equal after a resume
     group.broadcast_networks(learner)
     try:
         with group.averaging(learner):
             method = getattr(type(learner), step["method"]).__wrapped__
             update = learner.run_step(method, Batch(**step["shard"]).to(learner.device), step["options"])
-    except RuntimeError as error:  # an error of this learner, which must be reported
+    except RuntimeError as error:  # of this learner, so it must be reported
         raise UserError(f"learner {group.rank} failed: {error}") from error
     group.combine(update)
 
 
 def _to_portable(batch: Batch) -> dict[str, Any]:
-    """Return contiguous CPU tensors: a pickled view would take its whole storage along."""
+    """Return contiguous CPU tensors: a pickled view would include its whole storage."""
     return {name: tree_map(lambda leaf: leaf.cpu().contiguous(), getattr(batch, name)) for name in batch.fields}
 
 
@@ -366,12 +369,12 @@ def check_learners(cfg: RunConfig, learner: Learner) -> None:
         reason = "it contains another learner"
     elif cfg.scheme == "on_policy" and learner.shard_dim == 1 and cfg.num_envs % num:
         reason = f"num_envs={cfg.num_envs} must be a multiple of the learners"
-    for name in ("batch_size", "minibatch_size"):  # other sizes are known at the first update
+    for name in ("batch_size", "minibatch_size"):  # sizes of other batches are known at the first update
         size = getattr(cfg, name, 0)
         if size % num:
             reason = f"{name}={size} must be a multiple of the learners"
     rollout, minibatch = getattr(cfg, "rollout_steps", 1) * cfg.num_envs, getattr(cfg, "minibatch_size", 1)
-    if rollout > minibatch and rollout % minibatch:  # minibatches, and so shards, would differ by a step
+    if rollout > minibatch and rollout % minibatch:  # minibatches, and so their shards, would differ in size
         reason = f"minibatch_size={minibatch} must divide the rollout's {rollout} steps"
     if reason is not None:
         raise UserError(f"distributed.learners={num} doesn't work with this {cfg.algorithm}: {reason}")

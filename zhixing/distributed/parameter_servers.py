@@ -96,7 +96,9 @@ class ParameterServers:
         """Fetch the weights. Slices may differ in age by some updates: nothing is locked meanwhile."""
         optimizer.flat.copy_(torch.cat(self._call_all("weights", [()] * len(self.handles))))
 
-    def push(self, optimizer: Optimizer, gradients: Gradients, lr: float, worker: int, rollout_id: int) -> Update | None:
+    def push(
+        self, optimizer: Optimizer, gradients: Gradients, lr: float, worker: int, rollout_id: int
+    ) -> Update | None:
         """Send gradients to the servers, which apply them. If they aren't finite, send nothing and return None."""
         (gradient,) = gradients.tensors
         norm = torch.linalg.vector_norm(gradient)

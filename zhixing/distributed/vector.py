@@ -228,7 +228,7 @@ class RayVectorEnv(VectorEnv):
 
 
 def list_arrays(buffers: StepBuffers, final: bool = True) -> Rows:
-    """Return all results of a step in a fixed order, with `final` also the last values of ended episodes, at the end."""
+    """Return the results of a step in a fixed order; with `final`, also the last values of episodes, at the end."""
     flags = [buffers.reward, buffers.terminated, buffers.truncated]
     current = [*tree_leaves(buffers.obs), *buffers.extras.values(), *flags]
     return [*current, *tree_leaves(buffers.final_obs), *buffers.final_extras.values()] if final else current

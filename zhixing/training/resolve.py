@@ -25,7 +25,9 @@ from zhixing.utils.cpus import cpu_count
 
 def default_out(cfg: RunConfig) -> Path:
     """Create a new folder for a run. Runs that start in the same second get different folders."""
-    names = [Path(name).name if importing.FILE.fullmatch(name) else name for name in (cfg.env.name, cfg.algorithm)]
+    names = [
+        Path(name).name if importing.FILE_PATTERN.fullmatch(name) else name for name in (cfg.env.name, cfg.algorithm)
+    ]
     env, algorithm = (re.sub(r"[^\w.-]+", "-", name)[-60:] for name in names)
     out = Path("runs") / f"{algorithm}-{env}-{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     for folder in itertools.chain([out], (out.with_name(f"{out.name}-{i}") for i in itertools.count(2))):

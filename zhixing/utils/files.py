@@ -1,4 +1,4 @@
-"""Files that are whole or not there: the one way in which files are written that others may read."""
+"""Write files so that other processes, and a restart after a crash, see them complete or not at all."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 
 def write_atomically(path: Path, write: Callable[[io.BufferedWriter], Any]) -> None:
-    """Write a file under another name, make sure that it is on the disk, then rename it: never a half-written file."""
-    aside = path.with_name(f".{path.name}.tmp")
+    """Call `write` with a temporary file, flush it to the disk, then rename it to `path`."""
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        aside.unlink(missing_ok=True)
-        with open(aside, "xb") as file:  # a new file: one that is there might be another name of something else
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:  # x: an existing file might be a link to another one
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(folder)  # makes the new name durable
     finally:
         os.close(folder)

@@ -1,16 +1,18 @@
-"""The one place where a name becomes an import: `my.module:Thing` for an environment, a network or an algorithm.
+"""The only place that imports code by name, such as `my.module:Thing` for an environment, network or algorithm.
 
-A name may come from the user (command line, Python) or from a file that somebody else wrote: the configuration of a
-run, a crash report, the manifest of a dataset. Names from a file pass two gates:
+A name comes from the user (command line, Python) or from a file that somebody else may have written: a run's
+configuration, a crash report, a dataset's manifest. Names from a file pass two checks:
 
-1. `check_names(values, trust)` finds every name in the file's values and rejects those that nobody approved.
-2. `restricted_to(names)` surrounds whatever is then built from the file. Inside, `import_object` and `import_package`
-   accept only these names. A new setting that leads to an import can't bypass the first gate: it fails at the second.
+1. `check_names(values, trust)` finds all names in the file's values and rejects those that the user hasn't approved.
+2. `restricted_to(names)` is a context in which `import_object` and `import_package` accept only these names. Build
+   everything from the file inside it: then a name in a new setting, which `names_in` doesn't find, is still rejected.
 
-Rules for code that imports by name: call `import_object("my.module:Thing")` for an attribute of a module, and
+Rules for other modules: call `import_object("my.module:Thing")` for an attribute of a module, and
 `import_package("package")` or `import_package("package:Id-v0")` for a package that registers environments. Never call
-`importlib.import_module`, `eval`, `pickle` or `gym.make("module:Id")` with text that can come from a file. A setting
-that holds bare package names must be called `import` or `imports`: `names_in` finds it by that key. Free of torch.
+`importlib.import_module`, `eval`, `pickle` or `gym.make("module:Id")` with text that may come from a file. A setting
+that contains package names without a colon must be called `import` or `imports`, so `names_in` finds it.
+
+This module doesn't import torch.
 """
 
 from __future__ import annotations
@@ -34,46 +36,49 @@ import cloudpickle  # type: ignore[import-untyped]
 from zhixing.errors import UserError, unknown
 from zhixing.utils import named_objects
 
-OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", re.ASCII)  # my.module:Thing
-FILE = re.compile(r"[^:]*(?::[/\\][^:]*)?\.py:[A-Za-z_][\w.]*", re.DOTALL)  # my_env.py:Thing, or its path before it
-PACKAGE = re.compile(r"[A-Za-z_][\w.]*(:[\w./-]+)?", re.ASCII)  # package, or Gymnasium's package:Id-v0
-NAMED = ("algorithm", "env", "name", "kind")  # settings in which anything with a colon names code
-PACKAGES = ("import", "imports")  # settings that list packages
-ADDRESS = "address"  # of a Ray cluster, whose processes send pickles
-POLICY = "ZHIXING_ALLOWED_IMPORTS"  # an environment variable, so worker processes inherit the restriction
-STARTED_IN = os.getcwd()  # an environment may change the current folder later
+OBJECT_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", re.ASCII)  # my.module:Thing
+# my_env.py:Thing or /path/to/my_env.py:Thing
+FILE_PATTERN = re.compile(r"[^:]*(?::[/\\][^:]*)?\.py:[A-Za-z_][\w.]*", re.DOTALL)
+PACKAGE_PATTERN = re.compile(r"[A-Za-z_][\w.]*(:[\w./-]+)?", re.ASCII)  # package, or Gymnasium's package:Id-v0
+NAME_KEYS = ("algorithm", "env", "name", "kind")  # settings in which any text with a colon refers to code
+PACKAGE_KEYS = ("import", "imports")  # settings with package names
+ADDRESS_KEY = "address"  # of a Ray cluster, whose processes send pickles
+ALLOWED_NAMES = "ZHIXING_ALLOWED_IMPORTS"  # an environment variable, so worker processes inherit the restriction
+INITIAL_FOLDER = os.getcwd()  # an environment may change the current folder later
 
-_file_folders: set[str] = set()  # that were appended to the path, for modules beside a file
-approved: set[str] = set()  # names imported by this process or one of its workers: somebody approved them already
+_file_folders: set[str] = set()  # added to sys.path, so a file can import the modules next to it
+approved: set[str] = set()  # names that this process or one of its workers has imported, so the user approved them
 
 
 def child_environment() -> dict[str, str]:
-    """For a process of ours: what can be imported here can be imported there."""
-    here = [os.getcwd(), STARTED_IN]  # what an empty entry means, or meant
-    # a folder of single files comes last here, and would come before Python's own modules there
-    known_folders = [entry for entry in sys.path if entry not in _file_folders]
-    entries = [part for entry in known_folders for part in ([entry] if entry else here)]
+    """Return the environment variables for a child process that can import the same modules as this process."""
+    current_folders = [os.getcwd(), INITIAL_FOLDER]  # what an empty entry of sys.path means now, or meant before
+    # leave out folders of single files: in PYTHONPATH they would come before the standard library
+    inherited = [entry for entry in sys.path if entry not in _file_folders]
+    entries = [folder for entry in inherited for folder in ([entry] if entry else current_folders)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
 
 
-# --- the gates ---
+# --- checks ---
 
 
 def names_in(values: Any, key: str = "") -> set[str]:
-    """Return all strings in a tree of settings that lead to an import, or to a cluster that this process would obey."""
+    """Return all strings in a tree of settings that refer to code to import, or to a Ray cluster to join."""
     if isinstance(values, Mapping):
         return {name for k, value in values.items() for name in names_in(k) | names_in(value, str(k))}
     if isinstance(values, (list, tuple, set, frozenset)):
         return {name for value in values for name in names_in(value, key)}
     if not isinstance(values, str):
         return set()
-    by_key = key in PACKAGES or key == ADDRESS or (key in NAMED and ":" in values)
-    return {values} if by_key or OBJECT.fullmatch(values) or FILE.fullmatch(values) else set()
+    by_key = key in PACKAGE_KEYS or key == ADDRESS_KEY or (key in NAME_KEYS and ":" in values)
+    return {values} if by_key or OBJECT_PATTERN.fullmatch(values) or FILE_PATTERN.fullmatch(values) else set()
 
 
 def check_names(values: Any, trust: bool | Iterable[str] = False) -> set[str]:
-    """Return the names in a file's values, for `restricted_to`. Raise `UserError` if one isn't approved: `trust` is the
-    names that are, or true for all. Names imported earlier in this process are approved, too."""
+    """Return the names in a file's values, for `restricted_to`; raise `UserError` if one of them isn't approved.
+
+    `trust` contains the approved names, or is true to approve all. Names imported before by this process are approved.
+    """
     names = names_in(values)
     if trust is True or os.environ.get("ZHIXING_TRUST") == "1":
         return names
@@ -81,86 +86,87 @@ def check_names(values: Any, trust: bool | Iterable[str] = False) -> set[str]:
     if not names <= allowed:
         unapproved = ", ".join(sorted(names - allowed))
         raise UserError(
-            f"it names code to import (or a cluster to join): {unapproved[:300]}; import nothing from people you don't "
-            f"trust; if you trust it, say so with --trust"
+            f"it names code to import (or a cluster to join): {unapproved[:300]}; import only code that you trust; to "
+            f"import this, add --trust"
         )
     return names
 
 
 @contextmanager
 def restricted_to(names: Iterable[str] | None) -> Iterator[None]:
-    """Allow only these names to be imported in this process and in those it starts; None changes nothing."""
-    before = os.environ.get(POLICY)
+    """Allow only these names to be imported in this process and in those it starts. None means no restriction."""
+    before = os.environ.get(ALLOWED_NAMES)
     if names is not None:
-        os.environ[POLICY] = json.dumps(sorted(names))
+        os.environ[ALLOWED_NAMES] = json.dumps(sorted(names))
     try:
         yield
     finally:
         if before is None:
-            os.environ.pop(POLICY, None)
+            os.environ.pop(ALLOWED_NAMES, None)
         else:
-            os.environ[POLICY] = before
+            os.environ[ALLOWED_NAMES] = before
 
 
 def check_allowed(name: str) -> None:
-    """Raise `UserError` if the restriction in force, if any, doesn't allow this name."""
-    policy = os.environ.get(POLICY)
-    if policy is not None and name not in approved and name not in json.loads(policy):
-        raise UserError(f"{name!r} comes from a file, and nobody approved it: it isn't imported")
+    """Raise `UserError` if this name isn't allowed inside the current `restricted_to`, if any."""
+    allowed = os.environ.get(ALLOWED_NAMES)
+    if allowed is not None and name not in approved and name not in json.loads(allowed):
+        raise UserError(f"{name!r} comes from a file and isn't approved: it can't be imported or joined")
 
 
 # --- imports ---
 
 
 def import_object(name: str) -> Any:
-    """The thing that `my.module:Thing` or `my_file.py:Thing` names; modules in the current folder are found, too. An
-    object that was given in Python is returned for the name that stands for it."""
+    """Return the object that `my.module:Thing` or `my_file.py:Thing` refers to, or a registered object by its name.
+
+    Modules in the current folder can be imported, too.
+    """
     if isinstance(name, str) and named_objects.is_registered(name):
         return named_objects.get_object(name)
     if isinstance(name, str) and named_objects.is_python_only(name):
         raise UserError(
-            f"{name} was given to Python as an object, and can't be imported here; define it in a module that can be "
-            f"imported, or give it again, such as zx.load(run, env=MyEnv) or zx.evaluate(run, env=MyEnv)"
+            f"{name} was given in Python as an object, so it can't be imported here; define it in a module that can be "
+            f"imported, or pass it again, such as zx.load(run, env=MyEnv) or zx.evaluate(run, env=MyEnv)"
         )
-    file = isinstance(name, str) and FILE.fullmatch(name) is not None
-    if not file and (not isinstance(name, str) or not OBJECT.fullmatch(name)):
-        raise UserError(f"{str(name)[:200]!r} names no code; write your.module:Name, such as my_envs:Room")
+    in_file = isinstance(name, str) and FILE_PATTERN.fullmatch(name) is not None
+    if not in_file and (not isinstance(name, str) or not OBJECT_PATTERN.fullmatch(name)):
+        raise UserError(f"{str(name)[:200]!r} is not a name of code; write your.module:Name, such as my_envs:Room")
     check_allowed(name)
     module_name, _, attribute = name.rpartition(":")
-    module = _import_file(Path(module_name), name) if file else _import(module_name, name)
-    found: Any = module
+    target: Any = _import_file(Path(module_name), name) if in_file else _import_module(module_name, name)
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            public = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
+        if not hasattr(target, part):
+            public = [key for key, value in vars(target).items() if callable(value) and not key.startswith("_")]
             raise unknown(f"name in module {module_name}:", part, public)
-        found = getattr(found, part)
+        target = getattr(target, part)
     approved.add(name)
-    return found
+    return target
 
 
 def absolute(name: str) -> str:
     """Return `/path/to/my_file.py:Thing` for `my_file.py:Thing`, and other names as they are."""
-    if not FILE.fullmatch(name):
+    if not FILE_PATTERN.fullmatch(name):
         return name
     file, _, attribute = name.rpartition(":")
     return f"{Path(file).expanduser().absolute()}:{attribute}"
 
 
 def import_package(name: str) -> ModuleType:
-    """Import a package for what it registers: `package`, or that of `package:Id-v0`."""
-    if not isinstance(name, str) or not PACKAGE.fullmatch(name):
-        raise UserError(f"{str(name)[:200]!r} names no package; write its name, or package:Id-v0")
+    """Import `package`, or the package of `package:Id-v0`, so it registers its environments."""
+    if not isinstance(name, str) or not PACKAGE_PATTERN.fullmatch(name):
+        raise UserError(f"{str(name)[:200]!r} is not the name of a package; write package, or package:Id-v0")
     check_allowed(name)
-    module = _import(name.partition(":")[0], name)
+    module = _import_module(name.partition(":")[0], name)
     approved.add(name)
     return module
 
 
 def _import_file(file: Path, name: str) -> ModuleType:
-    """Import a file that needn't be on the path. Modules beside it can be imported by it."""
+    """Import a file, which can import the modules in its folder."""
     file = file.expanduser().absolute()
     if not file.is_file():
-        raise UserError(f"{name}: there is no file {file}")
+        raise UserError(f"{name}: there is no file {file}; check the path")
     key = f"_file_{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{file.stem}"
     if key in sys.modules:
         return sys.modules[key]
@@ -178,19 +184,19 @@ def _import_file(file: Path, name: str) -> ModuleType:
         if not isinstance(error, Exception):
             raise
         raise UserError(f"{name}: {file} can't be imported:\n{traceback.format_exc()}") from error
-    cloudpickle.register_pickle_by_value(module)  # other processes know it by no name
+    cloudpickle.register_pickle_by_value(module)  # other processes can't import it by name
     return module
 
 
-def _import(module_name: str, name: str) -> ModuleType:
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)  # an installed command doesn't look where it is called, unlike `python script.py`
+def _import_module(module_name: str, name: str) -> ModuleType:
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # installed commands don't search the current folder, unlike `python -m`
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise UserError(f"{name}: its module can't be imported:\n{traceback.format_exc()}") from error
-        raise UserError(f"{name}: there is no module {error.name!r}, neither in {here} nor installed") from error
+        raise UserError(f"{name}: there is no module {error.name!r}, neither in {folder} nor installed") from error
     except Exception as error:
         raise UserError(f"{name}: its module can't be imported:\n{traceback.format_exc()}") from error

@@ -1,9 +1,8 @@
-"""Classes, functions and environments that were given as Python objects, and the names that stand for them in settings.
+"""Objects given in Python, as in `zx.train("ppo", env=MyEnv, net=MyNet)`, and the names for them in settings.
 
-`zx.train("ppo", env=MyEnv, net=MyNet)` takes objects; a run's configuration is text. An object that another process can
-import is recorded as `module:Name`. Any other one (from a script or a notebook, a lambda, an instance) stays here, and
-its name says only what it was: a run that names it can be loaded where the object is given again, and nowhere else.
-Free of torch.
+A run's configuration is text. An object that other processes can import is recorded as `module:Name`. Any other object
+(defined in a script or notebook, a lambda, an instance) is registered here, in memory. Its name is only a label: a run
+that contains it can be loaded only where the object is given again. This module doesn't import torch.
 """
 
 from __future__ import annotations
@@ -18,22 +17,25 @@ _objects: dict[str, Any] = {}  # by name
 
 
 def register_object(given: Any, label: str | None = None) -> str:
-    """Return the name that stands for an object. With a `label` it is one that can't be imported."""
+    """Return the name of an object, and register it under this name if it can't be imported.
+
+    A `label` is the name for an object that can't be imported.
+    """
     module = getattr(given, "__module__", None) or type(given).__module__
     qualname = getattr(given, "__qualname__", None)
-    if label is None and qualname is not None and _can_be_imported(given, module, qualname):
+    if label is None and qualname is not None and _is_importable(given, module, qualname):
         return f"{module}:{qualname}"
     name = f"{module}:{qualname or type(given).__qualname__}" if label is None else label
-    if "<" in name or label is not None:  # lambdas and instances have no name of their own: others may be there already
+    if "<" in name or label is not None:  # names of lambdas and instances aren't unique: append a number
         number = 2
         while _objects.get(name, given) != given:
             name, number = f"{name.partition('#')[0]}#{number}", number + 1
-    _objects[name] = given  # a class that a notebook defines again is the new one
+    _objects[name] = given  # a class that a notebook defines again replaces the previous one
     return name
 
 
 def register_as(name: str, given: Any) -> None:
-    """Let a name that is recorded in a run stand for this object."""
+    """Let a name from a run's configuration refer to this object."""
     _objects[name] = given
 
 
@@ -50,22 +52,22 @@ def registered_names() -> set[str]:
 
 
 def is_python_only(name: str) -> bool:
-    """Whether a name is of an object that can't be imported."""
+    """Return whether a name refers to an object that can't be imported."""
     return name.startswith("__main__:") or re.search(r":.*(<|\(\.\.\.\))", name) is not None
 
 
 def select_objects(names: Iterable[str]) -> dict[str, Any]:
-    """Return those of the names that stand for given objects, with the objects."""
+    """Return the registered objects among these names."""
     return {name: _objects[name] for name in names if name in _objects}
 
 
-def _can_be_imported(given: Any, module: str, qualname: str) -> bool:
+def _is_importable(given: Any, module: str, qualname: str) -> bool:
     if module == "__main__" or "<" in qualname:
         return False
-    found: Any = sys.modules.get(module)
+    imported: Any = sys.modules.get(module)
     for part in qualname.split("."):
-        found = getattr(found, part, None)
+        imported = getattr(imported, part, None)
     try:
-        return found is given and find_spec(module) is not None
-    except (ImportError, ValueError):  # made at run time
+        return imported is given and find_spec(module) is not None
+    except (ImportError, ValueError):  # the module was created at run time
         return False

@@ -1,4 +1,4 @@
-"""Tables of results: the same rows in a terminal and in a CSV file."""
+"""Tables of results, printed in a terminal and written as CSV files."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from rich.text import Text
 
 from zhixing.utils.files import write_atomically
 
-Rows = Sequence[Mapping[str, Any]]  # all with the same names
+Rows = Sequence[Mapping[str, Any]]  # values by column; all rows have the same columns
 
 
-def cell(value: Any) -> str:
-    """Blank for NaN."""
+def format_cell(value: Any) -> str:
+    """Return a value as text, empty for NaN."""
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.6g}"
     return str(value)
 
 
 def print_table(rows: Rows, title: str | None = None, wrap: Sequence[str] = ()) -> None:
-    """Print rows; columns named in `wrap` may take several lines."""
+    """Print rows. Cells of the columns in `wrap` may have several lines."""
     table = Table(box=box.SIMPLE_HEAD, title=title)
     for name in rows[0]:
-        numbers = all(isinstance(row[name], (int, float)) for row in rows)
-        table.add_column(name, no_wrap=name not in wrap, justify="right" if numbers else "left")
+        is_number = all(isinstance(row[name], (int, float)) for row in rows)
+        table.add_column(name, no_wrap=name not in wrap, justify="right" if is_number else "left")
     for row in rows:
-        table.add_row(*(Text(cell(value)) for value in row.values()))  # not marked up: [64, 64] is no style
+        table.add_row(*(Text(format_cell(value)) for value in row.values()))  # rich would read [64, 64] as markup
     (Console() if sys.stdout.isatty() else Console(width=140)).print(table)
 
 
 def write_table(rows: Rows, path: Path) -> None:
+    """Write rows as a CSV file."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({name: cell(value) for name, value in row.items()})
+        writer.writerow({name: format_cell(value) for name, value in row.items()})
     write_atomically(path, lambda file: file.write(text.getvalue().encode()))

@@ -108,7 +108,7 @@ def test_command_prints_the_outcome(
     assert "reproduced the same error at step" in out
     monkeypatch.setattr("zhixing.utils.importing.approved", set())  # as in a process that has imported nothing yet
     assert cli_exit_code(monkeypatch, "reproduce", file) == 2  # the code isn't confirmed
-    assert f"if you trust it, say so with --trust, or with --env {FAILS}" in capsys.readouterr().err
+    assert f"to import this, add --trust or --env {FAILS}" in capsys.readouterr().err
     assert cli_exit_code(monkeypatch, "reproduce", file, "--env", "CartPole-v1") == 2
     report = json.loads(Path(file).read_text())
     Path(file).write_text(json.dumps(report | {"actions": [0, 0]}))

@@ -369,7 +369,7 @@ def test_a_run_whose_objects_cannot_be_imported_says_how_to_give_them(tmp_path: 
     zx.train("ppo", env=Room, env__limit=4, net=Net, out=run, quiet=True, **FAST)
     assert zx.evaluate(run, 2).summary()["mean_length"] == 4  # this process has them still
     named_objects._objects.clear()
-    with pytest.raises(UserError, match=r"was given to Python as an object.*zx.load\(run, env=MyEnv\)"):
+    with pytest.raises(UserError, match=r"was given in Python as an object.*zx.load\(run, env=MyEnv\)"):
         zx.load(run)
     (run / "signature").unlink()
     with pytest.raises(UserError, match=r"it names code to import"):

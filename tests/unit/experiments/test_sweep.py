@@ -29,7 +29,7 @@ from zhixing.experiments.sweep import (
     split_values,
     table_rows,
 )
-from zhixing.utils.tables import cell
+from zhixing.utils.tables import format_cell
 
 PPO = [{"algorithm": "ppo", "env": "toy/match"}]
 
@@ -166,7 +166,7 @@ def test_mean_and_interval_of_the_final_return() -> None:
     assert math.isnan(single["return_low"])
     (empty,) = table_rows([make_variant("a", [], [])])
     assert math.isnan(empty["return_mean"])
-    assert cell(empty["seconds"]) == ""
+    assert format_cell(empty["seconds"]) == ""
 
 
 def test_best_mean_comes_first_and_variants_without_results_last() -> None:

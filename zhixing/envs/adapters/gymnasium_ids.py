@@ -19,7 +19,7 @@ from zhixing.envs.options import check_options, parameters, unknown_option
 from zhixing.errors import UserError, unknown
 from zhixing.utils import named_objects
 from zhixing.utils.extras import missing_extra, require_extra
-from zhixing.utils.importing import FILE, OBJECT, import_package
+from zhixing.utils.importing import FILE_PATTERN, OBJECT_PATTERN, import_package
 
 # module of an environment -> the extra that installs its dependencies
 EXTRAS = {
@@ -112,9 +112,14 @@ def _import_and_register(name: str) -> None:
 def resolve_id(name: str) -> str | None:
     """Import the package of `package:Id-v0` and return the id; return None for `my.module:MyEnv` and other names."""
     package, colon, env_id = name.partition(":")
-    if not colon or FILE.fullmatch(name) or named_objects.is_registered(name) or named_objects.is_python_only(name):
+    if (
+        not colon
+        or FILE_PATTERN.fullmatch(name)
+        or named_objects.is_registered(name)
+        or named_objects.is_python_only(name)
+    ):
         return None
-    is_object = OBJECT.fullmatch(name) is not None
+    is_object = OBJECT_PATTERN.fullmatch(name) is not None
     if is_object and hasattr(import_package(name), env_id.partition(".")[0]):
         return None
     _import_and_register(name)

@@ -170,7 +170,7 @@ def reproduce(path: str | Path, env: str | None = None, *, trust: bool = False) 
     try:
         names = check_names(report.env.model_dump(), trust or ([] if env is None else [env]))
     except UserError as error:
-        raise UserError(f"{path}: {error}" + (f", or with --env {name}" if ":" in name else "")) from None
+        raise UserError(f"{path}: {error}" + (f" or --env {name}" if ":" in name else "")) from None
     if report.actions is None:
         raise UserError(f"{path} can't be reproduced: its episode had too many actions to record")
     failure_policy = FailurePolicy(step_timeout=report.step_timeout, call_timeout=report.call_timeout)
