@@ -432,7 +432,6 @@ KNOWN_CALLS = {
     ("zhixing/envs/vector/action_log.py", "loads"),  # pickles in memory shared with a worker process
     ("zhixing/envs/portable.py", "loads"),  # pickles of the parent process, through a pipe or Ray
     ("zhixing/distributed/learner_group.py", "loads"),  # pickles of processes of the same run
-    ("zhixing/offline/chunks.py", "import_module"),  # optional packages, named by constants
 }
 
 

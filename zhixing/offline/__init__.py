@@ -1,4 +1,4 @@
-"""Recorded experience on disk: zhixing's own format, Minari's and D4RL's, all opened as a `Dataset`."""
+"""Datasets of recorded experience, in zhixing's own format and those of Minari and D4RL."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ALLOWED = "a folder that zhixing or Minari wrote, minari:NAMESPACE/NAME-v0, or a
 def open(source: str | Path, env: str | None = None, options: Mapping[str, Any] | None = None) -> Dataset:
     """Open a dataset: a folder that `Writer` or Minari wrote, `minari:NAMESPACE/NAME-v0`, or a .hdf5 file of D4RL.
 
-    A folder of `Writer` is memory-mapped, the other formats are read into memory; `convert` turns any into the first.
-    `env`, with its `options`, is the environment of data that names none. The arrays of D4RL are read as its spaces.
+    A folder of `Writer` is memory-mapped; the other formats are read into memory, and `convert` writes them as such a
+    folder. `env`, with its `options`, is used if the data names no environment; arrays of D4RL are read as its spaces.
     """
     if folder.is_dataset(Path(source)):
         return folder.read(source, env, options)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
@@ -16,7 +14,6 @@ from gymnasium.spaces import Box, Dict
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Field, Tree, tree_map
 from zhixing.errors import UserError, unknown
-from zhixing.utils.extras import install_hint
 
 Array = np.ndarray[Any, Any]
 
@@ -134,14 +131,3 @@ def _cast(source: str, name: str, spec: Field, value: Any, length: int, first: i
 def take_rows(tree: Tree, rows: Any) -> Tree:
     """Return these rows of every leaf."""
     return tree_map(lambda leaf: leaf[rows], tree)
-
-
-def import_extra(module: str, source: str) -> Any:
-    """Import a module of an optional package, or raise `UserError` with the command that installs it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        old_python = package == "minari" and sys.version_info < (3, 11)
-        hint = "use Python 3.11 or newer, which Minari needs" if old_python else install_hint("offline")
-        raise UserError(f"{source} needs {package}, which can't be imported ({error}): {hint}") from error

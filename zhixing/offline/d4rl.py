@@ -24,7 +24,8 @@ from zhixing.core.tree import Field
 from zhixing.envs.env_spec import describe
 from zhixing.envs.registry import make
 from zhixing.errors import UserError
-from zhixing.offline.chunks import Array, Chunk, Header, cast, chunk_rows, import_extra
+from zhixing.offline.chunks import Array, Chunk, Header, cast, chunk_rows
+from zhixing.utils.extras import require_extra
 
 MAX_COMPRESSION = 1_100  # accepted ratio of array size to file size; deflate reaches 1,032
 FIELDS = {"obs": "observations", "action": "actions", "reward": "rewards"}
@@ -46,7 +47,9 @@ def read_chunks(
 
     Arrays are read as the spaces of the environment `env`. Without one, the spaces are guessed from the arrays.
     """
-    source, h5py = str(path), import_extra("h5py", str(path))
+    source = str(path)
+    with require_extra(source, "offline"):
+        import h5py
     env_spaces = None if env is None else _spaces_and_limit(env, dict(options or {}))
     with _open(h5py, source) as file:
         arrays = _arrays(h5py, file, source)

@@ -1,4 +1,4 @@
-"""Datasets of Minari, stored in its own folder under names such as `D4RL/pen/human-v2`. Never uses the network.
+"""Minari datasets, which Minari stores under names such as `D4RL/pen/human-v2`. Nothing is downloaded.
 
 Only Minari's storage is used. The environment that a dataset names is read as text and never created.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +24,25 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_map
 from zhixing.errors import UserError, unknown
 from zhixing.offline.actions import to_env
-from zhixing.offline.chunks import Array, Chunk, Header, cast, import_extra, is_json
+from zhixing.offline.chunks import Array, Chunk, Header, cast, is_json
 from zhixing.offline.dataset import Dataset
+from zhixing.utils.extras import require_extra
 
 PREFIX = "minari:"
-METADATA_KEY = "zhixing"  # of the environment in metadata that we write; it may be one that Gymnasium doesn't know
+METADATA_KEY = "zhixing"  # of the environment in metadata written by zhixing; Gymnasium may not know it
 
 
 def read_chunks(source: str | Path) -> tuple[Header, Iterator[Chunk]]:
     """Return the header of `minari:NAMESPACE/NAME-v0`, or of the folder of a dataset, and its episodes as chunks."""
     name = str(source)
-    import_extra("h5py", name)
-    storage_module = import_extra("minari.dataset.minari_storage", name)
+    with _require_minari(name):
+        import h5py  # noqa: F401  # Minari imports it only when it reads or writes
+        from minari.dataset.minari_storage import MinariStorage
     folder = _find_folder(name) if name.startswith(PREFIX) else data_folder(Path(source))
     if folder is None:
         raise UserError(f"{name} is not the folder of a Minari dataset: it has no metadata.json")
     try:
-        metadata = storage_module.MinariStorage.read_raw_metadata(folder)
+        metadata = MinariStorage.read_raw_metadata(folder)
         if not isinstance(metadata, dict):
             raise ValueError("its metadata.json is not what Minari writes")
         if not {"observation_space", "action_space"} <= set(metadata):
@@ -46,7 +50,7 @@ def read_chunks(source: str | Path) -> tuple[Header, Iterator[Chunk]]:
             raise UserError(
                 f"{name} lists no spaces: an old version of Minari wrote it; download a newer version of the dataset"
             )
-        storage = storage_module.MinariStorage.read(folder)
+        storage = MinariStorage.read(folder)
         num_episodes = int(storage.total_episodes)
     except ImportError as error:
         raise UserError(f"{name} is stored as {metadata.get('data_format')}: {error}") from None
@@ -58,26 +62,36 @@ def read_chunks(source: str | Path) -> tuple[Header, Iterator[Chunk]]:
 
 
 def data_folder(folder: Path) -> Path | None:
-    """Return where the files of a Minari dataset lie, in or below `folder`, or None if it is none."""
+    """Return the folder with the files of a Minari dataset, `folder` or its subfolder, or None if there are none."""
     for candidate in (folder / "data", folder):
         if (candidate / "metadata.json").is_file():
             return candidate
     return None
 
 
+@contextmanager
+def _require_minari(source: str) -> Iterator[None]:
+    """Raise `UserError` if an import in the block fails."""
+    if sys.version_info < (3, 11):
+        raise UserError(f"{source} needs Minari, which needs Python 3.11 or newer; use a newer Python")
+    with require_extra(source, "offline"):
+        yield
+
+
 def _find_folder(source: str) -> Path:
     name = source.removeprefix(PREFIX)
-    minari = import_extra("minari.storage.local", source)
+    with _require_minari(source):
+        from minari.storage import local
     try:
-        minari.parse_dataset_id(name)  # rejects paths that lead elsewhere
+        local.parse_dataset_id(name)  # rejects paths that lead elsewhere
     except (ValueError, TypeError):
         raise UserError(f"{source} is not a Minari dataset; their names look like minari:NAMESPACE/NAME-v0") from None
-    folder = minari.get_dataset_path(name) / "data"
+    folder = local.get_dataset_path(name) / "data"
     if not (folder / "metadata.json").is_file():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            local = list(minari.list_local_datasets())
-        raise unknown("Minari dataset", name, local, f"(zhixing downloads nothing: run `minari download {name}`)")
+            names = list(local.list_local_datasets())
+        raise unknown("Minari dataset", name, names, f"(zhixing downloads nothing: run `minari download {name}`)")
     return Path(folder)
 
 
@@ -142,8 +156,9 @@ def write(dataset: Dataset, dataset_id: str) -> None:
     if spaces.num_agents > 1 or spaces.extras():
         extras = ", ".join(spaces.extras()) or "agents"
         raise UserError(f"Minari can't store the {extras} of {dataset.name}; use zhixing's own format")
-    import_extra("h5py", f"{PREFIX}{name}")
-    minari = import_extra("minari.utils", f"{PREFIX}{name}")
+    with _require_minari(f"{PREFIX}{name}"):
+        import h5py  # noqa: F401
+        from minari import utils as minari
     try:
         namespace = minari.parse_dataset_id(name)[0]
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Record experience while it is collected: interleaved streams of environments become episodes, one after the other."""
+"""Record experience during collection: interleaved steps of several environments become consecutive episodes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Leaves = dict[str, list[Array]]
 class Writer:
     """Write a dataset in zhixing's own format to a new folder.
 
-    An episode is appended to the files when it ends; until then its steps are in memory. With `max_steps` exactly that
-    many steps are recorded: of the time step that reaches the limit, those of the first columns. As a context manager
-    the writer is closed at the end; after an exception it leaves nothing behind.
+    An episode is appended to the files when it ends; until then its steps are in memory. With `max_steps`, exactly that
+    many steps are recorded, the last of them possibly from the first columns only. As a context manager, the writer is
+    closed at the end; after an exception it removes its files.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Writer:
         """Add steps `[T,N]` as `Actor.collect` returns them: with successors, and actions in the policy's scale.
 
         `columns` are the numbers of the N streams, by default 0 to N - 1. Fields that the spaces don't have, such as
-        those that a learner declares, are left out. Where a stream is interrupted, the episode so far is recorded as
-        incomplete and another one begins.
+        those that a learner declares, are left out. If a row doesn't follow from the previous one of its stream, the
+        episode so far is recorded as incomplete and a new one begins.
         """
         if self._closed:
-            raise UserError(f"the dataset {self._files.folder} is closed and takes no more steps")
+            raise UserError(f"the dataset {self._files.folder} is closed; add steps before close()")
         names = [name for name in self._validator.expected if name in batch]
         values, leading = self._validator.validate(batch.select(names))
         if len(leading) != 2:
@@ -91,14 +91,14 @@ class Writer:
         for c, column in enumerate(numbers):
             if lengths[c] and not self._continues(column, values, c):
                 self._end_episode(column)
-        # in the order of time
+        # in order of time, so episodes are written in the order of their ends
         for t, c in np.argwhere(boundaries & (np.arange(T)[:, None] < lengths)):
-            self._hold(numbers[c], values, c, int(starts[c]), int(t) + 1)
+            self._keep_piece(numbers[c], values, c, int(starts[c]), int(t) + 1)
             self._end_episode(numbers[c])
             starts[c] = t + 1
         for c, column in enumerate(numbers):
             if starts[c] < lengths[c]:
-                self._hold(column, values, c, int(starts[c]), int(lengths[c]), copy=True)
+                self._keep_piece(column, values, c, int(starts[c]), int(lengths[c]), copy=True)
         self._write_finished()
         self._num_steps += room
 
@@ -148,8 +148,8 @@ class Writer:
             for value, successor in zip(values[name], pieces[-1][SUCCESSORS[name]], strict=True)
         )
 
-    def _hold(self, column: int, values: Leaves, c: int, start: int, stop: int, copy: bool = False) -> None:
-        """Hold rows of an unfinished episode. Of successors only the last is needed: the others are the next rows."""
+    def _keep_piece(self, column: int, values: Leaves, c: int, start: int, stop: int, copy: bool = False) -> None:
+        """Keep rows of an unfinished episode. Only the last successor is kept: the others are the next rows."""
         next_fields = {SUCCESSORS[name] for name in self._validator.obs_fields}
         piece = {
             name: [leaf[stop - 1 if name in next_fields else start : stop, c] for leaf in leaves]

@@ -17,4 +17,4 @@ def popcount_fallback(boards: Array) -> Array:
     return boards * 0x0101010101010101 >> 56
 
 
-popcount: Callable[[Array], Array] = getattr(np, "bitwise_count", popcount_fallback)  # NumPy 2 has its own
+popcount: Callable[[Array], Array] = getattr(np, "bitwise_count", popcount_fallback)  # NumPy 2 has it built in

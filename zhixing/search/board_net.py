@@ -16,8 +16,8 @@ HEAD_PLANES = 4  # input channels of each head
 class BoardNet(nn.Module):
     """Map planes `[B,H,W,P]` to logits `[B,n]` and values `[B]` in [-1, 1] for the player to move.
 
-    Differs from the paper: no batch normalization, so training and play compute the same. Instead, the second
-    convolution of each block is initialized to zero (Zhang et al., 2019), so each block starts as the identity.
+    Differs from the paper: there is no batch normalization, so outputs are the same in training and in play. Instead,
+    the second convolution of each block is initialized to zero (Zhang et al., 2019): each block starts as the identity.
     """
 
     def __init__(self, obs_shape: Sequence[int], num_actions: int, blocks: int = 5, channels: int = 64) -> None:

@@ -28,9 +28,9 @@ GRID = np.arange(CELLS).reshape(ROWS, COLUMNS)
 # playouts number the cells from the lowest row upwards
 PLAYOUT_BIT = CELL_BIT[::-1]
 PLAYOUT_STONE = 1 << PLAYOUT_BIT.reshape(-1)
-NEVER = 1e300  # later than any sampled time
+NEVER = 1e300  # greater than any sampled time
 CELL_MASK = 63  # low bits of a time, which hold the number of its cell
-CHUNK = 96  # playouts at once: larger arrays leave the cache, and each playout takes three times as long
+CHUNK = 96  # playouts at once: larger arrays exceed the CPU cache, which triples the time per playout
 
 
 class ConnectFour:
@@ -98,7 +98,9 @@ class ConnectFour:
         stones = PLAYOUT_STONE.take(key & CELL_MASK)  # [N,42] in the order of play
         stones[:, 0] |= player
         stones[:, 1] |= player ^ both
-        boards = np.bitwise_or.accumulate(stones.reshape(num, -1, 2), 1)  # of each player after each of their moves
+        boards = np.bitwise_or.accumulate(
+            stones.reshape(num, -1, 2), 1
+        )  # each player's stones after each of their moves
         lines = has_line(boards).reshape(num, CELLS)
         first = lines.argmax(1)
         num_free = CELLS - popcount(both)  # the occupied cells come after these

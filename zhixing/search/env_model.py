@@ -1,7 +1,7 @@
 """Search any single-agent environment: each node holds a copy of the environment in the middle of an episode.
 
-A copy includes the environment's random generator, so a search foresees random events: in stochastic environments the
-results are those of a player who knows future random numbers.
+A copy includes the environment's random generator, so a search foresees random events. In stochastic environments it
+therefore performs better than any policy could without this knowledge.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError
 from zhixing.search.games import random_action
 
-CHECK_STEPS = 10  # over which two copies must agree
+CHECK_STEPS = 10  # for which two copies must behave equally
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Node:
 class EnvModel:
     """A `Model` of an environment. States are arrays `[N]` of nodes.
 
-    `gamma` discounts rewards in searches and playouts. Playouts end after `playout_steps` if not before.
+    `gamma` discounts rewards in searches and playouts. Playouts are cut after `playout_steps` steps.
     """
 
     num_players = 1
@@ -113,7 +113,7 @@ class EnvModel:
         return returns
 
     def _current_node(self) -> Node:
-        """Return the current state of this model's own vector env."""
+        """Return the current state of `self.vector`."""
         env, rows = self.sub_env.env, self.vector.buffers.rows(0)
         mask = rows.extras["mask"].copy() if "mask" in rows.extras else np.ones(self.num_actions, bool)
         saved = env.state_dict() if self.sub_env.has_state else copy.deepcopy(env)  # type: ignore[attr-defined]
@@ -136,7 +136,7 @@ class EnvModel:
         return np.ones(self.num_actions, bool) if mask is None else np.array(mask, bool)
 
     def _check_deterministic(self) -> None:
-        """Raise `UserError` unless two walks from copies of one state agree."""
+        """Raise `UserError` unless the same actions in two copies of a state give equal results."""
         try:
             start = self.initial_states(1)
             walks = [self._random_walk(start), self._random_walk(start)]

@@ -33,7 +33,7 @@ class PlayoutEvaluator:
 class NetworkEvaluator:
     """Evaluate states by a network `net(obs [B,...], mask [B,n]) -> (logits [B,n], value [B])`.
 
-    `cache_size`, a power of two, is the number of states whose results are cached: successive searches in a game meet
+    `cache_size`, a power of two, is the number of states whose results are cached: successive searches in a game visit
     most states again. Caching needs integer states. Call `clear_cache` when the weights have changed.
     """
 

@@ -40,14 +40,14 @@ class Model(Protocol):
         """Return the observation of the player to move."""
 
     def playout(self, state: Array, rng: np.random.Generator) -> Array:
-        """Play randomly to the end and return what the player to move earns `[N]`."""
+        """Play randomly to the end. Return the returns `[N]` of the player to move."""
 
 
 class Game(Model, Protocol):
     """A deterministic game of two alternating players with perfect information.
 
     Observations are those of PettingZoo, and determine the state. `cell_symmetries [K,H*W]` and `action_symmetries
-    [K,n]` hold the source of each cell and action when the board is rotated or mirrored; the first is the identity.
+    [K,n]` are the source of each cell and action when the board is rotated or mirrored; the first is the identity.
     """
 
     name: str

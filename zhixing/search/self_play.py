@@ -92,9 +92,9 @@ class SelfPlay(Collector):
     def collect(
         self, steps: int | None = None, episodes: int | None = None, phase: Phase = Phase.COLLECT
     ) -> Experience:
-        """Make `steps` moves in each game, or as many as it takes until `episodes` games have ended.
+        """Make `steps` moves in each game, or play until `episodes` games have ended.
 
-        The batch holds the positions of the games that ended. An episode's return is the outcome for the first player.
+        The batch contains the positions of the games that ended. An episode's return is the first player's outcome.
         """
         check_collect(steps, episodes)
         if episodes is not None:
@@ -134,7 +134,7 @@ class SelfPlay(Collector):
         return self._finish(np.flatnonzero(ended), mover, reward)
 
     def _finish(self, games: Array, mover: Array, reward: Array) -> FinishedGames:
-        """Return the positions of these games, whose last move by `mover` earned `reward`, and restart them."""
+        """Return the positions of the games that ended, and restart them. Their last move by `mover` gave `reward`."""
         lengths = self.moves[games]
         which, move = np.nonzero(self.recorded[games] & (np.arange(self.game.max_moves) < lengths[:, None]))
         rows = games[which]

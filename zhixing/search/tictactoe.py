@@ -62,7 +62,7 @@ class TicTacToe:
         return marks
 
     def playout(self, state: Array, rng: np.random.Generator) -> Array:
-        """Play all moves at once: shuffle the free cells, and find who is the first to complete a line."""
+        """Play all moves at once: shuffle the free cells and find the first player to complete a line."""
         player, both = state[:, 0], state[:, 1]
         occupied = (both[:, None] >> np.arange(CELLS) & 1).astype(bool)
         marks = BITS.take((rng.random(occupied.shape) + occupied).argsort(-1))  # [N,9] in the order of play

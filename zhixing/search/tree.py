@@ -56,7 +56,7 @@ def search(
             node. Single-player returns are scaled to [0, 1] by the minimum and maximum so far.
         noise: Fraction of Dirichlet(`alpha`) noise in the roots' priors.
         leaves: Nodes per tree that are evaluated together. Each is selected as if the previous ones had the worst
-            return (virtual loss). Searches slightly worse than one by one, but faster with few trees.
+            return (virtual loss). More leaves make the search slightly worse, but faster with few trees.
     """
     if simulations < 1 or leaves < 1 or c <= 0.0:
         raise UserError(f"simulations {simulations} and leaves {leaves} must be at least 1, c {c} above 0")

@@ -17,13 +17,13 @@ def install_hint(extra: str) -> str:
     checkout = Path(zhixing.__file__).resolve().parents[1]
     if (checkout / "pyproject.toml").is_file():
         return f"pip install -e '{checkout}[{extra}]'"
-    # list the packages: pip install 'zhixing[...]' could replace the installed zhixing by another version
+    # list the packages: an index may lack zhixing, or have another version
     return f"pip install {' '.join(repr(package) for package in _packages(extra)) or repr(f'zhixing[{extra}]')}"
 
 
-def missing_extra(feature: str, extra: str) -> UserError:
-    """Return the error for a feature whose extra isn't installed."""
-    return UserError(f"{feature} needs the extra {extra!r}: {install_hint(extra)}")
+def missing_extra(feature: str, extra: str, reason: str = "") -> UserError:
+    """Return the error for a feature whose extra isn't installed, or can't be imported for some `reason`."""
+    return UserError(f"{feature} needs the extra {extra!r}{reason and f' ({reason})'}: {install_hint(extra)}")
 
 
 @contextmanager
@@ -32,7 +32,8 @@ def require_extra(feature: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise missing_extra(feature, extra) from error
+        reason = "" if isinstance(error, ModuleNotFoundError) else str(error)  # an installed package may be broken
+        raise missing_extra(feature, extra, reason) from error
 
 
 def _packages(extra: str) -> list[str]:

@@ -22,7 +22,7 @@ from zhixing.experiments.executors import LocalProcesses, ProgressBoard, locked,
 from zhixing.experiments.jobs import Job, JobEvent, main, run_job
 from zhixing.utils.cpus import cpu_count
 
-Small = Callable[..., RunConfig]
+ShortConfig = Callable[..., RunConfig]
 
 
 def job(cfg: RunConfig, folder: Path, name: str = "run", prunable: bool = False) -> Job:
@@ -43,7 +43,7 @@ class Receiver:
         return self.stop_at is None or data["steps"] < self.stop_at
 
 
-def test_job_without_receiver_saves_and_resumes_exactly(short_config: Small, tmp_path: Path) -> None:
+def test_job_without_receiver_saves_and_resumes_exactly(short_config: ShortConfig, tmp_path: Path) -> None:
     cfg = short_config("ppo", env_steps=640, eval_every_steps=128, checkpoint_every_steps=0)
     whole = run_job(job(cfg, tmp_path, "whole"), Receiver())
     with pytest.raises(KeyboardInterrupt):
@@ -58,7 +58,7 @@ def test_job_without_receiver_saves_and_resumes_exactly(short_config: Small, tmp
     assert differing_tensors(tmp_path / "whole", tmp_path / "cut") == []
 
 
-def test_job_ends_when_the_receiver_stops_it(short_config: Small, tmp_path: Path) -> None:
+def test_job_ends_when_the_receiver_stops_it(short_config: ShortConfig, tmp_path: Path) -> None:
     cfg = short_config("ppo", env_steps=640, eval_every_steps=128)
     receiver = Receiver(stop_at=256)
     result = run_job(job(cfg, tmp_path), receiver)
@@ -69,7 +69,7 @@ def test_job_ends_when_the_receiver_stops_it(short_config: Small, tmp_path: Path
     assert (tmp_path / "run" / "result.json").exists()
 
 
-def test_run_killed_before_its_first_checkpoint_restarts(short_config: Small, tmp_path: Path) -> None:
+def test_run_killed_before_its_first_checkpoint_restarts(short_config: ShortConfig, tmp_path: Path) -> None:
     cfg = short_config("ppo", env_steps=128)
     session = zx.Session(cfg, tmp_path / "run", quiet=True)
     session.folder.create(session.cfg)
@@ -97,14 +97,14 @@ def run_main(job: Job, decisions: list[bool]) -> list[tuple[str, Any]]:
     return messages
 
 
-def test_main_reports_evaluations_and_the_result_and_obeys_decisions(short_config: Small, tmp_path: Path) -> None:
+def test_main_reports_evaluations_and_the_result_and_obeys_decisions(short_config: ShortConfig, tmp_path: Path) -> None:
     cfg = short_config("ppo", env_steps=640, eval_every_steps=128)
     messages = run_main(job(cfg, tmp_path, prunable=True), [True, False])
     assert [kind for kind, _ in messages if kind != "progress"] == ["evaluation", "evaluation", "done"]
     assert messages[-1][1]["env_steps"] == 256
 
 
-def test_main_reports_errors(short_config: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_reports_errors(short_config: ShortConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kind, data = run_main(job(short_config("ppo", env="dummy_envs:RaisingEnv"), tmp_path), [])[-1]
     assert kind == "failed"
     assert "the third step is broken" in data["error"]
@@ -118,7 +118,7 @@ def test_main_reports_errors(short_config: Small, tmp_path: Path, capsys: pytest
 
 
 def test_interrupt_stops_all_jobs_with_checkpoints(
-    short_config: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    short_config: ShortConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # an evaluation delays the next progress report, so evaluations must be rare
     cfg = short_config(
@@ -147,7 +147,7 @@ def test_interrupt_stops_all_jobs_with_checkpoints(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_jobs_share_the_cpus(short_config: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_share_the_cpus(short_config: ShortConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each job gets 8 // 3 = 2 CPUs."""
     monkeypatch.setenv("PYTHON_CPU_COUNT", "8")
     with locked(tmp_path) as lock:
@@ -165,7 +165,7 @@ def test_jobs_share_the_cpus(short_config: Small, tmp_path: Path, monkeypatch: p
 
 
 def test_killed_process_is_reported_and_jobs_hold_the_lock(
-    short_config: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_config: ShortConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with locked(tmp_path) as lock:
         executor = LocalProcesses(1, lock)

@@ -23,7 +23,7 @@ from zhixing.experiments.profiler import (
     recommend,
 )
 
-Small = Callable[..., RunConfig]
+ShortConfig = Callable[..., RunConfig]
 
 
 class Nested:
@@ -57,7 +57,7 @@ def test_nested_time_is_not_counted_twice() -> None:
     assert sum(timer.seconds.values()) == pytest.approx(timer.nested_seconds[0])
 
 
-def test_slow_env_is_the_bottleneck(short_config: Small) -> None:
+def test_slow_env_is_the_bottleneck(short_config: ShortConfig) -> None:
     result = profile(short_config("ppo", env="dummy_envs:SlowEnv", vector__backend="serial"), 0.5)
     # 2 ms per step
     assert result.parts["environment"] >= 0.002 * result.steps
@@ -68,7 +68,7 @@ def test_slow_env_is_the_bottleneck(short_config: Small) -> None:
     assert sum(result.shares.values()) == pytest.approx(1.0)
 
 
-def test_large_network_is_the_bottleneck(short_config: Small) -> None:
+def test_large_network_is_the_bottleneck(short_config: ShortConfig) -> None:
     large = {"net__hidden_sizes": [512, 512], "batch_size": 256, "updates_per_step": 1.0}
     result = profile(short_config("dqn", env="toy/match", **large), 0.3)
     assert result.bottleneck == "learning"
@@ -79,7 +79,7 @@ def test_large_network_is_the_bottleneck(short_config: Small) -> None:
 
 @pytest.mark.parametrize("name", ["gail", "bc", "mcts", "alphazero", "qmix", "impala"])
 def test_all_schemes_can_be_profiled(
-    name: str, short_config: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, short_config: ShortConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = {"dataset": short_config("bc", env="CartPole-v1").model_dump()["dataset"]} if name == "gail" else {}
@@ -91,7 +91,7 @@ def test_all_schemes_can_be_profiled(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_profile_restores_num_threads(short_config: Small) -> None:
+def test_profile_restores_num_threads(short_config: ShortConfig) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -133,7 +133,7 @@ REJECTED = {"shared_network=true": {"shared_network": True}}
 
 
 def test_alternatives_are_measured_and_rejections_reported(
-    short_config: Small, monkeypatch: pytest.MonkeyPatch
+    short_config: ShortConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profiler, "alternatives", lambda profile: {"num_envs=1": NUM_ENVS["num_envs=1"], **REJECTED})
     cfg = short_config("ppo", env="toy/match", num_envs=3, critic_lr=1e-3, vector__backend="serial", num_threads=1)
@@ -189,7 +189,7 @@ def test_rollouts_are_halved_down_to_a_minibatch() -> None:
     assert profiler.shorten_rollout(dqn, 1) is dqn
 
 
-def test_slow_env_is_measured_with_short_rollouts(short_config: Small) -> None:
+def test_slow_env_is_measured_with_short_rollouts(short_config: ShortConfig) -> None:
     """Two envs of 2 ms, one after the other: a rollout of 256 steps takes a second, and three would take too long."""
     cfg = short_config(
         "ppo", env="dummy_envs:SlowEnv", vector__backend="serial", rollout_steps=256, minibatch_size=32, epochs=1
@@ -202,7 +202,7 @@ def test_slow_env_is_measured_with_short_rollouts(short_config: Small) -> None:
     assert result.speed < 500
 
 
-def test_alternatives_are_skipped_when_time_is_over(short_config: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alternatives_are_skipped_when_time_is_over(short_config: ShortConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler, "alternatives", lambda profile: NUM_ENVS)
     monkeypatch.setattr(profiler, "MIN_BUDGET_SECONDS", 0.0)
     cfg = short_config("ppo", env="toy/match", vector__backend="serial", num_threads=1)

@@ -250,8 +250,8 @@ def test_damaged_chunks_are_rejected(tmp_path: Path) -> None:
     assert not (tmp_path / "to").exists()
 
 
-def test_a_missing_package_is_reported_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_h5py_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.hdf5")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(UserError, match="a.hdf5 needs h5py, .*" + re.escape(install_hint("offline"))):
+    with pytest.raises(UserError, match="a.hdf5 needs the extra 'offline': " + re.escape(install_hint("offline"))):
         offline.open(path)

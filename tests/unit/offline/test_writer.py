@@ -170,7 +170,7 @@ def test_a_dataset_can_be_opened_only_when_closed(tmp_path: Path) -> None:
         offline.open(tmp_path / "data")
     writer.close()
     assert len(offline.open(tmp_path / "data")) == 100
-    with pytest.raises(UserError, match="is closed and takes no more steps"):
+    with pytest.raises(UserError, match="is closed; add steps before close"):
         writer.add(block([Stream(KINDS["box"], 0)], 1)[0])
 
 
