@@ -1,6 +1,6 @@
 """Traces what a function does with tensors, as a graph of operations.
 
-The tracer sees each operation below autograd, so forward and backward passes, optimizers and target updates become one
+The tracer records each operation below autograd, so forward and backward passes, optimizers and target updates become one
 list. Everything is computed on copies: tracing changes nothing. The inputs of the graph are what the function reads:
 
 - leaves of its batch, a different tensor at each call;

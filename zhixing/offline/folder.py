@@ -178,7 +178,7 @@ def _map_file(folder: Path, file: ArrayFile) -> Array:
         raise _damaged(path, str(error).split("\n")[0] or "it is not a .npy file") from None
     if array.dtype != file.dtype or array.shape != file.shape or not array.flags.c_contiguous:
         actual = f"{array.dtype.str} {list(array.shape)}"
-        raise _damaged(path, f"it holds {actual}, the manifest says {file.dtype.str} {list(file.shape)}")
+        raise _damaged(path, f"it has {actual}, the manifest {file.dtype.str} {list(file.shape)}")
     if size != array.offset + array.nbytes:
         raise _damaged(path, f"it has {size} bytes, expected {array.offset + array.nbytes}")
     return np.asarray(array)  # indexing a memmap creates a memmap each time, which is slow

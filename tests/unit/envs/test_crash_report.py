@@ -203,8 +203,8 @@ def test_newer_format_and_folder_are_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"env": {"name": "os:system", "options": {"command": "touch sprung"}}}, "if you trust it, say so"),
-        ({"env": {"name": "pathlib:Path.touch", "options": {}}}, "if you trust it, say so"),
+        ({"env": {"name": "os:system", "options": {"command": "touch sprung"}}}, "to import this, add --trust"),
+        ({"env": {"name": "pathlib:Path.touch", "options": {}}}, "to import this, add --trust"),
         ({"env": {"name": "../../toy/match", "options": {}}}, "unknown environment"),
         ({"env": {"name": "toy/match", "options": {"command": "touch sprung"}}}, "no option 'command'"),
         ({"actions": ["touch sprung"]}, "actions: toy/match takes Discrete"),
