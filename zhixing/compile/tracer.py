@@ -1,7 +1,7 @@
 """Traces what a function does with tensors, as a graph of operations.
 
-The tracer records each operation below autograd, so forward and backward passes, optimizers and target updates become one
-list. Everything is computed on copies: tracing changes nothing. The inputs of the graph are what the function reads:
+The tracer records each operation below autograd, so forward and backward passes, optimizers and target updates become
+one list. Everything is computed on copies: tracing changes nothing. The graph has these inputs:
 
 - leaves of its batch, a different tensor at each call;
 - storages of tensors that live longer: weights, moments, targets. All views of one storage are one input, and writes to

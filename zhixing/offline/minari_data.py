@@ -81,7 +81,7 @@ def _require_minari(source: str) -> Iterator[None]:
 def _find_folder(source: str) -> Path:
     name = source.removeprefix(PREFIX)
     with _require_minari(source):
-        from minari.storage import local
+        import minari.storage.local as local
     try:
         local.parse_dataset_id(name)  # rejects paths that lead elsewhere
     except (ValueError, TypeError):
