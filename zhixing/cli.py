@@ -354,15 +354,15 @@ def check(
     from zhixing import envs
 
     _import(imports)
-    findings = envs.check_env(env, **_env_options("check", settings))
-    for finding in findings:
-        first, *rest = finding.message.rstrip().splitlines()
-        print(f"{finding.status:6} {finding.check:13} {first}")
+    results = envs.check_env(env, **_env_options("check", settings))
+    for result in results:
+        first, *rest = result.message.rstrip().splitlines()
+        print(f"{result.status:8} {result.check:13} {first}")
         for line in rest:
-            print(f"{'':20} {line}")
-    wrong = sum(finding.status == "wrong" for finding in findings)
-    print(f"{env}: {f'{wrong} wrong' if wrong else 'nothing wrong'}")
-    if wrong:
+            print(f"{'':22} {line}")
+    errors = sum(result.status == "error" for result in results)
+    print(f"{env}: {errors or 'no'} error{'' if errors == 1 else 's'}")
+    if errors:
         raise typer.Exit(2)
 
 

@@ -1,6 +1,6 @@
 """Environments by name, one or many at once. Imports no torch, so worker processes start fast."""
 
-from zhixing.envs.checker.env_checker import Finding, check_env
+from zhixing.envs.checker.env_checker import CheckResult, check_env
 from zhixing.envs.crash.failure_policy import FailurePolicy
 from zhixing.envs.registry import RegisteredEnv, make, names
 from zhixing.envs.vector.base import VectorEnv
@@ -10,8 +10,8 @@ from zhixing.envs.vector.process import ProcessVectorEnv
 from zhixing.envs.vector.serial import SerialVectorEnv
 
 __all__ = [
+    "CheckResult",
     "FailurePolicy",
-    "Finding",
     "NativeVectorEnv",
     "ProcessVectorEnv",
     "RegisteredEnv",

@@ -1,4 +1,4 @@
-"""The list of known environments by family: what is installed, and which extra the rest needs."""
+"""List the known environments by family, with what must be installed to use them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from zhixing.utils.extras import install_hint
 
 @dataclass(frozen=True)
 class Family:
-    """Environments that come from one place. `missing` says what to install; it is empty where they are installed."""
+    """Environments of one package. `missing` describes what to install, or is empty if everything is installed."""
 
     title: str
     names: list[str]
@@ -35,69 +35,74 @@ class Family:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _FamilySpec:
     title: str
     names: Callable[[], list[str]]
-    package: str = ""  # that must be there
-    extra: str = ""  # which brings it
-    needs: str = ""  # where no extra does
-    example: str = ""  # where the package itself knows the names
+    package: str = ""  # that these environments import
+    extra: str = ""  # that installs the package
+    needs: str = ""  # instructions if no extra installs it
+    example: str = ""  # name to list if the names are unknown without the package
 
 
-def _of_gymnasium(module: str) -> Callable[[], list[str]]:
-    """Those Gymnasium ids whose code is in a module."""
+def _gymnasium_names(module: str) -> Callable[[], list[str]]:
+    """Return a function that lists the Gymnasium ids implemented in a module."""
     return lambda: [name for name in gymnasium_ids.names() if _module_of(name).startswith(module)]
 
 
-def _from_pettingzoo(prefix: str) -> Callable[[], list[str]]:
+def _pettingzoo_names(prefix: str) -> Callable[[], list[str]]:
     return lambda: [name for name in pettingzoo_envs.names() if name.startswith(prefix)]
 
 
-KINDS = (
-    _Kind("Gymnasium, classic control", _of_gymnasium("gymnasium.envs.classic_control")),
-    _Kind("Gymnasium, toy text", _of_gymnasium("gymnasium.envs.toy_text"), "pygame", "toy-text"),
-    _Kind("Gymnasium, Box2D", _of_gymnasium("gymnasium.envs.box2d"), "Box2D", "box2d"),
-    _Kind("Gymnasium, MuJoCo", _of_gymnasium("gymnasium.envs.mujoco"), "mujoco", "mujoco"),
-    _Kind(
-        "Gymnasium-Robotics", _of_gymnasium("gymnasium_robotics"), "gymnasium_robotics", "robotics", "", "FetchReach-v4"
+FAMILIES = (
+    _FamilySpec("Gymnasium, classic control", _gymnasium_names("gymnasium.envs.classic_control")),
+    _FamilySpec("Gymnasium, toy text", _gymnasium_names("gymnasium.envs.toy_text"), "pygame", "toy-text"),
+    _FamilySpec("Gymnasium, Box2D", _gymnasium_names("gymnasium.envs.box2d"), "Box2D", "box2d"),
+    _FamilySpec("Gymnasium, MuJoCo", _gymnasium_names("gymnasium.envs.mujoco"), "mujoco", "mujoco"),
+    _FamilySpec(
+        "Gymnasium-Robotics",
+        _gymnasium_names("gymnasium_robotics"),
+        "gymnasium_robotics",
+        "robotics",
+        "",
+        "FetchReach-v4",
     ),
-    _Kind("DeepMind Control", dm_control_suite.names, "dm_control", "dmc"),
-    _Kind("Atari", atari.names, "ale_py", "atari", "", "ALE/Pong-v5"),
-    _Kind("Super Mario Bros.", mario.names, "gym_super_mario_bros", "mario"),
-    _Kind("stable-retro, games whose ROMs are there", retro_games.names, "stable_retro", "mario"),
-    _Kind("Procgen", procgen_envs.names, "envpool", "procgen"),
-    _Kind("Multi-agent particles (MPE)", _from_pettingzoo("mpe/"), "mpe2", "marl"),
-    _Kind("PettingZoo, board games", _from_pettingzoo("pettingzoo/"), "pettingzoo", "marl"),
-    _Kind("Level-based foraging", foraging.names, "lbforaging", "marl"),
-    _Kind(
+    _FamilySpec("DeepMind Control", dm_control_suite.names, "dm_control", "dmc"),
+    _FamilySpec("Atari", atari.names, "ale_py", "atari", example="ALE/Pong-v5"),
+    _FamilySpec("Super Mario Bros.", mario.names, "gym_super_mario_bros", "mario"),
+    _FamilySpec("stable-retro, games with imported ROMs", retro_games.names, "stable_retro", "mario"),
+    _FamilySpec("Procgen", procgen_envs.names, "envpool", "procgen"),
+    _FamilySpec("Multi-agent particles (MPE)", _pettingzoo_names("mpe/"), "mpe2", "marl"),
+    _FamilySpec("PettingZoo, board games", _pettingzoo_names("pettingzoo/"), "pettingzoo", "marl"),
+    _FamilySpec("Level-based foraging", foraging.names, "lbforaging", "marl"),
+    _FamilySpec(
         "StarCraft II (SMAC)",
         smac.names,
         "smac",
         needs="needs the game and pip install git+https://github.com/oxwhirl/smac",
     ),
-    _Kind("SMAX", smax.names, "jaxmarl", "smax"),
-    _Kind("Skirmish, built in", skirmish.names),
-    _Kind("Toy tasks, built in", toy.names),
+    _FamilySpec("SMAX", smax.names, "jaxmarl", "smax"),
+    _FamilySpec("Skirmish, built in", skirmish.names),
+    _FamilySpec("Toy environments, built in", toy.names),
 )
 
 
 def families() -> Iterator[Family]:
-    """Yield the families of known environments, and those that imported packages have registered with Gymnasium."""
+    """Yield the families of known environments, then one family per other package that registered Gymnasium ids."""
     listed: set[str] = set()
-    for kind in KINDS:
-        names = kind.names()
+    for spec in FAMILIES:
+        names = spec.names()
         listed.update(names)
-        if kind.package and find_spec(kind.package) is None:
-            example = [f"{kind.example} and others"] if kind.example and not names else []
-            needs = kind.needs or f"needs the extra {kind.extra!r}: {install_hint(kind.extra)}"
-            yield Family(kind.title, names or example, needs)
+        if spec.package and find_spec(spec.package) is None:
+            example = [f"{spec.example} and others"] if spec.example and not names else []
+            needs = spec.needs or f"needs the extra {spec.extra!r}: {install_hint(spec.extra)}"
+            yield Family(spec.title, names or example, needs)
         else:
-            yield Family(kind.title, names)
-    others: dict[str, list[str]] = {}
+            yield Family(spec.title, names)
+    other_packages: dict[str, list[str]] = {}
     for name in gymnasium_ids.names():
         if name not in listed:
-            others.setdefault(_module_of(name).partition(".")[0], []).append(name)
-    for package, names in sorted(others.items()):
+            other_packages.setdefault(_module_of(name).partition(".")[0], []).append(name)
+    for package, names in sorted(other_packages.items()):
         yield Family(f"registered by {package}", names)
 
 

@@ -1,4 +1,4 @@
-"""Where the parts of a task's observation are, and where its action mask comes from."""
+"""Spaces, observation layout and metadata of an environment."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Tuple
 
 from zhixing.core.spaces import Spaces, space_fields
 from zhixing.core.tree import tree_leaves
-from zhixing.envs.api import check_spaces, first_reset
+from zhixing.envs.api import check_spaces, reset_and_check
 from zhixing.envs.wrappers.time_limit import time_limit_of
 from zhixing.errors import UserError
 
-INFO_KEYS = {"mask": "action_mask", "state": "state", "alive": "alive"}  # fields of a step to where `info` has them
+INFO_KEYS = {"mask": "action_mask", "state": "state", "alive": "alive"}  # fields of a step, and their keys in `info`
 MASK = INFO_KEYS["mask"]
 Path = tuple[Any, ...]  # keys that lead from an observation to one of its arrays
 
@@ -24,31 +24,35 @@ Path = tuple[Any, ...]  # keys that lead from an observation to one of its array
 class EnvSpec:
     spaces: Spaces
     paths: tuple[Path, ...]  # one per leaf of `spaces.obs`, in the order of `tree_leaves`
-    mask_in_obs: bool  # else in info, where there is a mask at all
-    logged_info_keys: tuple[str, ...] = ()  # numbers of the last info that are worth a log
-    max_episode_steps: int | None = None  # after which a wrapper truncates; None: no limit is known
+    mask_in_obs: bool  # whether the action mask, if there is one, is in the observation rather than in `info`
+    logged_info_keys: tuple[str, ...] = ()  # numbers in the last info of an episode to log
+    max_episode_steps: int | None = None  # at which a wrapper truncates episodes; None if no limit is known
     render_fps: float = 30.0
 
 
-def describe(env: gym.Env[Any, Any], name: str) -> EnvSpec:
-    """The layout of a task, found by resetting one copy of it. Refuses what can't be stored as arrays."""
+def inspect_env(env: gym.Env[Any, Any], name: str) -> EnvSpec:
+    """Return the spec of an environment, which is reset for this. Raise `UserError` if arrays can't store its data."""
     check_spaces(env, name)
-    obs, info = first_reset(env, name)
+    obs, info = reset_and_check(env, name)
     space, mask_in_obs = env.observation_space, False
     path: Path = ()
     if isinstance(space, Dict) and MASK in space.spaces:
         mask_in_obs = True
-        rest = {key: part for key, part in space.spaces.items() if key != MASK}
-        # PettingZoo's manner: the mask stands beside one entry that is the observation proper
-        space, path = (rest["observation"], ("observation",)) if set(rest) == {"observation"} else (Dict(rest), ())
-    space, paths = _without_tuples(space, path)
-    num_agents = int(getattr(env.unwrapped, "num_agents", 1))  # a wrapper hides it
+        others = {key: part for key, part in space.spaces.items() if key != MASK}
+        if set(others) == {"observation"}:  # PettingZoo's convention
+            space, path = others["observation"], ("observation",)
+        else:
+            space = Dict(others)
+    space, paths = _convert_tuples(space, path)
+    num_agents = int(getattr(env.unwrapped, "num_agents", 1))  # wrappers don't forward it
     agents = () if num_agents == 1 else (num_agents,)
-    for field, where in zip(tree_leaves(space_fields(space)), paths, strict=True):
-        found = np.shape(follow(obs, where))
-        if found != agents + field.shape:
-            part = f" at {'.'.join(map(str, where))}" if where else ""
-            raise UserError(f"{name} gives observations of shape {found}{part}, its space says {agents + field.shape}")
+    for field, leaf_path in zip(tree_leaves(space_fields(space)), paths, strict=True):
+        shape, expected = np.shape(get_leaf(obs, leaf_path)), agents + field.shape
+        if shape != expected:
+            where = f" at {'.'.join(map(str, leaf_path))}" if leaf_path else ""
+            raise UserError(
+                f"{name} returned an observation of shape {shape}{where}; its observation space has shape {expected}"
+            )
     spaces = Spaces(
         space,
         env.action_space,
@@ -62,49 +66,54 @@ def describe(env: gym.Env[Any, Any], name: str) -> EnvSpec:
     return EnvSpec(spaces, paths, mask_in_obs, tuple(env.metadata.get("logged_info_keys", ())), time_limit_of(env), fps)
 
 
-def follow(obs: Any, path: Path) -> Any:
+def get_leaf(obs: Any, path: Path) -> Any:
+    """Return the part of an observation at a path of keys."""
     for key in path:
         obs = obs[key]
     return obs
 
 
-def _without_tuples(space: gym.Space[Any], path: Path) -> tuple[gym.Space[Any], tuple[Path, ...]]:
-    """Tuples become dicts with the keys "0", "1", ...; the paths still lead through the task's own tuples. Text is left
-    out: no array holds it."""
+def _convert_tuples(space: gym.Space[Any], path: Path) -> tuple[gym.Space[Any], tuple[Path, ...]]:
+    """Convert Tuple spaces to Dict spaces with the keys "0", "1", ..., and drop text, which arrays can't store.
+
+    Return the space and the path to each of its leaves in the original observation.
+    """
     if not isinstance(space, (Dict, Tuple)):
         return space, (path,)
-    every = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
-    items = [(key, part) for key, part in every if not is_text(part)]
-    parts = {str(key): _without_tuples(part, (*path, key)) for key, part in items}
-    plain = Dict({key: part for key, (part, _) in parts.items()})
-    return plain, tuple(where for key in plain.spaces for where in parts[key][1])  # Dict sorts its keys
+    parts = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+    converted = {str(key): _convert_tuples(part, (*path, key)) for key, part in parts if not is_text(part)}
+    dict_space = Dict({key: part for key, (part, _) in converted.items()})
+    return dict_space, tuple(
+        leaf_path for key in dict_space.spaces for leaf_path in converted[key][1]
+    )  # sorted by Dict
 
 
 def is_text(space: gym.Space[Any]) -> bool:
-    """Whether its elements are strings, such as the missions of MiniGrid."""
+    """Return whether the elements of a space are strings, such as MiniGrid's missions."""
     return space.dtype is not None and np.dtype(space.dtype).kind == "U"
 
 
 def _state_size(info: dict[str, Any], agents: tuple[int, ...], name: str) -> int | None:
-    """Only tasks of many agents have a state apart: to one agent all that there is are its observations."""
+    """Return the size of the global state, or None if there is none. A single agent has only observations."""
     if not agents or "state" not in info:
         return None
-    found = np.shape(info["state"])
-    if len(found) != 1:
-        raise UserError(f"{name} gives a global state of shape {found}; it must be one flat array")
-    return found[0]
+    shape = np.shape(info["state"])
+    if len(shape) != 1:
+        raise UserError(f"{name} returned a global state of shape {shape}; it must be a one-dimensional array")
+    return shape[0]
 
 
 def _mask_size(mask: Any, space: gym.Space[Any], agents: tuple[int, ...], name: str) -> int | None:
     if mask is None:
         return None
-    found = np.shape(mask)
     if isinstance(space, Discrete):
-        wanted = int(space.n)
+        size = int(space.n)
     elif isinstance(space, MultiDiscrete):
-        wanted = int(space.nvec.sum())
+        size = int(space.nvec.sum())
     else:
-        raise UserError(f"{name} gives an action mask, but its action space {space} isn't discrete")
-    if found != (*agents, wanted):
-        raise UserError(f"{name} gives action masks of shape {found}, its {wanted} actions need {(*agents, wanted)}")
-    return wanted
+        raise UserError(f"{name} returned an action mask, but its action space {space} isn't discrete")
+    if np.shape(mask) != (*agents, size):
+        raise UserError(
+            f"{name} returned an action mask of shape {np.shape(mask)}; it must have shape {(*agents, size)}"
+        )
+    return size

@@ -1,7 +1,7 @@
-"""What another process needs to make an environment that it can't look up by its name.
+"""Send environments to other processes that can't look them up by name.
 
-An environment may be a Python object, or a Gymnasium id that this process registered: in a script, or by a package that
-it imported. Worker processes start without either, so they get the object, the registration and the packages' names.
+An environment may be a Python object, or a Gymnasium id that a script or an imported package registered in this process
+only. New worker processes know neither, so they receive the object, the registration and the names of the packages.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from zhixing.utils import importing, named_objects
 
 
 def pack(names: Iterable[str]) -> bytes:
-    """Return what makes these names known elsewhere. Raise `UserError` if it can't be sent."""
+    """Serialize what another process needs to resolve these names. Raise `UserError` if that is impossible."""
     names = list(names)
     specs = [registry[name] for name in names if gymnasium_ids.is_third_party(name)]
     needed = (gymnasium_ids.imported_packages, specs, named_objects.select_objects(names))
     if not any(needed):
         return b""
     try:
-        return cloudpickle.dumps(needed)  # takes what __main__ defines, too
+        return cloudpickle.dumps(needed)  # unlike pickle, also serializes objects defined in __main__
     except Exception as error:
         raise UserError(
             f"{names[0]} can't be sent to another process ({type(error).__name__}: {str(error).splitlines()[0]}); "
-            f"define it in a module that can be imported, or set vector.backend=serial"
+            f"define it in an importable module, or set vector.backend=serial"
         ) from error
 
 
 def pack_settings(settings: dict[str, Any]) -> bytes:
-    """Return what makes all names in a run's settings known elsewhere."""
+    """Serialize what another process needs to resolve the names in a run's settings."""
     return pack([settings["env"]["name"], *importing.names_in(settings)])
 
 
 def unpack(packed: bytes) -> None:
-    """Make known here what `pack` found in another process of this run."""
+    """Register the objects that `pack` serialized in another process of this run."""
     if not packed:
         return
     packages, specs, objects = pickle.loads(packed)
-    importing.approved.update(packages)  # the first process has approved them
+    importing.approved.update(packages)  # already approved in the first process
     gymnasium_ids.import_packages(packages)
     for spec in specs:
         registry.setdefault(spec.id, spec)
@@ -55,9 +55,11 @@ def unpack(packed: bytes) -> None:
 
 
 def env_settings(env: Any) -> dict[str, Any]:
-    """Return the name and the options by which settings refer to an environment that is given as a class, a function
-    that makes it, or an instance. An instance of `gymnasium.make` is made again from its id and options; any other
-    instance is a template that is copied for each environment."""
+    """Return the name and options of an environment that is given as a class, a function or an instance.
+
+    An instance made by `gymnasium.make` is made again from its id and options. Any other instance is a template that is
+    copied for each environment.
+    """
     if isinstance(env, gym.Env):
         spec = env.spec
         if spec is not None and spec.id in registry and not spec.additional_wrappers:
@@ -70,13 +72,13 @@ def env_settings(env: Any) -> dict[str, Any]:
     if not callable(env):
         raise UserError(
             f"env is a {type(env).__name__}; allowed are a name such as 'CartPole-v1', a gymnasium.Env, and a class "
-            f"or a function that gives one"
+            f"or function that returns one"
         )
     return {"name": named_objects.register_object(env)}
 
 
 def make_factory(env: Any) -> Any:
-    """Return what makes an environment that is given as a class, a function or an instance."""
+    """Return a function that makes environments, given such a function, a class or an instance to copy."""
     return CopyFactory(env) if isinstance(env, gym.Env) else env
 
 
@@ -95,11 +97,11 @@ class CopyFactory:
     def __call__(self, render_mode: str | None = None) -> gym.Env[Any, Any]:
         kind = type(self.env.unwrapped).__name__
         if render_mode not in (None, self.env.render_mode):
-            raise UserError(f"this {kind} draws nothing: give one that was made with render_mode={render_mode!r}")
+            raise UserError(f"this {kind} doesn't render; pass one that was made with render_mode={render_mode!r}")
         try:
             return copy.deepcopy(self.env)
         except Exception as error:
             raise UserError(
-                f"this {kind} can't be copied ({type(error).__name__}: {str(error).splitlines()[0]}), and training and "
-                f"evaluation need one each; give a class or a function that makes it, such as env=lambda: {kind}(...)"
+                f"this {kind} can't be copied ({type(error).__name__}: {str(error).splitlines()[0]}), but training and "
+                f"evaluation need several; pass a class or a function instead, such as env=lambda: {kind}(...)"
             ) from error

@@ -48,8 +48,9 @@ PREFIXES: dict[str, ModuleType] = {
 }
 
 HINT = (
-    "(your own is my.module:MyEnv or my_env.py:MyEnv; one that a package registers is package:Id-v0; one that a script "
-    "registers is known only to that script: register it in a module and name that with --import, or give the class)"
+    "(use my.module:MyEnv or my_env.py:MyEnv for your own environment, and package:Id-v0 for an id that a package "
+    "registers; an id that a script registers exists only in that script: register it in a module and pass --import "
+    "MODULE, or pass the class)"
 )
 # adapters whose `make` handles the option max_episode_steps itself
 OWN_LIMIT = {atari, gymnasium_ids, foraging, mario, retro_games, user}
@@ -59,13 +60,13 @@ def find_adapter(name: str) -> ModuleType:
     if ":" in name or named_objects.is_registered(name):
         return user
     for prefix, module in PREFIXES.items():
-        if f"{name}/".startswith(prefix):  # a family may have a task of its own name, such as `mario`
+        if f"{name}/".startswith(prefix):  # some environments are named like their family: `mario`
             return module
     return gymnasium_ids
 
 
 def names() -> list[str]:
-    """All known environments, except a user's own."""
+    """Return the names of all known environments, which excludes those of users."""
     return sorted(name for module in {gymnasium_ids, *PREFIXES.values()} for name in module.names())
 
 
@@ -78,7 +79,7 @@ def check_name(name: str) -> str:
 
 
 def make(name: str, **options: Any) -> gym.Env[Any, Any]:
-    """One environment, by its name. Every environment takes `max_episode_steps`: episodes are truncated there."""
+    """Make an environment. Every environment has the option `max_episode_steps`, at which episodes are truncated."""
     name = check_name(name)
     module = find_adapter(name)
     check_time_limit(name, options)
@@ -89,7 +90,7 @@ def make(name: str, **options: Any) -> gym.Env[Any, Any]:
 
 @dataclass(frozen=True)
 class RegisteredEnv:
-    """What makes one copy of an environment; can be sent to another process, with what that doesn't know of it."""
+    """Makes an environment by name. Can be sent to other processes, even if they don't know the name."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from gymnasium.spaces import Box
 
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Field
-from zhixing.envs.env_spec import describe
+from zhixing.envs.env_spec import inspect_env
 from zhixing.envs.registry import make
 from zhixing.errors import UserError
 from zhixing.offline.chunks import Array, Chunk, Header, cast, chunk_rows
@@ -222,6 +222,6 @@ def _spaces_and_limit(name: str, options: dict[str, Any]) -> tuple[Spaces, int |
     env = make(name, **options)
     try:
         limit = None if env.spec is None else env.spec.max_episode_steps
-        return describe(env, name).spaces, limit
+        return inspect_env(env, name).spaces, limit
     finally:
         env.close()

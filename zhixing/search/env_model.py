@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from zhixing.core.tree import Tree, tree_leaves, tree_map
-from zhixing.envs.env_spec import MASK, follow
+from zhixing.envs.env_spec import MASK, get_leaf
 from zhixing.envs.registry import RegisteredEnv
 from zhixing.envs.vector.base import VectorEnv
 from zhixing.envs.vector.serial import SerialVectorEnv
@@ -128,7 +128,7 @@ class EnvModel:
 
     def _make_node(self, env: Any, obs: Any, info: dict[str, Any], ended: bool) -> Node:
         paths = iter(self.sub_env.env_spec.paths)
-        copied = tree_map(lambda field: np.array(follow(obs, next(paths)), field.dtype), self.fields)
+        copied = tree_map(lambda field: np.array(get_leaf(obs, next(paths)), field.dtype), self.fields)
         return Node(env.state_dict() if self.sub_env.has_state else env, copied, self._mask(obs, info), ended)
 
     def _mask(self, obs: Any, info: dict[str, Any]) -> Array:

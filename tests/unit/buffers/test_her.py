@@ -257,7 +257,7 @@ def test_a_run_computes_rewards_with_its_env(tmp_path: Path) -> None:
 
 def test_her_in_an_unsuitable_run_is_rejected(tmp_path: Path) -> None:
     for changes, message in (
-        ({"env": "CartPole-v1"}, r"replay.her needs a task with goals; CartPole-v1 has no method compute_reward"),
+        ({"env": "CartPole-v1"}, r"replay.her needs a goal environment; CartPole-v1 has no method compute_reward"),
         ({"replay__n_step": 3}, r"replay.n_step=1"),
         ({"net__recurrent": "gru"}, r"no recurrent network"),
     ):

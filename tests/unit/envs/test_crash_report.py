@@ -20,7 +20,7 @@ from zhixing.envs import FailurePolicy, RegisteredEnv, VectorEnv, make_vector
 from zhixing.envs.crash.crash_report import FORMAT, MAX_BYTES, MAX_FILES, Reproduction, read, reproduce
 from zhixing.errors import EnvCrashError, UserError
 
-FAILS = "broken_tasks:Fails"
+FAILS = "broken_envs:Failing"
 EXAMPLES = int(os.environ.get("ZHIXING_EXAMPLES", "300"))  # more for a soak
 
 
@@ -46,7 +46,7 @@ def make_report(folder: Path, backend: str = "serial", timeout: float | None = N
 def crash(folder: Path, backend: str = "serial", timeout: float | None = None, how: str = "raise") -> str:
     """Take random actions until an environment crashes. Return the message of the error."""
     failure_policy, workers = FailurePolicy("stop", timeout, folder), None if backend == "serial" else 2
-    env = make_vector(FAILS, 3, backend, workers, {"how": how, "chance": 0.004}, failure_policy=failure_policy)
+    env = make_vector(FAILS, 3, backend, workers, {"how": how, "probability": 0.004}, failure_policy=failure_policy)
     env.reset(seed=5)
     with pytest.raises(EnvCrashError) as caught:
         act(env, seed=5)
@@ -62,14 +62,14 @@ def test_crash_is_reproduced(backend: str, how: str, tmp_path: Path) -> None:
     """The failure depends on the random state of an episode after the first, and on the actions."""
     file = make_report(tmp_path / "crash", backend, how=how)
     report = read(file)
-    assert (report.env.name, report.env.options, report.backend) == (FAILS, {"how": how, "chance": 0.004}, backend)
+    assert (report.env.name, report.env.options, report.backend) == (FAILS, {"how": how, "probability": 0.004}, backend)
     assert report.origin.rng is not None  # not the first episode, which the seed alone would reproduce
     assert report.versions["numpy"] == np.__version__
     reproduction = reproduce(file, FAILS)
     assert reproduction.same, reproduction.message
     assert f"reproduced the same error at step {len(report.actions or [])}: {report.error.type}" in reproduction.message
     if how == "raise":
-        assert 'raise ZeroDivisionError(f"threw' in reproduction.traceback
+        assert 'raise ZeroDivisionError(f"sampled' in reproduction.traceback
     assert [path.name for path in file.parent.iterdir()] == [file.name]  # and no temporary file
 
 
@@ -124,7 +124,7 @@ def test_full_folder_and_unwritable_folder_dont_hide_the_crash(tmp_path: Path) -
     assert "already contains 100 crash reports" in crash(tmp_path / "crash")
     (tmp_path / "file").write_text("")
     message = crash(tmp_path / "file")
-    assert "ZeroDivisionError: threw" in message
+    assert "ZeroDivisionError: sampled" in message
     assert "the crash report can't be written to" in message
 
 

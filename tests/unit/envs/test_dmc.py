@@ -76,7 +76,7 @@ def test_missing_egl_is_reported_with_its_install_command(monkeypatch: pytest.Mo
     monkeypatch.setattr(headless, "has_egl", lambda: False)
     with pytest.raises(UserError) as caught:
         headless.render_with_hint(WALKER, broken)
-    message = "needs EGL to draw pictures without a screen: apt-get install libegl1 libgl1-mesa-dri"
+    message = "needs EGL to render without a display: apt-get install libegl1 libgl1-mesa-dri"
     assert str(caught.value) == f"{WALKER} {message}"
     assert headless.render_with_hint(WALKER, lambda: 3) == 3
     monkeypatch.setattr(headless, "has_egl", lambda: True)

@@ -15,7 +15,7 @@ pytest.importorskip("mpe2")
 import zhixing as zx
 from zhixing.envs.adapters import pettingzoo_envs
 from zhixing.envs.adapters.pettingzoo_envs import PettingZooAECEnv, PettingZooParallelEnv
-from zhixing.envs.env_spec import describe
+from zhixing.envs.env_spec import inspect_env
 from zhixing.envs.vector.serial import SerialVectorEnv
 from zhixing.envs.wrappers.agents import AgentPadding
 from zhixing.errors import UserError
@@ -124,7 +124,7 @@ def test_environments_declare_their_reward_kind() -> None:
         assert zx.envs.make_vector(name, 1, backend="serial").spaces.reward_kind == kind
 
     def describe_leaving(**options: Any) -> Any:
-        return describe(PettingZooParallelEnv(LeavingAgentsEnv((2, 9, 9)), **options), "leaving")
+        return inspect_env(PettingZooParallelEnv(LeavingAgentsEnv((2, 9, 9)), **options), "leaving")
 
     assert describe_leaving().spaces.individual_termination
     assert not describe_leaving(reward_kind="shared").spaces.individual_termination
@@ -206,7 +206,7 @@ def test_env_with_one_agent_has_no_agent_dimension() -> None:
     obs, reward, *_ = env.step(1)
     assert obs.shape == (4,)
     assert isinstance(reward, float)
-    assert describe(env, "mpe/simple").spaces.agents == ()
+    assert inspect_env(env, "mpe/simple").spaces.agents == ()
 
 
 def test_tictactoe_players_take_turns_and_the_winner_is_rewarded() -> None:
@@ -332,11 +332,11 @@ def test_env_missing_in_the_installed_version_is_reported(monkeypatch: pytest.Mo
 
 def test_incompatible_spaces_are_rejected() -> None:
     box, other = Box(0, 1, (2,)), Box(0, 1, (2, 2))
-    with pytest.raises(UserError, match="t has agents with observations that can't be made equal"):
+    with pytest.raises(UserError, match="t has agents whose observations can't be padded to equal spaces"):
         AgentPadding("t", [box, other], [Discrete(2)] * 2)
-    with pytest.raises(UserError, match="action spaces that can't be made equal"):
+    with pytest.raises(UserError, match="action spaces can't be padded to equal ones"):
         AgentPadding("t", [box] * 2, [Discrete(2), box])
-    with pytest.raises(UserError, match="other than Box and Discrete: Text"):
+    with pytest.raises(UserError, match="neither Box nor Discrete: Text"):
         AgentPadding("t", [Text(3)] * 2, [Discrete(2)] * 2)
 
 
@@ -344,12 +344,12 @@ def test_equal_spaces_are_not_padded() -> None:
     padding = AgentPadding("t", [Box(0, 255, (4, 4, 1), np.uint8)] * 2, [MultiDiscrete([2, 3])] * 2)
     assert padding.observation_space == Box(0, 255, (4, 4, 1), np.uint8)
     assert padding.action_space == MultiDiscrete([2, 3])
-    assert padding.allowed is None
+    assert padding.valid_actions is None
     assert padding.to_agent_action(1, np.array([1, 2])).tolist() == [1, 2]
     padding = AgentPadding(
         "t", [Dict({"observation": Discrete(3), "action_mask": Box(0, 1, (2,))})] * 2, [Discrete(2)] * 2
     )
-    obs = padding.observe({1: {"observation": 2, "action_mask": np.array([0, 1])}})
+    obs = padding.stack_obs({1: {"observation": 2, "action_mask": np.array([0, 1])}})
     assert obs.tolist() == [[0, 0, 0], [0, 0, 1]]  # a discrete observation is one-hot encoded
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from zhixing.envs.adapters.skirmish import NATIVE, SkirmishSMAC, random_play
 from zhixing.envs.adapters.smac import SmacEnv, make, names, supports
-from zhixing.envs.env_spec import describe
+from zhixing.envs.env_spec import inspect_env
 from zhixing.errors import UserError
 
 
@@ -71,7 +71,7 @@ def test_reset_without_a_seed_continues_the_random_stream() -> None:
 
 
 def test_env_spec_includes_agents_mask_and_state() -> None:
-    spaces = describe(SmacEnv(partial(SkirmishSMAC, "3m")), "smac/3m").spaces
+    spaces = inspect_env(SmacEnv(partial(SkirmishSMAC, "3m")), "smac/3m").spaces
     assert (spaces.num_agents, spaces.mask, spaces.state, spaces.alive) == (3, 9, 48, True)
 
 

@@ -86,24 +86,23 @@ def test_step_count_is_restored_mid_episode(name: str) -> None:
     second.close()
 
 
-def time_limit_finding(env: str, **options: Any) -> tuple[str, str]:
-    finding = next(finding for finding in envs.check_env(env, **options) if finding.check == "time limit")
-    return finding.status, finding.message
+def time_limit_result(env: str, **options: Any) -> tuple[str, str]:
+    result = next(result for result in envs.check_env(env, **options) if result.check == "time limit")
+    return result.status, result.message
 
 
 def test_check_env_warns_without_a_time_limit() -> None:
-    status, message = time_limit_finding("dummy_envs:EndlessEnv")
-    assert status == "note"
-    assert "no episode ended within 1000 steps" in message
+    status, message = time_limit_result("dummy_envs:EndlessEnv")
+    assert status == "warning"
+    assert "no episode ended within 1,000 steps" in message
     assert "env.max_episode_steps" in message
-    assert time_limit_finding("dummy_envs:EndlessEnv", max_episode_steps=5)[0] == "ok"
-    assert (
-        time_limit_finding("dummy_envs:EndlessEnv", max_episode_steps=5_000)[0] == "ok"
-    )  # no episode of the check reaches it
+    assert time_limit_result("dummy_envs:EndlessEnv", max_episode_steps=5)[0] == "ok"
+    # also if the limit is longer than the check
+    assert time_limit_result("dummy_envs:EndlessEnv", max_episode_steps=5_000)[0] == "ok"
 
 
 def test_check_env_warns_if_only_termination_ends_episodes() -> None:
-    status, message = time_limit_finding("dummy_envs:TerminatingEnv")
-    assert status == "note"
-    assert "no time limit was found" in message
-    assert time_limit_finding("dummy_envs:FixedLengthEnv")[0] == "ok"  # it truncates by itself
+    status, message = time_limit_result("dummy_envs:TerminatingEnv")
+    assert status == "warning"
+    assert "episodes end, but none was truncated" in message
+    assert time_limit_result("dummy_envs:FixedLengthEnv")[0] == "ok"  # it truncates by itself

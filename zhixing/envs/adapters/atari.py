@@ -19,10 +19,10 @@ from gymnasium.spaces import Box, Discrete
 
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
+from zhixing.envs.options import construct_env
 from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import ScalarInfo, State
-from zhixing.envs.wrappers.agents import construct_env
 from zhixing.envs.wrappers.pixels import wrap_pixels
 from zhixing.errors import UserError
 from zhixing.utils.extras import require_extra
@@ -51,7 +51,7 @@ def supports(name: str) -> bool:
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     constructor = partial(make_preprocessed, name)
-    env: gym.Env[Any, Any] = construct_env(name, constructor, options, named=constructor)
+    env: gym.Env[Any, Any] = construct_env(name, constructor, options)
     return env
 
 

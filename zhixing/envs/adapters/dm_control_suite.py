@@ -16,9 +16,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict
 
+from zhixing.envs.options import construct_env
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import State
-from zhixing.envs.wrappers.agents import construct_env
 from zhixing.envs.wrappers.headless import import_with_egl, render_with_hint
 from zhixing.envs.wrappers.pixels import wrap_pixels
 from zhixing.errors import UserError
@@ -61,7 +61,7 @@ def supports(name: str) -> bool:
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     constructor = partial(make_env, name)
-    env: gym.Env[Any, Any] = construct_env(name, constructor, options, named=constructor)
+    env: gym.Env[Any, Any] = construct_env(name, constructor, options)
     return env
 
 

@@ -14,8 +14,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
+from zhixing.envs.options import construct_env
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.wrappers.agents import construct_env, squeeze_single_agent
+from zhixing.envs.wrappers.agents import squeeze_single_agent
 from zhixing.errors import UserError
 from zhixing.utils.extras import require_extra
 
@@ -41,7 +42,7 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     rows, cols, players, food = (int(number) for number in match.groups()[1:5])
     sight = int(match[1]) if match[1] else max(rows, cols)
     constructor = partial(LevelBasedForaging, name, (rows, cols), players, food, bool(match[6]), sight)
-    return squeeze_single_agent(construct_env(name, constructor, options, named=constructor))
+    return squeeze_single_agent(construct_env(name, constructor, options))
 
 
 class LevelBasedForaging(gym.Env[Any, Any]):

@@ -15,7 +15,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id, registry
 
 from zhixing.envs.adapters import box2d, mujoco_v5
-from zhixing.envs.options import check_options, parameters, unknown_option
+from zhixing.envs.options import check_options, parameter_names, unknown_option
 from zhixing.errors import UserError, unknown
 from zhixing.utils import named_objects
 from zhixing.utils.extras import missing_extra, require_extra
@@ -83,7 +83,7 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
         # a constructor with **kwargs rejects an unknown option only when it passes it on
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if isinstance(error, TypeError) and unexpected and unexpected[1] in options:
-            raise unknown_option(name, unexpected[1], [*parameters(creator)[0], *extra_options]) from error
+            raise unknown_option(name, unexpected[1], [*parameter_names(creator), *extra_options]) from error
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise UserError(f"{name} can't be made with ({given}): {type(error).__name__}: {error}") from error
 

@@ -18,8 +18,9 @@ import numpy as np
 
 from zhixing.core.spaces import RewardKind
 from zhixing.envs.env_spec import MASK
+from zhixing.envs.options import construct_env
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.wrappers.agents import AgentPadding, construct_env, mask_of, squeeze_single_agent
+from zhixing.envs.wrappers.agents import AgentPadding, mask_of, squeeze_single_agent
 from zhixing.errors import UserError
 from zhixing.utils.extras import require_extra
 
@@ -51,13 +52,13 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     family, short = name.split("/")
     if family == "mpe":
         kind: RewardKind = "opposed" if short in OPPOSED_MPE else "individual"
-        env = construct_env(name, module.parallel_env, options, named=module.raw_env)
+        env = construct_env(name, module.parallel_env, options, signature=module.raw_env)
         # MPE's global state only concatenates the observations, and its agents end together
         parallel_env = PettingZooParallelEnv(env, name, agents_leave=False, include_state=False, reward_kind=kind)
         return squeeze_single_agent(parallel_env)
     kind = "shared" if short == "hanabi" else "opposed"
     return squeeze_single_agent(
-        PettingZooAECEnv(construct_env(name, module.env, options, named=module.raw_env), name, reward_kind=kind)
+        PettingZooAECEnv(construct_env(name, module.env, options, signature=module.raw_env), name, reward_kind=kind)
     )
 
 
@@ -126,7 +127,7 @@ class PettingZooParallelEnv(_PettingZooEnv):
     ) -> None:
         super().__init__(env, name, reward_kind=reward_kind)
         self.agents_leave, self.has_state = agents_leave, include_state
-        self.has_mask = self.padding.allowed is not None
+        self.has_mask = self.padding.valid_actions is not None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, infos = self.env.reset(seed=self._reset_rng(seed), options=options)
@@ -138,7 +139,7 @@ class PettingZooParallelEnv(_PettingZooEnv):
         self.has_mask |= any(mask_of(obs[agent], infos.get(agent, {})) is not None for agent in obs)
         alive = [agent in self.env.agents for agent in self.agents]
         obs_by_index = self._by_index(obs)
-        return self.padding.observe(obs_by_index), self._make_info(obs_by_index, infos, alive)
+        return self.padding.stack_obs(obs_by_index), self._make_info(obs_by_index, infos, alive)
 
     def step(self, action: Any) -> Step:
         agents = set(self.env.agents)
@@ -155,13 +156,13 @@ class PettingZooParallelEnv(_PettingZooEnv):
             alive = {agent for agent in agents if truncated[agent] and not terminated[agent]}
         info = self._make_info(obs_by_index, infos, [agent in alive for agent in self.agents])
         ends = self._episode_ends(ended, terminated, truncated)
-        return self.padding.observe(obs_by_index), self._rewards(rewards), *ends, info
+        return self.padding.stack_obs(obs_by_index), self._rewards(rewards), *ends, info
 
     def _make_info(self, obs: dict[int, Any], infos: Any, alive: list[bool]) -> dict[str, Any]:
         info: dict[str, Any] = {}
         if self.has_mask:
             acting = [index for index, is_alive in enumerate(alive) if is_alive]
-            info[MASK] = self.padding.masks(obs, self._by_index(infos), acting)
+            info[MASK] = self.padding.stack_masks(obs, self._by_index(infos), acting)
         if self.has_state:
             info["state"] = np.asarray(self.env.state(), np.float32).reshape(-1)
         if self.agents_leave:
@@ -196,8 +197,8 @@ class PettingZooAECEnv(_PettingZooEnv):
         env = self.env
         turn = self.agents.index(env.agent_selection)
         obs = self._by_index({agent: env.observe(agent) for agent in env.agents})
-        return self.padding.observe(obs), {
-            MASK: self.padding.masks(obs, self._by_index(env.infos), [turn]),
+        return self.padding.stack_obs(obs), {
+            MASK: self.padding.stack_masks(obs, self._by_index(env.infos), [turn]),
             "turn": turn,
         }
 

@@ -16,11 +16,11 @@ from gymnasium.spaces import Box, Discrete
 
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
+from zhixing.envs.options import construct_env
 from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.resumable_pool import ResumablePool, ShiftedObsPool
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import State
-from zhixing.envs.wrappers.agents import construct_env
 from zhixing.errors import UserError
 from zhixing.utils.extras import require_extra
 
@@ -49,7 +49,7 @@ def supports(name: str) -> bool:
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     constructor = partial(ProcgenEnv, name)
-    env: ProcgenEnv = construct_env(name, constructor, options, named=partial(envpool_settings, name))
+    env: ProcgenEnv = construct_env(name, constructor, options, signature=partial(envpool_settings, name))
     return env
 
 
@@ -170,7 +170,7 @@ class NativeProcgen:
 
     def __init__(self, num: int, **options: Any) -> None:
         self.pool: ResumablePool = construct_env(
-            self.name, partial(make_pool, self.name, num, options), {}, named=envpool_settings
+            self.name, partial(make_pool, self.name, num, options), {}, signature=envpool_settings
         )
         self.spaces = Spaces(make_obs_space(), Discrete(15))
         self.inexact: list[int] = []

@@ -16,9 +16,8 @@ import gymnasium as gym
 import numpy as np
 
 from zhixing.envs.adapters.mario.retro_core import Emulator, one_per_process_error
-from zhixing.envs.options import check_options
+from zhixing.envs.options import check_options, construct_env
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.wrappers.agents import construct_env
 from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, Info, split_options, wrap_pixels
 from zhixing.errors import UserError, unknown
 from zhixing.utils.extras import require_extra
@@ -41,7 +40,7 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     constructor = partial(RetroGame, name)
     check_options(name, constructor, options, extra=PIXEL_OPTIONS)
     game_options, pixel_options = split_options(options)
-    env = construct_env(name, constructor, game_options, named=constructor)
+    env = construct_env(name, constructor, game_options)
     try:
         return wrap_pixels(env, **pixel_options)
     except Exception:

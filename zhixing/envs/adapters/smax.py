@@ -20,10 +20,10 @@ from gymnasium.spaces import Box, Discrete
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.envs.env_spec import INFO_KEYS
+from zhixing.envs.options import construct_env
 from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import State
-from zhixing.envs.wrappers.agents import construct_env
 from zhixing.utils.extras import require_extra
 
 MAPS = (
@@ -45,7 +45,7 @@ def supports(name: str) -> bool:
 
 def make(name: str, options: dict[str, Any]) -> SmaxEnv:
     constructor = partial(SmaxEnv, name)
-    env: SmaxEnv = construct_env(name, constructor, options, named=partial(_options, name))
+    env: SmaxEnv = construct_env(name, constructor, options, signature=partial(_options, name))
     return env
 
 
@@ -181,7 +181,7 @@ class NativeSmax:
     logged_info_keys = ("won",)
 
     def __init__(self, num: int, **options: Any) -> None:
-        self.battle: Battle = construct_env(self.name, partial(Battle, self.name, options), {}, named=_options)
+        self.battle: Battle = construct_env(self.name, partial(Battle, self.name, options), {}, signature=_options)
         self.num, self.spaces = num, self.battle.spaces
         jax = self.battle.jax
         self.keys = jax.random.split(jax.random.PRNGKey(int(np.random.SeedSequence().generate_state(1)[0] >> 1)), num)

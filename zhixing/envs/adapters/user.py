@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 
 from zhixing.envs.api import check_type
-from zhixing.envs.options import check_options, parameters
+from zhixing.envs.options import check_options, parameter_names
 from zhixing.envs.wrappers.time_limit import OPTION, limit_steps
 from zhixing.errors import UserError
 from zhixing.utils import named_objects
@@ -30,7 +30,7 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
             f"{name} is a {type(constructor).__name__}, not a class or function that returns a gymnasium.Env"
         )
     options = dict(options)
-    has_own_limit = OPTION in parameters(constructor)[0]
+    has_own_limit = OPTION in parameter_names(constructor)
     limit = None if has_own_limit else options.pop(OPTION, None)
     check_options(name, constructor, options, extra=(OPTION,))
     try:

@@ -1,4 +1,4 @@
-"""`zhixing check`: what is wrong with a task, found by playing it before anything is trained."""
+"""Check that an environment follows the Gymnasium API and is fit for training, as `zhixing check` does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,11 +16,11 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from zhixing.core.tree import tree_leaves
-from zhixing.envs.api import MisbehaviorError, check_spaces, check_type, first_reset, problem_of
-from zhixing.envs.checker import trial
-from zhixing.envs.checker.step_rules import Look
-from zhixing.envs.checker.trial import Shown, again, difference, episodes, stepped
-from zhixing.envs.env_spec import EnvSpec, describe, is_text
+from zhixing.envs.api import MisbehaviorError, check_spaces, check_type, describe_api_error, reset_and_check
+from zhixing.envs.checker import rollout
+from zhixing.envs.checker.rollout import StepRecord, find_difference, repeat_trace, run_episodes, step_env
+from zhixing.envs.checker.step_checker import StepChecker
+from zhixing.envs.env_spec import EnvSpec, inspect_env, is_text
 from zhixing.envs.registry import RegisteredEnv
 from zhixing.envs.vector.backend_choice import choose_backend, default_workers, probe, random_action
 from zhixing.envs.vector.native import auto_uses_native
@@ -30,292 +31,289 @@ from zhixing.envs.vector.sub_env_group import SubEnvGroup
 from zhixing.errors import EnvCrashError, UserError
 
 SEED = 7
-PLAYED_STEPS, PLAYED_SECONDS = 1_000, 5.0  # looked at one by one
-REPEATED_STEPS = 200  # done again, to compare
-COPIES = 8  # whose back end is named
-OWN_FILES = (__file__, trial.__file__)  # left out of tracebacks
-CHECKS = {  # with what is said where nothing is wrong
+MAX_STEPS, MAX_SECONDS = 1_000, 5.0  # of the first run, in which every step is checked
+REPEATED_STEPS = 200  # that later checks repeat and compare
+NUM_ENVS = 8  # for which the speed check names a back end
+OWN_FILES = (__file__, rollout.__file__)  # omitted from tracebacks
+CHECKS = {  # with the message of a check that passes
     "spaces": "can be stored as arrays",
-    "steps": "none raised",
-    "observations": "finite, of the shape, kind and bounds that the space says",
+    "steps": "no reset and no step raised an error",
+    "observations": "finite, with the shape, dtype and bounds of the observation space",
     "rewards": "finite numbers",
-    "ends": "told as bools",
-    "time limit": "there is one",
-    "masks": "of the right shape, and always leave an action",
+    "episode ends": "terminated and truncated are booleans",
+    "time limit": "episodes have a time limit",
+    "action masks": "have the right shape and always allow an action",
     "info": "a dict",
-    "seeding": "the same seed gives the same episodes",
-    "determinism": "nothing survives a reset with a seed",
-    "copies": "share nothing",
-    "restore": "goes on from the middle of an episode, exactly",
-    "render": "gives pictures",
+    "seeding": "the same seed and actions give the same episodes",
+    "reset": "a seeded reset doesn't depend on earlier episodes",
+    "isolation": "instances share no state",
+    "restore": "an episode restored in the middle continues identically",
+    "render": "returns RGB images",
 }
+DIFFERENCES = {  # of a repeated run from the first one, and advice
+    "seeding": "in a new instance with the same seed and actions; start reset with super().reset(seed=seed) and draw "
+    "all random numbers from self.np_random",
+    "reset": "in an instance that has run other episodes before; reset must erase everything that they changed",
+    "isolation": "in an instance that runs alongside another one; keep everything that changes in the instance, not in "
+    "its class, its module or another process",
+}
+RESTORE_ADVICE = (
+    "an episode can't be restored in the middle, so a resumed run starts a new one; implement state_dict and "
+    "load_state_dict, or draw all random numbers from self.np_random"
+)
+LIMIT_ADVICE = (
+    "a policy may never end an episode, and evaluations then stop only at eval_max_steps; set env.max_episode_steps=N "
+    "to truncate episodes"
+)
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     check: str
-    status: str  # ok, note or wrong
+    status: str  # ok, warning, error or skipped
     message: str
 
 
-def check_env(task: str | EnvFn, /, **options: Any) -> list[Finding]:
-    """Play a task, given by its name or by what makes it, and tell of each check how it went.
+def check_env(env: str | EnvFn, /, **options: Any) -> list[CheckResult]:
+    """Check an environment by taking random actions, and return one result per check.
 
-    A name that doesn't exist is an error, not a finding. Pictures are looked at if `render_mode` is among the options.
+    `env` is a name, a class, or a function that returns a new environment; `options` are passed on to it. Rendering is
+    checked only if `render_mode` is among them. Raises `UserError` if there is no environment of that name.
     """
-    factory: Any = RegisteredEnv(task, options) if isinstance(task, str) else partial(task, **options)
-    if not isinstance(task, str):
-        factory.name = env_name_of(task)
+    factory: Any = RegisteredEnv(env, options) if isinstance(env, str) else partial(env, **options)
+    if not isinstance(env, str):
+        factory.name = env_name_of(env)
     checker = _Checker(factory, options)
     checker.run()
-    return checker.findings()
+    return checker.sorted_results()
 
 
 class _Checker:
     def __init__(self, factory: Any, options: dict[str, Any]) -> None:
         self.factory, self.options, self.name = factory, options, env_name_of(factory)
-        self.found: dict[str, Finding] = {}
-        self.done: list[str] = []  # checks that were made
+        self.results: dict[str, CheckResult] = {}
+        self.completed: list[str] = []  # checks that pass unless `results` has another result
 
-    def say(self, check: str, mark: str, words: str) -> None:
-        """The first word of a kind counts, and what is wrong more than a note."""
-        before = self.found.get(check)
-        if before is None or (before.status == "note" and mark == "wrong"):
-            self.found[check] = Finding(check, mark, words)
+    def report(self, check: str, status: str, message: str) -> None:
+        """Keep the first result of a check, except that an error replaces a warning."""
+        previous = self.results.get(check)
+        if previous is None or (previous.status == "warning" and status == "error"):
+            self.results[check] = CheckResult(check, status, message)
 
-    def findings(self) -> list[Finding]:
-        made = [Finding(name, "ok", words) for name, words in CHECKS.items() if name in self.done]
+    def sorted_results(self) -> list[CheckResult]:
+        passed = {name: CheckResult(name, "ok", text) for name, text in CHECKS.items() if name in self.completed}
         order = [*CHECKS, "speed"]
-        told = {finding.check: finding for finding in made} | self.found
-        return sorted(told.values(), key=lambda finding: order.index(finding.check))
+        return sorted((passed | self.results).values(), key=lambda result: order.index(result.check))
 
-    def wrong(self, *checks: str) -> bool:
-        return any(self.found[name].status == "wrong" for name in checks if name in self.found)
+    def has_error(self, *checks: str) -> bool:
+        return any(self.results[name].status == "error" for name in checks if name in self.results)
 
     def run(self) -> None:
         env = self.factory()
         check_type(env, self.name)
-        try:
-            if not self._spaces(env):
+        with closing(env):
+            if not self._check_spaces(env):
                 return
-            trace = self._guarded("steps", partial(self._play, env))
+            trace = self._guard("steps", partial(self._check_steps, env))
             if trace is None:
                 return
             if "render_mode" in self.options:
-                self._guarded("render", partial(self._render, env))
-        finally:
-            env.close()
-        short = trace[: REPEATED_STEPS + 1]
-        self._guarded("seeding", lambda: self._repeats("seeding", short, SEEDING))
-        shows = ("observations", "rewards", "masks")
-        first: dict[str, tuple[str, ...]] = {
-            "determinism": ("seeding",),
-            "copies": ("seeding",),
-            "restore": (*shows, "seeding", "determinism", "copies"),
-            "speed": shows,
+                self._guard("render", partial(self._check_render, env))
+        trace = trace[: REPEATED_STEPS + 1]
+        self._guard("seeding", partial(self._check_seeding, trace))
+        step_checks = ("observations", "rewards", "action masks")
+        required: dict[str, tuple[str, ...]] = {
+            "reset": ("seeding",),
+            "isolation": ("seeding",),
+            "restore": (*step_checks, "seeding", "reset", "isolation"),
+            "speed": step_checks,
         }
-        for name, before in first.items():
-            if self.wrong(*before):
-                self.say(name, "note", "can't be told before the rest is right")
+        for name, earlier in required.items():
+            if self.has_error(*earlier):
+                self.report(name, "skipped", "not checked; fix the errors above first")
             else:
-                self._guarded(name, partial(getattr(self, f"_{name}"), short))
+                self._guard(name, partial(getattr(self, f"_check_{name}"), trace))
 
-    def _guarded(self, name: str, work: Callable[[], Any]) -> Any:
-        """What the work gives; None if it raised."""
-        self.done.append(name)
+    def _guard(self, name: str, check: Callable[[], Any]) -> Any:
+        """Run a check and return its result. If it raises, report an error and return None."""
+        self.completed.append(name)
         try:
-            return work()
+            return check()
         except (EnvCrashError, MisbehaviorError, UserError) as error:
-            self.say(name, "wrong", str(error))
+            self.report(name, "error", str(error))
         except Exception as error:
-            problem = problem_of(error)
+            problem = describe_api_error(error)
             if problem is not None:
-                self.say(name, "wrong", problem)
+                self.report(name, "error", problem)
                 return None
-            where = error.__traceback__
-            while where is not None and where.tb_frame.f_code.co_filename in OWN_FILES:
-                where = where.tb_next
-            text = "".join(traceback.format_exception(type(error), error, where))
-            self.say(name, "wrong", f"it raised {type(error).__name__}: {error}\n{text}")
+            frame = error.__traceback__
+            while frame is not None and frame.tb_frame.f_code.co_filename in OWN_FILES:
+                frame = frame.tb_next
+            text = "".join(traceback.format_exception(type(error), error, frame))
+            self.report(name, "error", f"the environment raised {type(error).__name__}: {error}\n{text}")
         return None
 
-    # --- one episode after the other ---
+    # --- checks of one run ---
 
-    def _spaces(self, env: gym.Env[Any, Any]) -> bool:
-        self.done.append("spaces")
+    def _check_spaces(self, env: gym.Env[Any, Any]) -> bool:
+        """Return whether the environment can be stepped."""
+        self.completed.append("spaces")
         try:
             check_spaces(env, self.name)
-            if self._guarded("steps", partial(first_reset, env, self.name)) is None:
+            if self._guard("steps", partial(reset_and_check, env, self.name)) is None:
                 return False
-            self.env_spec: EnvSpec = describe(env, self.name)
+            self.env_spec: EnvSpec = inspect_env(env, self.name)
         except UserError as error:
-            self.say("spaces", "wrong", str(error))
+            self.report("spaces", "error", str(error))
             return False
-        text = [str(key) for key, part in _parts(env.observation_space) if is_text(part)]
-        if text:
-            self.say("spaces", "note", f"{', '.join(text)} of the observation is text, which is left out")
+        if isinstance(env.observation_space, gym.spaces.Dict):
+            text_keys = [str(key) for key, part in env.observation_space.spaces.items() if is_text(part)]
+            if text_keys:
+                message = f"{', '.join(text_keys)} of the observation is text, which policies don't receive"
+                self.report("spaces", "warning", message)
         action = env.action_space
         if isinstance(action, Box) and not action.is_bounded():
-            self.say("spaces", "note", f"actions {action} have no bounds; give some, so that policies know the scale")
+            message = f"the action space {action} is unbounded; set finite bounds so that policies can scale actions"
+            self.report("spaces", "warning", message)
         self.spaces = self.env_spec.spaces
         return True
 
-    def _play(self, env: gym.Env[Any, Any]) -> list[Shown] | None:
-        """Any actions, for a while. Each thing shown is looked at; None if nothing more can be."""
-        look = Look(self.env_spec, self.say)
-        end_at = time.monotonic() + PLAYED_SECONDS
-        trace: list[Shown] = []
-        for shown in episodes(env, self.env_spec, self._actions(), SEED):
-            trace.append(shown)
-            when = f"after {sum(one.action is not None for one in trace)} steps"
-            if not isinstance(shown.info, dict):
-                self.say("info", "wrong", f"it is of {type(shown.info).__name__} {when}; it must be a dict")
+    def _check_steps(self, env: gym.Env[Any, Any]) -> list[StepRecord] | None:
+        """Check every step of some episodes and return them, or None if later checks are impossible."""
+        step_checker = StepChecker(self.env_spec, self.report)
+        deadline = time.monotonic() + MAX_SECONDS
+        trace: list[StepRecord] = []
+        for record in run_episodes(env, self.env_spec, self._action_sampler(), SEED):
+            trace.append(record)
+            if not isinstance(record.info, dict):
+                self.report("info", "error", f"info is a {type(record.info).__name__} {record.when}; return a dict")
                 return None
-            look.at_step(shown, when)
-            if len(trace) > PLAYED_STEPS or time.monotonic() > end_at:
+            step_checker.check(record)
+            if len(trace) > MAX_STEPS or time.monotonic() > deadline:
                 break
-        ends = [shown for shown in trace if shown.ended]
-        limit = self.env_spec.max_episode_steps
-        if not ends and limit is None:
-            self.say("time limit", "note", f"no episode ended within {len(trace) - 1} steps; {NO_LIMIT}")
-        elif limit is None and not any(shown.truncated for shown in ends):
-            self.say("time limit", "note", f"episodes ended, but no time limit was found; {NO_LIMIT}")
-        if ends:
-            self._after_end()
-        self.done += ["observations", "rewards", "ends", "time limit", "info"]
-        self.done += ["masks"] * (self.spaces.mask is not None)
-        names = {name for shown in ends for name in scalar_info(shown.info)}
-        lacking = sorted(set(self.env_spec.logged_info_keys) - names)
-        if ends and lacking:
-            self.say("info", "note", f"metadata names {', '.join(lacking)}, which no last info holds")
+        last_steps = [record for record in trace if record.ended]
+        if self.env_spec.max_episode_steps is None:
+            if not last_steps:
+                message = f"no episode ended within {trace[-1].step:,} steps; {LIMIT_ADVICE}"
+                self.report("time limit", "warning", message)
+            elif not any(record.truncated for record in last_steps):
+                self.report("time limit", "warning", f"episodes end, but none was truncated; {LIMIT_ADVICE}")
+        if last_steps:
+            self._check_step_after_end()
+        self.completed += ["observations", "rewards", "episode ends", "time limit", "info"]
+        self.completed += ["action masks"] * (self.spaces.mask is not None)
+        keys = {key for record in last_steps for key in scalar_info(record.info)}
+        missing = sorted(set(self.env_spec.logged_info_keys) - keys)
+        if last_steps and missing:
+            message = (
+                f"metadata['logged_info_keys'] names {', '.join(missing)}; no episode's last info has a number there"
+            )
+            self.report("info", "warning", message)
         return trace
 
-    def _actions(self) -> Callable[[Any], Any]:
+    def _action_sampler(self) -> Callable[[Any], Any]:
         space = self.spaces.action
         space.seed(SEED)
         return lambda mask: random_action(space, mask, self.spaces.num_agents)
 
-    def _after_end(self) -> None:
-        """Nothing here steps a task that has ended, but a task that goes on then may have forgotten its end."""
+    def _check_step_after_end(self) -> None:
+        """Warn if a step after the end of an episode is accepted as if the episode were still running.
+
+        Training never takes such a step, but such an environment may not record the end of its episodes.
+        """
         env = self.factory()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # some say so in words
-                for shown in itertools.islice(episodes(env, self.env_spec, self._actions(), SEED), 2 * PLAYED_STEPS):
-                    if shown.ended and not stepped(env, shown.action).ended:
-                        self.say("ends", "note", "a step after the end of an episode goes on as if there had been none")
-                    if shown.ended:
+                warnings.simplefilter("ignore")  # some environments warn of such a step
+                episodes = run_episodes(env, self.env_spec, self._action_sampler(), SEED)
+                for record in itertools.islice(episodes, 2 * MAX_STEPS):
+                    if record.ended:
+                        if not step_env(env, record.action, record.step + 1).ended:
+                            message = "a step after the end of an episode continues it; raise an error, or end it again"
+                            self.report("episode ends", "warning", message)
                         return
-        except Exception:  # to refuse such a step is right as well
+        except Exception:  # raising an error is also right
             return
         finally:
             env.close()
 
-    def _render(self, env: gym.Env[Any, Any]) -> None:
+    def _check_render(self, env: gym.Env[Any, Any]) -> None:
         frame: Any = env.render()
         if self.options["render_mode"] != "rgb_array":
             return
-        found = np.asarray(frame)
-        if found.dtype != np.uint8 or found.ndim != 3 or found.shape[-1] != 3:
-            what = f"{found.dtype} of shape {found.shape}" if frame is not None else "None"
-            self.say("render", "wrong", f"it gives {what}; an array of uint8 [height, width, 3] is meant")
+        image = np.asarray(frame)
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
+            actual = "None" if frame is None else f"an array of {image.dtype} with shape {image.shape}"
+            self.report("render", "error", f"render() returned {actual}; return a uint8 array [height, width, 3]")
 
-    # --- the same again ---
+    # --- checks that compare two runs ---
 
-    def _repeats(self, name: str, trace: list[Shown], advice: str, before: Callable[[Any], Any] | None = None) -> None:
-        """A fresh copy, `before` done to it, must go through the same again."""
-        env = self.factory()
-        try:
-            if before is not None:
-                before(env)
-            self._compare(name, trace, again(env, trace, SEED), advice)
-        finally:
-            env.close()
-
-    def _compare(self, name: str, trace: list[Shown], again: Iterator[Shown], advice: str) -> None:
-        for step, (one, other) in enumerate(zip(trace, again, strict=False)):
-            what = difference(one, other, self.env_spec)
-            if what is not None:
-                self.say(name, "wrong", f"{what} differs after {step} steps; {advice}")
+    def _compare(self, name: str, trace: list[StepRecord], repetition: Iterator[StepRecord]) -> None:
+        for expected, actual in zip(trace, repetition, strict=False):
+            difference = find_difference(expected, actual, self.env_spec)
+            if difference is not None:
+                self.report(name, "error", f"{difference} differs {expected.when} {DIFFERENCES[name]}")
                 return
 
-    def _determinism(self, trace: list[Shown]) -> None:
-        def used(env: gym.Env[Any, Any]) -> None:
-            for _ in itertools.islice(episodes(env, self.env_spec, self._actions(), SEED + 1), REPEATED_STEPS // 2):
+    def _check_seeding(self, trace: list[StepRecord]) -> None:
+        with closing(self.factory()) as env:
+            self._compare("seeding", trace, repeat_trace(env, trace, SEED))
+
+    def _check_reset(self, trace: list[StepRecord]) -> None:
+        with closing(self.factory()) as env:
+            for _ in itertools.islice(self._run_other_episodes(env), REPEATED_STEPS // 2):
                 pass
+            self._compare("reset", trace, repeat_trace(env, trace, SEED))
 
-        self._repeats("determinism", trace, DETERMINISM, used)
+    def _check_isolation(self, trace: list[StepRecord]) -> None:
+        with closing(self.factory()) as other, closing(self.factory()) as env:
+            pairs = zip(repeat_trace(env, trace, SEED), self._run_other_episodes(other), strict=False)
+            self._compare("isolation", trace, (record for record, _ in pairs))
 
-    def _copies(self, trace: list[Shown]) -> None:
-        other = self.factory()
-        try:
+    def _run_other_episodes(self, env: gym.Env[Any, Any]) -> Iterator[StepRecord]:
+        return run_episodes(env, self.env_spec, self._action_sampler(), SEED + 1)
 
-            def interleave(same: Iterator[Shown]) -> Iterator[Shown]:
-                neighbour = episodes(other, self.env_spec, self._actions(), SEED + 1)
-                for shown, _ in zip(same, neighbour, strict=False):
-                    yield shown
-
-            env = self.factory()
-            self._compare("copies", trace, interleave(again(env, trace, SEED)), COPIES_ADVICE)
-            env.close()
-        finally:
-            other.close()
-
-    def _restore(self, trace: list[Shown]) -> None:
-        """Save in the middle, load into another copy, and let both go on."""
-        actions = [shown.action for shown in trace if shown.action is not None]
-        half = len(actions) // 2
+    def _check_restore(self, trace: list[StepRecord]) -> None:
+        """Save the environment in the middle, load the state into another one, and compare how they continue."""
+        actions = [record.action for record in trace if record.action is not None]
+        middle = len(actions) // 2
         pair = []
         for _ in range(2):
-            arrays = allocate(self.spaces, 1)
-            pair.append((SubEnvGroup([self.factory], self.env_spec, arrays, 0, self.name), arrays))
-        (first, shown), (second, other) = pair
+            buffers = allocate(self.spaces, 1)
+            pair.append((SubEnvGroup([self.factory], self.env_spec, buffers, 0, self.name), buffers))
+        (original, expected), (restored, actual) = pair
         try:
-            first.reset([SEED], None)
-            for action in actions[:half]:
-                shown.action[0] = action
-                first.step()
-            if second.load(first.state()):
-                self.say("restore", "note", RESTORE)
+            original.reset([SEED], None)
+            for action in actions[:middle]:
+                expected.action[0] = action
+                original.step()
+            if restored.load(original.state()):
+                self.report("restore", "warning", RESTORE_ADVICE)
                 return
-            for step, action in enumerate(actions[half:], half + 1):
-                for group, arrays in pair:
-                    arrays.action[0] = action
+            for step, action in enumerate(actions[middle:], middle + 1):
+                for group, buffers in pair:
+                    buffers.action[0] = action
                     group.step()
-                if any(one.tobytes() != two.tobytes() for one, two in zip(_now(shown), _now(other), strict=True)):
-                    words = f"put back after {half} steps, it goes on otherwise at step {step}"
-                    self.say("restore", "wrong", f"{words}; state_dict must hold all that matters, also chance")
+                arrays = zip(_step_arrays(expected), _step_arrays(actual), strict=True)
+                if any(one.tobytes() != other.tobytes() for one, other in arrays):
+                    message = f"an environment restored after {middle} steps continues differently at step {step}"
+                    advice = "state_dict must contain the whole state, also of random generators"
+                    self.report("restore", "error", f"{message}; {advice}")
                     return
         finally:
-            first.close()
-            second.close()
+            original.close()
+            restored.close()
 
-    def _speed(self, trace: list[Shown]) -> None:
-        found = probe(self.factory)
-        workers = default_workers(COPIES, found.waits)
+    def _check_speed(self, trace: list[StepRecord]) -> None:
+        probed = probe(self.factory)
+        workers = default_workers(NUM_ENVS, probed.waits)
         if isinstance(self.factory, RegisteredEnv) and auto_uses_native(self.name, self.options):
             backend = "native"
         else:
-            backend = choose_backend(COPIES, found, workers, idle=True)
+            backend = choose_backend(NUM_ENVS, probed, workers, idle=True)
             backend += "" if backend == "serial" else f" with {workers} workers"
-        self.say("speed", "ok", f"{1 / found.step_seconds:,.0f} steps/s of one copy; {COPIES} would run {backend}")
+        speed = f"{1 / probed.step_seconds:,.0f} steps/s in one environment"
+        self.report("speed", "ok", f"{speed}; vector.backend=auto uses {backend} for {NUM_ENVS} environments")
 
 
-NO_LIMIT = (
-    "a policy may never end one, and evaluations then stop only at eval_max_steps; set env.max_episode_steps=... to "
-    "truncate episodes"
-)
-SEEDING = "begin reset with super().reset(seed=seed) and take all chance from self.np_random"
-DETERMINISM = "reset must forget all of the episodes before"
-COPIES_ADVICE = "what a copy changes must belong to it alone, not to its class, its module or another process"
-RESTORE = (
-    "can't be put back into the middle of an episode: a resumed run would begin a new one; give the task state_dict "
-    "and load_state_dict, or take all chance from self.np_random"
-)
-
-
-def _parts(space: gym.Space[Any]) -> list[tuple[Any, gym.Space[Any]]]:
-    return list(space.spaces.items()) if isinstance(space, gym.spaces.Dict) else []
-
-
-def _now(arrays: StepBuffers) -> list[Any]:
-    return tree_leaves((arrays.obs, arrays.reward, arrays.terminated, arrays.truncated, arrays.extras))
+def _step_arrays(buffers: StepBuffers) -> list[Any]:
+    return tree_leaves((buffers.obs, buffers.reward, buffers.terminated, buffers.truncated, buffers.extras))

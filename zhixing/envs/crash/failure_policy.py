@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zhixing.envs.api import MisbehaviorError, problem_of
+from zhixing.envs.api import MisbehaviorError, describe_api_error
 from zhixing.errors import EnvCrashError
 
 INTERRUPTED = "interrupted by a crash"  # key in `final_info` of an episode that a crash cut short
@@ -60,7 +60,7 @@ def make_crash_error(
 ) -> EnvCrashError:
     """Return the error for a failed environment. `episode` holds what a crash report needs to reproduce it."""
     text = traceback.format_exc()
-    problem = str(error) if isinstance(error, MisbehaviorError) else problem_of(error)
+    problem = str(error) if isinstance(error, MisbehaviorError) else describe_api_error(error)
     if problem is not None:
         crash = EnvCrashError(f"environment {name} (index {index}) misbehaved at {when}: {problem}")
     else:

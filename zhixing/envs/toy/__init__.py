@@ -1,4 +1,4 @@
-"""Small tasks with known returns, for tests and for trying things out. They save and restore their own state."""
+"""Small environments with known returns, for tests and experiments. Their state can be saved and restored."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = [
     "supports",
 ]
 
-BIT_FLIP = re.compile(r"toy/bit-flip-([1-9]\d*)")  # with any number of bits
-TASKS: dict[str, Callable[..., ToyEnv]] = {
+BIT_FLIP = re.compile(r"toy/bit-flip-([1-9]\d*)")  # any number of bits is a valid name
+ENVS: dict[str, Callable[..., ToyEnv]] = {
     "toy/match": Match,
     "toy/reach": Reach,
     "toy/bit-flip-15": partial(BitFlip, 15),
@@ -46,15 +46,15 @@ TASKS: dict[str, Callable[..., ToyEnv]] = {
 
 
 def names() -> list[str]:
-    return list(TASKS)
+    return list(ENVS)
 
 
 def supports(name: str) -> bool:
-    return name in TASKS or BIT_FLIP.fullmatch(name) is not None
+    return name in ENVS or BIT_FLIP.fullmatch(name) is not None
 
 
 def make(name: str, options: dict[str, Any]) -> ToyEnv:
-    bits = BIT_FLIP.fullmatch(name)
-    constructor = partial(BitFlip, int(bits[1])) if bits else TASKS[name]
+    match = BIT_FLIP.fullmatch(name)
+    constructor = partial(BitFlip, int(match[1])) if match else ENVS[name]
     check_options(name, constructor, options)
     return constructor(**options)

@@ -1,4 +1,4 @@
-"""Small tasks of several agents with one reward for all."""
+"""Multi-agent environments with a shared reward."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from zhixing.envs.toy.simple import Reach
 
 
 class TwoStep(ToyEnv):
-    """The two-step game of the QMIX paper (Rashid et al., 2018). The first agent's first action chooses the second
-    state: A, where every joint action pays 7, or B, where they pay [[0, 1], [1, 8]].
+    """The two-step game of the QMIX paper (Rashid et al., 2018).
 
-    The best return is 8. A team whose values add up can't tell B's payoffs apart and settles for 7.
+    The first agent's first action selects the second state: A, where the reward of every joint action is 7, or B, where
+    the rewards are [[0, 1], [1, 8]]. The best return is 8. A sum of individual action values can't represent B's
+    rewards, so it leads to A and a return of 7.
     """
 
     num_agents = 2
@@ -24,33 +25,34 @@ class TwoStep(ToyEnv):
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode)
-        self.observation_space = Box(0.0, 1.0, (3,), np.float32)  # which of the three states
+        self.observation_space = Box(0.0, 1.0, (3,), np.float32)  # the state, one-hot
         self.action_space = Discrete(2)
 
-    def begin(self) -> Array:
+    def initial_state(self) -> Array:
         return np.array([0])
 
-    def act(self, action: Array) -> tuple[Array, bool]:
-        state = int(self.values[0])
+    def transition(self, action: Array) -> tuple[Array, bool]:
+        state = int(self.state[0])
         if state == 0:
-            self.values = np.array([1 + int(action[0])])
+            self.state = np.array([1 + int(action[0])])
             return np.zeros(2), False
         return np.full(2, self.payoff[state - 1, action[0], action[1]]), True
 
-    def observe(self) -> Array:
-        return np.tile(self._state(), (2, 1))
+    def get_obs(self) -> Array:
+        return np.tile(self._one_hot_state(), (2, 1))
 
-    def tell(self) -> dict[str, Any]:
-        return {"state": self._state()}
+    def get_info(self) -> dict[str, Any]:
+        return {"state": self._one_hot_state()}
 
-    def _state(self) -> Array:
-        return np.eye(3, dtype=np.float32)[int(self.values[0])]
+    def _one_hot_state(self) -> Array:
+        return np.eye(3, dtype=np.float32)[int(self.state[0])]
 
 
 class TeamMatch(ToyEnv):
-    """Each agent is shown a cue of its own; the share of agents whose action equals theirs is paid to all.
+    """`toy/match` for two agents: each observes a cue and should repeat it.
 
-    Ten steps: random play earns 2.5, the best 10. The state holds all cues.
+    The shared reward is the fraction of agents whose action equals their cue. An episode has ten
+    steps. The best return is 10; random actions get 2.5. The global state contains both cues.
     """
 
     episode_steps = 10
@@ -63,23 +65,26 @@ class TeamMatch(ToyEnv):
         self.observation_space = Box(0.0, 1.0, (self.cues,), np.float32)
         self.action_space = Discrete(self.cues)
 
-    def begin(self) -> Array:
+    def initial_state(self) -> Array:
         return self.np_random.integers(self.cues, size=self.num_agents)
 
-    def act(self, action: Array) -> tuple[Array, bool]:
-        reward = np.full(self.num_agents, np.mean(action == self.values))
-        self.values = self.begin()
+    def transition(self, action: Array) -> tuple[Array, bool]:
+        reward = np.full(self.num_agents, np.mean(action == self.state))
+        self.state = self.initial_state()
         return reward, False
 
-    def observe(self) -> Array:
-        return np.eye(self.cues, dtype=np.float32)[self.values]
+    def get_obs(self) -> Array:
+        return np.eye(self.cues, dtype=np.float32)[self.state]
 
-    def tell(self) -> dict[str, Any]:
-        return {"state": self.observe().reshape(-1)}
+    def get_info(self) -> dict[str, Any]:
+        return {"state": self.get_obs().reshape(-1)}
 
 
 class TeamReach(ToyEnv):
-    """`toy/reach` for two: each moves to a target of its own; all pay the mean distance left. No state of its own."""
+    """`toy/reach` for two agents: each moves to its target.
+
+    The shared reward is minus the mean distance to the targets. There is no global state.
+    """
 
     episode_steps = Reach.episode_steps
     num_agents = 2
@@ -90,14 +95,14 @@ class TeamReach(ToyEnv):
         self.observation_space = Box(-1.0, 1.0, (2,), np.float32)  # position, target
         self.action_space = Box(-1.0, 1.0, (1,), np.float32)
 
-    def begin(self) -> Array:
+    def initial_state(self) -> Array:
         return self.np_random.uniform(-1.0, 1.0, (self.num_agents, 2))
 
-    def act(self, action: Array) -> tuple[Array, bool]:
+    def transition(self, action: Array) -> tuple[Array, bool]:
         moves = Reach.stride * np.clip(action[:, 0], -1.0, 1.0)
-        self.values[:, 0] = np.clip(self.values[:, 0] + moves, -1.0, 1.0)
-        distance = np.abs(self.values[:, 0] - self.values[:, 1]).mean()
+        self.state[:, 0] = np.clip(self.state[:, 0] + moves, -1.0, 1.0)
+        distance = np.abs(self.state[:, 0] - self.state[:, 1]).mean()
         return np.full(self.num_agents, -distance), False
 
-    def observe(self) -> Array:
-        return self.values.astype(np.float32)
+    def get_obs(self) -> Array:
+        return self.state.astype(np.float32)

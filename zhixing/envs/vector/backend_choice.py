@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Discrete, MultiDiscrete
 
-from zhixing.envs.env_spec import EnvSpec, describe
+from zhixing.envs.env_spec import EnvSpec, inspect_env
 from zhixing.envs.vector.action_log import ActionLog
 from zhixing.envs.vector.serial import EnvFn, env_name_of
 from zhixing.envs.vector.step_buffers import Array, StepBuffers, allocate
@@ -49,7 +49,7 @@ def probe(env_fn: EnvFn) -> Probe:
     name = env_name_of(env_fn)
     env = env_fn()
     try:
-        env_spec = describe(env, name)
+        env_spec = inspect_env(env, name)
         return Probe(env_spec, *time_steps(env, env_spec, name, allocate(env_spec.spaces, 1)))
     finally:
         env.close()

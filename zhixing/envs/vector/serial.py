@@ -10,7 +10,7 @@ import numpy as np
 
 from zhixing.core.tree import Tree
 from zhixing.envs.crash.failure_policy import FailurePolicy
-from zhixing.envs.env_spec import EnvSpec, describe
+from zhixing.envs.env_spec import EnvSpec, inspect_env
 from zhixing.envs.vector.base import Info, Result, VectorEnv, recv_result, reset_result, sorted_ids, step_result
 from zhixing.envs.vector.step_buffers import Array, allocate
 from zhixing.envs.vector.sub_env import ScalarInfo, State
@@ -115,6 +115,6 @@ def infer_env_spec(env_fn: EnvFn) -> EnvSpec:
     """Describe a temporary environment, so the environments in use start untouched in every back end."""
     env = env_fn()
     try:
-        return describe(env, env_name_of(env_fn))
+        return inspect_env(env, env_name_of(env_fn))
     finally:
         env.close()

@@ -9,10 +9,10 @@ import numpy as np
 
 from zhixing.core.tree import tree_leaves, tree_map
 from zhixing.envs.adapters.gymnasium_ids import missing_package_error
-from zhixing.envs.api import MisbehaviorError, flag_of, reward_of
+from zhixing.envs.api import MisbehaviorError, parse_flag, parse_reward
 from zhixing.envs.crash.failure_policy import make_crash_error
 from zhixing.envs.crash.validation import all_finite, describe_path, obs_validators
-from zhixing.envs.env_spec import INFO_KEYS, MASK, EnvSpec, follow
+from zhixing.envs.env_spec import INFO_KEYS, MASK, EnvSpec, get_leaf
 from zhixing.envs.vector.action_log import ActionLog, max_recorded_actions
 from zhixing.envs.vector.step_buffers import StepBuffers
 from zhixing.errors import EnvCrashError, UserError
@@ -87,9 +87,9 @@ class SubEnv:
                 buffers.terminated[row] = terminated
                 buffers.truncated[row] = truncated
             except (TypeError, ValueError):  # rarely needed: checking the types first would slow down every step
-                buffers.reward[row] = reward_of(reward, self.env_spec.spaces.agents)
-                buffers.terminated[row] = terminated = flag_of(terminated, "terminated")
-                buffers.truncated[row] = truncated = flag_of(truncated, "truncated")
+                buffers.reward[row] = parse_reward(reward, self.env_spec.spaces.agents)
+                buffers.terminated[row] = terminated = parse_flag(terminated, "terminated")
+                buffers.truncated[row] = truncated = parse_flag(truncated, "truncated")
             if not (terminated or truncated):
                 self._write(obs, info)
                 return None
@@ -182,7 +182,7 @@ class SubEnv:
 
     def _write_leaves(self, leaves: list[Any], obs: Any) -> None:
         for leaf, path, validate in zip(leaves, self.env_spec.paths, self.validators, strict=True):
-            value = follow(obs, path)
+            value = get_leaf(obs, path)
             validate(value)
             leaf[self.row] = value
 

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from zhixing.envs.env_spec import EnvSpec, describe
+from zhixing.envs.env_spec import EnvSpec, inspect_env
 from zhixing.envs.vector.action_log import ActionLog
 from zhixing.envs.vector.backend_choice import Timing, time_steps
 from zhixing.envs.vector.step_buffers import StepBuffers, allocate
@@ -76,7 +76,7 @@ class WorkerServer:
         return importing.approved
 
     def describe_probe_env(self) -> EnvSpec:
-        return describe(self._probe_env, self._name)
+        return inspect_env(self._probe_env, self._name)
 
     def time_probe_env(self, setup: WorkerSetup) -> Timing:
         buffers, action_log = self._map_memory(setup)

@@ -1,4 +1,4 @@
-"""Functions of environments with goals: the reward, or the end, of any pair of goals."""
+"""Find the functions of a goal environment that compute rewards and terminations for any pair of goals."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ REWARD, TERMINATED = "compute_reward", "compute_terminated"
 
 
 def find_goal_functions(env: Any) -> dict[str, GoalFunction]:
-    """Return those of the two functions that a gymnasium.Env has, by name."""
-    task = env.unwrapped
-    return {name: getattr(task, name) for name in (REWARD, TERMINATED) if callable(getattr(task, name, None))}
+    """Return the methods `compute_reward` and `compute_terminated` by name, as far as a gymnasium.Env has them."""
+    base = env.unwrapped
+    return {name: getattr(base, name) for name in (REWARD, TERMINATED) if callable(getattr(base, name, None))}
 
 
 def goal_functions(env: SerialVectorEnv | ProcessVectorEnv) -> tuple[GoalFunction, GoalFunction | None]:
-    """Return the reward function of the first environment and, where it has one, its termination function. They are
-    called in the process that the environment lives in."""
+    """Return the reward function of the first environment, and its termination function or None.
+
+    They run in the process of that environment.
+    """
     names = env.goal_functions()
     if REWARD not in names:
         raise UserError(
-            f"replay.her needs a task with goals; {env.name} has no method "
+            f"replay.her needs a goal environment; {env.name} has no method "
             f"compute_reward(achieved_goal, desired_goal, info)"
         )
     return partial(env.compute, REWARD), partial(env.compute, TERMINATED) if TERMINATED in names else None

@@ -1,4 +1,4 @@
-"""Pictures of MuJoCo without a screen: EGL is chosen where there is one, its absence is told with what installs it."""
+"""Render MuJoCo without a display, through EGL if it is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INSTALL = "apt-get install libegl1 libgl1-mesa-dri"
 
 
 def choose_egl() -> bool:
-    """Whether EGL was chosen here. What a person chose stays, and without its library numbers are all that is made."""
+    """Select EGL for MuJoCo and return True, if there is no display, EGL is installed and the user selected nothing."""
     if not headless() or "MUJOCO_GL" in os.environ or not has_egl():
         return False
     os.environ["MUJOCO_GL"] = "egl"
@@ -23,8 +23,11 @@ def choose_egl() -> bool:
 
 
 def import_with_egl(load: Callable[[], T]) -> T:
-    """What `load` imports. MuJoCo looks at the choice when it is imported; where there is a library but nothing to draw
-    with, that fails, and numbers need no picture."""
+    """Call `load`, which imports MuJoCo, with EGL selected if possible.
+
+    The import fails if the EGL library is installed but no driver is. Then import without EGL, as only rendering needs
+    it.
+    """
     chosen = choose_egl()
     try:
         return load()
@@ -36,12 +39,12 @@ def import_with_egl(load: Callable[[], T]) -> T:
 
 
 def render_with_hint(name: str, draw: Callable[[], T]) -> T:
-    """The picture that `draw` makes."""
+    """Call `draw`. If it fails for lack of EGL, raise `UserError` with the command that installs EGL."""
     try:
         return draw()
     except Exception as error:
         if headless() and ("MUJOCO_GL" not in os.environ or not has_egl()):
-            raise UserError(f"{name} needs EGL to draw pictures without a screen: {INSTALL}") from error
+            raise UserError(f"{name} needs EGL to render without a display: {INSTALL}") from error
         raise
 
 
@@ -54,5 +57,5 @@ def has_egl() -> bool:
 
 
 def headless() -> bool:
-    """Return whether there is no screen: on Linux, neither an X nor a Wayland display."""
+    """Return whether this is Linux with neither an X nor a Wayland display."""
     return sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

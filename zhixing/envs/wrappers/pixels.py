@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from zhixing.envs.options import parameters
+from zhixing.envs.options import parameter_names
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.wrappers.resize import make_resizer, to_grayscale
 from zhixing.errors import UserError
@@ -80,7 +80,7 @@ def wrap_pixels(
     return FrameStack(env, stack) if stack > 1 else env
 
 
-PIXEL_OPTIONS = tuple(parameters(wrap_pixels)[0][1:])
+PIXEL_OPTIONS = tuple(parameter_names(wrap_pixels)[1:])
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

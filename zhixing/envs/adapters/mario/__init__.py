@@ -14,8 +14,7 @@ import gymnasium as gym
 
 from zhixing.envs.adapters.mario.env import SuperMarioEnv
 from zhixing.envs.adapters.mario.rules import score_shaping
-from zhixing.envs.options import check_options
-from zhixing.envs.wrappers.agents import construct_env
+from zhixing.envs.options import check_options, construct_env
 from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, split_options, wrap_pixels
 from zhixing.errors import UserError
 
@@ -41,7 +40,7 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     check_options(name, constructor, options, extra=PIXEL_OPTIONS)
     game_options, pixel_options = split_options(options)
     pixel_options["shaping"] = _resolve_shaping(name, options.get("shaping"))
-    env = construct_env(name, constructor, game_options, named=constructor)
+    env = construct_env(name, constructor, game_options)
     try:
         return wrap_pixels(env, **pixel_options)
     except Exception:

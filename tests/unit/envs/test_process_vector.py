@@ -1,3 +1,5 @@
+"""Vector environments in worker processes: crashes, asynchronous results, and cleanup."""
+
 from __future__ import annotations
 
 import os
@@ -10,76 +12,78 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sample_tasks import Sleeper, Spy, Trouble
+from sample_envs import Crasher, ProcessInfo, Sleeper
 
 from zhixing.envs import ProcessVectorEnv, SerialVectorEnv, VectorEnv, make_vector
 from zhixing.errors import EnvCrashError, UserError
 
 
-def actions(num: int, **special: int) -> np.ndarray:
-    chosen = np.zeros(num, int)
-    for index, action in special.items():
-        chosen[int(index.removeprefix("at"))] = action
-    return chosen
+def actions(num: int, **at: int) -> np.ndarray:
+    """Return zeros, except at given indices: `at2=6` is action 6 at index 2."""
+    array = np.zeros(num, int)
+    for index, action in at.items():
+        array[int(index.removeprefix("at"))] = action
+    return array
 
 
 def alive(pid: int) -> bool:
-    """Running, not a zombie that waits to be collected."""
+    """Return whether the process runs. A zombie doesn't."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def gone(pids: list[int], seconds: float = 5.0) -> bool:
-    end = time.monotonic() + seconds
-    while any(alive(pid) for pid in pids) and time.monotonic() < end:
+def all_ended(pids: list[int], seconds: float = 5.0) -> bool:
+    """Wait until the processes end. Return whether they did."""
+    deadline = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not any(alive(pid) for pid in pids)
 
 
 @pytest.mark.parametrize(("backend", "index"), [("serial", 3), ("process", 3), ("mixed", 3), ("mixed", 0)])
-def test_crash_shows_traceback_name_index_and_step(backend: str, index: int) -> None:
-    env: VectorEnv = SerialVectorEnv(Trouble, 4)
+def test_crash_error_contains_traceback_name_index_and_step(backend: str, index: int) -> None:
+    env: VectorEnv = SerialVectorEnv(Crasher, 4)
     if backend != "serial":
-        env = ProcessVectorEnv(Trouble, 4, 2, mixed=backend == "mixed")
+        env = ProcessVectorEnv(Crasher, 4, 2, mixed=backend == "mixed")
     env.reset(seed=0)
     env.step(actions(4))
     with pytest.raises(EnvCrashError) as caught:
         env.step(actions(4, **{f"at{index}": 7}))
     message = str(caught.value)
-    assert f"Trouble (index {index}) crashed at step 2" in message
+    assert f"Crasher (index {index}) crashed at step 2" in message
     assert "ZeroDivisionError: the wheels came off" in message
-    assert "sample_tasks.py" in message
+    assert "sample_envs.py" in message
     env.close()
     env.close()
 
 
 @pytest.mark.parametrize(("action", "how"), [(6, "was killed by SIGKILL"), (5, "exited with code 3")])
-def test_death_of_a_worker_is_told(action: int, how: str) -> None:
-    env = ProcessVectorEnv(Trouble, 4, 2)
+def test_dead_worker_raises_crash_error(action: int, how: str) -> None:
+    env = ProcessVectorEnv(Crasher, 4, 2)
     env.reset(seed=0)
-    with pytest.raises(EnvCrashError, match=rf"Trouble \(index 2 to 3\) {how}"):
+    with pytest.raises(EnvCrashError, match=rf"Crasher \(index 2 to 3\) {how}"):
         env.step(actions(4, at2=action))
     with pytest.raises(EnvCrashError, match=how):
         env.state_dict()
     env.close()
 
 
-def test_close_ends_workers_even_in_the_middle_of_a_step() -> None:
+def test_close_ends_workers_during_a_step() -> None:
     env = ProcessVectorEnv(Sleeper, 2, 2)
     env.reset(seed=0)
     pids = [worker.process.pid for worker in env._workers]
     env.send(actions(2, at0=7), np.arange(2))
     env.close()
-    assert gone(pids, 0.0)
+    assert all_ended(pids, 0.0)
 
 
 @pytest.mark.parametrize(("mixed", "slow", "fast"), [(False, [0, 1], [2, 3]), (True, [2, 3], [0, 1])])
 def test_ready_environments_are_returned_first(mixed: bool, slow: list[int], fast: list[int]) -> None:
     env = ProcessVectorEnv(Sleeper, 4, 2, mixed=mixed)
     env.reset(seed=0)
-    env.send(actions(4, **{f"at{slow[0]}": 7}), np.arange(4))  # it sleeps 350 ms, and its worker with it
+    env.send(actions(4, **{f"at{slow[0]}": 7}), np.arange(4))  # its worker sleeps 350 ms
     ids, obs, _, _, _, _ = env.recv()
     assert ids.tolist() == fast
     assert obs.tolist() == [[0, 1], [0, 1]]
@@ -97,8 +101,8 @@ def test_ready_environments_are_returned_first(mixed: bool, slow: list[int], fas
     env.close()
 
 
-def test_the_first_worker_of_a_mixed_vector_is_this_process() -> None:
-    env = ProcessVectorEnv(Spy, 5, 2, mixed=True)
+def test_first_worker_of_mixed_backend_is_this_process() -> None:
+    env = ProcessVectorEnv(ProcessInfo, 5, 2, mixed=True)
     assert (env.backend, env.workers) == ("mixed", 2)
     env.reset(seed=0)
     infos = env.step(actions(5))[4]["final_info"]
@@ -108,8 +112,8 @@ def test_the_first_worker_of_a_mixed_vector_is_this_process() -> None:
     env.close()
 
 
-def test_workers_import_no_torch_and_share_nothing_but_rows() -> None:
-    env = ProcessVectorEnv(Spy, 3, 3)
+def test_workers_are_separate_processes_without_torch() -> None:
+    env = ProcessVectorEnv(ProcessInfo, 3, 3)
     env.reset(seed=0)
     infos = env.step(actions(3))[4]["final_info"]
     assert [info["torch"] for info in infos.values()] == [False, False, False]
@@ -117,18 +121,18 @@ def test_workers_import_no_torch_and_share_nothing_but_rows() -> None:
     env.close()
 
 
-def test_workers_outlive_the_thread_that_made_them() -> None:
-    made: list[ProcessVectorEnv] = []
-    thread = threading.Thread(target=lambda: made.append(ProcessVectorEnv(Sleeper, 2, 2)))
+def test_workers_survive_the_thread_that_started_them() -> None:
+    envs: list[ProcessVectorEnv] = []
+    thread = threading.Thread(target=lambda: envs.append(ProcessVectorEnv(Sleeper, 2, 2)))
     thread.start()
     thread.join()
     time.sleep(0.05)
-    made[0].reset(seed=0)
-    made[0].step(actions(2))
-    made[0].close()
+    envs[0].reset(seed=0)
+    envs[0].step(actions(2))
+    envs[0].close()
 
 
-def test_ctrl_c_is_left_to_the_parent() -> None:
+def test_workers_ignore_ctrl_c() -> None:
     env = ProcessVectorEnv(Sleeper, 2, 2)
     env.reset(seed=0)
     for worker in env._workers:
@@ -137,7 +141,7 @@ def test_ctrl_c_is_left_to_the_parent() -> None:
     env.close()
 
 
-def test_interrupted_step_leaves_the_vector_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_env_is_usable_after_an_interrupted_step(monkeypatch: pytest.MonkeyPatch) -> None:
     env = ProcessVectorEnv(Sleeper, 2, 2)
     env.reset(seed=0)
 
@@ -154,7 +158,7 @@ def test_interrupted_step_leaves_the_vector_usable(monkeypatch: pytest.MonkeyPat
     env.close()
 
 
-# No guard around it: workers must not run the script again. The second step is one that never ends.
+# Without `if __name__ == "__main__"`: workers must not run the script again. With action 1, a step never ends.
 SCRIPT = """
 import os, sys, time
 import numpy as np
@@ -194,10 +198,10 @@ def test_killed_parent_leaves_no_worker_and_no_shared_memory(stuck: int) -> None
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert gone(pids)
+    assert all_ended(pids)
 
 
-def test_wrong_numbers_are_refused_before_a_process_starts() -> None:
+def test_invalid_numbers_of_workers_and_envs_are_rejected() -> None:
     with pytest.raises(UserError, match="workers is 3; it must be from 1 to num_envs"):
         make_vector("toy/match", 2, "process", workers=3)
     with pytest.raises(UserError, match="workers is 2, but backend serial has no workers; use process, mixed or ray"):

@@ -1,3 +1,5 @@
+"""Vector environments: all back ends return the same results, and saved states continue identically."""
+
 from __future__ import annotations
 
 import itertools
@@ -6,7 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sample_tasks import Chaser, Counter, InfoMask, Mixed, Pair, PettingManner, Secretive, Stateful, Words, WrongShape
+from sample_envs import (
+    Continuous,
+    Counter,
+    InfoMask,
+    MixedObs,
+    PettingZooStyle,
+    Stateful,
+    TextObs,
+    TupleObs,
+    Unrestorable,
+    WrongShape,
+)
 
 from zhixing.core.tree import tree_leaves, tree_map
 from zhixing.envs import ProcessVectorEnv, SerialVectorEnv, VectorEnv, make_vector
@@ -15,10 +28,10 @@ from zhixing.errors import UserError
 
 
 def record(env: VectorEnv, steps: int, seed: int) -> list[Any]:
-    """Copies of all that `steps` random steps return, and one flat list of arrays to compare."""
+    """Take random steps. Return for each step a list of copied arrays and the final info."""
     rng = np.random.default_rng(seed)
     space = env.single_action_space
-    shown: list[Any] = []
+    records: list[Any] = []
     for _ in range(steps):
         if hasattr(space, "n"):
             actions = rng.integers(0, space.n, env.num_envs)
@@ -29,7 +42,7 @@ def record(env: VectorEnv, steps: int, seed: int) -> list[Any]:
         final = tree_leaves(info["final_obs"]) if ended.any() else []
         mask = [info["action_mask"]] if env.spaces.mask else []
         final_mask = [info["final_mask"][ended]] if env.spaces.mask and ended.any() else []
-        buffers = [
+        arrays = [
             *tree_leaves(obs),
             reward,
             terminated,
@@ -38,47 +51,47 @@ def record(env: VectorEnv, steps: int, seed: int) -> list[Any]:
             *mask,
             *final_mask,
         ]
-        shown.append(([np.copy(array) for array in buffers], info.get("final_info", {})))
-    return shown
+        records.append(([np.copy(array) for array in arrays], info.get("final_info", {})))
+    return records
 
 
 def assert_same(left: list[Any], right: list[Any]) -> None:
-    for (buffers, infos), (others, other_infos) in zip(left, right, strict=True):
+    for (arrays, infos), (others, other_infos) in zip(left, right, strict=True):
         assert infos == other_infos
-        for one, other in zip(buffers, others, strict=True):
+        for one, other in zip(arrays, others, strict=True):
             assert one.dtype == other.dtype
             np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(("factory", "all_workers"), [(Mixed, (1, 2, 3)), (Chaser, (3,))])
-def test_worker_processes_change_no_bit(factory: Any, all_workers: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("factory", "all_workers"), [(MixedObs, (1, 2, 3)), (Continuous, (3,))])
+def test_process_backends_equal_serial_bitwise(factory: Any, all_workers: tuple[int, ...]) -> None:
     serial = SerialVectorEnv(factory, 4)
     first, _ = serial.reset(seed=3)
     first = tree_map(np.copy, first)
-    wanted = record(serial, 500, seed=1)
-    assert any(infos for _, infos in wanted)
+    expected = record(serial, 500, seed=1)
+    assert any(infos for _, infos in expected)
     for workers, mixed in itertools.product(all_workers, (False, True)):
         env = ProcessVectorEnv(factory, 4, workers, mixed=mixed)
         obs, _ = env.reset(seed=3)
         assert_same([(tree_leaves(first), {})], [(tree_leaves(obs), {})])
-        assert_same(wanted, record(env, 500, seed=1))
+        assert_same(expected, record(env, 500, seed=1))
         env.close()
 
 
-def test_each_environment_has_its_own_stream_whatever_their_number() -> None:
-    few, many = SerialVectorEnv(Chaser, 2), SerialVectorEnv(Chaser, 3)
+def test_random_stream_of_an_env_is_independent_of_num_envs() -> None:
+    few, many = SerialVectorEnv(Continuous, 2), SerialVectorEnv(Continuous, 3)
     small, large = few.reset(seed=5)[0], many.reset(seed=5)[0]
     np.testing.assert_array_equal(small, large[:2])
     assert len(np.unique(large[:, 0])) == 3
-    assert not np.array_equal(large, SerialVectorEnv(Chaser, 3).reset(seed=6)[0])
+    assert not np.array_equal(large, SerialVectorEnv(Continuous, 3).reset(seed=6)[0])
 
 
 @pytest.mark.parametrize(
     "backend", [SerialVectorEnv, partial(ProcessVectorEnv, workers=2), partial(ProcessVectorEnv, workers=2, mixed=True)]
 )
-@pytest.mark.parametrize("how", ["death", "limit"])
-def test_end_of_episode_shows_next_first_and_true_last_observation(backend: Any, how: str) -> None:
-    env = backend(lambda: Counter(**{how: 3}), 2)
+@pytest.mark.parametrize("end", ["death", "limit"])
+def test_episode_end_returns_next_first_and_true_final_observation(backend: Any, end: str) -> None:
+    env = backend(lambda: Counter(**{end: 3}), 2)
     obs, info = env.reset(seed=0)
     assert obs.dtype == np.float32
     assert info == {}
@@ -91,13 +104,13 @@ def test_end_of_episode_shows_next_first_and_true_last_observation(backend: Any,
     assert info["final_obs"].tolist() == [[0, 3], [0, 3]]
     assert info["final_info"] == {index: {"length": 3, "score": 0.5, "won": True} for index in (0, 1)}
     assert reward.tolist() == [1, 2]
-    assert (terminated.all(), truncated.any()) == ((True, False) if how == "death" else (False, True))
+    assert (terminated.all(), truncated.any()) == ((True, False) if end == "death" else (False, True))
     assert terminated.dtype == truncated.dtype == bool
     env.close()
 
 
-def test_only_rows_that_ended_are_reset() -> None:
-    lengths = iter([9, 9, 2, 9, 9])  # one copy is made to look at the task
+def test_only_ended_episodes_are_reset() -> None:
+    lengths = iter([9, 9, 2, 9, 9])  # the first instance only determines the spaces
     env = SerialVectorEnv(lambda: Counter(death=next(lengths)), 3)
     env.reset(seed=0)
     env.step(np.zeros(3, int))
@@ -108,10 +121,10 @@ def test_only_rows_that_ended_are_reset() -> None:
     assert list(info["final_info"]) == [1]
 
 
-def test_mask_beside_observation_is_taken_out() -> None:
-    env = SerialVectorEnv(PettingManner, 2)
+def test_mask_in_observation_is_moved_to_info() -> None:
+    env = SerialVectorEnv(PettingZooStyle, 2)
     assert env.spaces.mask == 3
-    assert env.single_observation_space == PettingManner.observation_space["observation"]
+    assert env.single_observation_space == PettingZooStyle.observation_space["observation"]
     obs, info = env.reset(seed=0)
     assert obs.tolist() == [[1, 2], [1, 2]]
     assert info["action_mask"].tolist() == [[True, False, True]] * 2
@@ -122,7 +135,7 @@ def test_mask_beside_observation_is_taken_out() -> None:
     assert info["final_obs"][1].tolist() == [3, 4]
 
 
-def test_mask_in_info_may_be_missing_at_the_end() -> None:
+def test_missing_mask_at_episode_end_allows_all_actions() -> None:
     env = SerialVectorEnv(lambda: InfoMask(death=2), 1)
     assert env.reset(seed=0)[1]["action_mask"].tolist() == [[True, True, False]]
     assert env.step(np.array([0]))[4]["action_mask"].tolist() == [[False, False, True]]
@@ -131,13 +144,13 @@ def test_mask_in_info_may_be_missing_at_the_end() -> None:
     assert info["action_mask"].tolist() == [[True, True, False]]
 
 
-def test_mask_stays_out_of_dict_observations() -> None:
-    env = SerialVectorEnv(Mixed, 2)
-    assert set(env.reset(seed=0)[0]) == {"picture", "place", "kind"}
+def test_mask_is_removed_from_dict_observations() -> None:
+    env = SerialVectorEnv(MixedObs, 2)
+    assert set(env.reset(seed=0)[0]) == {"image", "position", "kind"}
 
 
 def test_tuple_observations_become_dicts() -> None:
-    env = SerialVectorEnv(Pair, 2)
+    env = SerialVectorEnv(TupleObs, 2)
     obs, _ = env.reset(seed=0)
     assert obs["0"].tolist() == [4, 4]
     assert obs["1"]["deep"]["0"].tolist() == [[0.5], [0.5]]
@@ -145,50 +158,51 @@ def test_tuple_observations_become_dicts() -> None:
     assert env.observation_space.contains(obs)
 
 
-def test_spaces_that_are_no_arrays_are_refused() -> None:
+def test_unsupported_space_and_wrong_shape_are_rejected() -> None:
     with pytest.raises(UserError, match="Text"):
-        SerialVectorEnv(Words, 2)
-    with pytest.raises(UserError, match=r"shape \(2,\), its space says \(3,\)"):
+        SerialVectorEnv(TextObs, 2)
+    with pytest.raises(UserError, match=r"shape \(2,\); its observation space has shape \(3,\)"):
         SerialVectorEnv(WrongShape, 2)
 
 
-def makers() -> dict[str, Any]:
+def factories() -> dict[str, Any]:
     return {
-        "serial-mixed": lambda: SerialVectorEnv(Mixed, 3),
-        "serial-chaser": lambda: SerialVectorEnv(Chaser, 3),
-        "process-mixed": lambda: ProcessVectorEnv(Mixed, 3, 2),
-        "mixed-mixed": lambda: ProcessVectorEnv(Mixed, 3, 2, mixed=True),
+        "serial-mixed": lambda: SerialVectorEnv(MixedObs, 3),
+        "serial-continuous": lambda: SerialVectorEnv(Continuous, 3),
+        "process-mixed": lambda: ProcessVectorEnv(MixedObs, 3, 2),
+        "mixed-mixed": lambda: ProcessVectorEnv(MixedObs, 3, 2, mixed=True),
         "process-toy": lambda: make_vector("toy/reach", 3, "process", 2),
         "serial-gymnasium": lambda: make_vector("Acrobot-v1", 3, "serial"),
         "native": lambda: make_vector("CartPole-v1", 3, "native"),
     }
 
 
-@pytest.mark.parametrize("kind", list(makers()))
+@pytest.mark.parametrize("kind", list(factories()))
 @pytest.mark.parametrize("before", [7, 150])
-def test_snapshot_continues_exactly(kind: str, before: int) -> None:
-    """After 7 steps the first episodes are under way, begun from a seed; after 150 most are later ones."""
-    env = makers()[kind]()
+def test_restored_state_continues_identically(kind: str, before: int) -> None:
+    """After 7 steps, environments are in the first, seeded episode; after 150 steps, most are in later ones."""
+    env = factories()[kind]()
     env.reset(seed=2)
     record(env, before, seed=0)
     state = env.state_dict()
     assert_plain(state)
-    wanted = record(env, 300, seed=9)
+    expected = record(env, 300, seed=9)
     env.close()
-    env = makers()[kind]()
-    if before == 7:  # into a fresh one, and into one already in use
+    env = factories()[kind]()
+    if before == 7:  # load into a used vector environment, else into a new one
         env.reset(seed=77)
     obs, info = env.load_state_dict(state)
     assert env.inexact == []
     assert ("action_mask" in info) == (env.spaces.mask is not None)
-    shown = tree_map(np.copy, obs)
-    assert_same(wanted, record(env, 300, seed=9))
+    first_obs = tree_map(np.copy, obs)
+    assert_same(expected, record(env, 300, seed=9))
     obs, _ = env.load_state_dict(state)
-    tree_map(np.testing.assert_array_equal, shown, obs)
+    tree_map(np.testing.assert_array_equal, first_obs, obs)
     env.close()
 
 
 def assert_plain(value: Any) -> None:
+    """Assert that a state consists of plain types that a checkpoint can store."""
     if isinstance(value, dict):
         for key, part in value.items():
             assert isinstance(key, str)
@@ -200,19 +214,19 @@ def assert_plain(value: Any) -> None:
         assert value is None or isinstance(value, (np.ndarray, int, float, str))
 
 
-def test_snapshot_remembers_reset_options() -> None:
-    env = SerialVectorEnv(Chaser, 1)
+def test_saved_state_contains_reset_options() -> None:
+    env = SerialVectorEnv(Continuous, 1)
     env.reset(seed=0, options={"shift": 100.0})
     env.step(np.zeros((1, 2)))
-    other = SerialVectorEnv(Chaser, 1)
+    other = SerialVectorEnv(Continuous, 1)
     obs, _ = other.load_state_dict(env.state_dict())
     assert obs[0, 0] > 50
     assert other.inexact == []
 
 
-def test_serial_snapshot_continues_in_worker_processes() -> None:
+def test_serial_state_continues_in_worker_processes() -> None:
     for mixed in (False, True):
-        serial, process = SerialVectorEnv(Mixed, 4), ProcessVectorEnv(Mixed, 4, 3, mixed=mixed)
+        serial, process = SerialVectorEnv(MixedObs, 4), ProcessVectorEnv(MixedObs, 4, 3, mixed=mixed)
         serial.reset(seed=1)
         record(serial, 60, seed=0)
         process.load_state_dict(serial.state_dict())
@@ -221,9 +235,9 @@ def test_serial_snapshot_continues_in_worker_processes() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_task_that_cant_be_restored_begins_anew_and_is_named(workers: int) -> None:
+def test_unrestorable_envs_start_new_episodes_and_are_listed(workers: int) -> None:
     def make() -> VectorEnv:
-        return ProcessVectorEnv(Secretive, 3, workers) if workers else SerialVectorEnv(Secretive, 3)
+        return ProcessVectorEnv(Unrestorable, 3, workers) if workers else SerialVectorEnv(Unrestorable, 3)
 
     env = make()
     env.reset(seed=0)
@@ -237,52 +251,52 @@ def test_task_that_cant_be_restored_begins_anew_and_is_named(workers: int) -> No
     env.close()
 
 
-def test_action_log_ends_with_the_episode() -> None:
+def test_recorded_actions_are_cleared_at_episode_end() -> None:
     env = SerialVectorEnv(lambda: Counter(limit=10), 1)
     env.reset(seed=0)
     record(env, 1004, seed=0)
     assert len(env.state_dict()["envs"][0]["actions"]) == 4
 
 
-def test_an_endless_episode_is_recorded_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory, checkpoints and the time to resume don't grow with its length; on resume it begins again."""
+def test_recorded_actions_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory and checkpoints don't grow with long episodes, which are restarted on resume instead."""
     monkeypatch.setattr(action_log, "ACTION_BYTES", 16 * 8)  # 16 actions of 8 bytes
     env = SerialVectorEnv(lambda: Counter(limit=10**9), 1)
     env.reset(seed=0)
     (sub_env,) = env.group.sub_envs
     record(env, 16, seed=0)
     assert len(env.state_dict()["envs"][0]["actions"]) == 16
-    again = SerialVectorEnv(lambda: Counter(limit=10**9), 1)
-    again.load_state_dict(env.state_dict())
-    assert again.inexact == []
+    restored = SerialVectorEnv(lambda: Counter(limit=10**9), 1)
+    restored.load_state_dict(env.state_dict())
+    assert restored.inexact == []
     record(env, 1, seed=0)
     state = env.state_dict()
     assert (state["envs"][0]["actions"], sub_env.actions, sub_env.num_actions) == (None, [], 17)
-    again.load_state_dict(state)
-    assert again.inexact == [0]
-    record(again, 5, seed=0)  # what it plays from there on is recorded again
-    assert len(again.state_dict()["envs"][0]["actions"]) == 5
+    restored.load_state_dict(state)
+    assert restored.inexact == [0]
+    record(restored, 5, seed=0)  # the new episode is recorded
+    assert len(restored.state_dict()["envs"][0]["actions"]) == 5
 
 
-def test_an_endless_episode_of_a_task_with_a_state_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_episode_of_env_with_state_dict_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(action_log, "ACTION_BYTES", 16 * 8)
-    env, again = (SerialVectorEnv(Stateful, 1) for _ in "ab")
+    env, restored = (SerialVectorEnv(Stateful, 1) for _ in "ab")
     env.reset(seed=0)
     record(env, 40, seed=0)
-    again.load_state_dict(env.state_dict())
-    assert again.inexact == []
-    assert again.state_dict()["envs"][0]["actions"] is None  # not the actions since the resume alone
-    assert_same(record(env, 20, seed=4), record(again, 20, seed=4))
+    restored.load_state_dict(env.state_dict())
+    assert restored.inexact == []
+    assert restored.state_dict()["envs"][0]["actions"] is None  # not only those after the resume
+    assert_same(record(env, 20, seed=4), record(restored, 20, seed=4))
 
 
-def test_state_of_another_vector_is_refused() -> None:
+def test_state_with_other_num_envs_is_rejected() -> None:
     env = SerialVectorEnv(Counter, 2)
     env.reset(seed=0)
     with pytest.raises(UserError, match="saved state has num_envs 2; this vector environment has num_envs 3"):
         SerialVectorEnv(Counter, 3).load_state_dict(env.state_dict())
 
 
-def test_serial_answers_what_was_sent() -> None:
+def test_serial_receives_results_of_sent_actions() -> None:
     env = SerialVectorEnv(lambda: Counter(death=2), 4)
     env.reset(seed=0)
     env.send(np.array([5, 6]), np.array([3, 1]))

@@ -1,4 +1,4 @@
-"""Tasks that show one behaviour each. Worker processes import them from here."""
+"""Environments with one special behavior each, in a module that worker processes can import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 
 
 class Counter(gym.Env):
-    """Shows [episode, step]; terminated at `death`, truncated at `limit`."""
+    """Observations are [episode, step]. Terminates at step `death`, truncates at step `limit`."""
 
     observation_space = Box(0, np.inf, (2,), np.float64)
     action_space = Discrete(8)
@@ -29,18 +29,18 @@ class Counter(gym.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
-        info = {"length": self.steps, "score": np.float32(0.5), "won": np.True_, "text": "no", "many": np.ones(3)}
+        info = {"length": self.steps, "score": np.float32(0.5), "won": np.True_, "text": "no", "array": np.ones(3)}
         obs = np.array([self.episode, self.steps], float)
         return obs, float(action), self.steps >= self.death, self.steps >= self.limit, info
 
 
-class Mixed(gym.Env):
-    """A dict of a picture, float64 numbers and a choice, with masks and random ends."""
+class MixedObs(gym.Env):
+    """A dict of an image, float64 numbers and an integer, with action masks and random episode ends."""
 
     observation_space = Dict(
         {
-            "picture": Box(0, 255, (5, 4, 3), np.uint8),
-            "place": Box(-np.inf, np.inf, (2,), np.float64),
+            "image": Box(0, 255, (5, 4, 3), np.uint8),
+            "position": Box(-np.inf, np.inf, (2,), np.float64),
             "kind": Discrete(3),
             "action_mask": Box(0, 1, (4,), np.int8),
         }
@@ -52,24 +52,24 @@ class Mixed(gym.Env):
         mask = rng.integers(0, 2, 4).astype(np.int8)
         mask[0] = 1
         return {
-            "picture": rng.integers(0, 256, (5, 4, 3), np.uint8),
-            "place": self.place,
+            "image": rng.integers(0, 256, (5, 4, 3), np.uint8),
+            "position": self.position,
             "kind": rng.integers(3),
             "action_mask": mask,
         }
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self.place = self.np_random.normal(size=2)
+        self.position = self.np_random.normal(size=2)
         return self._obs(), {}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.place = self.place + 0.1 * action + self.np_random.normal(size=2)
+        self.position = self.position + 0.1 * action + self.np_random.normal(size=2)
         ends = self.np_random.random(2) < 0.05
-        return self._obs(), float(self.place.sum()), bool(ends[0]), bool(ends[1]), {"x": float(self.place[0])}
+        return self._obs(), float(self.position.sum()), bool(ends[0]), bool(ends[1]), {"x": float(self.position[0])}
 
 
-class PettingManner(gym.Env):
+class PettingZooStyle(gym.Env):
     observation_space = Dict({"observation": Box(0, 9, (2,), np.float32), "action_mask": Box(0, 1, (3,), np.int8)})
     action_space = Discrete(3)
 
@@ -82,7 +82,7 @@ class PettingManner(gym.Env):
 
 
 class InfoMask(Counter):
-    """The mask is in info, and missing once the episode is over."""
+    """The action mask is in `info`, and missing after the last step of an episode."""
 
     action_space = Discrete(3)
 
@@ -96,14 +96,14 @@ class InfoMask(Counter):
         return obs, reward, terminated, truncated, info
 
 
-class Pair(Counter):
+class TupleObs(Counter):
     observation_space = Tuple((Discrete(9), Dict({"deep": Tuple((Box(0, 9, (1,), np.float32), Discrete(2)))})))
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         return (4, {"deep": (np.array([0.5], np.float32), 1)}), {}
 
 
-class Words(Counter):
+class TextObs(Counter):
     observation_space = Text(5)
 
 
@@ -111,28 +111,28 @@ class WrongShape(Counter):
     observation_space = Box(0, 1, (3,))
 
 
-class Chaser(gym.Env):
-    """Continuous; keeps the action it gets, changes it, and asks that no later step has written into it."""
+class Continuous(gym.Env):
+    """Keeps and modifies the actions it receives, and asserts that no later step overwrites them."""
 
     observation_space = Box(-np.inf, np.inf, (2,), np.float64)
     action_space = Box(-2, 2, (2,), np.float64)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self.place = self.np_random.normal(size=2) + (options or {}).get("shift", 0.0)
-        self.kept = self.copy = np.zeros(2)
-        return self.place, {}
+        self.position = self.np_random.normal(size=2) + (options or {}).get("shift", 0.0)
+        self.last_action = self.copy = np.zeros(2)
+        return self.position, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert np.array_equal(self.kept, self.copy)
+        assert np.array_equal(self.last_action, self.copy)
         action *= 2
-        self.kept, self.copy = action, action.copy()
-        self.place = self.place + action + self.np_random.normal(size=2)
-        return self.place, 0.0, bool(self.np_random.random() < 0.02), False, {}
+        self.last_action, self.copy = action, action.copy()
+        self.position = self.position + action + self.np_random.normal(size=2)
+        return self.position, 0.0, bool(self.np_random.random() < 0.02), False, {}
 
 
-class Secretive(Counter):
-    """Its randomness can't be restored: it comes from outside."""
+class Unrestorable(Counter):
+    """Can't be restored: every step uses a new unseeded generator."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, *rest = super().step(action)
@@ -140,7 +140,7 @@ class Secretive(Counter):
 
 
 class Stateful(Counter):
-    """Can save its state."""
+    """Can save and restore its state."""
 
     def state_dict(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if isinstance(value, int)}
@@ -149,8 +149,8 @@ class Stateful(Counter):
         vars(self).update(state)
 
 
-class Trouble(Counter):
-    """Action 7 raises, 6 kills the process, 5 leaves it."""
+class Crasher(Counter):
+    """Action 7 raises an error, 6 kills the process, 5 exits it."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if action == 7:
@@ -163,7 +163,7 @@ class Trouble(Counter):
 
 
 class Sleeper(Counter):
-    """Sleeps as many twentieths of a second as the action says, and `always`."""
+    """Sleeps `always` seconds plus 0.05 s times the action."""
 
     def __init__(self, always: float = 0.0) -> None:
         super().__init__()
@@ -174,8 +174,8 @@ class Sleeper(Counter):
         return super().step(action)
 
 
-class Spy(Counter):
-    """Tells what its process has imported."""
+class ProcessInfo(Counter):
+    """Episodes of one step, whose info describes the process."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, *_ = super().step(action)

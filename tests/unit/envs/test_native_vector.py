@@ -1,3 +1,5 @@
+"""The native back end, and the torch back end where both behave alike."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -7,12 +9,12 @@ from zhixing.envs import make_vector
 from zhixing.errors import UserError
 
 
-def test_native_cartpole_moves_as_the_single_one() -> None:
+def test_native_cartpole_equals_gymnasium() -> None:
     native, serial = make_vector("CartPole-v1", 5, "native"), make_vector("CartPole-v1", 5, "serial")
     native.reset(seed=0)
     serial.reset(seed=1)
     rng = np.random.default_rng(0)
-    ends = 0
+    num_terminated = 0
     for _ in range(400):
         for sub_env, state in zip(serial.group.sub_envs, native.native_env.env.state.T, strict=True):
             sub_env.env.unwrapped.state = state.copy()
@@ -25,10 +27,10 @@ def test_native_cartpole_moves_as_the_single_one() -> None:
         alive = ~terminated
         np.testing.assert_array_equal(obs[alive], other[alive])
         if terminated.any():
-            ends += terminated.sum()
+            num_terminated += terminated.sum()
             np.testing.assert_array_equal(info["final_obs"][~alive], other_info["final_obs"][~alive])
             assert (np.abs(obs[~alive]) <= 0.05).all()
-    assert ends > 20
+    assert num_terminated > 20
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
@@ -45,7 +47,7 @@ def test_time_limit_truncates_in_the_same_step(backend: str) -> None:
             assert (np.abs(info["final_obs"]) > 0.05).any()
 
 
-def test_native_seeds_repeat() -> None:
+def test_native_env_repeats_with_seed() -> None:
     env = make_vector("CartPole-v1", 3, "native")
     first = env.reset(seed=4)[0].copy()
     assert not np.array_equal(first, env.reset()[0])
@@ -53,17 +55,17 @@ def test_native_seeds_repeat() -> None:
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_answers_all_at_once(backend: str) -> None:
+def test_all_envs_must_be_sent_at_once(backend: str) -> None:
     env = make_vector("CartPole-v1", 2, backend)
     env.reset(seed=0)
     with pytest.raises(ValueError, match="send all 2"):
         env.send(np.array([1]), np.array([0]))
-    env.send(np.array([1, 0]), np.array([1, 0]))  # environment 1 goes right, 0 left
+    env.send(np.array([1, 0]), np.array([1, 0]))  # environment 1 is pushed right, 0 left
     ids, obs, *_ = env.recv()
     assert ids.tolist() == [0, 1]
     assert obs[0, 1] < 0 < obs[1, 1]
 
 
-def test_task_without_native_version_is_told() -> None:
+def test_env_without_native_version_is_rejected() -> None:
     with pytest.raises(UserError, match="Pendulum-v1 has no native version"):
         make_vector("Pendulum-v1", 2, "native")

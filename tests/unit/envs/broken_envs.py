@@ -1,4 +1,4 @@
-"""Tasks that are right but for one thing each. Worker processes import them from here, the command line by name."""
+"""Environments with one fault each, in a module that worker processes and the command line can import."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Sequence
 Step = tuple[Any, Any, Any, Any, Any]
 
 
-class Sound(gym.Env):
-    """A walk by chance and by action, cut after 20 steps. Nothing is wrong with it."""
+class Valid(gym.Env):
+    """A random walk with drift, truncated after 20 steps. It has no fault."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
     observation_space: Any = Box(-1e5, 1e5, (2,), np.float32)
@@ -27,83 +27,75 @@ class Sound(gym.Env):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         super().reset(seed=seed)
-        self.t, self.place = 0, self.np_random.normal(size=2)
-        return self.see(), {}
+        self.t, self.position = 0, self.np_random.normal(size=2)
+        return self.get_obs(), {}
 
-    def see(self) -> Any:
-        return self.place.astype(np.float32)
+    def get_obs(self) -> Any:
+        return self.position.astype(np.float32)
 
     def step(self, action: Any) -> Step:
         if self.t >= 20:
             raise RuntimeError("the episode is over")
         self.t += 1
-        self.place = self.place + self.np_random.normal(size=2) + int(np.sum(action))
-        return self.see(), float(self.place[0]), False, self.t == 20, {"far": float(self.place[1])}
+        self.position = self.position + self.np_random.normal(size=2) + int(np.sum(action))
+        return self.get_obs(), float(self.position[0]), False, self.t == 20, {"far": float(self.position[1])}
 
     def render(self) -> Any:
         return np.zeros((8, 8, 3), np.uint8)
 
 
-class Strange(Sound):
+class UnsupportedSpace(Valid):
     observation_space = Sequence(Discrete(3))
 
 
-class NoSpace(Sound):
+class MissingActionSpace(Valid):
     action_space = None
 
 
-class WrongShape(Sound):
-    """From the third step on."""
-
-    def see(self) -> Any:
-        obs = super().see()
+class WrongShape(Valid):
+    def get_obs(self) -> Any:
+        obs = super().get_obs()
         return obs[:1] if self.t > 2 else obs
 
 
-class WrongKind(Sound):
-    """Bytes that are none."""
-
+class WrongDtype(Valid):
     observation_space = Box(0, 255, (2,), np.uint8)
 
-    def see(self) -> Any:
+    def get_obs(self) -> Any:
         return np.array([0.5, 0.25], np.float32) if self.t > 2 else np.zeros(2, np.uint8)
 
 
-class TooLarge(Sound):
-    """Numbers that bytes can't hold."""
-
+class TooLargeForDtype(Valid):
     observation_space = Box(0, 255, (2,), np.uint8)
 
-    def see(self) -> Any:
+    def get_obs(self) -> Any:
         return np.array([7, 300 if self.t > 2 else 3])
 
 
-class NoSuchChoice(Sound):
+class InvalidDiscreteObs(Valid):
     observation_space = Discrete(3)
 
-    def see(self) -> Any:
+    def get_obs(self) -> Any:
         return 3 if self.t > 2 else 2
 
 
-class Outside(Sound):
-    def see(self) -> Any:
-        return super().see() + (2e5 if self.t > 2 else 0)
+class OutOfBounds(Valid):
+    def get_obs(self) -> Any:
+        return super().get_obs() + (2e5 if self.t > 2 else 0)
 
 
-class NanObs(Sound):
-    def see(self) -> Any:
-        return super().see() * (np.nan if self.t > 2 else 1)
+class NanObs(Valid):
+    def get_obs(self) -> Any:
+        return super().get_obs() * (np.nan if self.t > 2 else 1)
 
 
-class NanLast(Sound):
-    """Only the last observation of an episode."""
-
-    def see(self) -> Any:
-        return super().see() * (np.nan if self.t == 20 else 1)
+class NanFinalObs(Valid):
+    def get_obs(self) -> Any:
+        return super().get_obs() * (np.nan if self.t == 20 else 1)
 
 
-class NanFirst(Sound):
-    """The first one of every episode but the first."""
+class InfFirstObs(Valid):
+    """The first observation of an unseeded episode is infinite."""
 
     episodes = 0
 
@@ -113,121 +105,121 @@ class NanFirst(Sound):
         return obs * (np.inf if self.episodes else 1), info
 
 
-class NanReward(Sound):
+class NanReward(Valid):
     def step(self, action: Any) -> Step:
         obs, reward, *rest = super().step(action)
         return obs, np.nan if self.t > 2 else reward, *rest
 
 
-class WordReward(Sound):
+class TextReward(Valid):
     def step(self, action: Any) -> Step:
         obs, _, *rest = super().step(action)
-        return obs, "much", *rest
+        return obs, "high", *rest
 
 
-class RewardInArray(Sound):
-    """Its rewards have the shape (1,), as with many vectors of one."""
+class ArrayReward(Valid):
+    """Rewards have shape (1,), as in vector environments."""
 
     def step(self, action: Any) -> Step:
         obs, reward, *rest = super().step(action)
         return obs, np.array([reward]), *rest
 
 
-class RewardOfThree(Sound):
+class ThreeRewards(Valid):
     def step(self, action: Any) -> Step:
         obs, reward, *rest = super().step(action)
         return obs, np.full(3, reward), *rest
 
 
-class NoReward(Sound):
+class NoneReward(Valid):
     def step(self, action: Any) -> Step:
         obs, _, *rest = super().step(action)
         return obs, None, *rest
 
 
-class Binary(Sound):
+class MultiBinaryActions(Valid):
     action_space = MultiBinary(3)
 
 
-class OldReset(Sound):
-    """As in the old Gym: nothing beside the observation."""
+class OldReset(Valid):
+    """As in the old Gym: `reset` returns no info."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return super().reset(seed=seed)[0]
 
 
-class OldSignature(Sound):
+class OldSignature(Valid):
     def reset(self) -> Any:  # type: ignore[override]
         return super().reset()[0]
 
 
-class OldStep(Sound):
-    """As in the old Gym: one flag for the end."""
+class OldStep(Valid):
+    """As in the old Gym: one flag `done`."""
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, info = super().step(action)
         return obs, reward, terminated or truncated, info
 
 
-class Unseeded(Sound):
+class Unseeded(Valid):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         return super().reset(seed=None if seed is None else time.perf_counter_ns() % 2**31)
 
 
-class Remembers(Sound):
-    """Each episode begins where the last one ended, whatever the seed."""
+class CarriesOverState(Valid):
+    """Each episode starts from the last position of the previous episode, whatever the seed."""
 
-    left: Any = 0.0
+    last: Any = 0.0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         super().reset(seed=seed)
-        self.place = self.place + self.left
-        return self.see(), {}
+        self.position = self.position + self.last
+        return self.get_obs(), {}
 
     def step(self, action: Any) -> Step:
         result = super().step(action)
-        self.left = self.place
+        self.last = self.position
         return result
 
 
-class Shares(Sound):
-    """All copies write into the same place."""
+class SharedState(Valid):
+    """All instances share their position."""
 
     shared = np.zeros(2)
 
     @property
-    def place(self) -> Any:
-        return Shares.shared
+    def position(self) -> Any:
+        return SharedState.shared
 
-    @place.setter
-    def place(self, value: Any) -> None:
-        Shares.shared = value
+    @position.setter
+    def position(self, value: Any) -> None:
+        SharedState.shared = value
 
 
-class NeverEnds(Sound):
+class NeverEnds(Valid):
     def step(self, action: Any) -> Step:
         self.t = min(self.t, 18)
         return super().step(action)
 
 
-class GoesOn(Sound):
+class ContinuesAfterEnd(Valid):
     def step(self, action: Any) -> Step:
         self.t %= 20
         return super().step(action)
 
 
-class EndsByWord(Sound):
+class TextFlag(Valid):
     def step(self, action: Any) -> Step:
         obs, reward, _, truncated, info = super().step(action)
         return obs, reward, "no" if self.t == 20 else False, truncated, info
 
 
-class NoDict(Sound):
+class NoneInfo(Valid):
     def step(self, action: Any) -> Step:
         return *super().step(action)[:4], None
 
 
-class Masks(Sound):
+class Masked(Valid):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         return super().reset(seed=seed)[0], {"action_mask": self.mask()}
 
@@ -239,18 +231,18 @@ class Masks(Sound):
         return np.ones(3, np.int8)
 
 
-class MaskForbidsAll(Masks):
+class MaskForbidsAll(Masked):
     def mask(self) -> Any:
         return np.full(3, self.t < 3, np.int8)
 
 
-class MaskOfWrongShape(Masks):
+class MaskWrongShape(Masked):
     def mask(self) -> Any:
         return np.ones(3 if self.t < 3 else 1, np.int8)
 
 
-class MaskForbidsAGroup(Masks):
-    """Two choices of the first kind, three of the second: none of the first is left."""
+class MaskForbidsComponent(Masked):
+    """Forbids both actions of the first component."""
 
     action_space = MultiDiscrete([2, 3])
 
@@ -258,47 +250,47 @@ class MaskForbidsAGroup(Masks):
         return np.array([1, 1, 0, 1, 1] if self.t < 3 else [0, 0, 1, 1, 1], np.int8)
 
 
-class BadPicture(Sound):
+class FloatImage(Valid):
     def render(self) -> Any:
         return np.zeros((8, 8), np.float32)
 
 
-class ForgetsToRestore(Sound):
-    """Says that it can be put back, but leaves its chance behind."""
+class IncompleteState(Valid):
+    """`state_dict` omits the random generator."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place.copy(), "t": self.t}
+        return {"position": self.position.copy(), "t": self.t}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.reset(seed=0)
-        self.place, self.t = state["place"].copy(), state["t"]
+        self.position, self.t = state["position"].copy(), state["t"]
 
 
-class OwnChance(Sound):
-    """Repeats itself, but its generator can't be looked into."""
+class PrivateGenerator(Valid):
+    """Uses a generator other than `np_random`, whose state can't be saved from outside."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         if seed is not None:
-            self.own = np.random.default_rng(seed)
+            self.rng = np.random.default_rng(seed)
         return super().reset(seed=seed)
 
-    def see(self) -> Any:
-        return (self.place + self.own.random(2)).astype(np.float32)
+    def get_obs(self) -> Any:
+        return (self.position + self.rng.random(2)).astype(np.float32)
 
 
-class Fails(Sound):
-    """In one of about 60 steps, as its own chance and the action say it: `how` it fails."""
+class Failing(Valid):
+    """Fails in a random step, with a given probability if the action isn't 0. `how` is the kind of failure."""
 
-    def __init__(self, how: str = "raise", chance: float = 1 / 40) -> None:
+    def __init__(self, how: str = "raise", probability: float = 1 / 40) -> None:
         super().__init__()
-        self.how, self.chance = how, chance
+        self.how, self.probability = how, probability
 
     def step(self, action: Any) -> Step:
         obs, reward, terminated, truncated, info = super().step(action)
-        throw = self.np_random.random()
-        if throw < self.chance and int(action) > 0:
+        sample = self.np_random.random()
+        if sample < self.probability and int(action) > 0:
             if self.how == "raise":
-                raise ZeroDivisionError(f"threw {throw:.9f} with action {action} at {self.place[0]:.6f}")
+                raise ZeroDivisionError(f"sampled {sample:.9f} with action {action} at {self.position[0]:.6f}")
             if self.how == "nan":
                 reward = np.nan
             elif self.how == "shape":

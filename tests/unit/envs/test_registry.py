@@ -1,3 +1,5 @@
+"""Names, options and back ends of environments."""
+
 from __future__ import annotations
 
 import re
@@ -17,67 +19,68 @@ from zhixing.errors import UserError
 from zhixing.utils.extras import install_hint
 
 
-def refusal(name: str, **options: object) -> str:
+def error_of(name: str, **options: object) -> str:
+    """Return the message of the `UserError` that `make` raises."""
     with pytest.raises(UserError) as caught:
         make(name, **options)
     return str(caught.value)
 
 
-def test_names_are_the_newest_of_each_task() -> None:
+def test_names_are_the_newest_versions() -> None:
     known = names()
     assert {"CartPole-v1", "Taxi-v4", "HalfCheetah-v5", "toy/match", "toy/reach"} <= set(known)
     assert not {"CartPole-v0", "HalfCheetah-v4", "GymV21Environment-v0"} & set(known)
     assert not any(name.startswith(("phys2d/", "tabular/")) for name in known)
 
 
-def test_unknown_name_suggests_the_nearest() -> None:
-    assert "did you mean 'CartPole-v1'" in refusal("CartPol-v1")
-    assert "did you mean 'toy/match'" in refusal("toy/mach")
-    assert "unknown environment" in refusal("nowhere/walk")
+def test_unknown_name_suggests_the_closest_name() -> None:
+    assert "did you mean 'CartPole-v1'" in error_of("CartPol-v1")
+    assert "did you mean 'toy/match'" in error_of("toy/mach")
+    assert "unknown environment" in error_of("nowhere/walk")
 
 
-def test_wrong_version_names_the_right_one() -> None:
+def test_wrong_version_suggests_the_newest_version() -> None:
     for wrong in ("CartPole-v7", "CartPole"):
-        assert refusal(wrong) == f"there is no {wrong}; the newest version is 'CartPole-v1'"
-    assert "'LunarLander-v3'" in refusal("LunarLander-v2")
-    assert "'HalfCheetah-v5'" in refusal("HalfCheetah-v2")
+        assert error_of(wrong) == f"there is no {wrong}; the newest version is 'CartPole-v1'"
+    assert "'LunarLander-v3'" in error_of("LunarLander-v2")
+    assert "'HalfCheetah-v5'" in error_of("HalfCheetah-v2")
 
 
-def test_unknown_option_names_the_allowed_and_the_nearest() -> None:
-    message = refusal("CartPole-v1", sutton_reward=True)
+def test_unknown_option_lists_the_allowed_ones_and_suggests_the_closest() -> None:
+    message = error_of("CartPole-v1", sutton_reward=True)
     assert "CartPole-v1 has no option 'sutton_reward', allowed: sutton_barto_reward, render_mode" in message
     assert message.endswith("did you mean 'sutton_barto_reward'?")
-    assert "toy/match has no option 'size'" in refusal("toy/match", size=3)
+    assert "toy/match has no option 'size'" in error_of("toy/match", size=3)
     with pytest.raises(UserError, match="no option 'size'"):
         make_vector("CartPole-v1", 2, options={"size": 3})
 
 
-def test_value_of_an_option_must_be_of_its_type() -> None:
-    assert refusal("CartPole-v1", sutton_barto_reward="maybe") == (
-        "CartPole-v1: option sutton_barto_reward='maybe' is of type str; it takes bool, such as False"
+def test_option_of_wrong_type_is_rejected() -> None:
+    assert error_of("CartPole-v1", sutton_barto_reward="maybe") == (
+        "CartPole-v1: option sutton_barto_reward='maybe' is of type str; allowed is bool, such as False"
     )
-    assert "option g='heavy' is of type str; it takes float, such as 10.0" in refusal("Pendulum-v1", g="heavy")
-    assert "it takes list[str] | None" in refusal("FrozenLake-v1", desc=3)
-    assert "option death='late' is of type str; it takes int" in refusal("sample_tasks:Counter", death="late")
-    with pytest.raises(UserError, match="it takes bool"):  # the native back end has the same rules
+    assert "option g='heavy' is of type str; allowed is float, such as 10.0" in error_of("Pendulum-v1", g="heavy")
+    assert "allowed is list[str] | None" in error_of("FrozenLake-v1", desc=3)
+    assert "option death='late' is of type str; allowed is int" in error_of("sample_envs:Counter", death="late")
+    with pytest.raises(UserError, match="allowed is bool"):  # the native back end has the same rules
         make_vector("CartPole-v1", 4, "native", options={"sutton_barto_reward": "maybe"})
 
 
-def test_values_that_a_constructor_takes_are_of_its_type() -> None:
+def test_option_types_are_checked_against_annotations_and_defaults() -> None:
     def constructor(
         flag=False, size=3, scale: float = 1.0, count: int = 1, shape: tuple[int, int] = (1, 1),  # type: ignore
         env_spec: list[str] | None = None, mode: Literal["a", "b"] = "a", where: str = "", later: Unheard = 0,  # noqa: F821
         wrong: int = "1", **rest: object,
     ) -> None: ...  # fmt: skip
 
-    right: list[dict[str, Any]] = [
+    valid: list[dict[str, Any]] = [
         {"flag": True, "size": 2.5, "scale": 1, "count": 1e3, "shape": [2, 2], "layout": ["SF"], "mode": "b"},
         {"flag": 0, "size": np.int64(3), "scale": np.float32(1), "count": np.int32(2), "shape": np.array([1, 2])},
         {"flag": None, "scale": None, "count": None, "layout": None, "where": Path("here"), "later": "anything"},
-        {"wrong": "2", "rest": object(), "unknown": "open ended"},
+        {"wrong": "2", "rest": object(), "unknown": "accepted by **rest"},
     ]
-    for options in right:
-        check_options("it", constructor, options)
+    for options in valid:
+        check_options("name", constructor, options)
     for wrong in (
         {"flag": 2},
         {"flag": "no"},
@@ -88,106 +91,108 @@ def test_values_that_a_constructor_takes_are_of_its_type() -> None:
         {"where": 1},
     ):
         with pytest.raises(UserError, match=f"option {next(iter(wrong))}="):
-            check_options("it", constructor, wrong)
+            check_options("name", constructor, wrong)
 
 
-def test_rejected_value_of_an_option_is_shown() -> None:
-    assert "FrozenLake-v1 can't be made with (map_name='9x9')" in refusal("FrozenLake-v1", map_name="9x9")
+def test_error_contains_the_options_that_the_constructor_rejected() -> None:
+    assert "FrozenLake-v1 can't be made with (map_name='9x9')" in error_of("FrozenLake-v1", map_name="9x9")
 
 
-def test_missing_package_names_our_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without(*_: object, **__: object) -> None:
+def test_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_missing(*_: object, **__: object) -> None:
         raise gym.error.DependencyNotInstalled("run something else")
 
     for name, extra in (("HalfCheetah-v5", "mujoco"), ("LunarLander-v3", "box2d"), ("Taxi-v4", "toy-text")):
         with monkeypatch.context() as patch:
-            patch.setattr("zhixing.envs.adapters.gymnasium_ids.load_env_creator", without)
-            assert refusal(name) == f"{name} needs the extra '{extra}': {install_hint(extra)}"
+            patch.setattr("zhixing.envs.adapters.gymnasium_ids.load_env_creator", raise_missing)
+            assert error_of(name) == f"{name} needs the extra '{extra}': {install_hint(extra)}"
 
 
-def test_missing_package_for_pictures_names_our_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_for_rendering_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_vector("Taxi-v4", 1, "serial", render_mode="rgb_array")
     env.reset(seed=0)
 
-    def without() -> None:
+    def raise_missing() -> None:
         raise gym.error.DependencyNotInstalled("pygame")
 
-    monkeypatch.setattr(env.group.sub_envs[0].env, "render", without)
+    monkeypatch.setattr(env.group.sub_envs[0].env, "render", raise_missing)
     with pytest.raises(UserError, match=re.escape(install_hint("toy-text"))):
         env.render()
 
 
-def test_own_task_is_found_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_home_task.py").write_text(
+def test_user_env_is_imported_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_env_module.py").write_text(
         "from zhixing.envs.toy import Match\nclass Mine(Match):\n    cues = 3\ndef build(): return Mine()\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
-    assert make("my_home_task:build").action_space.n == 3
-    env = make_vector("my_home_task:Mine", 2, "process", 2)
+    assert make("my_env_module:build").action_space.n == 3
+    env = make_vector("my_env_module:Mine", 2, "process", 2)
     assert env.reset(seed=0)[0].shape == (2, 3)
     env.close()
 
 
-def test_own_task_errors_say_what_to_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_broken_task.py").write_text("def helper():\n    return 1 / 0\nhelper()\n")
-    (tmp_path / "my_hungry_task.py").write_text("import no_such_package\n")
+def test_errors_in_user_envs_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_broken_env.py").write_text("def helper():\n    return 1 / 0\nhelper()\n")
+    (tmp_path / "my_env_with_missing_import.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert "there is no module 'nowhere'" in refusal("nowhere.at_all:Env")
-    assert "did you mean 'Counter'" in refusal("sample_tasks:Conter")
-    assert "sample_tasks:not_an_env gives a int, not a gymnasium.Env" in refusal("sample_tasks:not_an_env")
-    assert "is a int, not a class or function" in refusal("sample_tasks:number")
-    assert "has no option 'deth', allowed: death, limit, max_episode_steps; did you mean 'death'?" in refusal(
-        "sample_tasks:Counter", deth=3
+    assert "there is no module 'nowhere'" in error_of("nowhere.at_all:Env")
+    assert "did you mean 'Counter'" in error_of("sample_envs:Conter")
+    assert "sample_envs:not_an_env returned an instance of int, not a gymnasium.Env" in error_of(
+        "sample_envs:not_an_env"
     )
-    broken = refusal("my_broken_task:Env")
+    assert "is a int, not a class or function" in error_of("sample_envs:number")
+    assert "has no option 'deth', allowed: death, limit, max_episode_steps; did you mean 'death'?" in error_of(
+        "sample_envs:Counter", deth=3
+    )
+    broken = error_of("my_broken_env:Env")
     assert "return 1 / 0" in broken
     assert "ZeroDivisionError" in broken
-    assert "No module named 'no_such_package'" in refusal("my_hungry_task:Env")
+    assert "No module named 'no_such_package'" in error_of("my_env_with_missing_import:Env")
 
 
-def test_unknown_backend_is_refused() -> None:
+def test_unknown_backend_suggests_the_closest() -> None:
     with pytest.raises(UserError, match="did you mean 'process'"):
         make_vector("toy/match", 2, "proces")
 
 
-def test_auto_takes_native_where_there_is_one() -> None:
+def test_auto_selects_native_if_available() -> None:
     assert make_vector("CartPole-v1", 2).backend == "native"
     assert make_vector("CartPole-v1", 1).backend == "serial"
 
 
-def test_auto_takes_one_process_for_cheap_tasks_and_many_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_selects_serial_for_cheap_envs_and_workers_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend_choice, "cpu_count", lambda: 2)
-    # measured under coverage, on a busy machine, all is slow
+    # higher than the defaults, because coverage and a busy machine slow down the steps
     monkeypatch.setattr(backend_choice, "WAKE_SECONDS", {"process": 2e-3, "mixed": 2e-3})
     env = make_vector("toy/match", 8)
     assert (env.backend, env.workers) == ("serial", 1)
-    env = make_vector("sample_tasks:Sleeper", 5, options={"always": 0.002})
-    assert (env.backend, env.workers) == ("process", 5)  # it sleeps: more workers than CPUs help
+    env = make_vector("sample_envs:Sleeper", 5, options={"always": 0.002})
+    assert (env.backend, env.workers) == ("process", 5)  # it sleeps, so more workers than CPUs help
     env.close()
     monkeypatch.setattr(backend_choice, "WAKE_SECONDS", {"process": 1.0, "mixed": 0.0})
     env = make_vector("toy/match", 4)
-    assert (env.backend, env.workers) == ("mixed", 2)  # this process is one of the two
+    assert (env.backend, env.workers) == ("mixed", 2)  # one of the two workers is this process
     env.close()
     assert make_vector("toy/match", 4, idle=False).backend == "serial"
     monkeypatch.setattr(backend_choice, "cpu_count", lambda: 1)
-    assert make_vector("sample_tasks:Sleeper", 4, options={"always": 0.002}).backend == "serial"
+    assert make_vector("sample_envs:Sleeper", 4, options={"always": 0.002}).backend == "serial"
 
 
-def test_auto_weighs_time_saved_against_waking(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_compares_saved_time_with_wake_up_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend_choice, "cpu_count", lambda: 2)
     env_spec = infer_env_spec(envs.RegisteredEnv("toy/match"))
 
-    def chosen(num: int, step_seconds: float, workers: int = 2, waits: bool = False, idle: bool = True) -> str:
+    def choose(num: int, step_seconds: float, workers: int = 2, waits: bool = False, idle: bool = True) -> str:
         return backend_choice.choose_backend(num, backend_choice.Probe(env_spec, step_seconds, waits), workers, idle)
 
-    # 8 steps of 100 us on two workers save 400 us of 800, of 30 us 120 of 240, of 10 us 40 of 80
-    assert chosen(8, 100e-6) == chosen(8, 30e-6) == "mixed"
-    assert chosen(8, 10e-6) == "serial"
-    assert chosen(8, 100e-6, idle=False) == "process"
-    assert chosen(8, 30e-6, idle=False) == "serial"
-    assert chosen(8, 1e-3, workers=8, waits=True) == "process"
-    assert chosen(1, 1.0, workers=1) == "serial"
+    # two workers save half the time of 8 steps: 400, 120 and 40 us for steps of 100, 30 and 10 us
+    assert choose(8, 100e-6) == choose(8, 30e-6) == "mixed"
+    assert choose(8, 10e-6) == "serial"
+    assert choose(8, 100e-6, idle=False) == "process"
+    assert choose(8, 30e-6, idle=False) == "serial"
+    assert choose(8, 1e-3, workers=8, waits=True) == "process"
+    assert choose(1, 1.0, workers=1) == "serial"
 
 
 @pytest.mark.parametrize(
@@ -200,22 +205,22 @@ def test_auto_weighs_time_saved_against_waking(monkeypatch: pytest.MonkeyPatch) 
 def test_toy_returns_are_as_documented(name: str, best: object, best_return: float, random_return: float) -> None:
     env = make_vector(name, 50, "serial")
     env.action_space.seed(0)
-    for choose, wanted in ((best, best_return), (lambda _: env.action_space.sample(), random_return)):
+    for policy, expected in ((best, best_return), (lambda _: env.action_space.sample(), random_return)):
         obs, _ = env.reset(seed=0)
         returns, done = np.zeros(50), []
         while len(done) < 500:
-            obs, reward, terminated, truncated, _ = env.step(choose(obs))
+            obs, reward, terminated, truncated, _ = env.step(policy(obs))
             returns += reward
             assert not terminated.any()
             if truncated.all():
                 done += returns.tolist()
                 returns[:] = 0
-        assert np.mean(done) == pytest.approx(wanted, abs=4 * np.std(done) / len(done) ** 0.5 + 1e-6)
+        assert np.mean(done) == pytest.approx(expected, abs=4 * np.std(done) / len(done) ** 0.5 + 1e-6)
 
 
 @pytest.mark.parametrize("name", ["toy/match", "toy/reach", "CartPole-v1"])
 @pytest.mark.parametrize("backend", ["serial", "process"])
-def test_pictures_show_the_state(name: str, backend: str) -> None:
+def test_rendered_images_change_with_the_state(name: str, backend: str) -> None:
     env = make_vector(name, 2, backend, workers=1, render_mode="rgb_array")
     env.reset(seed=0)
     frames = []
@@ -228,7 +233,7 @@ def test_pictures_show_the_state(name: str, backend: str) -> None:
     env.close()
 
 
-def test_picture_without_render_mode_is_refused() -> None:
+def test_rendering_without_render_mode_is_rejected() -> None:
     for backend in ("serial", "native"):
         env = make_vector("CartPole-v1", 2, backend)
         env.reset(seed=0)
