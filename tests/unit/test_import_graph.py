@@ -32,7 +32,6 @@ LAYERS = [
     ["training"],
     ["distributed", "report"],
     ["experiments"],
-    ["arguments"],  # a part of the command line
     ["cli"],
     ["__main__"],
 ]

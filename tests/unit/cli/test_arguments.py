@@ -8,7 +8,7 @@ import pytest
 import yaml
 from conftest import Command
 
-from zhixing.arguments import join_brackets, reorder_arguments, translate_options
+from zhixing.cli.arguments import join_brackets, reorder_arguments, translate_options
 from zhixing.errors import UserError
 
 FLAGS = {"--env": False, "--out": False, "--trust": True, "--help": True, "-h": True}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand
@@ -24,6 +25,23 @@ class SettingsCommand(TyperCommand):
                 names = (*option.opts, *option.secondary_opts)
                 is_flag |= dict.fromkeys(names, bool(getattr(option, "is_flag", False)))
         return super().parse_args(ctx, reorder_arguments(args, is_flag))
+
+
+def read_layers(
+    algorithm: str | None, settings: list[str] | None, config_files: list[Path] | None, **options: Any
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the settings of files and options as layers, and the `name=value` arguments that override them."""
+    from zhixing import config
+
+    arguments = [argument for argument in (algorithm, *(settings or [])) if argument is not None]
+    # settings may precede the algorithm, which a configuration file may name instead
+    plain = (i for i, argument in enumerate(arguments) if "=" not in argument and not argument.startswith("-"))
+    position = next(plain, None)
+    options = {"algorithm": None if position is None else arguments.pop(position), **options}
+    layers = [config.read_yaml(file) for file in config_files or []]
+    layers.append({name: value for name, value in options.items() if value is not None})
+    algorithm = next((layer["algorithm"] for layer in reversed(layers) if "algorithm" in layer), None)
+    return layers, translate_options(arguments, algorithm if isinstance(algorithm, str) else None)
 
 
 def reorder_arguments(args: Sequence[str], is_flag: dict[str, bool]) -> list[str]:

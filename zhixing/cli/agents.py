@@ -1,0 +1,159 @@
+"""Commands that use trained agents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zhixing.cli.options import Checkpoint, Episodes, MaxSteps, Run, Seed, Trust, WindowEpisodes
+
+
+def evaluate(
+    run: Run,
+    episodes: Episodes = 100,
+    seed: Seed = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    checkpoint: Checkpoint = "last",
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="OPPONENT",
+            help="Opponent in board games: random, perfect, mcts, mcts:SIMULATIONS or a run.",
+        ),
+    ] = None,
+    max_steps: MaxSteps = None,
+    trust: Trust = False,
+) -> None:
+    """Evaluate a run's agent on new episodes.
+
+    In games against an opponent, the agent moves first in half of the episodes.
+    """
+    from zhixing.training.run import evaluate
+
+    summary = evaluate(run, episodes, seed, checkpoint, against, max_steps=max_steps).summary()
+    if as_json:
+        print(json.dumps(summary))
+        return
+    for name, value in summary.items():
+        print(f"{name.replace('_', ' '):12} {value:.6g}")
+
+
+def collect(
+    run: Run,
+    out: Annotated[str, typer.Option("-o", "--out", metavar="DATASET", help="New folder, or minari:NAME-v0.")],
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=1, help="Steps to record, summed over all episodes.")
+    ] = 10_000,
+    noise: Annotated[
+        float,
+        typer.Option(
+            "--noise",
+            metavar="STD",
+            min=0.0,
+            help="Standard deviation of action noise; for discrete actions, the probability of a random action.",
+        ),
+    ] = 0.0,
+    explore: Annotated[bool, typer.Option("--explore", help="Explore as at the end of training.")] = False,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Export the run's replay buffer instead of new steps.")
+    ] = False,
+    seed: Seed = 0,
+    checkpoint: Checkpoint = "last",
+    max_steps: MaxSteps = None,
+    trust: Trust = False,
+) -> None:
+    """Record a dataset with a run's agent."""
+    from zhixing.training.collect_data import collect_from_agent, export_replay
+
+    if replay:
+        data = export_replay(run, out)
+    else:
+        data = collect_from_agent(
+            run, out, steps, noise=noise, explore=explore, seed=seed, checkpoint=checkpoint, max_steps=max_steps
+        )
+    complete = data.complete()
+    print(f"{out}: {len(data):,} steps in {data.num_episodes:,} episodes")
+    if complete.any():
+        print(f"mean return {data.returns()[complete].mean():.6g} of {complete.sum():,} complete episodes")
+    if not complete.all():
+        print(f"{(~complete).sum():,} episodes are incomplete and not part of the mean return")
+
+
+def video(
+    run: Run,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Video file: .mp4 or .gif.")],
+    episodes: Episodes = 1,
+    seed: Seed = 0,
+    checkpoint: Checkpoint = "last",
+    max_steps: MaxSteps = None,
+    trust: Trust = False,
+) -> None:
+    """Record a video of a run's agent. Needs no screen."""
+    from zhixing.report.video import record_video
+
+    returns = record_video(run, out, episodes, seed, checkpoint, max_steps)
+    print(f"{out}: {len(returns)} episodes, returns {', '.join(f'{value:.6g}' for value in returns)}")
+
+
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="New folder, such as zoo/NAME.")],
+    episodes: Episodes = 100,
+    seed: Seed = 0,
+    checkpoint: Checkpoint = "last",
+    trust: Trust = False,
+) -> None:
+    """Export a run's agent, without training state, and evaluate it.
+
+    Other commands accept the folder as a run.
+    """
+    from zhixing.training.zoo import export
+
+    folder = out.absolute()  # an environment may change the working directory
+    card = export(run, folder, episodes, seed, checkpoint)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{out}: {size / 1e3:,.0f} kB, mean return {card['mean_return']:.6g} of {episodes} episodes")
+
+
+def zoo(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Folder of exported agents.", show_default="agents that come with zhixing"),
+    ] = None,
+) -> None:
+    """List trained agents with their returns and training commands.
+
+    Other commands accept their names as runs.
+    """
+    from zhixing.training.zoo import agents
+    from zhixing.utils import tables
+
+    cards = agents(folder)
+    columns = {
+        "env": "env",
+        "algorithm": "algorithm",
+        "steps": "steps",
+        "mean_return": "return",
+        "episodes": "episodes",
+    }
+    tables.print_table(
+        [
+            {"agent": name, **{title: card.get(key, "") for key, title in columns.items()}}
+            for name, card in cards.items()
+        ]
+    )
+    for name, card in cards.items():
+        print(f"{name}: {card.get('trained_by', '')}")
+
+
+def watch(
+    run: Run, episodes: WindowEpisodes = None, seed: Seed = 0, checkpoint: Checkpoint = "last", trust: Trust = False
+) -> None:
+    """Watch a run's agent in a window. Escape closes it."""
+    from zhixing.report.viewer import watch
+
+    watch(run, episodes, seed, checkpoint)

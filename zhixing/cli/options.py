@@ -1,0 +1,78 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def _set_trust(enabled: bool) -> bool:
+    if enabled:
+        os.environ["ZHIXING_TRUST"] = "1"
+    return enabled
+
+
+Algorithm = Annotated[str | None, typer.Argument(metavar="ALGO", help="Algorithm, such as ppo.")]
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as lr=3e-4 or --lr 3e-4.")
+]
+Env = Annotated[str | None, typer.Option("--env", metavar="ENV", help="Environment, such as CartPole-v1.")]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="PACKAGE", help="Package to import first because it registers environments."),
+]
+Dataset = Annotated[
+    str | None,
+    typer.Option("--dataset", metavar="DATASET", help="Dataset to learn from instead of an environment."),
+]
+ConfigFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--config", metavar="FILE", help="YAML file with settings; later files take precedence."),
+]
+RunsFolder = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="Folder for the runs; those already finished are not repeated.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", min=1, help="Number of parallel runs.", show_default="half the CPUs"),
+]
+On = Annotated[
+    str,
+    typer.Option(
+        "--on", metavar="WHERE", help="Where to run: local (processes), ray, or the address of a Ray cluster."
+    ),
+]
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="Run folder, or the name of a trained agent from `zhixing zoo`.")
+]
+Episodes = Annotated[int, typer.Option("--episodes", metavar="N", min=1, help="Number of episodes.")]
+WindowEpisodes = Annotated[
+    int | None,
+    typer.Option(
+        "--episodes", metavar="N", min=1, help="Number of episodes.", show_default="until the window is closed"
+    ),
+]
+MaxSteps = Annotated[
+    int | None,
+    typer.Option(
+        "--max-steps", metavar="N", min=1, help="Maximum steps per episode.", show_default="the run's eval_max_steps"
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the episodes.")]
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint", metavar="last|best", help="Weights at the end of training, or those with the best evaluation."
+    ),
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Allow the run to import the code that it names; ZHIXING_TRUST=1 always allows it.",
+        callback=_set_trust,
+    ),
+]
