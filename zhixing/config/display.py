@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import itertools
+import shutil
+import textwrap
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +17,11 @@ from zhixing.config.schema import Group, RunConfig, StrictModel
 # settings without an effect on returns: runs that differ only in these have the same configuration
 WITHOUT_EFFECT = {"seed", "log_every_steps", "checkpoint_every_steps", "keep_checkpoints", "tensorboard"}
 WITHOUT_EFFECT |= {"eval_video", "plot", "num_threads", "device", "vector.backend", "vector.workers"}
+
+# widths in `zhixing show`
+MAX_WIDTH = 120
+MAX_CELL = 18  # of a type or value
+MIN_DESCRIPTION = 36  # with less space, descriptions are printed below the other columns
 
 
 class Setting(NamedTuple):
@@ -101,29 +108,47 @@ def format_type(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def print_settings(title: str, model: type[RunConfig], preset: RunConfig | None = None) -> None:
-    """Print the settings of an algorithm by group; with `preset`, also its values that differ from the defaults."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    """Print the settings of an algorithm by group; with `preset`, also its values that differ from the defaults.
 
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("setting", no_wrap=True)
-    for column, width in {"type": 18, "default": 10, **({"preset": 10} if preset is not None else {})}.items():
-        table.add_column(column, max_width=width, overflow="fold")
-    table.add_column("description")
-    values = {} if preset is None else flat_settings(preset.model_dump(exclude={"algorithm"}))
-    values.pop("env.name", None)
-    group = None
-    for setting in list_settings(model):
-        if setting.group is not group:
-            if group is not None:
-                table.add_section()
-            group = setting.group
-            table.add_row(Text(group.value, style="bold"))
-        value = format_value(values[setting.name]) if setting.name in values else setting.default
-        columns = [setting.type, setting.default]
-        if preset is not None:
-            columns.append("" if value == setting.default else value)
-        table.add_row(*(Text(cell) for cell in (f"  {setting.name}", *columns, setting.description)))
-    (Console() if sys.stdout.isatty() else Console(width=100)).print(table)
+    In a wide terminal, descriptions form the last column; in a narrow one, they follow on separate lines.
+    """
+    settings = list_settings(model)
+    columns = {
+        "setting": [f"  {setting.name}" for setting in settings],
+        "type": [setting.type for setting in settings],
+        "default": [setting.default for setting in settings],
+    }
+    if preset is not None:
+        values = {name: format_value(value) for name, value in flat_settings(preset.model_dump()).items()}
+        values |= {"algorithm": "", "env.name": ""}  # the title has them
+        actual = [values.get(setting.name, setting.default) for setting in settings]
+        columns["preset"] = ["" if v == s.default else v for v, s in zip(actual, settings, strict=True)]
+    total = min(MAX_WIDTH, shutil.get_terminal_size((100, 24)).columns)
+    widths = [max(len(text) for text in (name, *cells)) for name, cells in columns.items()]
+    widths[1:] = [min(width, MAX_CELL) for width in widths[1:]]
+    description_width = total - sum(width + 2 for width in widths)
+    is_wide = description_width >= MIN_DESCRIPTION
+    if is_wide:
+        columns["description"] = [setting.description for setting in settings]
+        widths.append(description_width)
+    else:
+        widths[1] += description_width  # the type may use the free space
+    print(f"{title}\n\n{_format_row(list(columns), widths)}\n{'-' * total}")
+    for i, setting in enumerate(settings):
+        if i == 0 or setting.group is not settings[i - 1].group:
+            print(("\n" if i else "") + setting.group.value)
+        print(_format_row([cells[i] for cells in columns.values()], widths))
+        if not is_wide:
+            print(textwrap.fill(setting.description, total, initial_indent=" " * 6, subsequent_indent=" " * 6))
+
+
+def _format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return the lines of a table row. Cells are wrapped to their widths."""
+    wrapped = [
+        textwrap.wrap(cell, width, drop_whitespace=not cell.startswith(" "))
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    lines = itertools.zip_longest(*wrapped, fillvalue="")
+    return "\n".join(
+        "  ".join(part.ljust(width) for part, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

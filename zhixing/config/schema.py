@@ -127,7 +127,7 @@ class NetConfig(StrictModel):
     """The network between observations and outputs."""
 
     kind: str = "auto"
-    """Network class: auto chooses by the observation's shape, your.module:Net is called with the space."""
+    """Network class: auto chooses by the observation's shape; your.module:Net is called with the space."""
     hidden_sizes: list[Positive] = [64, 64]
     """Units of the fully connected layers."""
     activation: Literal["tanh", "relu", "silu", "elu", "gelu"] = "tanh"
@@ -159,7 +159,7 @@ class RunConfig(StrictModel):
     duration: str | PositiveFloat | None = None
     """Budget in training time, such as 90s, 10m or 1h30m; a number is in seconds."""
     stop_return: Finite | None = None
-    """Mean return over 100 fresh evaluation episodes that ends the training."""
+    """Stop training when 100 fresh evaluation episodes average at least this return."""
     num_envs: Annotated[Positive, Group.ENVIRONMENT] = 1
     """Number of parallel environments; `zhixing train ... num_envs=auto` measures which number is fastest."""
     vector: Annotated[VectorConfig, Group.ENVIRONMENT] = VectorConfig()
@@ -169,7 +169,7 @@ class RunConfig(StrictModel):
     device: str = "auto"
     """Device of the networks: cpu, cuda, mps, npu, or auto, which is cuda if available."""
     num_threads: Threads | Auto = "auto"
-    """CPU threads of torch. Unset: 1, or all CPUs for images; set to auto: the fastest number, by measuring."""
+    """CPU threads of torch: by default 1, or all CPUs for images; num_threads=auto measures which number is fastest."""
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Group.OPTIMIZATION] = "fp32"
     """Precision of matrix products in updates; weights are always fp32."""
     compile: Annotated[bool, Group.OPTIMIZATION] = False
@@ -183,9 +183,9 @@ class RunConfig(StrictModel):
     eval_episodes: Annotated[Positive, Group.EVALUATION] = 10
     """Episodes per evaluation during training."""
     eval_max_steps: Annotated[Positive | None, Group.EVALUATION] = None
-    """Maximum length of an evaluation episode; for none, see "Endless episodes" in docs/reliability.md."""
+    """Maximum steps per evaluation episode; none uses the time limit, else max(5000, 2 * longest training episode)."""
     eval_env: Annotated[dict[str, Any], Group.EVALUATION] = {}
-    """Environment options that differ in evaluations, such as levels=test."""
+    """Environment options to change in evaluations, such as eval_env.levels=test."""
     eval_video: Annotated[bool, Group.EVALUATION] = False
     """Record one episode per evaluation to videos/STEPS.mp4 in the run folder."""
     plot: Annotated[str | None, Group.LOGGING] = None
@@ -275,7 +275,7 @@ class SearchConfig(RunConfig):
     rollout_steps: Positive = 1
     """Steps per environment between checks of the budget."""
     opponent: Annotated[str | None, Group.EVALUATION] = None
-    """Opponent of evaluation games, as in `zhixing eval --against`; none is random."""
+    """Opponent of evaluation games, as in `zhixing eval --against`; none plays against random."""
 
     scheme: ClassVar[str] = "play"
 
@@ -337,7 +337,7 @@ class DataConfig(LearnerConfig):
     dataset: Annotated[str | None, Group.COLLECTION] = None
     """Dataset to learn from instead of an environment."""
     offline_updates: Annotated[Positive, Group.RUN] = 30_000
-    """Budget in updates with a dataset; all intervals in steps then count updates."""
+    """Budget in updates when training on a dataset; intervals in steps then count updates."""
 
     scheme: ClassVar[str] = "offline"
     needs_data: ClassVar[bool] = True
@@ -353,7 +353,7 @@ class OffPolicyConfig(DataConfig):
     learning_starts: Annotated[Count, Group.COLLECTION] = 1_000
     """Environment steps with random actions before the first update."""
     async_collect: Annotated[bool, Group.COLLECTION] = False
-    """Collect in a second thread while updating, with weights that are one iteration old."""
+    """Collect in a second thread while updating, with the weights from the start of the iteration."""
     replay: Annotated[ReplayConfig, Group.COLLECTION] = ReplayConfig()
 
     scheme: ClassVar[str] = "off_policy"
@@ -386,7 +386,7 @@ class OffPolicyActorCriticConfig(OffPolicyConfig):
     """Settings of algorithms that train an actor and critics from a replay buffer."""
 
     actor_lr: PositiveFloat | None = None
-    """Learning rate of the actor; none is lr."""
+    """Learning rate of the actor; none uses lr."""
     tau: Fraction = 0.005
     """Polyak coefficient of the target networks."""
     batch_size: Positive = 256
