@@ -85,8 +85,8 @@ class A3CConfig(A2CConfig, AsynchronousConfig):
         return self
 
 
-@register("a3c", "a2c whose workers compute gradients asynchronously", settings=A3CConfig)
-@register("a2c", "advantage actor-critic over short rollouts of many environments")
+@register("a3c", "A2C with gradients that workers compute asynchronously", settings=A3CConfig)
+@register("a2c", "advantage actor-critic on short rollouts of many environments")
 @register("ac", "one-step actor-critic", settings=ACConfig)
 class A2C(Learner, LearnsOnWorkers):
     settings = A2CConfig

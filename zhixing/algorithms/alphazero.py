@@ -33,7 +33,7 @@ class BoardNetConfig(StrictModel):
     """The network that evaluates positions."""
 
     kind: str = "auto"
-    """Network class: auto is residual, your.module:Net is called with board shape and number of actions."""
+    """Network class: auto is residual; your.module:Net is called with board shape and number of actions."""
     blocks: Positive = 4
     """Number of residual blocks."""
     channels: Positive = 32
@@ -54,7 +54,7 @@ class AlphaZeroConfig(SelfPlayConfig):
     alpha: PositiveFloat = 1.0
     """Concentration of the Dirichlet noise; about 10 divided by the number of legal moves."""
     explore_moves: Count = 12
-    """Moves per game sampled by visit counts; later moves are the most visited."""
+    """Number of first moves of a game that are sampled by visit counts; later moves are the most visited."""
     fast_simulations: Positive | None = None
     """Simulations of fast searches, whose moves only advance the game and are not trained on."""
     full_share: Fraction = 0.25
@@ -73,7 +73,7 @@ class AlphaZeroConfig(SelfPlayConfig):
         return self
 
 
-@register("alphazero", "AlphaZero: a network and a tree search teach each other in games against themselves")
+@register("alphazero", "self-play with a tree search that a policy and value network guides")
 class AlphaZero(Learner, LearnsFromSelfPlay):
     settings = AlphaZeroConfig
     metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")

@@ -40,7 +40,7 @@ class AWACConfig(OffPolicyActorCriticConfig):
     """Upper bound of the weight of a recorded action."""
 
 
-@register("awac", "imitates actions by how much better they are than its own; offline, then online")
+@register("awac", "advantage-weighted actor-critic, offline and then online")
 class AWAC(Learner):
     settings = AWACConfig
     metrics = ("critic_loss", "actor_loss", "q_mean", "weight_mean", "grad_norm")

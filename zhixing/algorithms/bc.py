@@ -24,7 +24,7 @@ class BCConfig(DataConfig):
     net: NetConfig = NetConfig(hidden_sizes=[256, 256], activation="relu")
 
 
-@register("bc", "behavior cloning: imitates recorded actions")
+@register("bc", "behavior cloning: supervised learning of recorded actions")
 class BC(Learner):
     settings = BCConfig
     metrics = ("loss", "grad_norm")

@@ -68,7 +68,7 @@ class Mean(nn.Module):
         return logits.softmax(-1) @ self.support
 
 
-@register("c51", "DQN that learns the distribution of returns, over fixed atoms")
+@register("c51", "distributional DQN with a categorical distribution over fixed atoms")
 @register(
     "rainbow",
     "C51 with double and dueling Q-learning, noisy layers, prioritized replay and n-step returns",

@@ -54,7 +54,7 @@ class COMAConfig(OnPolicyConfig, MultiAgentConfig):
     lr: PositiveFloat = 1e-3
     """Learning rate of the actors, which take one gradient step per rollout."""
     critic_lr: PositiveFloat | None = None
-    """Learning rate of the critic; none is lr."""
+    """Learning rate of the critic; none uses lr."""
     critic_epochs: Positive = 4
     """Critic passes over each rollout before the actors' gradient step."""
     minibatch_size: Positive = 64
@@ -73,7 +73,7 @@ class COMAConfig(OnPolicyConfig, MultiAgentConfig):
     net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="tanh")
 
 
-@register("coma", "actor-critic for teams with counterfactual advantages")
+@register("coma", "multi-agent actor-critic with counterfactual advantages")
 class COMA(Learner):
     settings = COMAConfig
     metrics = ("policy_loss", "critic_loss", "entropy", "explained_variance", "grad_norm")

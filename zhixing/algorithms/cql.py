@@ -76,5 +76,8 @@ class ConservativePenalty(Penalty):
 
 
 register(
-    "cql", "SAC whose critics are pushed down on actions that were not recorded", CQLConfig, penalty=ConservativePenalty
+    "cql",
+    "offline SAC with a penalty on Q-values of actions outside the dataset",
+    CQLConfig,
+    penalty=ConservativePenalty,
 )(make_sac)

@@ -37,7 +37,7 @@ class DAggerConfig(OffPolicyConfig):
     net: NetConfig = NetConfig(hidden_sizes=[256, 256], activation="relu")
 
 
-@register("dagger", "clones an expert that labels the states which the student visits")
+@register("dagger", "imitation of an expert that labels the states visited by the learner")
 class DAgger(Learner, LearnsFromExpert):
     settings = DAggerConfig
     metrics = ("loss", "grad_norm")

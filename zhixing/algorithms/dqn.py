@@ -137,7 +137,9 @@ class QLearner(Learner):
 
 
 @register("dqn", "Q-learning with replay and a target network")
-@register("double_dqn", "DQN whose next action is chosen by the network and valued by its target", double=True)
+@register(
+    "double_dqn", "DQN with next actions chosen by the online network and evaluated by the target network", double=True
+)
 @register("dueling_dqn", "DQN with separate streams for value and advantages", head=DuelingHead)
 class DQN(QLearner):
     settings = DQNConfig

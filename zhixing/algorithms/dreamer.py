@@ -64,9 +64,9 @@ class DreamerConfig(OffPolicyConfig):
     lr: PositiveFloat = 3e-4
     """Learning rate of the world model."""
     actor_lr: PositiveFloat | None = None
-    """Learning rate of the actor; none is lr."""
+    """Learning rate of the actor; none uses lr."""
     critic_lr: PositiveFloat | None = None
-    """Learning rate of the critic; none is lr."""
+    """Learning rate of the critic; none uses lr."""
     optimizer_eps: PositiveFloat = 1e-8
     """Epsilon of the world model's Adam, added to the denominator."""
     behavior_optimizer_eps: PositiveFloat = 1e-5

@@ -33,7 +33,7 @@ class GAILConfig(PPOConfig):
     dataset: Annotated[str | None, Group.COLLECTION] = None
     """Dataset of the expert's demonstrations."""
     demonstrations: Annotated[Positive | None, Group.COLLECTION] = 10
-    """Number of expert episodes to use; none is all."""
+    """Number of expert episodes to use; none uses all."""
     lr: PositiveFloat = 1e-3
     """Learning rate of the policy."""
     optimizer_eps: PositiveFloat = 1e-5
@@ -84,7 +84,7 @@ class Discriminator(nn.Module):
         return self.layers(self.features(obs, action)).squeeze(-1)
 
 
-@register("gail", "PPO rewarded for imitating an expert, as judged by a discriminator")
+@register("gail", "PPO with rewards from a discriminator that compares the policy with an expert")
 class GAIL(Learner, LearnsFromDemonstrations):
     settings = GAILConfig
     metrics = (*PPO.metrics, "discriminator_loss", "discriminator_accuracy", "imitation_reward")

@@ -31,7 +31,7 @@ from zhixing.ops.returns import vtrace
 class IMPALAConfig(AsynchronousConfig):
     num_envs: Positive = 8
     rollout_steps: Positive = 20
-    """Steps per environment of an actor between updates."""
+    """Steps per environment in the rollout of one actor."""
     anneal_lr: bool = False
     """Anneal the learning rate linearly to zero over the budget."""
     optimizer: OptimizerKind = "adam"
@@ -57,7 +57,7 @@ class IMPALAConfig(AsynchronousConfig):
     """Initial log standard deviation of continuous actions."""
 
 
-@register("impala", "asynchronous actors with old weights, corrected by V-trace")
+@register("impala", "actor-critic with asynchronous actors and V-trace off-policy correction")
 class Impala(Learner):
     settings = IMPALAConfig
     metrics = ("policy_loss", "value_loss", "entropy", "ratio", "grad_norm")

@@ -42,7 +42,7 @@ class IQLConfig(OffPolicyActorCriticConfig):
     """Anneal the actor's learning rate to zero over the run along a cosine."""
 
 
-@register("iql", "learns the value of the better recorded actions and imitates them")
+@register("iql", "offline value learning by expectile regression, with advantage-weighted cloning")
 class IQL(Learner):
     settings = IQLConfig
     metrics = ("critic_loss", "value_loss", "actor_loss", "q_mean", "value_mean", "weight_mean", "grad_norm")

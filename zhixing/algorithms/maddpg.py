@@ -49,7 +49,7 @@ class MADDPGConfig(OffPolicyActorCriticConfig):
     net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="relu")
 
 
-@register("maddpg", "DDPG of each agent, with a critic that sees all observations and actions")
+@register("maddpg", "multi-agent DDPG with centralized critics over all observations and actions")
 class MADDPG(Learner):
     settings = MADDPGConfig
     metrics = ("critic_loss", "actor_loss", "q_mean", "grad_norm")

@@ -54,7 +54,7 @@ from zhixing.ops.returns import gae, next_values
 class MAPPOConfig(OnPolicyConfig, MultiAgentConfig):
     lr: PositiveFloat = 5e-4
     critic_lr: PositiveFloat | None = None
-    """Learning rate of the critic; none is lr."""
+    """Learning rate of the critic; none uses lr."""
     optimizer_eps: PositiveFloat = 1e-5
     epochs: Positive = 10
     """Passes over each rollout."""
@@ -77,8 +77,8 @@ class MAPPOConfig(OnPolicyConfig, MultiAgentConfig):
     net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="tanh")
 
 
-@register("mappo", "PPO for teams, with a critic that sees the global state")
-@register("ippo", "PPO of each agent, with a critic that sees its agent's observation", central=False)
+@register("mappo", "multi-agent PPO with a centralized critic on the global state")
+@register("ippo", "independent PPO: each agent has a critic on its own observation", central=False)
 class MAPPO(Learner):
     settings = MAPPOConfig
     metrics = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance", "grad_norm")

@@ -24,7 +24,7 @@ from zhixing.search.policy import SearchPolicy
 
 class MCTSConfig(SearchConfig):
     env_steps: Positive = 1
-    """Budget in environment steps; nothing is learned in them."""
+    """Budget in environment steps; small by default because the search has nothing to learn."""
     playouts: Positive = 1
     """Random playouts per new node; their mean return is the node's value."""
     playout_steps: Positive = 50

@@ -36,7 +36,7 @@ class MunchausenDQNConfig(QLearningConfig):
     """Bound of the log-policy times the temperature, which is clipped at minus this value."""
 
 
-@register("munchausen_dqn", "DQN that pays what its policy already prefers")
+@register("munchausen_dqn", "DQN with the scaled log-policy added to the reward")
 class MunchausenDQN(QLearner):
     settings = MunchausenDQNConfig
 

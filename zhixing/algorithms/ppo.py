@@ -42,14 +42,14 @@ class PPOConfig(OnPolicyConfig):
     rollout_steps: Positive = 256
     lr: PositiveFloat = 3e-4
     critic_lr: PositiveFloat | None = None
-    """Learning rate of the critic; none is lr."""
+    """Learning rate of the critic; none uses lr."""
     optimizer_eps: PositiveFloat = 1e-5
     anneal_lr: bool = False
     """Anneal the learning rates linearly to zero over the budget."""
     epochs: Positive = 10
     """Passes over each rollout."""
     critic_epochs: Count | None = None
-    """Critic passes over each rollout; none is epochs."""
+    """Critic passes over each rollout; none uses epochs."""
     minibatch_size: Positive = 128
     """Maximum steps per minibatch; the rollout is split evenly."""
     clip_range: PositiveFloat = 0.2
@@ -88,7 +88,7 @@ class PPOConfig(OnPolicyConfig):
         return self
 
 
-@register("ppo", "clipped policy gradient with several epochs per rollout")
+@register("ppo", "policy gradient with a clipped objective and several epochs per rollout")
 class PPO(Learner):
     settings = PPOConfig
     metrics = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance", "grad_norm")

@@ -80,11 +80,9 @@ def independent(cfg: MultiAgentQConfig, spaces: Spaces) -> None:
     return None
 
 
-@register(
-    "qmix", "Q-learning of a team, its value a monotone mixture of its agents'", settings=QMIXConfig, mixer=monotonic
-)
-@register("vdn", "QMIX whose team value is the sum of its agents'", mixer=summed)
-@register("idqn", "DQN of each agent for itself, from whole episodes", mixer=independent)
+@register("qmix", "multi-agent Q-learning with a monotonic mixing network", settings=QMIXConfig, mixer=monotonic)
+@register("vdn", "multi-agent Q-learning with the sum of the agents' values as team value", mixer=summed)
+@register("idqn", "independent Q-learning of each agent on whole episodes", mixer=independent)
 class QMIX(Learner):
     settings = MultiAgentQConfig
     metrics = ("loss", "q_mean", "grad_norm")

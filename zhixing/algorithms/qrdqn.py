@@ -33,7 +33,7 @@ class QRDQNConfig(QLearningConfig):
     """Error beyond which the quantile Huber loss is linear."""
 
 
-@register("qrdqn", "DQN that learns the distribution of returns, by its quantiles")
+@register("qrdqn", "distributional DQN with quantile regression")
 class QRDQN(QLearner):
     settings = QRDQNConfig
 

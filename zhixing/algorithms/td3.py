@@ -75,9 +75,9 @@ def td3bc_objective(cfg: TD3Config, q: Tensor, action: Tensor, batch: Batch) -> 
     return (action - batch.action).square().mean() - scale * q.mean()
 
 
-@register("td3", "deterministic policy gradient with twin critics, delay and smoothed targets")
+@register("td3", "deterministic policy gradient with twin critics, delayed updates and target smoothing")
 @register("ddpg", "deterministic policy gradient with replay and target networks", settings=DDPGConfig)
-@register("td3bc", "TD3 that stays near recorded actions", settings=TD3BCConfig, objective=td3bc_objective)
+@register("td3bc", "TD3 with a behavior cloning term", settings=TD3BCConfig, objective=td3bc_objective)
 class TD3(Learner):
     settings = TD3Config
     metrics = ("critic_loss", "actor_loss", "q_mean", "grad_norm")
