@@ -66,7 +66,9 @@ def sweep(
 ) -> None:
     """Train with all combinations of settings and seeds.
 
-    For example, lr=1e-3,3e-4 gamma=0.98,0.99 with --seeds 0-2 makes 12 runs. Run the same command again to continue a stopped sweep.
+    For example, lr=1e-3,3e-4 gamma=0.98,0.99 with --seeds 0-2 makes 12 runs.
+
+    Run the same command again to continue a stopped sweep.
     """
     from zhixing.experiments import sweep
     from zhixing.utils import tables
@@ -119,7 +121,9 @@ def tune(
 ) -> None:
     """Search for the best settings with Optuna.
 
-    For example, lr=1e-4..1e-2:log gamma=0.9..0.999 num_envs=4,8 searches three settings. Run the same command again to continue a stopped search.
+    For example, lr=1e-4..1e-2:log gamma=0.9..0.999 num_envs=4,8 searches three settings.
+
+    Run the same command again to continue a stopped search.
     """
     from zhixing.experiments import tune
     from zhixing.utils import tables
