@@ -64,6 +64,7 @@ def test_every_setting_is_read(
             named = [name for name in beside if name in str(refused)]
             assert named, f"not refused by name: {refused}"
             read |= beside[named[0]]
+    read.add("preset")  # before there is a configuration: tests/unit/config
     if model.scheme == "self_play":
         read.add("eval_env")  # of evaluations that aren't matches
         read.add("full_share")  # beside fast_simulations: tests/unit/search

@@ -1,7 +1,7 @@
 """Build a configuration from presets, YAML files and overrides.
 
-Later sources take precedence: the algorithm's defaults, its preset for the environment, the files in their order, the
-overrides in theirs.
+Later sources take precedence: the algorithm's defaults, its preset for the environment unless `preset=False`, the
+files in their order, the overrides in theirs.
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> 
             f"{algorithm} can't learn from a dataset because it is on-policy; use an algorithm with a replay buffer, "
             f"such as dqn, sac or iql"
         )
-    cfg = _absolute_paths(validate(settings, merge(preset(algorithm, env_name), values)))
+    base = preset(algorithm, env_name) if values.get("preset", True) else {}
+    cfg = _absolute_paths(validate(settings, merge(base, values)))
     if cfg.imports:
         from zhixing.envs.adapters.gymnasium_ids import import_packages
 

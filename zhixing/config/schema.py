@@ -148,6 +148,8 @@ class RunConfig(StrictModel):
     algorithm: str
     """Algorithm from `zhixing list algorithms`, or your.module:YourLearner."""
     env: Annotated[EnvConfig, Group.ENVIRONMENT]
+    preset: bool = True
+    """Use the preset for the environment, if there is one; false starts from the defaults."""
     imports: Annotated[list[str], Group.ENVIRONMENT] = []
     """Packages to import first because they register environments with Gymnasium."""
     seed: Count = 0

@@ -45,6 +45,13 @@ def test_later_words_win(tmp_path: Path) -> None:
     assert cfg.vector.backend == "auto"  # a file that sets one nested setting keeps its neighbours
 
 
+def test_preset_false_starts_from_the_defaults() -> None:
+    cfg = load(algorithm="ppo", env="CartPole-v1", preset=False, epochs=3)
+    assert cfg.gamma == PPOConfig.model_fields["gamma"].default != load(algorithm="ppo", env="CartPole-v1").gamma
+    assert cfg.epochs == 3
+    assert build([cfg.model_dump(mode="json")], {}) == cfg  # a run that is resumed
+
+
 def test_nested_presets_keep_what_an_override_does_not_name() -> None:
     cfg = load(algorithm="dqn", env="CartPole-v1", net__activation="elu")
     assert cfg.net.hidden_sizes == config.preset("dqn", "CartPole-v1")["net"]["hidden_sizes"]

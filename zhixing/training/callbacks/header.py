@@ -10,7 +10,7 @@ from zhixing.config import DataConfig, RunConfig, SelfPlayConfig
 
 def header(cfg: RunConfig, folder: Path, *, at: str | None = None) -> str:
     """Describe a run with resolved settings. `at` is the step at which it is resumed."""
-    preset = config.preset_name(cfg.algorithm, cfg.env.name)
+    preset = config.preset_name(cfg.algorithm, cfg.env.name) if cfg.preset else None
     compiled = "compiled at the first updates" if cfg.compile else "not compiled"
     lines = {
         "run": f"{folder}" + (f" (resumed at {at})" if at else ""),
