@@ -24,6 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
+VENVS = Path(os.environ.get("BENCHMARK_VENVS", HERE / ".venvs"))  # several checkouts may share them
 # libraries that bring threads of their own must not use them
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -62,18 +63,19 @@ def find_python(wanted: str) -> Path | None:
 def peer_python(
     name: str, requirements: list[str], constrained: bool = True, base: str | Path = sys.executable
 ) -> Path:
-    """The interpreter of a peer's virtual environment, made first, from `base`, where it is missing or half made.
+    """Return the interpreter of a virtual environment, which is made from `base` if it is missing or incomplete.
 
     `constrained` takes the versions that this project is tested with, so that both sides compute with the same.
     """
-    folder = HERE / ".venvs" / name
+    folder = VENVS / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     installed = folder / "installed.txt"
     if not installed.exists() or installed.read_text().split() != requirements:
-        print(f"installing {' '.join(requirements)} into {folder.relative_to(ROOT)}", flush=True)
+        print(f"installing {' '.join(requirements)} into {folder}", flush=True)
         subprocess.run([base, "-m", "venv", "--clear", str(folder)], check=True)
         constraints = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt")} if constrained else {}
-        subprocess.run([python, "-m", "pip", "install", *requirements], check=True, env={**os.environ, **constraints})
+        install = [python, "-m", "pip", "install", *requirements]
+        subprocess.run(install, cwd=ROOT, check=True, env={**os.environ, **constraints})
         installed.write_text("\n".join(requirements) + "\n")
     return python
 

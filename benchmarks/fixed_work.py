@@ -219,7 +219,7 @@ ROWS["dqn-mindrl-threads"] = {
 # what --quick takes without being asked: nothing is compiled, nothing needs data
 QUICK = ("ppo-cartpole", "dqn-cartpole")
 # not ours, and not for these rows
-OTHERS = ("ours", "rejax_ppo", "sb3_threshold", "sb3_worlds", "telling")
+OTHERS = ("ours", "rejax_ppo", "sb3_study", "sb3_threshold", "sb3_worlds", "telling")
 
 
 def main() -> None:
