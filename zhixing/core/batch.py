@@ -1,12 +1,12 @@
-"""A struct of arrays: experience on its way from the environment to the loss.
+"""Batches of experience: structs of arrays that pass from the environment to the loss.
 
 Leading dimensions are `[T,N]` (time, environments), `[B]` (flat) or `[B,T]`, then `A` where there are agents.
-A field is an array or a tree of arrays (nested dicts for observations, tuples for recurrent state).
+A field is an array or a tree of arrays: nested dicts for observations, tuples for recurrent states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -19,10 +19,10 @@ BASE_FIELDS = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
 
 
 class Batch:
-    """Named arrays with equal leading dimensions. Its fields are fixed when it is made.
+    """Named arrays with equal leading dimensions. The set of fields is fixed at construction.
 
-    A field may be given as a function without arguments: it is computed when first read, so that `next_obs`,
-    which storage doesn't keep, costs nothing unless a learner asks for it.
+    A field may be a function without arguments, which is called when the field is first read. So `next_obs`, which
+    isn't stored, costs nothing unless a learner reads it.
     """
 
     __slots__ = ("_fields",)
@@ -41,17 +41,21 @@ class Batch:
         except KeyError:
             raise AttributeError(
                 f"this batch has no field {name!r}, only {', '.join(self._fields)}; "
-                f"a learner declares further fields in `fields`"
+                f"a learner declares additional fields in `extra_fields`"
             ) from None
         if callable(value):
             value = self._fields[name] = value()
         return value
 
     def __setattr__(self, name: str, value: Tree) -> None:
-        raise AttributeError(f"a batch takes no new values; make another with batch.replace({name}=...)")
+        raise AttributeError(f"a batch can't be changed; create a new one with batch.replace({name}=...)")
 
     def __contains__(self, name: str) -> bool:
         return name in self._fields
+
+    def get(self, name: str) -> Tree | None:
+        """Return a field, or None if the batch doesn't have it."""
+        return getattr(self, name) if name in self._fields else None
 
     def __len__(self) -> int:
         for name in self._fields:
@@ -73,21 +77,21 @@ class Batch:
         return self.map(lambda leaf: leaf[index])
 
     def map(self, function: Callable[[Any], Any]) -> Batch:
-        """`function` of every array; of those not read yet when they are."""
+        """Apply `function` to every array; to fields not read yet when they are first read."""
 
-        def mapped(name: str) -> Tree:
+        def apply(name: str) -> Tree:
             return tree_map(function, getattr(self, name))
 
         return Batch(
-            **{name: partial(mapped, name) if callable(value) else mapped(name) for name, value in self._fields.items()}
+            **{name: partial(apply, name) if callable(value) else apply(name) for name, value in self._fields.items()}
         )
 
     def select(self, names: Iterable[str]) -> Batch:
-        """Only these fields; those not read yet stay so."""
+        """Return a batch of only these fields, without reading them."""
         return Batch(**{name: self._fields[name] for name in names})
 
     def replace(self, **fields: Tree) -> Batch:
-        """The same batch with some fields exchanged; none may be new."""
+        """Return a batch in which some fields are replaced. New fields are not allowed."""
         for name in fields:
             getattr(self, name)
         return Batch(**{**self._fields, **fields})
@@ -101,34 +105,19 @@ class Batch:
         )
 
     def numpy(self) -> Batch:
+        """Return a batch of NumPy arrays. Those of torch tensors on the CPU share their memory."""
         return self.map(lambda leaf: leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf)
 
     def to(self, device: torch.device | str) -> Batch:
-        """Torch tensors on `device`; NumPy arrays on the CPU share their memory."""
+        """Return a batch of torch tensors on `device`. On the CPU they share the memory of NumPy arrays."""
         return self.map(lambda leaf: torch.as_tensor(leaf, device=device))
 
     @staticmethod
-    def allocate(spec: Mapping[str, Tree], leading: tuple[int, ...]) -> Batch:
-        """Zeros for every field of `spec` (trees of `Field`)."""
-        return Batch(
-            **{
-                name: tree_map(lambda field: np.zeros((*leading, *field.shape), field.dtype), tree)
-                for name, tree in spec.items()
-            }
-        )
-
-    @staticmethod
-    def stack(batches: list[Batch], dim: int = 0) -> Batch:
-        return _join(batches, np.stack, torch.stack, dim)
-
-    @staticmethod
     def cat(batches: list[Batch], dim: int = 0) -> Batch:
-        return _join(batches, np.concatenate, torch.cat, dim)
+        """Concatenate batches of the same fields along a leading dimension."""
 
+        def concatenate(*leaves: Any) -> Any:
+            return torch.cat(leaves, dim) if isinstance(leaves[0], torch.Tensor) else np.concatenate(leaves, dim)
 
-def _join(batches: list[Batch], in_numpy: Callable[..., Any], in_torch: Callable[..., Any], dim: int) -> Batch:
-    def join(*leaves: Any) -> Any:
-        return in_torch(leaves, dim) if isinstance(leaves[0], torch.Tensor) else in_numpy(leaves, dim)
-
-    first = batches[0]
-    return Batch(**{name: tree_map(join, *(getattr(batch, name) for batch in batches)) for name in first.fields})
+        fields = batches[0].fields
+        return Batch(**{name: tree_map(concatenate, *(getattr(batch, name) for batch in batches)) for name in fields})

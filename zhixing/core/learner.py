@@ -1,4 +1,4 @@
-"""Learners: networks, losses and optimizers of an algorithm. They never step an environment, print or write files."""
+"""Learners: the networks, losses and optimizers of algorithms. They never step an environment or write files."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def train_step(method: Step) -> Step:
 
 
 class Learner(ABC):
-    """An algorithm. `policy` acts with its weights; `metrics` names what every update reports."""
+    """An algorithm. `policy` acts with its weights; `metrics` are the names of the metrics of every update."""
 
     settings: ClassVar[type[RunConfig]]
     metrics: ClassVar[tuple[str, ...]]
@@ -111,9 +111,8 @@ class Learner(ABC):
             examples = "ppo or dqn" if self.multi_agent else "mappo or qmix"
             raise UserError(f"{cfg.algorithm} needs an environment with {wanted}, this one has {given}: use {examples}")
         self.spaces, self.device = spaces, torch.device(device)
-        self.rng = torch.Generator(self.device).manual_seed(
-            derive_seed(cfg.seed, "learner")
-        )  # minibatch order and noise
+        # for the order of minibatches and the noise of losses
+        self.rng = torch.Generator(self.device).manual_seed(derive_seed(cfg.seed, "learner"))
         self._init_seed = derive_seed(cfg.seed, "networks")
         self.updates = 0
         self._optimizers: list[Optimizer] = []
@@ -143,7 +142,7 @@ class Learner(ABC):
 
     @property
     def extra_fields(self) -> dict[str, Tree]:
-        """Fields that steps hold besides the base fields: names to trees of `Field`."""
+        """Fields to store with every step in addition to the base fields: names to trees of `Field`."""
         return {}
 
     @property
@@ -182,7 +181,7 @@ class Learner(ABC):
         """Return the estimated value of observations `[B,...]`, or None for algorithms without an estimate."""
         return None
 
-    # --- steps that weren't finite ---
+    # --- skipped steps ---
 
     def skipped_steps(self) -> int:
         """Return the number of steps skipped because of gradients that weren't finite. Waits for the device."""
@@ -234,22 +233,28 @@ class Learner(ABC):
 _STATEFUL = (nn.Module, Optimizer)
 
 
-# --- what some algorithms need besides the environment; they declare it by inheriting one of these ---
+# --- mixins: what some algorithms need in addition to an environment ---
 
 
 class LearnsFromDemonstrations(ABC):
+    """A learner that needs recorded steps of an expert."""
+
     @abstractmethod
     def set_demonstrations(self, demonstrations: Batch) -> None:
         """Set the recorded steps `[B]` of an expert. Called once before training."""
 
 
 class LearnsFromExpert(ABC):
+    """A learner that queries an expert policy."""
+
     @abstractmethod
     def set_expert(self, expert: Policy) -> None:
         """Set the expert policy to query. Called once before training."""
 
 
 class LearnsFromSelfPlay(ABC):
+    """A learner that collects games against itself."""
+
     @abstractmethod
     def self_play(self) -> SelfPlay:
         """Return the collector that plays games against itself."""

@@ -22,7 +22,7 @@ FIRST_SCALE, GROWTH_STEPS = 2.0**16, 2_000  # of the loss scale for fp16
 def flatten_parameters(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Move parameters into one flat tensor; they become views of it that keep their strides.
 
-    Returns that tensor, a second one of the same layout for gradients, and the views of the second.
+    Returns this tensor, a second one of the same layout for gradients, and the views of the second.
     """
     offsets, total = [], 0
     for parameter in parameters:
@@ -30,13 +30,13 @@ def flatten_parameters(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor, 
         total += -(-parameter.numel() // ALIGN) * ALIGN
     flat = parameters[0].new_zeros(total, requires_grad=False)
     gradient = torch.zeros_like(flat)
-    places = []
+    gradient_views = []
     for parameter, offset in zip(parameters, offsets, strict=True):
         view = torch.as_strided(flat, parameter.shape, parameter.stride(), offset)
         view.copy_(parameter.data)
         parameter.data = view
-        places.append(torch.as_strided(gradient, parameter.shape, parameter.stride(), offset))
-    return flat, gradient, places
+        gradient_views.append(torch.as_strided(gradient, parameter.shape, parameter.stride(), offset))
+    return flat, gradient, gradient_views
 
 
 def can_flatten(parameters: list[nn.Parameter]) -> bool:
@@ -157,7 +157,7 @@ class Optimizer:
             self._apply_traced(gradients, norm)
         elif self.loss_scaling and self._overflows(norm):
             return torch.zeros_like(norm)
-        elif self.on_cpu:  # reading a number costs nothing here, superfluous calls do
+        elif self.on_cpu:  # reading a number is free here, additional calls are not
             self._apply_on_cpu(gradients, norm)
         else:
             nonfinite = norm.mul(0.0).ne_(0.0)  # 1 if the norm isn't finite: 0 times it is NaN then

@@ -1,4 +1,4 @@
-"""Policies: from what an environment shows to what to do. They never step it and never hold an optimizer."""
+"""Policies: map observations to actions. They never step an environment and never hold an optimizer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Phase(Enum):
-    RANDOM = "random"  # any allowed action, to fill a replay before learning
-    COLLECT = "collect"  # explore
-    EVAL = "eval"  # do the best
+    RANDOM = "random"  # uniform over valid actions, to fill the replay buffer before training
+    COLLECT = "collect"  # with exploration
+    EVAL = "eval"  # without exploration
 
 
 class Decision(NamedTuple):
-    """What a policy decided for N environments, and what it knew then."""
+    """Actions of a policy for N environments, its next hidden state, and values that a learner may store."""
 
     action: Tensor
     logp: Tensor | None = None
@@ -34,14 +34,16 @@ class Decision(NamedTuple):
     hidden: Tree = None
     extras: Mapping[str, Tensor] = {}
 
-    def field(self, name: str, before: Tree) -> Tree:
-        """What a learner's field of this name holds of it; `before` is the memory that it was decided with."""
+    def field(self, name: str, hidden_before: Tree) -> Tree:
+        """Return what a learner stores as the field `name`. The field "hidden" is the state before the decision."""
         if name == "hidden":
-            return before
+            return hidden_before
         return self.extras[name] if name in self.extras else getattr(self, name)
 
 
 class Policy(nn.Module, ABC):
+    """Maps observations to actions, in the policy's scale: continuous actions are in [-1, 1] if they are bounded."""
+
     def __init__(self, spaces: Spaces) -> None:
         super().__init__()
         self.spaces = spaces
@@ -50,25 +52,26 @@ class Policy(nn.Module, ABC):
     def act(
         self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
     ) -> Decision:
-        """Decide for `obs [N,...]`. `hidden` is None where the policy keeps no memory."""
+        """Return the actions for `obs [N,...]`. `hidden [N,...]` is None for a stateless policy."""
 
     def initial_hidden(self, num: int) -> Tree:
-        """The memory at the start of N episodes; None for a policy without."""
+        """Return the hidden state at the start of `num` episodes, or None for a stateless policy."""
         return None
 
     def bind_env(self, env: VectorEnv) -> None:
-        """Told by an actor which environments it acts in. Only those that look ahead need it."""
+        """Receive the environments that the policy acts in. Called by the actor; only planning policies need it."""
 
     def random_action(self, num: int, mask: Tensor | None, rng: torch.Generator) -> Tensor:
-        """Uniform over what is allowed, in the policy's scale ([-1, 1] for continuous actions)."""
+        """Return actions drawn uniformly from the valid ones; continuous actions from [-1, 1]."""
         space = self.spaces.action
         if isinstance(space, (Discrete, MultiDiscrete)):
             sizes = [int(space.n)] if isinstance(space, Discrete) else [int(n) for n in space.nvec.reshape(-1)]
-            chance = torch.rand((num, *self.spaces.agents, sum(sizes)), generator=rng, device=rng.device)
+            # the argmax of n independent uniform numbers is uniform over the n actions
+            uniform = torch.rand((num, *self.spaces.agents, sum(sizes)), generator=rng, device=rng.device)
             if mask is not None:
-                chance = chance.masked_fill(~mask, -1.0)
-            choices = [part.argmax(-1) for part in chance.split(sizes, -1)]
-            return choices[0] if isinstance(space, Discrete) else torch.stack(choices, -1)
+                uniform = uniform.masked_fill(~mask, -1.0)
+            actions = [part.argmax(-1) for part in uniform.split(sizes, -1)]
+            return actions[0] if isinstance(space, Discrete) else torch.stack(actions, -1)
         return torch.rand((num, *self.spaces.agents, *space.shape), generator=rng, device=rng.device) * 2 - 1  # type: ignore[misc]
 
 
@@ -77,7 +80,7 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def as_tensor(tree: Tree, device: torch.device) -> Any:
-    """Arrays of an environment as tensors; on the CPU they share memory."""
+    """Return a tree of arrays as tensors on `device`. On the CPU they share the arrays' memory."""
     if device.type == "cpu" and type(tree) is np.ndarray:
-        return torch.from_numpy(tree)  # a quarter of as_tensor's cost
+        return torch.from_numpy(tree)  # takes a quarter of the time of torch.as_tensor
     return tree_map(lambda leaf: torch.as_tensor(leaf, device=device), tree)

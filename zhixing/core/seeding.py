@@ -1,4 +1,4 @@
-"""One seed, many independent streams of random numbers, each known by a name."""
+"""Independent streams of random numbers, derived by name from the seed of a run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import numpy as np
 
 
 def derive_seed(seed: int, name: str, index: int = 0) -> int:
-    """A seed for the stream `name`, unrelated to that of any other name, index or seed."""
+    """Return the seed of the stream `name`. Different names, indices and seeds give independent streams."""
     words = np.random.SeedSequence([seed, zlib.crc32(name.encode()), index]).generate_state(2)
     return int(words[0]) << 31 | int(words[1]) >> 1

@@ -1,4 +1,4 @@
-"""What a task shows, takes and pays: spaces of observations, actions, rewards and ends, per agent."""
+"""Observation and action spaces of an environment, per agent, and the fields that its steps are stored in."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from zhixing.errors import UserError
 
 
 def space_fields(space: gym.Space[Any]) -> Tree:
-    """The arrays that one element of `space` is stored as: a `Field`, or a dict of them.
+    """Return the fields that store an element of `space`: one `Field`, or a dict of fields.
 
-    Floats are kept in single precision, whatever the task computes in; integers and bytes as they are.
+    Floats are stored in single precision, integers and bytes in their own type.
     """
     if isinstance(space, Dict):
         return {key: space_fields(part) for key, part in space.spaces.items()}
@@ -28,7 +28,7 @@ def space_fields(space: gym.Space[Any]) -> Tree:
         return Field(tuple(space.shape), np.dtype(np.float32) if floats else np.dtype(space.dtype))
     raise UserError(
         f"observation or action space {space} can't be stored as arrays; allowed are Box, Discrete, MultiDiscrete, "
-        f"MultiBinary and Dict of these (wrap the task to turn others into one of them)"
+        f"MultiBinary and Dict of these (use a wrapper that converts it to one of them)"
     )
 
 
@@ -37,14 +37,14 @@ RewardKind = Literal["shared", "individual", "opposed"]
 
 @dataclass(frozen=True)
 class Spaces:
-    """The spaces of one environment of a vector, as one agent sees it; agents have equal ones.
+    """Spaces of one environment, as seen by one agent. All agents have equal spaces.
 
-    What a task may show beside observations: `mask` is the number of discrete actions when it tells which of them are
-    allowed at each step; `state` the size of a global state; `alive` is true when agents may leave before the end.
+    Three values describe optional data in addition to observations. `mask` is the size of the action mask, for
+    environments that report which discrete actions are valid. `state` is the size of a global state. `alive` is true
+    if agents may leave before the episode ends.
 
-    `reward_kind` says whom rewards belong to: "shared" is one reward of the team, which also counts for agents that
-    have left; "individual" is a reward per agent, which ends when the agent leaves; "opposed" is the same where one
-    agent's gain is another's loss.
+    `reward_kind` is "shared" for one team reward, which also counts for agents that have left, "individual" for a
+    reward per agent, which ends when the agent leaves, or "opposed" if in addition one agent's gain is another's loss.
     """
 
     obs: gym.Space[Any]
@@ -69,36 +69,28 @@ class Spaces:
 
     @property
     def agents(self) -> tuple[int, ...]:
-        """The dimension of agents: none for a single one."""
+        """The shape of the agent dimension: `(num_agents,)`, or empty for a single agent."""
         return () if self.num_agents == 1 else (self.num_agents,)
 
     @property
-    def reward(self) -> Box:
-        return Box(-np.inf, np.inf, self.agents, np.float32)
-
-    @property
-    def end(self) -> Discrete:
-        """Terminated and truncated are one flag each per environment, shared by its agents."""
-        return Discrete(2)
-
-    @property
     def discrete(self) -> bool:
+        """Whether actions are Discrete or MultiDiscrete."""
         return isinstance(self.action, (Discrete, MultiDiscrete))
 
     @property
     def num_actions(self) -> int:
-        """How many actions a discrete task has, or how many numbers a continuous one takes."""
+        """Number of Discrete actions, or of dimensions of other actions."""
         if isinstance(self.action, Discrete):
             return int(self.action.n)
         return int(np.prod(self.action.shape or (1,)))
 
     def fields(self) -> dict[str, Tree]:
-        """The base fields of a step, without `next_obs`, which is the next row's `obs`."""
+        """Return the fields of a step, without `next_obs`, which is the next row's `obs`."""
 
         def per_agent(field: Field) -> Field:
             return Field(self.agents + field.shape, field.dtype)
 
-        flag = Field((), np.dtype(bool))
+        flag = Field((), np.dtype(bool))  # one per environment, shared by its agents
         fields = {
             "obs": tree_map(per_agent, space_fields(self.obs)),
             "action": tree_map(per_agent, space_fields(self.action)),
@@ -109,7 +101,7 @@ class Spaces:
         return fields | self.extras()
 
     def extras(self) -> dict[str, Field]:
-        """What is shown beside observations."""
+        """Return the fields of the optional data: `mask`, `state` and `alive`."""
         fields = {}
         if self.mask is not None:
             fields["mask"] = Field((*self.agents, self.mask), np.dtype(bool))
@@ -120,29 +112,29 @@ class Spaces:
         return fields
 
     def to_env(self, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """From a policy's scale to the task's: bounded continuous actions live in [-1, 1] in policies and storage."""
-        box = self.action
-        if isinstance(box, Discrete):
-            return action + box.start if box.start else action
-        if isinstance(box, MultiDiscrete):
-            return action + box.start
+        """Convert actions to the environment's range. Policies and storage keep bounded continuous ones in [-1, 1]."""
+        space = self.action
+        if isinstance(space, Discrete):
+            return action + space.start if space.start else action
+        if isinstance(space, MultiDiscrete):
+            return action + space.start
         if self._scale is None:
             return action
-        low, half = self._scale
-        return low + (action.clip(-1.0, 1.0) + 1.0) * half
+        low, half_range = self._scale
+        return low + (action.clip(-1.0, 1.0) + 1.0) * half_range
 
     def from_env(self, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The inverse of `to_env`, for experience recorded elsewhere."""
-        box = self.action
-        if isinstance(box, (Discrete, MultiDiscrete)):
-            return action - box.start
+        """Convert actions of the environment, such as recorded ones, to the policy's range. The inverse of `to_env`."""
+        space = self.action
+        if isinstance(space, (Discrete, MultiDiscrete)):
+            return action - space.start
         if self._scale is None:
             return action
-        low, half = self._scale
-        return (action - low) / half - 1.0
+        low, half_range = self._scale
+        return (action - low) / half_range - 1.0
 
     @cached_property
     def _scale(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
-        """The lowest actions and half of their range; None where they have no bounds."""
-        box = self.action
-        return (box.low, 0.5 * (box.high - box.low)) if isinstance(box, Box) and box.is_bounded() else None
+        """The lowest action and half the range per dimension, or None for unbounded actions."""
+        space = self.action
+        return (space.low, 0.5 * (space.high - space.low)) if isinstance(space, Box) and space.is_bounded() else None

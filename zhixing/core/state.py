@@ -1,4 +1,4 @@
-"""Saved state that is read back. A checkpoint may be a stranger's: its names and types are checked, value by value."""
+"""Checks of the names and types in a saved state, because a checkpoint may come from an untrusted source."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ _ANY = ConfigDict(arbitrary_types_allowed=True)
 
 
 def check_state(owner: str, state: Any, types: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a state. Raise `UserError` for a name that isn't in `types`, or a value of another type.
-    Names may be missing: older versions saved fewer."""
+    """Return a state as a dict. Raise `UserError` for a name that isn't in `types`, or a value of another type.
+
+    `owner` names the object in messages. Names may be missing, because older versions saved fewer.
+    """
     if not isinstance(state, Mapping):
-        raise UserError(f"the saved state of {owner} is a {type(state).__name__}, expected names and values")
+        raise UserError(f"the saved state of {owner} is a {type(state).__name__}; expected a dict")
     for name, value in state.items():
         if name not in types:
-            raise UserError(f"the saved state of {owner} has a value {str(name)[:80]!r}; allowed: {', '.join(types)}")
+            raise UserError(f"the saved state of {owner} has the name {str(name)[:80]!r}; allowed: {', '.join(types)}")
         try:
             TypeAdapter(types[name], config=_ANY).validate_python(value, strict=True)
         except ValidationError as error:
@@ -31,5 +33,5 @@ def check_state(owner: str, state: Any, types: Mapping[str, Any]) -> dict[str, A
 
 
 def read_count(owner: str, state: Mapping[str, Any], name: str) -> int:
-    """Return a number of a state that counts something."""
+    """Return a non-negative integer of a state."""
     return int(check_state(owner, {name: state[name]}, {name: Count})[name])

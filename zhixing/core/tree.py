@@ -1,4 +1,7 @@
-"""Trees of arrays: an array, or a dict or tuple of trees. Free of torch, so that environment workers start fast."""
+"""Trees of arrays: an array, or a dict or tuple of trees.
+
+Doesn't import torch, so environment workers start quickly.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ Tree = Any  # an array, or a dict / tuple of trees
 
 
 class Field(NamedTuple):
-    """What one step of one environment puts into a field."""
+    """Shape and dtype of the array that a step of one environment stores."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
 
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Apply `function` to each leaf (and the leaves at the same place in `others`)."""
+    """Apply `function` to each leaf of `tree`, together with the leaves at the same place in `others`."""
     if isinstance(tree, Mapping):
         return {key: tree_map(function, tree[key], *(other[key] for other in others)) for key in tree}
     if isinstance(tree, tuple) and not isinstance(tree, Field):
@@ -27,6 +30,7 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 
 def tree_leaves(tree: Tree) -> list[Any]:
+    """Return the leaves of a tree in order, depth first."""
     leaves: list[Any] = []
     tree_map(leaves.append, tree)
     return leaves

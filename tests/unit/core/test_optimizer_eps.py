@@ -1,4 +1,4 @@
-"""`optimizer_eps` reaches every optimizer of every algorithm, and presets that follow a paper have its value."""
+"""`optimizer_eps` sets epsilon of every optimizer of every algorithm, and presets have the values of their papers."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ import pytest
 
 import zhixing as zx
 
-# as in the published programs; Adam's own 1e-8 elsewhere
-LARGER = {"ppo", "ppg", "gail", "a2c", "ac", "a3c", "impala", "mappo", "ippo"}
-ELSEWHERE = {  # optimizers with a fixed value, or a setting of their own
+# algorithms whose published code uses 1e-5; all others use 1e-8, the default of Adam
+USES_1E_5 = {"ppo", "ppg", "gail", "a2c", "ac", "a3c", "impala", "mappo", "ippo"}
+NOT_OPTIMIZER_EPS = {  # optimizers with a fixed value or a separate setting
     "gail": {"discriminator_optimizer": 1e-8},
     "dreamer": {"actor_optimizer": 1e-5, "critic_optimizer": 1e-5},
 }
 
 
 def epsilons(learner: zx.Learner) -> dict[str, float]:
-    inner = getattr(learner, "learner", None)  # gail's policy
-    found = {} if inner is None else epsilons(inner)
-    return found | {name: optimizer.epsilon for name, optimizer in learner.optimizers().items()}
+    """Return epsilon of every optimizer by name, including those of the PPO inside gail."""
+    inner = getattr(learner, "learner", None)
+    inner_epsilons = {} if inner is None else epsilons(inner)
+    return inner_epsilons | {name: optimizer.epsilon for name, optimizer in learner.optimizers().items()}
 
 
-def test_every_optimizer_takes_it(algorithm: str, short_config: Callable, tmp_path: Path) -> None:
-    model = zx.algorithms.get(algorithm).settings
-    if "optimizer_eps" not in model.model_fields:
-        assert model.scheme == "play"  # searches without learning
+def test_optimizer_eps_sets_every_optimizer(algorithm: str, short_config: Callable, tmp_path: Path) -> None:
+    config_class = zx.algorithms.get(algorithm).settings
+    if "optimizer_eps" not in config_class.model_fields:
+        assert config_class.scheme == "play"  # searches without learning
         return
-    expected = 1e-5 if algorithm in LARGER else 1e-8
-    assert model.model_fields["optimizer_eps"].default == expected
-    for settings, value in (({}, expected), ({"optimizer_eps": 1e-3}, 1e-3)):
+    default = 1e-5 if algorithm in USES_1E_5 else 1e-8
+    assert config_class.model_fields["optimizer_eps"].default == default
+    for settings, value in (({}, default), ({"optimizer_eps": 1e-3}, 1e-3)):
         session = zx.Session(short_config(algorithm, **settings), tmp_path / str(value), quiet=True)
-        found = epsilons(session.learner)
+        actual = epsilons(session.learner)
         session.close()
-        assert found == dict.fromkeys(found, value) | ELSEWHERE.get(algorithm, {})
+        assert actual == dict.fromkeys(actual, value) | NOT_OPTIMIZER_EPS.get(algorithm, {})
 
 
-def test_dreamers_actor_and_critic_have_a_setting_of_their_own(short_config: Callable, tmp_path: Path) -> None:
+def test_behavior_optimizer_eps_sets_dreamers_actor_and_critic(short_config: Callable, tmp_path: Path) -> None:
     session = zx.Session(short_config("dreamer", behavior_optimizer_eps=1e-3), tmp_path / "run", quiet=True)
     assert epsilons(session.learner) == {
         "world_optimizer": 1e-8,
@@ -50,7 +51,8 @@ def test_dreamers_actor_and_critic_have_a_setting_of_their_own(short_config: Cal
 @pytest.mark.parametrize(
     ("name", "env", "settings"),
     [
-        # Hessel et al. (2018), table 1: 80,000 frames are 20,000 steps of 4, 32,000 are 2,000 updates every 4 steps
+        # Hessel et al. (2018), table 1: 80,000 frames are 20,000 steps of 4 frames; 32,000 frames are 2,000 updates
+        # of 4 steps each
         (
             "rainbow",
             "ALE/Pong-v5",
@@ -73,6 +75,6 @@ def test_dreamers_actor_and_critic_have_a_setting_of_their_own(short_config: Cal
         ),
     ],
 )
-def test_presets_have_the_values_that_they_claim(name: str, env: str, settings: dict) -> None:
+def test_presets_have_the_values_of_their_papers(name: str, env: str, settings: dict) -> None:
     cfg = zx.config.load(algorithm=name, env=env)
     assert {key: getattr(cfg, key) for key in settings} == settings
