@@ -137,7 +137,7 @@ def test_search_without_learning_is_refused(short_config: Callable, tmp_path: Pa
 
 
 def test_gradients_that_are_taken_apart_are_refused(short_config: Callable) -> None:
-    with pytest.raises(UserError, match="a3c takes no compile=true"):
+    with pytest.raises(UserError, match="a3c computes gradients in its workers"):
         short_config("a3c", compile=True)
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 class Algorithm(NamedTuple):
+    """A registered algorithm."""
+
     name: str
     summary: str
     learner: Callable[..., Learner]  # (cfg, spaces, device, net) -> Learner: a class, or a function that makes one
@@ -28,12 +30,12 @@ class Algorithm(NamedTuple):
     multi_agent: bool | None = False  # True: only for several agents; False: only for one; None: for both
 
     def make(self, cfg: RunConfig, *args: Any, **parts: Any) -> Learner:
-        """Return a new learner. With compile=true it compiles its updates."""
+        """Return a new learner. With `compile=true` its updates are compiled."""
         return compile_updates(self.learner(cfg, *args, **parts), cfg)
 
 
 def compile_updates(learner: AnyLearner, cfg: RunConfig) -> AnyLearner:
-    """Let a learner run its updates as compiled graphs if compile=true."""
+    """Make a learner run its updates as compiled graphs if `compile=true`."""
     if cfg.compile:
         from zhixing.compile import CompiledUpdates  # slow to import, and most runs don't need it
 
@@ -47,9 +49,9 @@ _registered: dict[str, Algorithm] = {}
 def register(
     name: str, summary: str, settings: type[RunConfig] | None = None, **parts: Any
 ) -> Callable[[Factory], Factory]:
-    """Register a learner class, or a function that makes a learner, under a name.
+    """Return a decorator that registers a learner class, or a function that makes a learner, under a name.
 
-    A variant is one more decorator, with other settings or with `parts`: keyword arguments of the learner.
+    Several decorators register variants, with other settings or other `parts`: keyword arguments of the learner.
     """
 
     def add(factory: Factory) -> Factory:
@@ -62,6 +64,7 @@ def register(
 
 
 def names() -> list[str]:
+    """Return the names of all algorithms."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"{__name__}.{module.name}")
     return sorted(_registered)
@@ -72,16 +75,16 @@ def get(name: str) -> Algorithm:
     if ":" in name:
         return _user_algorithm(name)
     if name not in _registered:
-        same = [known for known in names() if _bare(known) == _bare(name)]
-        if len(same) != 1:
+        matches = [known for known in names() if _normalize(known) == _normalize(name)]
+        if len(matches) != 1:
             raise unknown("algorithm", name.strip().lower(), names(), "(see `zhixing list algorithms`)")
-        (name,) = same
+        (name,) = matches
     return _registered[name]
 
 
-def _bare(name: str) -> str:
-    """Return a name without case, spaces and signs: `Double-DQN` and `double_dqn` are `doubledqn`."""
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+def _normalize(name: str) -> str:
+    """Return only the letters and digits of a name, in lower case: `doubledqn` for `Double-DQN` and `double_dqn`."""
+    return "".join(character for character in name.lower() if character.isalnum())
 
 
 def _user_algorithm(name: str) -> Algorithm:
@@ -89,6 +92,6 @@ def _user_algorithm(name: str) -> Algorithm:
 
     learner = import_object(name)
     if not (isinstance(learner, type) and issubclass(learner, Learner) and hasattr(learner, "settings")):
-        raise UserError(f"algorithm {name!r} must be a zhixing.Learner with `settings`")
+        raise UserError(f"algorithm {name!r} must be a zhixing.Learner class with the attribute `settings`")
     summary = (learner.__doc__ or "").strip().split("\n")[0]
     return Algorithm(name, summary, learner, learner.settings, learner.multi_agent)

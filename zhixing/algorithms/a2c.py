@@ -1,10 +1,10 @@
 """A2C, the synchronous form of A3C (Mnih et al., 2016).   ∇ = E[∇ log π(a|s) A] - c_v ∇(R - V)² + c_e ∇H
 
-A is the n-step advantage over the rollout (`gae_lambda` below 1 weighs shorter ones more). The one-step actor-critic
-`ac` (Sutton et al., 1999) is the same with A = r + γ V(s') - V(s) and an update after every step. In `a3c` workers
-compute gradients of their own rollouts, with weights that are some updates old when the gradients are applied.
-Differs from the paper: in a3c, gradients are applied one after the other, never concurrently; the statistics of RMSProp
-are shared, as in the paper.
+A is the n-step advantage up to the end of the rollout; a `gae_lambda` below 1 gives shorter returns more weight. The
+one-step actor-critic `ac` (Sutton et al., 1999) has A = r + γ V(s') - V(s) and an update after every step. In `a3c`
+workers compute the gradients of their rollouts, with weights that are some updates old when the gradients are applied.
+All workers share the statistics of RMSProp, as in the paper.
+Differs from the paper: in `a3c` gradients are applied one after the other, never concurrently.
 """
 
 from __future__ import annotations
@@ -77,11 +77,16 @@ class A3CConfig(A2CConfig, AsynchronousConfig):
     gradients_on_workers: ClassVar[bool] = True
 
     @model_validator(mode="after")
-    def _gradients_only(self) -> A3CConfig:
+    def _check_workers(self) -> A3CConfig:
         if self.normalize_obs or self.normalize_reward:
-            raise ValueError("a3c takes no normalize_obs or normalize_reward: its workers would have statistics each")
+            raise ValueError(
+                "a3c has no running statistics that its workers share: set normalize_obs=false and "
+                "normalize_reward=false"
+            )
         if self.compile or self.precision != "fp32":
-            raise ValueError("a3c takes no compile=true and no precision but fp32: its workers take gradients apart")
+            raise ValueError(
+                "a3c computes gradients in its workers, eagerly and in fp32: set compile=false and precision=fp32"
+            )
         return self
 
 
@@ -91,7 +96,7 @@ class A3CConfig(A2CConfig, AsynchronousConfig):
 class A2C(Learner, LearnsOnWorkers):
     settings = A2CConfig
     metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
-    shard_dim = 1  # rollouts are short, often of a single step
+    shard_dim = 1  # environments: rollouts may have a single step
 
     def __init__(
         self,
@@ -141,6 +146,7 @@ class A2C(Learner, LearnsOnWorkers):
 
     @train_step
     def gradient_step(self, batch: Batch) -> Update:
+        """Update from a rollout `[T,N]` with advantages."""
         loss, metrics = self.losses(batch)
         return Update({**metrics, "grad_norm": self.optimizer.step(loss)})
 

@@ -1,8 +1,9 @@
-"""AlphaZero (Silver et al., 2018): a network learns from searches that it guides, in games against itself.
+"""AlphaZero (Silver et al., 2018).   L = (z - v)² - π·log p + c‖θ‖²
 
-The policy learns the share of visits π of each action, the value v the outcome z of the game:
-loss = (z − v)² − π·log p + c‖θ‖². Differs from the paper: positions are turned and mirrored when sampled, as in AlphaGo
-Zero, the targets of values may hold a share of what the search found, and gradients go through Adam.
+A tree search, guided by the network's policy p and value v, plays games against itself. The policy is trained on the
+visit fractions π of the search, the value on the outcome z of the game.
+Differs from the paper: sampled positions are rotated and mirrored at random, as in AlphaGo Zero; value targets mix the
+outcome with the search's value; the optimizer is Adam; optionally most moves use fast searches that aren't trained on.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from zhixing.search import GAMES, BoardNet, NetworkEvaluator, SelfPlay, augment,
 from zhixing.search.policy import SearchPolicy
 from zhixing.utils.importing import import_object
 
-MakeBoardNet = Callable[[tuple[int, ...], int], nn.Module]  # (shape of a board, number of actions)
+BoardNetFactory = Callable[[tuple[int, ...], int], nn.Module]  # (board shape, number of actions) -> network
 
 
 class BoardNetConfig(StrictModel):
@@ -65,10 +66,10 @@ class AlphaZeroConfig(SelfPlayConfig):
     num_envs: Positive = 64
 
     @model_validator(mode="after")
-    def _in_one_process(self) -> AlphaZeroConfig:
+    def _check_vector(self) -> AlphaZeroConfig:
         if self.vector.backend not in ("auto", "serial") or self.vector.workers not in ("auto", 1):
             raise ValueError(
-                "alphazero plays all games at once in one process: leave vector.backend and workers on auto"
+                "alphazero plays all games in one process: set vector.backend=auto and vector.workers=auto"
             )
         return self
 
@@ -84,10 +85,10 @@ class AlphaZero(Learner, LearnsFromSelfPlay):
         cfg: AlphaZeroConfig,
         spaces: Spaces,
         device: torch.device | str = "cpu",
-        net: MakeBoardNet | None = None,
+        net: BoardNetFactory | None = None,
     ) -> None:
         if cfg.env.name not in GAMES:
-            raise UserError(f"{cfg.algorithm} needs a game ({', '.join(GAMES)}), and {cfg.env.name} is none")
+            raise UserError(f"{cfg.algorithm} needs a game, not {cfg.env.name}; games are {', '.join(GAMES)}")
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         self.game = GAMES[cfg.env.name]()
@@ -101,7 +102,7 @@ class AlphaZero(Learner, LearnsFromSelfPlay):
 
     @property
     def extra_fields(self) -> dict[str, Tree]:
-        """Fields of a position for the player to move: `policy` are visit fractions, `value` is the search's."""
+        """Fields of a position for the player to move: `policy` are visit fractions, `value` is the search's value."""
         flag, number = Field((), np.dtype(bool)), Field((), np.dtype(np.float32))
         return {
             "obs": Field(self.game.obs_shape, np.dtype(np.int8)),
@@ -135,6 +136,7 @@ class AlphaZero(Learner, LearnsFromSelfPlay):
 
     @train_step
     def gradient_step(self, batch: Batch) -> Update:
+        """Update from positions `[B]`."""
         logits, value = self.net(batch.obs, batch.mask)
         logp = logits.log_softmax(-1)
         target = torch.lerp(batch.reward, batch.value, self.cfg.search_value)
@@ -159,9 +161,11 @@ def losses(logp: Tensor, value: Tensor, policy: Tensor, outcome: Tensor) -> tupl
     return -(policy * logp).sum(-1).mean(), (outcome - value).square().mean()
 
 
-def _make_net(cfg: BoardNetConfig, make: MakeBoardNet | None, shape: tuple[int, ...], num_actions: int) -> nn.Module:
-    if make is None and cfg.kind != "auto":
-        make = import_object(cfg.kind)
-    if make is None:
+def _make_net(
+    cfg: BoardNetConfig, factory: BoardNetFactory | None, shape: tuple[int, ...], num_actions: int
+) -> nn.Module:
+    if factory is None and cfg.kind != "auto":
+        factory = import_object(cfg.kind)
+    if factory is None:
         return BoardNet(shape, num_actions, cfg.blocks, cfg.channels)
-    return make(shape, num_actions)
+    return factory(shape, num_actions)

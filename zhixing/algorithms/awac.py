@@ -1,8 +1,8 @@
 """AWAC (Nair et al., 2020).   max_π E_{s,a ~ data}[log π(a|s) exp((Q(s, a) - Q(s, a')) / λ)],   a' ~ π(s)
 
-The critics learn y = r + γ^k (1 - terminated) min_i Q'_i(s', a'), a' ~ π(s'): the value of the policy itself. The actor
-imitates recorded actions by their advantage, so it can learn from offline data first and from its own steps afterwards.
-With discrete actions the expectations over the policy are exact sums.
+The targets of the critics are y = r + γ^k (1 - terminated) min_i Q'_i(s', a'), a' ~ π(s'). The actor imitates replayed
+actions, weighted by advantage, so the same update works on offline data and afterwards on the actor's own steps. With
+discrete actions the expectations over the policy are exact sums.
 Differs from the paper: weights are bounded instead of normalized over the batch, advantages use the minimum of the
 critics, and the actor has no weight decay.
 """
@@ -35,9 +35,9 @@ class AWACConfig(OffPolicyActorCriticConfig):
     critics: Annotated[Positive, Group.NETWORK] = 2
     """Number of critics; targets use the smallest estimate."""
     advantage_lambda: PositiveFloat = 1.0
-    """Temperature of the weights exp(advantage / temperature) of recorded actions; lower is greedier."""
+    """Temperature λ of the weights exp(advantage / λ) of imitated actions; lower is greedier."""
     max_weight: PositiveFloat = 100.0
-    """Upper bound of the weight of a recorded action."""
+    """Upper bound of the weight of an imitated action."""
 
 
 @register("awac", "advantage-weighted actor-critic, offline and then online")
@@ -70,7 +70,7 @@ class AWAC(Learner):
 
     @torch.no_grad()
     def target_value(self, batch: Batch) -> Tensor:
-        policy = self.actor(batch.next_obs, batch.next_mask if "next_mask" in batch else None)
+        policy = self.actor(batch.next_obs, batch.get("next_mask"))
         return td_target(batch, self.policy_value(self.target_critics, batch.next_obs, policy))
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,8 +81,8 @@ class AWAC(Learner):
         return loss, td_error.detach().abs().mean(0), q.detach().mean()
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the loss and the weights of the recorded actions `[B]`."""
-        policy = self.actor(batch.obs, batch.mask if "mask" in batch else None)
+        """Return the loss and the weights of the imitated actions `[B]`."""
+        policy = self.actor(batch.obs, batch.get("mask"))
         with torch.no_grad():
             q = self.critics.q_of_actions(batch.obs, batch.action).amin(0)
             advantage = q - self.policy_value(self.critics, batch.obs, policy)
@@ -93,7 +93,7 @@ class AWAC(Learner):
     def update(self, batch: Batch) -> Update:
         critic_loss, td_error, q_mean = self.critic_loss(batch)
         grad_norm = self.critic_optimizer.step(critic_loss)
-        actor_loss, weight = self.actor_loss(batch)  # sees the critics just updated
+        actor_loss, weight = self.actor_loss(batch)  # uses the critics just updated
         self.actor_optimizer.step(actor_loss)
         self.target_updater.polyak_update(self.cfg.tau)
         metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss, "q_mean": q_mean}

@@ -1,6 +1,6 @@
 """Behavior cloning (Pomerleau, 1991).   L = E[-log π(a|s)], or for continuous actions L = E[(π(s) - a)²]
 
-The baseline of offline learning: algorithms that use rewards should do better.
+The baseline of offline reinforcement learning: algorithms that use rewards should perform better.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """C51 (Bellemare et al., 2017).   m = Φ(r + γ^k (1 - terminated) z, p'(s', a*)),   L = E[w · -Σ_i m_i log p_i(s, a)]
 
-A return is a distribution p over fixed atoms z. Φ shares what lies between atoms; a* has the highest mean Σ_i z_i p'_i.
-Rainbow (Hessel et al., 2018) adds double Q-learning (a* by the network, p' by its target), dueling streams, noisy
-layers instead of epsilon, prioritized replay and n-step returns.
-Differs from the papers: layers of the head are noisy, those of the body aren't; priorities are KL(m || p),
-the loss without what no learning removes.
+The return of an action is a distribution p over fixed atoms z. The projection Φ splits the probability of a value
+between the two nearest atoms. a* is the action with the highest mean Σ_i z_i p'_i.
+Rainbow (Hessel et al., 2018) adds double Q-learning (the network chooses a*, the target network gives p'), dueling
+streams, noisy layers instead of epsilon-greedy exploration, prioritized replay and n-step returns.
+Differs from the papers: only the layers of the head are noisy; priorities are KL(m || p), which is the loss minus the
+entropy of the target m.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.heads import AtomsHead, DuelingHead
 from zhixing.nets.noisy import NoisyLinear
-from zhixing.nets.qnet import gather_action, greedy_next_action
+from zhixing.nets.qnet import gather_atoms, greedy_next_action
 from zhixing.nets.torso import NetFactory
 from zhixing.ops.projections import categorical_projection
 from zhixing.ops.returns import td_target
@@ -41,7 +42,7 @@ class C51Config(QLearningConfig):
     """Initial standard deviation of the noisy head's weights, which explores; 0 disables it."""
 
     @model_validator(mode="after")
-    def _range_is_one(self) -> C51Config:
+    def _check_range(self) -> C51Config:
         if self.v_min >= self.v_max:
             raise ValueError(f"v_min={self.v_min:g} must be below v_max={self.v_max:g}")
         return self
@@ -55,13 +56,13 @@ class RainbowConfig(C51Config):
 
 
 class Mean(nn.Module):
-    """Logits `[...,atoms]` of a distribution to its mean."""
+    """Maps the logits of a distribution `[...,atoms]` to its mean `[...]`."""
 
     support: Tensor
 
     def __init__(self, cfg: C51Config) -> None:
         super().__init__()
-        # made of settings, so not saved
+        # not saved, because the settings determine it
         self.register_buffer("support", torch.linspace(cfg.v_min, cfg.v_max, cfg.atoms), persistent=False)
 
     def forward(self, logits: Tensor) -> Tensor:
@@ -96,18 +97,17 @@ class C51(QLearner):
 
     @torch.no_grad()
     def target_distribution(self, batch: Batch, steps: Batch) -> Tensor:
-        """What the network should say of each step `[B,atoms]`."""
+        """Return the target distribution m of each step `[B,atoms]`."""
         support = self.mean.support
         logits = self.next_q_values(self.target_net, batch)  # [B,n,atoms]
-        chooser = self.next_q_values(self.net, batch) if self.double else logits
-        probability = gather_action(logits, greedy_next_action(self.mean(chooser), steps)).softmax(-1)
-        worth = td_target(steps, support.expand_as(probability))
-        return categorical_projection(worth, probability, support)
+        choice_logits = self.next_q_values(self.net, batch) if self.double else logits
+        probability = gather_atoms(logits, greedy_next_action(self.mean(choice_logits), steps)).softmax(-1)
+        values = td_target(steps, support.expand_as(probability))
+        return categorical_projection(values, probability, support)
 
     def losses(self, batch: Batch, steps: Batch) -> Losses:
-        logits = gather_action(self.q_values(self.net, batch), steps.action)  # [B,atoms]
+        logits = gather_atoms(self.q_values(self.net, batch), steps.action)  # [B,atoms]
         target = self.target_distribution(batch, steps)
         losses = -(target * logits.log_softmax(-1)).sum(-1)  # [B]
-        # less the target's own entropy, which no learning removes
-        surprise = losses.detach() + torch.special.xlogy(target, target).sum(-1)
-        return Losses(losses, self.mean(logits.detach()), surprise)
+        kl = losses.detach() + torch.special.xlogy(target, target).sum(-1)  # minus the target's entropy
+        return Losses(losses, self.mean(logits.detach()), kl)

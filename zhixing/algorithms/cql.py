@@ -1,11 +1,11 @@
 """CQL(H) (Kumar et al., 2020).   L = w E_{s,a ~ data}[log Σ_a' exp Q(s, a') - Q(s, a)] + ½ E[(Q(s, a) - y)²]
 
-SAC for offline data: a penalty pushes the critics down on actions that weren't recorded, since the actor would exploit
-overestimates there. y is SAC's, by default without entropy. With continuous actions the sum is an integral, estimated
-by the mean of exp Q(s, a) / p(a) over actions sampled with density p: uniformly, from π(s) and, as in the authors'
-code, from π(s'). With discrete actions the sum is exact.
-Differs from the paper: the actor isn't pretrained by cloning, and discrete actions have SAC's actor too. The squared
-error is halved as in the paper; implementations that don't halve it need twice the weight.
+SAC for offline data. A penalty of weight w lowers the Q-values of actions that aren't in the data, because the actor
+would exploit overestimates there. y is the target of SAC, by default without entropy. With continuous actions the sum
+is an integral, estimated by the mean of exp Q(s, a) / p(a) over actions sampled with density p: uniformly, from π(s)
+and, as in the authors' code, from π(s'). With discrete actions the sum is exact.
+Differs from the paper: the actor isn't pretrained by behavior cloning, and discrete actions use the actor of SAC too.
+The squared error is halved as in the paper; implementations that don't halve it need twice the weight.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.algorithms.sac import Penalty, SACConfig, make_sac
+from zhixing.algorithms.common.penalty import CriticPenalty
+from zhixing.algorithms.sac import SACConfig, make_sac
 from zhixing.config import Finite, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.nets.critics import Critics, StochasticActor
-from zhixing.ops.distributions import MASKED_LOGIT, SquashedGaussian
+from zhixing.ops.distributions import SquashedGaussian, mask_logits
 from zhixing.ops.losses import weighted_mean
 
 
@@ -28,13 +29,15 @@ class CQLConfig(SACConfig):
     penalty: PositiveFloat = 5.0
     """Weight of the penalty on Q-values above those of recorded actions."""
     penalty_target: Finite | None = None
-    """Target of the penalty, which is reached by learning its weight (CQL-Lagrange)."""
+    """Target of the penalty, with a learned weight (CQL-Lagrange); none keeps the weight fixed."""
     penalty_samples: Positive = 10
     """Continuous actions sampled from each of the penalty's three distributions."""
     entropy_in_targets: bool = False
 
 
-class ConservativePenalty(Penalty):
+class ConservativePenalty(CriticPenalty):
+    """The penalty of CQL: the soft maximum of Q over actions minus the Q-value of the recorded action."""
+
     def __init__(self, cfg: SACConfig) -> None:
         super().__init__()
         assert isinstance(cfg, CQLConfig)
@@ -49,9 +52,8 @@ class ConservativePenalty(Penalty):
         self, critics: Critics, actor: StochasticActor, batch: Batch, q: Tensor, rng: torch.Generator
     ) -> Tensor:
         if critics.discrete:
-            q_all = critics(batch.obs)  # [K,B,n]
-            allowed = q_all.masked_fill(~batch.mask, MASKED_LOGIT) if "mask" in batch else q_all
-            return weighted_mean(allowed.logsumexp(-1) - q, batch)
+            q_all = mask_logits(critics(batch.obs), batch.get("mask"))  # [K,B,n]
+            return weighted_mean(q_all.logsumexp(-1) - q, batch)
         actions, logp = self.sample_actions(actor, batch, rng)
         q_sampled = critics.q_of_many(batch.obs, actions)  # [K,S,B]
         logsumexp = (q_sampled - logp).logsumexp(1) - math.log(len(actions))  # [K,B]

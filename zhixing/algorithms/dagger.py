@@ -1,9 +1,9 @@
 """DAgger (Ross et al., 2011).   L = E_{s ~ student}[-log π(π*(s)|s)], or for continuous actions E[(π(s) - π*(s))²]
 
-The student acts and the expert π* labels each step with its own action, so the student learns what to do where its own
-mistakes lead. At first the expert acts, with a probability that falls to zero.
-Differs from the paper: one network keeps learning from a growing replay buffer instead of a new one per round, and the
-expert takes over for single steps.
+The student acts, and the expert π* labels every state that it visits with an action. So the data contains the states
+that the student's mistakes lead to. With a probability β that falls to zero, the expert acts instead.
+Differs from the paper: one network is trained continuously on a growing replay buffer, instead of a new one in each
+round; β is the probability of single steps, and falls linearly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DAggerConfig(OffPolicyConfig):
     expert: Annotated[str | None, Group.COLLECTION] = None
     """Run whose agent is the expert that labels observations."""
     expert_fraction: Annotated[Fraction, Group.COLLECTION] = 0.2
-    """Fraction of the budget over which the expert's share of the actions falls to zero."""
+    """Fraction of the budget over which the probability that the expert acts falls to zero."""
     batch_size: Positive = 256
     net: NetConfig = NetConfig(hidden_sizes=[256, 256], activation="relu")
 
@@ -46,9 +46,11 @@ class DAgger(Learner, LearnsFromExpert):
     def __init__(
         self, cfg: DAggerConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
     ) -> None:
-        check_plain_replay(cfg, "learns the expert's actions of single steps")
+        check_plain_replay(cfg, "learns from single labeled steps")
         if cfg.dataset is not None:
-            raise UserError(f"{cfg.algorithm} queries its expert while it acts: set env and leave dataset out")
+            raise UserError(
+                f"{cfg.algorithm} queries its expert while it acts and can't learn from dataset={cfg.dataset}; set env"
+            )
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         with self.seeded_init():

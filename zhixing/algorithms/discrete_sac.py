@@ -1,9 +1,9 @@
 """Discrete SAC (Christodoulou, 2019).   y = r + γ^k (1 - terminated) Σ_a π(a|s') (min_i Q'_i(s', a) - α log π(a|s'))
 
-SAC whose expectations over actions are exact sums. `zhixing train sac` uses it where actions are discrete.
+SAC with expectations over actions as exact sums. `zhixing train sac` uses it if actions are discrete.
 Differs from the paper: the default target entropy is half of the maximum, which with a mask is the log of the number of
-allowed actions in each state. The paper's 0.98 of it can't be reached where few actions are allowed, and the
-temperature would grow without bound.
+valid actions in each state. The paper's 0.98 of the maximum can't be reached if few actions are valid, and α would grow
+without bound.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from zhixing.ops.returns import td_target
 
 
 class DiscreteSAC(SoftActorCritic):
+    """SAC for discrete actions: expectations are exact."""
+
     @torch.no_grad()
     def target_value(self, batch: Batch) -> Tensor:
-        logp = self.actor(batch.next_obs, batch.next_mask if "next_mask" in batch else None).logp  # [B,n]
+        logp = self.actor(batch.next_obs, batch.get("next_mask")).logp  # [B,n]
         q = self.min_q(self.target_critics(batch.next_obs))
         return td_target(batch, (logp.exp() * (q - self.target_alpha * logp)).sum(-1))
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        policy = self.actor(batch.obs, batch.mask if "mask" in batch else None)
+        policy = self.actor(batch.obs, batch.get("mask"))
         with torch.no_grad():
             q = self.actor_q(self.critics(batch.obs))
         loss = (policy.logp.exp() * (self.alpha.detach() * policy.logp - q)).sum(-1).mean()

@@ -1,8 +1,10 @@
 """DQN (Mnih et al., 2015).   y = r + γ^k (1 - terminated) max_a Q'(s', a),   L = E[w · huber(y - Q(s, a))]
 
-Differs from the paper: Adam by default, n-step returns and prioritized replay as settings, and Polyak-averaged targets
-(`tau`) as an alternative to copies.
-`QLearner`, the base class of all algorithms that learn action values, is in this file too: it makes the update.
+Double DQN (van Hasselt et al., 2016) evaluates the action argmax_a Q(s', a) with Q' instead. Dueling DQN (Wang et al.,
+2016) is a network with separate outputs for state values and advantages.
+Differs from the paper: Adam by default; n-step returns, prioritized replay and Polyak-averaged targets (`tau`) instead
+of copies as settings.
+`QLearner`, in this file, is the base class of all single-agent algorithms that learn Q-values.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ from zhixing.nets.qnet import (
     flatten_sequences,
     forward_next_obs,
     forward_obs,
-    greedy_next_action,
+    next_state_value,
 )
 from zhixing.nets.torso import NetFactory, hidden_fields
+from zhixing.ops.distributions import gather_actions
+from zhixing.ops.losses import weighted_mean
 from zhixing.ops.returns import td_target
 
 
@@ -50,9 +54,9 @@ class DQNConfig(QLearningConfig):
 
 
 class Losses(NamedTuple):
-    """Losses, values of the actions and absolute TD errors of steps `[B]`.
+    """Losses, Q-values and absolute TD errors `[B]` of the actions of a batch.
 
-    Without weights the loss may be a mean already, and TD errors are only needed for priorities.
+    Without importance weights, `loss` may be the mean already. `td_error` may be None if no priorities are needed.
     """
 
     loss: Tensor
@@ -61,7 +65,7 @@ class Losses(NamedTuple):
 
 
 class QLearner(Learner):
-    """Network, target network and epsilon-greedy policy of action values. An algorithm implements `losses`."""
+    """Q-network, target network, epsilon-greedy policy and update. An algorithm implements `losses`."""
 
     metrics = ("loss", "q_mean", "grad_norm")
 
@@ -74,7 +78,7 @@ class QLearner(Learner):
         head: QHeadFactory,
         mean: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """`head` makes the network's output per action; `mean` turns it into a value if it is a distribution."""
+        """`head` makes the output layers; `mean` maps their output per action to a Q-value if it is a distribution."""
         check_discrete(cfg, spaces)
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
@@ -111,10 +115,11 @@ class QLearner(Learner):
         return self.losses(weighted, weighted).td_error
 
     def q_values(self, net: QNet, batch: Batch) -> Tensor:
-        """Return the network's output for the observations of the steps, `[B,n,...]`."""
+        """Return the network's outputs for the observations of the steps, `[B,n,...]`."""
         return forward_obs(net, batch, self.cfg.replay.burn_in)
 
     def next_q_values(self, net: QNet, batch: Batch) -> Tensor:
+        """Return the network's outputs for the next observations of the steps, `[B,n,...]`."""
         return forward_next_obs(net, batch, self.cfg.replay.burn_in)
 
     @abstractmethod
@@ -128,7 +133,7 @@ class QLearner(Learner):
             resample(self.target_net, self.rng)
         steps = flatten_sequences(batch, self.cfg) if self.net.recurrent else batch
         losses, q, td_error = self.losses(batch, steps)
-        loss = (losses * steps.weight).mean() if "weight" in steps else losses.mean() if losses.ndim else losses
+        loss = weighted_mean(losses, steps) if losses.ndim else losses
         grad_norm = self.optimizer.step(loss)
         if self.updates % self.cfg.target_update_interval == 0:
             self.target_updater.polyak_update(self.cfg.tau)
@@ -161,15 +166,11 @@ class DQN(QLearner):
     @torch.no_grad()
     def target_value(self, batch: Batch, steps: Batch) -> Tensor:
         next_q = self.next_q_values(self.target_net, batch)
-        if not self.double and "next_mask" not in steps:
-            max_q = next_q.amax(-1)  # the same as below, in half the time
-        else:
-            action = greedy_next_action(self.next_q_values(self.net, batch) if self.double else next_q, steps)
-            max_q = next_q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        return td_target(steps, max_q)
+        choice_q = self.next_q_values(self.net, batch) if self.double else None
+        return td_target(steps, next_state_value(next_q, steps, choice_q))
 
     def losses(self, batch: Batch, steps: Batch) -> Losses:
-        q = self.q_values(self.net, batch).gather(-1, steps.action.unsqueeze(-1)).squeeze(-1)  # [B]
+        q = gather_actions(self.q_values(self.net, batch), steps.action)  # [B]
         target = self.target_value(batch, steps)
         if "weight" not in steps:
             return Losses(self.loss_function(q, target), q, None)

@@ -1,12 +1,12 @@
 """DreamerV3 (Hafner et al., 2023).   world: E[-log p(x, r, c | s) + β_dyn KL(sg(q), p) + β_rep KL(q, sg(p))]
 behavior, in imagination:   ∇ = E[∇ log π(a|s) (R - V(s)) / max(1, S) + η ∇H],   R = r + γ c ((1 - λ) V(s') + λ R')
 
-A world model is learned from sequences of the replay buffer. Actor and critic learn from trajectories that the model
-imagines from every state of these sequences. S is a moving average of the range of imagined returns.
-Differs from the paper: reward r and continuation c of a step are predicted from the recurrent state after its action,
-not from the state of the next observation, so the last observation of an episode isn't needed; every sequence starts
-with an empty recurrent state; Adam with gradients clipped by norm. If the environment masks actions, the model predicts
-the mask and the actor respects it in imagination.
+A world model is trained on sequences of the replay buffer. Actor and critic are trained on rollouts that the model
+imagines from every state of these sequences. S is a moving average of the range of imagined returns. If the environment
+masks actions, the model predicts the mask, which restricts the actor in imagination.
+Differs from the paper: the reward r and the continuation c of a step are predicted from the recurrent state after its
+action, not from the state of the next observation, so the last observation of an episode isn't needed; every sequence
+starts with a zero recurrent state; the optimizer is Adam with gradients clipped by norm.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from typing import Annotated, Literal
 import torch
 from pydantic import model_validator
 from torch import Tensor
-from torch.nn import functional as F
 
 from zhixing.algorithms import register
 from zhixing.algorithms.common.checks import check_plain_replay
-from zhixing.algorithms.common.world_model_policy import WorldModelPolicy
 from zhixing.config import (
     Fraction,
     Group,
@@ -36,24 +34,17 @@ from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner, Update, train_step
 from zhixing.core.optimizer import TargetUpdater
 from zhixing.core.spaces import Spaces
-from zhixing.core.tree import Tree, tree_leaves
+from zhixing.core.tree import Tree, flatten_time, time_major, tree_leaves
 from zhixing.errors import UserError
 from zhixing.nets.critics import check_box
 from zhixing.nets.rssm import RSSMState
 from zhixing.nets.torso import NetFactory
-from zhixing.nets.world_model import (
-    ImaginedRollout,
-    TwoHotHead,
-    WorldModel,
-    WorldModelActor,
-    encode_action,
-    flatten_time,
-    time_major,
-)
+from zhixing.nets.world_model import ImaginedRollout, TwoHotHead, WorldModel, WorldModelActor, encode_action
+from zhixing.nets.world_model_policy import WorldModelPolicy
 from zhixing.ops.imagination import balanced_kl, discount_weights, lambda_returns, percentile_range
 from zhixing.ops.symlog import two_hot, two_hot_loss
 
-RANGE_RATE = 0.01  # of the moving average of the range of returns
+RETURN_RANGE_RATE = 0.01  # rate of the moving average of the range of returns
 CONTEXT_STEPS = 5  # observed steps at the start of a predicted video
 
 
@@ -104,13 +95,13 @@ class DreamerConfig(OffPolicyConfig):
     replay: ReplayConfig = ReplayConfig(sequence_length=16, burn_in=0)
 
     @model_validator(mode="after")
-    def _bins_have_a_middle(self) -> DreamerConfig:
+    def _check_bins(self) -> DreamerConfig:
         if self.bins % 2 == 0 or self.bins < 3:
-            raise ValueError(f"bins={self.bins}: one is 0, the others mirror each other: use an odd number from 3 on")
+            raise ValueError(f"bins={self.bins} must be odd and at least 3, because bins are symmetric around 0")
         return self
 
 
-@register("dreamer", "DreamerV3: a world model, and an actor-critic that learns in imagination")
+@register("dreamer", "DreamerV3: a world model and an actor-critic trained in imagination")
 class Dreamer(Learner):
     settings = DreamerConfig
     metrics = (
@@ -140,11 +131,10 @@ class Dreamer(Learner):
             features = self.world.rssm.num_features
             self.actor = WorldModelActor(features, spaces, cfg.net, cfg.uniform_mix).to(self.device)
             self.critic = TwoHotHead(features, cfg.net, cfg.bins).to(self.device)
-        clip = cfg.max_grad_norm
-        self.world_optimizer = self.make_optimizer(self.world.parameters(), cfg.lr, max_grad_norm=clip)
-        behaviour = {"max_grad_norm": clip, "epsilon": cfg.behavior_optimizer_eps}
-        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr, **behaviour)
-        self.critic_optimizer = self.make_optimizer(self.critic.parameters(), cfg.critic_lr or cfg.lr, **behaviour)
+        self.world_optimizer = self.make_optimizer(self.world.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+        settings = {"max_grad_norm": cfg.max_grad_norm, "epsilon": cfg.behavior_optimizer_eps}
+        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr, **settings)
+        self.critic_optimizer = self.make_optimizer(self.critic.parameters(), cfg.critic_lr or cfg.lr, **settings)
         self.slow_critic = copy.deepcopy(self.critic)
         self.target_updater = TargetUpdater((self.slow_critic, self.critic))
         self.return_range = torch.zeros((), device=self.device)
@@ -164,18 +154,12 @@ class Dreamer(Learner):
         observed = world.rssm.observe(embedded, encode_action(action, self.spaces), is_first, uniform_noise)
         burn_in = cfg.replay.burn_in  # steps that only warm up the recurrent state
         state = RSSMState(*flatten_time(tuple(part[burn_in:] for part in observed.state)))
-        after, posterior, prior = flatten_time(tuple(part[burn_in:] for part in observed[1:]))
-        reward, terminated = flatten_time(time_major((batch.reward[:, burn_in:], batch.terminated[:, burn_in:])))
-        reconstruction = world.decoder.loss(state.features, obs_tensors.drop_first(burn_in * len(batch.reward))).mean()
-        if world.mask_head is not None:
-            mask = flatten_time(time_major(batch.mask[:, burn_in:])).float()
-            reconstruction += F.binary_cross_entropy_with_logits(world.mask_head(state.features), mask) * mask.shape[-1]
+        next_h, posterior, prior = flatten_time(tuple(part[burn_in:] for part in observed[1:]))
+        obs_tensors = obs_tensors.drop_first(burn_in * len(batch))
+        names = [name for name in ("reward", "terminated", "mask") if name in batch]
+        targets = flatten_time(time_major({name: getattr(batch, name)[:, burn_in:] for name in names}))
+        losses = world.prediction_losses(state, next_h, obs_tensors, **targets)
         dynamics, representation = balanced_kl(posterior, prior, cfg.free_nats)
-        losses = {
-            "reconstruction_loss": reconstruction,
-            "reward_loss": two_hot_loss(world.reward_head(after), two_hot(reward, world.reward_head.bins)).mean(),
-            "continue_loss": F.binary_cross_entropy_with_logits(world.continue_logits(after), (~terminated).float()),
-        }
         kl = cfg.dynamics_coef * dynamics.mean() + cfg.representation_coef * representation.mean()
         metrics = {name: loss.detach() for name, loss in losses.items()} | {"kl": dynamics.detach().mean()}
         return sum(losses.values(), kl), state.detach(), metrics
@@ -186,7 +170,7 @@ class Dreamer(Learner):
         value = self.critic.mean(logits.detach())
         discount = self.cfg.gamma * imagined.continue_prob
         returns = lambda_returns(imagined.reward, discount, value, self.cfg.td_lambda)
-        with torch.no_grad():  # regularized towards the slow critic: both targets weigh the same
+        with torch.no_grad():  # the slow critic's value is a second target, which regularizes the critic
             slow = self.slow_critic.mean(self.slow_critic(imagined.features[:-1]))
             targets = two_hot(returns, self.critic.bins) + two_hot(slow, self.critic.bins)
         return (two_hot_loss(logits[:-1], targets) * discount_weights(discount)).mean(), returns, value[:-1]
@@ -203,9 +187,9 @@ class Dreamer(Learner):
         world_loss, state, metrics = self.world_loss(batch)
         imagined = self.world.imagine(state, self.actor, self.cfg.horizon, self.rng)
         critic_loss, returns, value = self.critic_loss(imagined)
-        self.return_range = torch.lerp(self.return_range, percentile_range(returns), RANGE_RATE)
+        self.return_range = torch.lerp(self.return_range, percentile_range(returns), RETURN_RANGE_RATE)
         actor_loss, entropy = self.actor_loss(imagined, (returns - value) / self.return_range.clamp_min(1.0))
-        grad_norm = self.world_optimizer.step(world_loss)  # one step at the same weights, as in the authors' code
+        grad_norm = self.world_optimizer.step(world_loss)  # all losses use the old weights, as in the authors' code
         self.actor_optimizer.step(actor_loss)
         self.critic_optimizer.step(critic_loss)
         self.target_updater.polyak_update(self.cfg.tau)
@@ -218,18 +202,9 @@ class Dreamer(Learner):
         return self.critic.mean(self.critic(self.world.infer_state(obs, hidden, None).features))
 
     def dream_frames(self, batch: Batch) -> Tensor | None:
-        """Return images of sequences `[B,T]`: observed, predicted, and their difference, as bytes `[B,3,T,H,W,C]`.
-
-        The model sees only the first steps of each episode. Returns None if observations have no images.
-        """
-        if not self.world.preprocessor.image_shapes:
-            return None
-        rng = torch.Generator(self.device).manual_seed(0)  # leaves the learner's generator alone
+        """Return videos of sequences `[B,T]`: see `WorldModel.compare_videos`. None if observations have no images."""
         obs, action, is_first = time_major((batch.obs, batch.action, batch.is_first))
-        observed, predicted = self.world.predict_video(obs, action, is_first, CONTEXT_STEPS, rng)
-        predicted = predicted.clamp(0.0, 1.0)
-        frames = torch.stack([observed, predicted, 0.5 + 0.5 * (predicted - observed)])  # [3,T,B,C,H,W]
-        return (frames * 255.0).round().byte().permute(2, 0, 1, 4, 5, 3)
+        return self.world.compare_videos(obs, action, is_first, CONTEXT_STEPS)
 
 
 def _check(cfg: DreamerConfig, spaces: Spaces, net: NetFactory | None) -> None:
@@ -237,9 +212,9 @@ def _check(cfg: DreamerConfig, spaces: Spaces, net: NetFactory | None) -> None:
     if not spaces.discrete:
         check_box(spaces, cfg.algorithm)
     if net is not None or cfg.net.kind != "auto" or cfg.net.cnn != "simple":
-        raise UserError(f"{cfg.algorithm} makes its own networks: set net.kind=auto and net.cnn=simple")
+        raise UserError(f"{cfg.algorithm} supports only built-in networks: set net.kind=auto and net.cnn=simple")
     if cfg.net.recurrent != "none":
-        raise UserError(f"{cfg.algorithm} has its own recurrent state: set net.recurrent=none")
+        raise UserError(f"{cfg.algorithm} has a built-in recurrent state: set net.recurrent=none")
     if cfg.normalize_obs:
         raise UserError(f"{cfg.algorithm} scales observations by symlog: set normalize_obs=false")
     check_plain_replay(cfg, "learns from sequences")

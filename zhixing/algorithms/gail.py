@@ -1,9 +1,9 @@
-"""GAIL (Ho & Ermon, 2016).   max_D E_expert[log D(s, a)] + E_π[log(1 - D(s, a))],   π is paid -log(1 - D(s, a))
+"""GAIL (Ho & Ermon, 2016).   max_D E_expert[log D(s, a)] + E_π[log(1 - D(s, a))],   reward of π: -log(1 - D(s, a))
 
-A discriminator learns to distinguish an expert's steps from the policy's; PPO trains the policy to be mistaken for the
-expert. The environment's rewards aren't used. A penalty keeps the norm of the discriminator's gradient between both
-kinds of steps near 1 (Gulrajani et al., 2017), so it stays informative even where it could be certain.
-Differs from the paper: PPO instead of TRPO, and the gradient penalty.
+A discriminator D is trained to distinguish the expert's steps from those of the policy, and PPO trains the policy on
+the discriminator's rewards. The environment's rewards aren't used.
+Differs from the paper: PPO instead of TRPO; a penalty keeps the gradient norm of the discriminator, between expert and
+policy steps, close to 1 (Gulrajani et al., 2017), so its rewards still differ where it is certain.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zhixing.algorithms import compile_updates, register
-from zhixing.algorithms.ppo import (
-    PPO,  # what it is handed: any learner from rollouts would do
-    PPOConfig,
-)
+from zhixing.algorithms.ppo import PPO, PPOConfig
 from zhixing.config import Auto, Group, NonNegative, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner, LearnsFromDemonstrations, Update, mean_metrics, train_step
@@ -60,7 +57,7 @@ class GAILConfig(PPOConfig):
 
 
 class Discriminator(nn.Module):
-    """`net(obs, action) -> logits [B]` of a step being the expert's."""
+    """`net(obs, action) -> logits [B]` of the probability that a step is the expert's."""
 
     def __init__(self, spaces: Spaces, cfg: GAILConfig) -> None:
         super().__init__()
@@ -73,11 +70,12 @@ class Discriminator(nn.Module):
         self.layers = MLP(inputs, [cfg.discriminator_size] * 2, "tanh", outputs=1)
 
     def features(self, obs: Tree, action: Tensor) -> Tensor:
+        """Return steps as flat vectors: encoded observations, and actions one-hot or clipped to their bounds."""
         if isinstance(self.space, Box):
             encoded = action.clamp(-1.0, 1.0) if self.space.is_bounded() else action
         else:
-            choices = action.view(len(action), -1).unbind(-1)
-            encoded = torch.cat([F.one_hot(c, n).float() for c, n in zip(choices, self.sizes, strict=True)], -1)
+            columns = action.view(len(action), -1).unbind(-1)
+            encoded = torch.cat([F.one_hot(a, n).float() for a, n in zip(columns, self.sizes, strict=True)], -1)
         return torch.cat([self.encoder(obs), encoded], -1)
 
     def forward(self, obs: Tree, action: Tensor) -> Tensor:
@@ -105,7 +103,7 @@ class GAIL(Learner, LearnsFromDemonstrations):
 
     def set_demonstrations(self, demonstrations: Batch) -> None:
         self.expert = demonstrations.select(("obs", "action"))
-        # from the expert alone: the policy's steps must not change the discriminator's inputs
+        # only by the expert's steps: statistics that change with the policy would change the discriminator's inputs
         self.discriminator.encoder.update_norm(self.expert.obs)
 
     @train_step
@@ -123,6 +121,7 @@ class GAIL(Learner, LearnsFromDemonstrations):
         return Update({"discriminator_loss": loss, "discriminator_accuracy": accuracy})
 
     def gradient_penalty(self, real: Tensor, fake: Tensor) -> Tensor:
+        """Return the penalty at random points between pairs of expert and policy steps."""
         if not self.cfg.gradient_penalty:
             return torch.zeros((), device=self.device)
         mix = torch.rand(len(real), 1, generator=self.rng, device=self.device)
@@ -132,11 +131,12 @@ class GAIL(Learner, LearnsFromDemonstrations):
 
     @torch.no_grad()
     def imitation_reward(self, batch: Batch) -> Tensor:
-        """Return the rewards of steps `[B]` for resembling the expert's."""
+        """Return the discriminator's rewards of steps `[B]`."""
         logits = self.discriminator(batch.obs, batch.action)
         return F.softplus(logits) if self.cfg.imitation_reward == "gail" else logits
 
     def sample_steps(self, steps: Batch | None) -> Batch:
+        """Return a random batch of the expert's or the policy's steps."""
         assert steps is not None, "set_demonstrations must be called before training"
         rows = torch.randint(len(steps), (self.cfg.discriminator_batch_size,), generator=self.rng, device=self.device)
         return steps[rows]
@@ -149,7 +149,7 @@ class GAIL(Learner, LearnsFromDemonstrations):
         metrics = {**update.metrics, **mean_metrics(updates)}
         return Update({**metrics, "imitation_reward": reward.mean()})
 
-    # --- delegated to PPO ---
+    # --- methods that involve PPO ---
 
     @property
     def extra_fields(self) -> dict[str, Tree]:

@@ -1,9 +1,9 @@
 """IMPALA (Espeholt et al., 2018).   ∇ = E[ρ ∇ log π(a|s) (r + γ v' - V)] - c_v ∇(v - V)² + c_e ∇H
 
 Actors collect with a policy μ that is some updates old. v is the V-trace target, and ρ = min(ρ̄, π(a|s) / μ(a|s))
-corrects for the difference between μ and the current policy π. In one process, actors take turns.
-Differs from the paper: an update takes the rollout of one worker, with all its environments; rewards aren't clipped;
-losses are means, not sums; Adam by default.
+corrects for the difference between μ and the current policy π. In one process, actors alternate.
+Differs from the paper: each update uses the rollout of one actor, with all its environments; rewards aren't clipped;
+losses are means, not sums; the default optimizer is Adam.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zhixing.nets.actor_critic import ActorCritic, bootstrap_values, episode_sta
 from zhixing.nets.policies import ActorCriticPolicy
 from zhixing.nets.torso import NetFactory
 from zhixing.ops.normalize import normalize
-from zhixing.ops.returns import vtrace
+from zhixing.ops.returns import rollout_boundary, vtrace
 
 
 class IMPALAConfig(AsynchronousConfig):
@@ -61,7 +61,7 @@ class IMPALAConfig(AsynchronousConfig):
 class Impala(Learner):
     settings = IMPALAConfig
     metrics = ("policy_loss", "value_loss", "entropy", "ratio", "grad_norm")
-    shard_dim = 1  # V-trace looks along time
+    shard_dim = 1  # environments: V-trace needs whole rollouts
 
     def __init__(
         self, cfg: IMPALAConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
@@ -85,7 +85,7 @@ class Impala(Learner):
     @property
     def extra_fields(self) -> dict[str, Tree]:
         fields = rollout_fields(self.policy)
-        del fields["value"]  # only what the present critic says counts
+        del fields["value"]  # V-trace uses values of the current critic
         return fields
 
     def set_progress(self, fraction: float) -> None:
@@ -95,24 +95,17 @@ class Impala(Learner):
     def value(self, obs: Tree) -> Tensor:
         return self.net(obs).value
 
-    @staticmethod
-    def boundary(batch: Batch) -> Tensor:
-        """Return a mask of the steps `[T,N]` whose next observation isn't in the next row."""
-        boundary = batch.terminated | batch.truncated
-        boundary[-1] = True
-        return boundary
-
     @torch.no_grad()
     def add_bootstrap_values(self, batch: Batch) -> Batch:
-        """Add the values after boundaries. Their number varies, so they can't be computed in a compiled graph."""
-        boundary = self.boundary(batch)
+        """Add the values after boundaries, outside the compiled graph because their number varies."""
+        boundary = rollout_boundary(batch)
         values = torch.zeros_like(batch.reward).masked_scatter(boundary, bootstrap_values(self.net, batch, boundary))
         return Batch(**{name: getattr(batch, name) for name in batch.fields}, bootstrap_value=values)
 
     def targets(self, batch: Batch, log_ratio: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return V-trace targets and advantages of a rollout `[T,N]` under the current policy and critic."""
         cfg = self.cfg
-        next_value = torch.where(self.boundary(batch), batch.bootstrap_value, torch.cat([value[1:], value[-1:]]))
+        next_value = torch.where(rollout_boundary(batch), batch.bootstrap_value, torch.cat([value[1:], value[-1:]]))
         ends = batch.terminated, batch.truncated
         return vtrace(
             log_ratio, batch.reward, value, next_value, *ends, cfg.gamma, cfg.trace_lambda, cfg.rho_bar, cfg.c_bar

@@ -1,8 +1,9 @@
 """IQL (Kostrikov et al., 2022).   L_V = E[|τ - 1(Q' < V)| (Q'(s, a) - V(s))²],   y = r + γ^k (1 - terminated) V(s')
 
-V is the τ-expectile of Q', the minimum of the target critics, over recorded actions, and the actor imitates these by
-advantage: max_π E_{s,a ~ data}[log π(a|s) exp(β (Q'(s, a) - V(s)))]. No loss evaluates an action that wasn't recorded.
-Differs from the paper: no dropout; discrete actions are learned the same way.
+V is the τ-expectile of Q' over recorded actions, where Q' is the minimum of the target critics. The actor imitates the
+actions, weighted by advantage: max_π E_{s,a ~ data}[log π(a|s) exp(β (Q'(s, a) - V(s)))]. No loss evaluates an action
+that isn't in the data.
+Differs from the paper: no dropout; discrete actions are supported.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class IQLConfig(OffPolicyActorCriticConfig):
     critics: Annotated[Positive, Group.NETWORK] = 2
     """Number of critics; targets use the smallest estimate."""
     expectile: Fraction = 0.7
-    """Expectile of the value loss; 0.5 is the mean over recorded actions, near 1 their maximum."""
+    """Expectile of the value loss; 0.5 estimates the mean value of recorded actions, near 1 their maximum."""
     beta: NonNegative = 3.0
     """Inverse temperature of the weights exp(beta * advantage); 0 is behavior cloning."""
     max_weight: PositiveFloat = 100.0
@@ -85,7 +86,7 @@ class IQL(Learner):
         with torch.no_grad():
             advantage = q - self.state_value(batch.obs)
         weight = advantage_weight(advantage, self.cfg.beta, self.cfg.max_weight)
-        policy = self.actor(batch.obs, batch.mask if "mask" in batch else None)
+        policy = self.actor(batch.obs, batch.get("mask"))
         return -weighted_mean(weight * policy.log_prob(batch.action), batch), weight
 
     @torch.no_grad()
@@ -103,7 +104,7 @@ class IQL(Learner):
         q = self.target_q(batch)
         value_loss, value_mean = self.value_loss(batch, q)
         self.value_optimizer.step(value_loss)
-        actor_loss, weight = self.actor_loss(batch, q)  # actor and critics see the value just updated
+        actor_loss, weight = self.actor_loss(batch, q)  # actor and critics use the value just updated
         self.actor_optimizer.step(actor_loss)
         critic_loss, td_error, q_mean = self.critic_loss(batch)
         grad_norm = self.critic_optimizer.step(critic_loss)

@@ -1,25 +1,23 @@
 """MAPPO (Yu et al., 2022).   L = E[min(r A, clip(r, 1 - ε, 1 + ε) A)] per agent,   A by GAE with V(s, agent)
 
-PPO for teams: each agent acts on its own observation, the critic sees the global state. In IPPO (de Witt et al., 2020)
-the critic sees its agent's observation. No loss counts agents that have left. A reward that the team shares counts in
-an agent's return until the episode ends, as in the authors' code; individual rewards end when the agent leaves.
-Differs from the papers: the critic isn't recurrent, even if actors are; values are normalized by the running mean and
-standard deviation of all returns; if the team shares its reward, the value of an agent that has left is the mean of the
-others'.
+Multi-agent PPO: each agent acts on its own observation, and the input of the critic is the global state. In IPPO (de
+Witt et al., 2020) it is the agent's observation. Losses exclude agents that have left. A shared reward counts in an
+agent's return until the episode ends, as in the authors' code; individual rewards end when the agent leaves.
+Differs from the papers: the critic isn't recurrent, even if actors are; value targets are normalized by the running
+mean and standard deviation of all returns; the value loss is the squared error, neither clipped nor Huber; with a
+shared reward, the value of an agent that has left is the mean of the others' values.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from functools import partial
 from typing import Annotated
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box
-from torch import Tensor, nn
+from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.algorithms.common.team_policy import TeamSampledPolicy
 from zhixing.config import (
     Fraction,
     Group,
@@ -33,11 +31,11 @@ from zhixing.config import (
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner, Update, mean_metrics, train_step
 from zhixing.core.spaces import Spaces
-from zhixing.core.tree import Field, Tree, tree_map
+from zhixing.core.tree import Field, Tree, flatten_time, tree_map
 from zhixing.nets.actor_critic import episode_starts
-from zhixing.nets.heads import ActionDistribution, ValueHead
-from zhixing.nets.mlp import init_orthogonal
-from zhixing.nets.multi_agent import MultiAgentNet, global_state, global_state_size
+from zhixing.nets.heads import ActionDistribution, ValueHead, policy_linear
+from zhixing.nets.multi_agent import MultiAgentNet, global_state, global_state_space, make_critic
+from zhixing.nets.multi_agent_policies import MultiAgentStochasticPolicy
 from zhixing.nets.torso import NetFactory, hidden_fields
 from zhixing.ops.normalize import RunningNorm, normalize
 from zhixing.ops.policy_gradient import (
@@ -48,7 +46,7 @@ from zhixing.ops.policy_gradient import (
     minibatches,
     ppo_clip_loss,
 )
-from zhixing.ops.returns import gae, next_values
+from zhixing.ops.returns import gae, next_values, rollout_boundary
 
 
 class MAPPOConfig(OnPolicyConfig, MultiAgentConfig):
@@ -95,39 +93,27 @@ class MAPPO(Learner):
     ) -> None:
         super().__init__(cfg, spaces, device)
         self.cfg, self.central = cfg, central
-        critic_spaces = spaces
-        if central:
-            state = Box(-np.inf, np.inf, (global_state_size(spaces, cfg.algorithm),), np.float32)
-            critic_spaces = dataclasses.replace(spaces, obs=state)
+        critic_obs = global_state_space(spaces, cfg.algorithm) if central else spaces.obs
         settings = {"shared": cfg.share_weights, "normalize": cfg.normalize_obs, "orthogonal_init": True}
         with self.seeded_init():
             self.distribution = ActionDistribution(spaces, batch_shape=spaces.agents if not cfg.share_weights else ())
-            self.actor = MultiAgentNet(spaces, cfg.net, net, self._policy_head, last_action=cfg.last_action, **settings)
-            critic_net = cfg.net.model_copy(update={"recurrent": "none", "kind": "auto"})
-            self.critic = MultiAgentNet(critic_spaces, critic_net, None, ValueHead, **settings)
+            policy_head = partial(policy_linear, outputs=self.distribution.outputs)
+            self.actor = MultiAgentNet(spaces, cfg.net, net, policy_head, last_action=cfg.last_action, **settings)
+            self.critic = make_critic(spaces, critic_obs, cfg.net, ValueHead, **settings)
         for part in (self.distribution, self.actor, self.critic):
             part.to(self.device)
-        self.policy = TeamSampledPolicy(spaces, self.actor, self.distribution, cfg.eval_stochastic)
-        acting = [*self.actor.parameters(), *self.distribution.parameters()]
-        clip = cfg.max_grad_norm
-        self.actor_optimizer = self.make_optimizer(acting, cfg.lr, max_grad_norm=clip)
-        self.critic_optimizer = self.make_optimizer(
-            self.critic.parameters(), cfg.critic_lr or cfg.lr, max_grad_norm=clip
-        )
+        self.policy = MultiAgentStochasticPolicy(spaces, self.actor, self.distribution, cfg.eval_stochastic)
+        clip = {"max_grad_norm": cfg.max_grad_norm}
+        actor_parameters = [*self.actor.parameters(), *self.distribution.parameters()]
+        self.actor_optimizer = self.make_optimizer(actor_parameters, cfg.lr, **clip)
+        self.critic_optimizer = self.make_optimizer(self.critic.parameters(), cfg.critic_lr or cfg.lr, **clip)
         self.value_norm = RunningNorm(()).to(self.device) if cfg.normalize_value else None
-
-    def _policy_head(self, features: int) -> nn.Linear:
-        linear = nn.Linear(features, self.distribution.outputs)
-        init_orthogonal(linear, 0.01)  # nearly uniform at the start
-        return linear
 
     @property
     def extra_fields(self) -> dict[str, Tree]:
         hidden = self.policy.initial_hidden(1)
-        kept: dict[str, Tree] = {"logp": Field(self.spaces.agents, np.dtype(np.float32))}
-        return kept if hidden is None else kept | {"hidden": hidden_fields(hidden)}
-
-    # --- the critic ---
+        logp: dict[str, Tree] = {"logp": Field(self.spaces.agents, np.dtype(np.float32))}
+        return logp if hidden is None else logp | {"hidden": hidden_fields(hidden)}
 
     def critic_obs(self, batch: Batch, use_next: bool = False) -> Tensor:
         """Return the critic's inputs `[...,A,n]`: the state for each agent, or the agents' observations."""
@@ -137,13 +123,14 @@ class MAPPO(Learner):
         return state.unsqueeze(-2).expand(*state.shape[:-1], self.spaces.num_agents, -1)
 
     def values(self, critic_obs: Tree) -> Tensor:
+        """Return the value of each agent, `[B,A]`."""
         value = self.critic(self.critic.build_inputs(critic_obs, None))[0]
         return value if self.value_norm is None else self.value_norm.inverse(value)
 
     def _replace_dead(self, value: Tensor, alive: Tensor) -> Tensor:
-        """Replace the values of agents that have left, which no loss trains, in `[...,A]`.
+        """Replace the untrained values `[...,A]` of agents that have left.
 
-        They become the mean of the others' values if the team shares its reward, else zero.
+        They become the mean of the others' values if the reward is shared, else zero.
         """
         if self.spaces.individual_termination:
             return value * alive
@@ -153,25 +140,20 @@ class MAPPO(Learner):
     @torch.no_grad()
     def add_advantages(self, batch: Batch) -> Batch:
         """Return a rollout `[T,N]` with each agent's advantages and returns."""
-        critic_obs = self.critic_obs(batch)
-        value = self.values(tree_map(lambda leaf: leaf.flatten(0, 1), critic_obs)).unflatten(0, batch.terminated.shape)
-        boundary = batch.terminated | batch.truncated
-        boundary[-1] = True
-        after = self.values(tree_map(lambda leaf: leaf[boundary], self.critic_obs(batch, use_next=True)))
-        reward = batch.reward
+        critic_obs, boundary, reward = self.critic_obs(batch), rollout_boundary(batch), batch.reward
+        value = self.values(flatten_time(critic_obs)).unflatten(0, batch.terminated.shape)  # [T,N,A]
+        boundary_value = self.values(tree_map(lambda leaf: leaf[boundary], self.critic_obs(batch, use_next=True)))
         if "alive" in batch:
-            value, after = (
-                self._replace_dead(value, batch.alive),
-                self._replace_dead(after, batch.next_alive[boundary]),
-            )
+            value = self._replace_dead(value, batch.alive)
+            boundary_value = self._replace_dead(boundary_value, batch.next_alive[boundary])
             reward = reward * batch.alive if self.spaces.individual_termination else reward
-        next_value = next_values(value, boundary.unsqueeze(-1).expand_as(value), after)
+        next_value = next_values(value, boundary.unsqueeze(-1).expand_as(value), boundary_value)
         ends = batch.terminated.unsqueeze(-1), batch.truncated.unsqueeze(-1)
         advantage = gae(reward, value, next_value, *ends, self.cfg.gamma, self.cfg.gae_lambda)
-        kept = {n: getattr(batch, n) for n in ("obs", "action", "logp", "mask", "alive", "hidden") if n in batch}
+        fields = {n: getattr(batch, n) for n in ("obs", "action", "logp", "mask", "alive", "hidden") if n in batch}
         if self.actor.recurrent:
-            kept["is_first"] = episode_starts(batch)
-        return Batch(**kept, critic_obs=critic_obs, advantage=advantage, value=value, returns=advantage + value)
+            fields["is_first"] = episode_starts(batch)
+        return Batch(**fields, critic_obs=critic_obs, advantage=advantage, value=value, returns=advantage + value)
 
     def value(self, obs: Tree) -> Tensor | None:
         if self.central and self.spaces.state is not None:
@@ -179,14 +161,14 @@ class MAPPO(Learner):
         return self.values(self.critic_obs(Batch(obs=obs)))
 
     def evaluate_actions(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities of the batch's actions and entropies, of `[B,A]`, or `[T,n,A]` if recurrent."""
-        hidden, last_action = self.actor.split_hidden(batch.hidden) if "hidden" in batch else (None, None)
+        """Return the log-probabilities of the batch's actions and the entropies: `[B,A]`, or `[T,n,A]` if recurrent."""
+        rnn_state, last_action = self.actor.split_hidden(batch.get("hidden"))
         inputs = self.actor.build_inputs(batch.obs, last_action)
         if self.actor.recurrent:
-            out = self.actor.unroll(inputs, tree_map(lambda leaf: leaf[0], hidden), batch.is_first)
+            out = self.actor.unroll(inputs, tree_map(lambda leaf: leaf[0], rnn_state), batch.is_first)
         else:
             out = self.actor(inputs)[0]
-        policy = self.distribution(out, batch.mask if "mask" in batch else None)
+        policy = self.distribution(out, batch.get("mask"))
         return policy.log_prob(batch.action), policy.entropy()
 
     def value_loss(self, batch: Batch, mask: Tensor | None) -> Tensor:
@@ -197,7 +179,8 @@ class MAPPO(Learner):
 
     @train_step
     def gradient_step(self, batch: Batch) -> Update:
-        mask = batch.alive.float() if "alive" in batch else None
+        """Update from a minibatch: `[B]`, or `[T,n]` for recurrent networks."""
+        mask = batch.get("alive")
         logp, entropies = self.evaluate_actions(batch)
         advantage = normalize(batch.advantage, mask) if self.cfg.normalize_advantage else batch.advantage
         log_ratio = logp - batch.logp
@@ -221,7 +204,7 @@ class MAPPO(Learner):
             for _ in range(self.cfg.epochs)
             for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.actor.recurrent)
         ]
-        # after the epochs: the ratio compares policies under equal statistics
+        # after the epochs, so ratios compare policies with equal statistics
         self.actor.update_norm(tree_map(lambda leaf: leaf[alive], batch.obs))
         self.critic.update_norm(tree_map(lambda leaf: leaf[alive], data.critic_obs))
         metrics = mean_metrics(updates)

@@ -1,7 +1,8 @@
-"""Monte-Carlo tree search (Kocsis and Szepesvári, 2006): looks ahead instead of learning.
+"""Monte-Carlo tree search (Kocsis & Szepesvári, 2006).   UCT: a = argmax_a Q(s, a) + c √(2 ln N(s) / N(s, a))
 
-On games of two players, and on any task of one agent with discrete actions that can be copied. New nodes are worth the
-mean of random playouts; with a guide, a run's network says which actions are worth a try and what a state is worth.
+Plans instead of learning. It plays two-player games, and acts in environments with one agent and discrete actions whose
+state can be copied. The value of a new node is the mean return of random playouts. With `guide`, a network evaluates
+new nodes and gives prior probabilities of actions, and PUCT selects actions, as in AlphaZero.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class MCTSConfig(SearchConfig):
     vector: VectorConfig = VectorConfig(backend="serial")
 
 
-@register("mcts", "Monte-Carlo tree search: UCT with random playouts, or PUCT with a run's network")
+@register("mcts", "Monte-Carlo tree search: UCT with random playouts, or PUCT with a trained network")
 class MCTS(Learner):
     settings = MCTSConfig
     metrics = ()
@@ -44,46 +45,50 @@ class MCTS(Learner):
         super().__init__(cfg, spaces, device)
         name = cfg.env.name
         if not isinstance(spaces.action, Discrete):
-            raise UserError(f"{cfg.algorithm} needs Discrete actions, this task has {spaces.action}")
+            raise UserError(f"{cfg.algorithm} needs Discrete actions, but this environment has {spaces.action}")
         if spaces.agents and name not in GAMES:
-            raise UserError(f"{cfg.algorithm} of several agents needs a game ({', '.join(GAMES)}), and {name} is none")
+            raise UserError(
+                f"{cfg.algorithm} with several agents needs a game, not {name}; games are {', '.join(GAMES)}"
+            )
         if not spaces.agents and cfg.opponent is not None:
-            raise UserError(f"opponent={cfg.opponent} means nothing in {name}, which is no game of two")
+            raise UserError(f"opponent={cfg.opponent} needs a game, but {name} has one agent; leave opponent unset")
         if spaces.agents:
             self.model: Any = GAMES[name]()
             self.model.gamma = cfg.gamma
         else:
             self.model = EnvModel(name, cfg.gamma, cfg.playout_steps, **cfg.env.options)
-        evaluate = PlayoutEvaluator(cfg.playouts) if cfg.guide is None else _judge(cfg.guide, spaces, name)
+        evaluate = PlayoutEvaluator(cfg.playouts) if cfg.guide is None else _guide_evaluator(cfg.guide, spaces, name)
         select = "uct" if cfg.guide is None else "puct"
         self.policy = SearchPolicy(spaces, self.model, evaluate, cfg.simulations, select=select, c=cfg.c)
 
     def update(self, batch: Batch) -> Update:
-        raise UserError("mcts makes no updates: it searches")
+        raise UserError("mcts plans by search and has no updates")
 
     def load_networks(self, state: dict[str, Any]) -> None:
-        raise UserError("mcts has no weights to load: set guide=RUN to search with the network of a run")
+        raise UserError("mcts has no weights to load; set guide=RUN to search with the network of a run")
 
 
-def _judge(run: str, spaces: Spaces, task: str) -> NetworkEvaluator:
-    """The network of a run that says which actions are likely and what a state is worth."""
-    from zhixing.training.agent import load  # agents are made of algorithms, of which this is one
+def _guide_evaluator(run: str, spaces: Spaces, env: str) -> NetworkEvaluator:
+    """Return an evaluator that uses the policy and the value of a run's network."""
+    from zhixing.training.agent import load  # imports the algorithms, this file included
 
     agent = load(run)
     policy = agent.policy
     if agent.spaces.fields() != spaces.fields() or agent.spaces.action != spaces.action:
-        raise UserError(f"the guide {run} is for {agent.cfg.env.name}, which isn't like {task}")
+        raise UserError(
+            f"guide={run} was trained in {agent.cfg.env.name}, whose observations or actions differ from those of {env}"
+        )
     if isinstance(policy, SearchPolicy) and isinstance(policy.player.evaluate, NetworkEvaluator):
         return policy.player.evaluate
     if not isinstance(policy, ActorCriticPolicy) or policy.net.recurrent or spaces.agents:
         raise UserError(
-            f"the guide {run} ({agent.cfg.algorithm}) can't judge: that takes a network of actor and critic without "
-            f"memory, such as ppo's or alphazero's"
+            f"guide={run} was trained by {agent.cfg.algorithm}, but a guide needs an actor-critic network that is not "
+            f"recurrent, such as that of ppo or alphazero"
         )
     net = policy.net
 
-    def judge(obs: Any, mask: Any) -> tuple[Any, Any]:
-        chances, value, _ = net(obs, None, mask)
-        return chances.logp, value
+    def logp_and_value(obs: Any, mask: Any) -> tuple[Any, Any]:
+        distribution, value, _ = net(obs, None, mask)
+        return distribution.logp, value
 
-    return NetworkEvaluator(judge)
+    return NetworkEvaluator(logp_and_value)

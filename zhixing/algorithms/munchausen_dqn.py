@@ -1,10 +1,10 @@
 """Munchausen DQN (Vieillard et al., 2020).   y = r + α [τ log π(a|s)]_{l..0} + γ^k (1 - terminated) V(s')
 
-π = softmax(Q' / τ) and V(s') = τ log Σ_a exp(Q'(s', a) / τ), both by the target network: what the policy already
-prefers is paid a little more, which widens the gaps between actions; l bounds it where the policy is nearly sure of
-another.
-Differs from the paper: Huber or squared error as a setting, n-step returns (the first action's bonus only) and
-prioritized replay as settings, and targets that may follow slowly (`tau`).
+π = softmax(Q' / τ) and V(s') = τ log Σ_a exp(Q'(s', a) / τ), both of the target network. The scaled log-probability of
+the action is added to the reward, which widens the gaps between the Q-values of actions. It is clipped at l < 0, since
+it has no lower bound. The settings are τ `temperature`, α `bonus` and -l `bonus_limit`.
+Differs from the paper: squared instead of Huber loss, n-step returns (with the bonus of the first action only),
+prioritized replay and Polyak-averaged targets (`tau`) as settings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zhixing.config import Fraction, PositiveFloat, QLearningConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.torso import NetFactory
-from zhixing.ops.distributions import MASKED_LOGIT
+from zhixing.ops.distributions import gather_actions, mask_logits
 from zhixing.ops.returns import td_target
 
 
@@ -53,22 +53,13 @@ class MunchausenDQN(QLearner):
 
     @torch.no_grad()
     def target_value(self, batch: Batch, steps: Batch) -> Tensor:
-        preference = _allowed(self.q_values(self.target_net, batch), steps, "mask") / self.temperature
-        logp = _of(preference.log_softmax(-1), steps.action)
+        logits = mask_logits(self.q_values(self.target_net, batch), steps.get("mask")) / self.temperature
+        logp = gather_actions(logits.log_softmax(-1), steps.action)
         bonus = self.bonus * (self.temperature * logp).clamp(min=-self.bonus_limit)
-        following = _allowed(self.next_q_values(self.target_net, batch), steps, "next_mask") / self.temperature
-        return bonus + td_target(steps, self.temperature * following.logsumexp(-1))
+        next_logits = mask_logits(self.next_q_values(self.target_net, batch), steps.get("next_mask")) / self.temperature
+        return bonus + td_target(steps, self.temperature * next_logits.logsumexp(-1))
 
     def losses(self, batch: Batch, steps: Batch) -> Losses:
-        q = _of(self.q_values(self.net, batch), steps.action)
+        q = gather_actions(self.q_values(self.net, batch), steps.action)
         target = self.target_value(batch, steps)
         return Losses(self.loss_function(q, target, reduction="none"), q, (target - q.detach()).abs())
-
-
-def _of(out: Tensor, action: Tensor) -> Tensor:
-    """`[B,n]` to that of one action per row `[B]`."""
-    return out.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-
-
-def _allowed(q: Tensor, steps: Batch, mask: str) -> Tensor:
-    return q.masked_fill(~getattr(steps, mask), MASKED_LOGIT) if mask in steps else q

@@ -1,8 +1,8 @@
 """REINFORCE (Williams, 1992).   ∇ = E[∇ log π(a|s) (G - b(s))],   G = Σ γ^k r_k to the end of the episode
 
-b is a learned baseline, or none. With a baseline, truncated episodes and the rollout's last ones bootstrap from it.
-Without one, steps are left out if their episode doesn't end in the rollout, and the return of a truncated episode is
-the sum of its rewards until then.
+b is a learned baseline, or zero. With a baseline, the returns of truncated episodes, and of those that the rollout cuts
+off, bootstrap from it. Without one, steps whose episode doesn't end in the rollout are not used, and the return of a
+truncated episode is the sum of its rewards up to the truncation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PGConfig(OnPolicyConfig):
     """Initial log standard deviation of continuous actions."""
 
 
-@register("pg", "REINFORCE, with or without a baseline")
+@register("pg", "REINFORCE with or without a baseline")
 class PG(Learner):
     settings = PGConfig
     metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
@@ -63,14 +63,14 @@ class PG(Learner):
         return self.net(obs).value if self.cfg.baseline else None
 
     def returns(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Returns of the steps of a rollout `[T,N]`, and which of them are known."""
+        """Return the returns of a rollout `[T,N]`, and which of them are known."""
         if self.cfg.baseline:
             advantage = compute_advantages(self.net, batch, batch.reward, self.cfg.gamma, 1.0)
             return advantage + batch.value, torch.ones_like(batch.terminated)
-        none = torch.zeros_like(batch.reward)
+        zero = torch.zeros_like(batch.reward)
         ended = batch.terminated | batch.truncated
-        known = ended.flip(0).cummax(0).values.flip(0)  # an end follows
-        return gae(batch.reward, none, none, batch.terminated, batch.truncated, self.cfg.gamma, 1.0), known
+        known = ended.flip(0).cummax(0).values.flip(0)  # the episode ends at this or a later step
+        return gae(batch.reward, zero, zero, batch.terminated, batch.truncated, self.cfg.gamma, 1.0), known
 
     @train_step
     def gradient_step(self, batch: Batch) -> Update:
@@ -80,7 +80,7 @@ class PG(Learner):
         advantage = rows.returns - rows.value if self.cfg.baseline else rows.returns
         if self.cfg.normalize_advantage:
             advantage = normalize(advantage, rows.known)
-        weight = rows.known / rows.known.sum().clamp_min(1)  # for means over the known steps
+        weight = rows.known / rows.known.sum().clamp_min(1)  # averages over the known steps
         policy_loss = -(weight * logp * advantage).sum()
         value_loss = (weight * (value - rows.returns).square()).sum()
         entropy = entropies.mean()

@@ -1,11 +1,11 @@
 """PPG (Cobbe et al., 2021).   policy phases: PPO;   auxiliary phase: L = ½ E[(V_aux - R)²] + β E[KL(π_old, π)]
 
-Actor and critic have separate networks, so neither loss disturbs the other. Every `policy_iterations` rollouts, an
-auxiliary phase trains the actor's features to predict the value through an extra head, over all states since the last
-one, while the KL term keeps the policy in place; the critic continues to learn from the same returns.
-Differs from the paper: actor and critic make equal numbers of passes in a policy phase (E_π = E_V = `epochs`), and
-defaults suit short runs (the paper: `policy_iterations` 32, `epochs` 1, entropy 0.01, normalized rewards). Each phase
-has its own moments of Adam, as in the authors' code. Truncated episodes bootstrap.
+Actor and critic have separate networks, so their losses don't interfere. After every `policy_iterations` rollouts, an
+auxiliary phase trains the actor's features to predict the value by an additional head V_aux, on all states since the
+last such phase. The KL term keeps the policy unchanged, and the critic is trained on the same returns. Each phase has
+separate moments of Adam, as in the authors' code. Truncated episodes bootstrap.
+Differs from the paper: the policy phase has as many epochs for the actor as for the critic (E_π = E_V = `epochs`), and
+the defaults suit short runs (the paper has `policy_iterations` 32, `epochs` 1, entropy 0.01 and normalized rewards).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class PPG(Learner):
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         with self.seeded_init():
-            # separate networks: a phase moves the actor alone
+            # not batched, because actor and critic have separate optimizers
             self.net = ActorCritic(
                 spaces, cfg.net, net, batched=False, normalize=cfg.normalize_obs, log_std=cfg.log_std_init
             )
@@ -94,7 +94,7 @@ class PPG(Learner):
         actor = [*self.net.actor_parameters(), *self.auxiliary_head.parameters()]
         self.actor_optimizer = self.make_optimizer(actor, cfg.lr, **settings)
         self.critic_optimizer = self.make_optimizer(self.net.critic_parameters(), cfg.lr, **settings)
-        self.other_moments = self.actor_optimizer.state_dict()  # of the phase that isn't running
+        self.other_moments = self.actor_optimizer.state_dict()  # of the phase that is not active
         self.reward_scale = RewardScaler(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
         self.rollouts: list[Batch] = []  # since the last auxiliary phase
         self.auxiliary_loss = torch.zeros((), device=self.device)  # of the last auxiliary phase
@@ -126,7 +126,7 @@ class PPG(Learner):
         return Update(metrics)
 
     def auxiliary_step(self, batch: Batch, old: ActorCritic) -> Update:
-        """Update from a minibatch in the auxiliary phase, which began with the network `old`."""
+        """Update from a minibatch in the auxiliary phase; `old` is the network at its start."""
         with torch.no_grad():
             old_policy, _ = forward_actor(old, batch)
         policy, features = forward_actor(self.net, batch)
@@ -144,11 +144,11 @@ class PPG(Learner):
         metrics = self.policy_phase(data.replace(advantage=normalize(data.advantage)))
         metrics["explained_variance"] = explained_variance(data.value, data.returns)
         names = [name for name in data.fields if name not in ("action", "logp", "value", "advantage")]
-        self.rollouts.append(data.select(names).map(torch.clone))  # the next rollout overwrites this one
+        self.rollouts.append(data.select(names).map(torch.clone))  # copied, because the next rollout overwrites them
         if len(self.rollouts) == self.cfg.policy_iterations:
-            self.auxiliary_phase(Batch.cat(self.rollouts, dim=1))  # along N: rows of [T,N] stay sequences
+            self.auxiliary_phase(Batch.cat(self.rollouts, dim=1))  # along N, so columns remain sequences
             self.rollouts = []
-        self.net.update_norm(batch.obs)  # after the epochs: the ratio compares policies under equal statistics
+        self.net.update_norm(batch.obs)  # after the epochs, so ratios compare policies with equal statistics
         return Update({**metrics, "auxiliary_loss": self.auxiliary_loss, "clone_kl": self.clone_kl})
 
     def policy_phase(self, data: Batch) -> dict[str, Tensor]:
@@ -164,7 +164,7 @@ class PPG(Learner):
         self.swap_moments()
         for _ in range(self.cfg.auxiliary_epochs):
             updates = [
-                self.run_step(PPG.auxiliary_step, minibatch, {"old": old})  # eagerly: `old` is new in each phase
+                self.run_step(PPG.auxiliary_step, minibatch, {"old": old})  # not compiled, because `old` changes
                 for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent)
             ]
         self.swap_moments()
@@ -172,7 +172,7 @@ class PPG(Learner):
         self.auxiliary_loss, self.clone_kl = metrics["auxiliary_loss"], metrics["clone_kl"]
 
     def swap_moments(self) -> None:
-        """Swap Adam's moments: value gradients have another scale and would slow the policy down in shared moments."""
+        """Swap the moments of Adam. In shared moments, the scale of value gradients would slow down the policy."""
         current = self.actor_optimizer.state_dict()
         self.actor_optimizer.load_state_dict({**self.other_moments, "skipped": current["skipped"]})
         self.other_moments = current

@@ -1,7 +1,8 @@
 """PPO (Schulman et al., 2017).   L = E[min(r A, clip(r, 1 - ε, 1 + ε) A)] - c_v L_V + c_e H,   r = π(a|s) / π_old(a|s)
 
-Differs from the paper: advantages are normalized per minibatch; the value loss may be clipped too; epochs may end
-early at a KL divergence. Truncated episodes bootstrap from their true last observation.
+Truncated episodes bootstrap from their final observation.
+Differs from the paper: advantages are normalized per minibatch; clipping of the value loss and stopping early at a KL
+divergence are settings.
 """
 
 from __future__ import annotations
@@ -79,12 +80,15 @@ class PPOConfig(OnPolicyConfig):
 
     @property
     def separate_critic(self) -> bool:
+        """Whether actor and critic have separate optimizers."""
         return self.critic_lr is not None or self.critic_epochs is not None
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> PPOConfig:
+    def _check_shared_network(self) -> PPOConfig:
         if self.shared_network and self.separate_critic:
-            raise ValueError("shared_network=true allows no critic_lr or critic_epochs: both parts move together")
+            raise ValueError(
+                "shared_network=true has one optimizer for actor and critic: leave critic_lr and critic_epochs unset"
+            )
         return self
 
 
@@ -137,7 +141,7 @@ class PPO(Learner):
         return self.net(obs).value
 
     def policy_loss(self, logp: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the clipped loss and the log of the probability ratio."""
+        """Return the clipped loss and the log of the probability ratio r."""
         advantage = normalize(batch.advantage) if self.cfg.normalize_advantage else batch.advantage
         log_ratio = logp - batch.logp
         ratio, eps = log_ratio.exp(), self.cfg.clip_range
@@ -186,7 +190,7 @@ class PPO(Learner):
                 if epoch + 1 >= critic_epochs or not self.cfg.separate_critic:
                     break
                 actor_epochs = 0  # the critic continues alone
-        self.net.update_norm(batch.obs)  # after the epochs: the ratio compares policies under equal statistics
+        self.net.update_norm(batch.obs)  # after the epochs, so ratios compare policies with equal statistics
         metrics = mean_metrics(updates)
         metrics["explained_variance"] = explained_variance(data.value, data.returns)
         return Update(metrics)

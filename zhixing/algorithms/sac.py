@@ -1,15 +1,16 @@
 """SAC (Haarnoja et al., 2018).   y = r + γ^k (1 - terminated) (min_i Q'_i(s', a') - α log π(a'|s')),   a' ~ π(s')
 
-REDQ (Chen et al., 2021) is SAC with many critics, of which each target takes the minimum of a random few, and many
-updates per step. Discrete actions are in discrete_sac.py; CQL, which adds a penalty to the critics' loss, in cql.py.
-Differs from the paper: the temperature α is learned by default.
+REDQ (Chen et al., 2021) is SAC with an ensemble of critics, where each target is the minimum of a few chosen at random,
+and many updates per step. discrete_sac.py has the losses of discrete actions; cql.py adds a penalty to the critic loss.
+Differs from the paper: the temperature α is learned by default, as in its second version, by gradients of log α instead
+of α.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
@@ -18,6 +19,7 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
+from zhixing.algorithms.common.penalty import CriticPenalty
 from zhixing.config import Finite, Group, OffPolicyActorCriticConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner, Update, train_step
@@ -53,26 +55,8 @@ class REDQConfig(SACConfig):
     policy_delay: Positive = 20
 
 
-class Penalty(nn.Module, ABC):
-    """A term `weight · penalty(...)` of the critics' loss, for variants. Its weight may be learned."""
-
-    @property
-    @abstractmethod
-    def weight(self) -> Tensor: ...
-
-    @abstractmethod
-    def forward(
-        self, critics: Critics, actor: StochasticActor, batch: Batch, q: Tensor, rng: torch.Generator
-    ) -> Tensor:
-        """Return the penalty of each critic `[K]`. `q [K,B]` are the critics' values of the batch's actions."""
-
-    @abstractmethod
-    def weight_loss(self, penalty: Tensor) -> Tensor | None:
-        """Return the loss of the weight, given the penalties `[K]`, or None if the weight is fixed."""
-
-
 class SoftActorCritic(Learner):
-    """The update of SAC. Subclasses compute expectations over continuous or discrete actions."""
+    """The update of SAC. Subclasses implement the losses of continuous and of discrete actions."""
 
     settings = SACConfig
     metrics: ClassVar[tuple[str, ...]] = ("critic_loss", "actor_loss", "q_mean", "alpha", "entropy", "grad_norm")
@@ -84,7 +68,7 @@ class SoftActorCritic(Learner):
         device: torch.device | str = "cpu",
         net: NetFactory | None = None,
         *,
-        penalty: Callable[[SACConfig], Penalty] | None = None,
+        penalty: Callable[[SACConfig], CriticPenalty] | None = None,
     ) -> None:
         if cfg.target_critics > cfg.critics:
             raise UserError(f"target_critics={cfg.target_critics} must be at most critics={cfg.critics}")
@@ -112,7 +96,7 @@ class SoftActorCritic(Learner):
 
     @property
     def target_alpha(self) -> Tensor:
-        """Weight of the entropy in values: zero if targets don't count it."""
+        """Weight of the entropy in target values: zero with `entropy_in_targets=false`."""
         return self.alpha if self.cfg.entropy_in_targets else torch.zeros_like(self.log_alpha[0])
 
     def min_q(self, q: Tensor) -> Tensor:
@@ -123,7 +107,7 @@ class SoftActorCritic(Learner):
         return q.amin(0)
 
     def actor_q(self, q: Tensor) -> Tensor:
-        """Return the value that the actor maximizes, of `[K,B,...]`: the minimum of two, the mean of an ensemble."""
+        """Return the value that the actor maximizes, given `[K,B,...]`: the minimum, or for REDQ the mean."""
         return q.mean(0) if self.cfg.target_critics < self.cfg.critics else q.amin(0)
 
     @abstractmethod
@@ -146,8 +130,8 @@ class SoftActorCritic(Learner):
     def alpha_loss(self, entropy: Tensor, batch: Batch) -> Tensor:
         return self.log_alpha[0] * (entropy - self.target_entropy(batch))
 
-    def conservative_loss(self, batch: Batch, q: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the weighted penalty and its metrics, after a step of the penalty's weight."""
+    def penalty_loss(self, batch: Batch, q: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weighted penalty and its metrics. Also updates the weight, for the next update."""
         assert self.penalty is not None
         penalty, weight = self.penalty(self.critics, self.actor, batch, q, self.rng), self.penalty.weight.detach()
         weight_loss = self.penalty.weight_loss(penalty.detach())
@@ -160,11 +144,11 @@ class SoftActorCritic(Learner):
         critic_loss, td_error, q = self.critic_loss(batch)
         metrics: dict[str, Tensor] = {}
         if self.penalty is not None:
-            penalty_loss, metrics = self.conservative_loss(batch, q)
+            penalty_loss, metrics = self.penalty_loss(batch, q)
             critic_loss = critic_loss + penalty_loss
         grad_norm = self.critic_optimizer.step(critic_loss)
         if self.updates % self.cfg.policy_delay == 0:
-            actor_loss, entropy = self.actor_loss(batch)  # sees the critics just updated
+            actor_loss, entropy = self.actor_loss(batch)  # uses the critics just updated
             self.actor_optimizer.step(actor_loss)
             if self.cfg.alpha is None:
                 self.alpha_optimizer.step(self.alpha_loss(entropy, batch))
@@ -180,7 +164,7 @@ class SoftActorCritic(Learner):
 
 
 class SAC(SoftActorCritic):
-    """SAC with continuous actions: expectations are estimated with one sample of the policy."""
+    """SAC for continuous actions: expectations are estimated with one sample of the policy."""
 
     def __init__(
         self,
@@ -220,8 +204,8 @@ def make_sac(
     net: NetFactory | None = None,
     **parts: Any,
 ) -> SoftActorCritic:
-    """Make the learner that fits the action space."""
-    from zhixing.algorithms.discrete_sac import DiscreteSAC  # which imports this file
+    """Return the learner for the action space: `DiscreteSAC` for Discrete actions, else `SAC`."""
+    from zhixing.algorithms.discrete_sac import DiscreteSAC  # imports this file
 
     learner = DiscreteSAC if isinstance(spaces.action, Discrete) else SAC
     return learner(cfg, spaces, device, net, **parts)

@@ -1,10 +1,10 @@
 """TD3 (Fujimoto et al., 2018).   y = r + γ^k (1 - terminated) · min_i Q'_i(s', π'(s') + ε),   ε ~ clip(N(0, σ), -c, c)
 
-DDPG (Lillicrap et al., 2016) is the same with one critic, no target noise, no delay and Ornstein-Uhlenbeck noise.
-TD3+BC (Fujimoto & Gu, 2021) is TD3 for offline data, whose actor stays near recorded actions: it minimizes
-(π(s) - a)² - λ Q(s, π(s)) with λ = α / mean |Q(s, π(s))|, on normalized observations.
-Differs from the papers: Adam without weight decay and equal learning rates by default; targets move every update, not
-every `policy_delay` updates.
+DDPG (Lillicrap et al., 2016) has one critic, no target noise, no delay, and Ornstein-Uhlenbeck noise for exploration.
+TD3+BC (Fujimoto & Gu, 2021) is TD3 for offline data. Its actor minimizes (π(s) - a)² - λ Q(s, π(s)) with
+λ = α / mean |Q(s, π(s))|, so it stays close to recorded actions; observations are normalized.
+Differs from the papers: Adam without weight decay and equal learning rates by default; target networks are updated in
+every update, not only every `policy_delay` updates.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def actor_objective(cfg: TD3Config, q: Tensor, action: Tensor, batch: Batch) -> 
 
 
 def td3bc_objective(cfg: TD3Config, q: Tensor, action: Tensor, batch: Batch) -> Tensor:
+    """Return the actor's loss with a term that keeps its actions close to those of the batch."""
     assert isinstance(cfg, TD3BCConfig)
-    scale = cfg.alpha / q.detach().abs().mean().clamp(min=1e-8)  # makes alpha independent of the scale of rewards
+    scale = cfg.alpha / q.detach().abs().mean().clamp(min=1e-8)  # independent of the scale of rewards
     return (action - batch.action).square().mean() - scale * q.mean()
 
 
@@ -130,7 +131,7 @@ class TD3(Learner):
         critic_loss, td_error, q_mean = self.critic_loss(batch)
         grad_norm = self.critic_optimizer.step(critic_loss)
         if self.updates % self.cfg.policy_delay == 0:
-            actor_loss = self.actor_loss(batch)  # sees the critics just updated
+            actor_loss = self.actor_loss(batch)  # uses the critics just updated
             self.actor_optimizer.step(actor_loss)
             self.last_actor_loss = actor_loss.detach()
         self.target_updater.polyak_update(self.cfg.tau)

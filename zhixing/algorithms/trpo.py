@@ -1,8 +1,9 @@
 """TRPO (Schulman et al., 2015).   max E[π(a|s) / π_old(a|s) · A]   subject to   E[KL(π_old, π)] <= δ
 
-The step is θ + √(2δ / gᵀF⁻¹g) F⁻¹g, shortened until the true objective has improved and the true KL is within δ.
-Differs from the paper: advantages are generalized (Schulman et al., 2016) and normalized; the Fisher matrix is damped
-and uses every state, not a tenth of them; the critic learns with Adam. Truncated episodes bootstrap.
+The policy moves to θ + √(2δ / gᵀF⁻¹g) F⁻¹g, where g is the gradient and F the Fisher matrix. A line search shortens the
+step until the objective improves and the exact KL is at most δ. Truncated episodes bootstrap.
+Differs from the paper: advantages are estimated by GAE (Schulman et al., 2016) and normalized; the Fisher matrix is
+damped and uses all states, not a tenth of them; the critic is trained with Adam.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class TRPOConfig(OnPolicyConfig):
     """Initial log standard deviation of continuous actions."""
 
 
-@register("trpo", "natural policy gradient within a trust region")
+@register("trpo", "natural policy gradient with a trust region")
 class TRPO(Learner):
     settings = TRPOConfig
     metrics = ("policy_loss", "value_loss", "entropy", "kl", "step_fraction", "explained_variance", "grad_norm")
@@ -75,7 +76,7 @@ class TRPO(Learner):
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         with self.seeded_init():
-            # separate networks: the policy's parameters move alone
+            # not batched, because actor and critic have separate parameters
             self.net = ActorCritic(
                 spaces, cfg.net, net, batched=False, normalize=cfg.normalize_obs, log_std=cfg.log_std_init
             ).to(self.device)
@@ -105,7 +106,7 @@ class TRPO(Learner):
         """Move the policy within the trust region, or leave it if the line search accepts no step."""
         cfg, parameters = self.cfg, [p for p in self.net.actor_parameters() if p.requires_grad]
         with torch.no_grad():
-            old, _ = forward_actor(copy.deepcopy(self.net), data)  # a copy: the std of a Gaussian is a parameter
+            old, _ = forward_actor(copy.deepcopy(self.net), data)  # a copy, since the std of a Gaussian is a parameter
         policy, _ = forward_actor(self.net, data)
         loss = self.policy_loss(policy, data)
         fisher = fisher_vector_product(old.kl(policy).mean(), parameters, cfg.damping)
@@ -124,7 +125,7 @@ class TRPO(Learner):
         return {
             "policy_loss": new_loss,
             "entropy": old.entropy().mean().detach(),
-            "kl": torch.where(step.isfinite().all(), kl, torch.nan),  # a nonfinite step is reported, never taken
+            "kl": torch.where(step.isfinite().all(), kl, torch.nan),  # a non-finite step is reported, never taken
             "step_fraction": kl.new_tensor(fraction),
         }
 
@@ -143,7 +144,7 @@ class TRPO(Learner):
             for _ in range(self.cfg.critic_epochs)
             for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent)
         ]
-        self.net.update_norm(batch.obs)  # after the epochs: the ratio compares policies under equal statistics
+        self.net.update_norm(batch.obs)  # after the epochs, so ratios compare policies with equal statistics
         metrics |= mean_metrics(updates)
         metrics["explained_variance"] = explained_variance(data.value, data.returns)
         return Update(metrics)

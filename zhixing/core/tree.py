@@ -29,6 +29,16 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     return function(tree, *others)
 
 
+def time_major(tree: Tree) -> Tree:
+    """Transpose sequences of tensors from `[B,T,...]` to `[T,B,...]`."""
+    return tree_map(lambda leaf: leaf.transpose(0, 1), tree)
+
+
+def flatten_time(tree: Tree) -> Tree:
+    """Flatten tensors from `[T,B,...]` to `[T*B,...]`."""
+    return tree_map(lambda leaf: leaf.flatten(0, 1), tree)
+
+
 def tree_leaves(tree: Tree) -> list[Any]:
     """Return the leaves of a tree in order, depth first."""
     leaves: list[Any] = []

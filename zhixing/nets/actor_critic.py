@@ -25,7 +25,7 @@ from zhixing.nets.torso import (
     unroll,
 )
 from zhixing.ops.distributions import Distribution
-from zhixing.ops.returns import gae, next_values
+from zhixing.ops.returns import gae, next_values, rollout_boundary
 
 if TYPE_CHECKING:
     from zhixing.core.policy import Policy
@@ -122,7 +122,7 @@ def evaluate_actions(net: ActorCritic, batch: Batch) -> tuple[Tensor, Tensor, Te
 
     The batch is `[B]`, or for recurrent networks `[T,N]` with `hidden` and `is_first`; so is each result.
     """
-    mask = batch.mask if "mask" in batch else None
+    mask = batch.get("mask")
     if not net.recurrent:
         out = net(batch.obs, None, mask)
         return out.distribution.log_prob(batch.action), out.value, out.distribution.entropy()
@@ -138,8 +138,7 @@ def evaluate_actions(net: ActorCritic, batch: Batch) -> tuple[Tensor, Tensor, Te
 @torch.no_grad()
 def compute_advantages(net: ActorCritic, batch: Batch, reward: Tensor, gamma: float, lam: float) -> Tensor:
     """Return the GAE advantages of a rollout `[T,N]` that stores the `value` predicted while acting."""
-    boundary = batch.terminated | batch.truncated
-    boundary[-1] = True
+    boundary = rollout_boundary(batch)
     next_value = next_values(batch.value, boundary, bootstrap_values(net, batch, boundary))
     return gae(reward, batch.value, next_value, batch.terminated, batch.truncated, gamma, lam)
 

@@ -47,14 +47,20 @@ class ActionDistribution(nn.Module):
         return Gaussian(out, self.log_std)
 
 
+def policy_linear(features: int, outputs: int) -> nn.Linear:
+    """Return a linear layer with small weights, so the initial policy is nearly uniform."""
+    linear = nn.Linear(features, outputs)
+    init_orthogonal(linear, 0.01)
+    return linear
+
+
 class PolicyHead(nn.Module):
     """Maps features to an action distribution."""
 
     def __init__(self, features: int, spaces: Spaces, log_std: float = 0.0) -> None:
         super().__init__()
         self.distribution = ActionDistribution(spaces, log_std)
-        self.linear = nn.Linear(features, self.distribution.outputs)
-        init_orthogonal(self.linear, 0.01)  # nearly uniform initial policy
+        self.linear = policy_linear(features, self.distribution.outputs)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
         return self.distribution(self.linear(features), mask)

@@ -6,6 +6,7 @@ observation, its one-hot index if weights are shared, and optionally its last ac
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -162,7 +163,7 @@ class MultiAgentNet(nn.Module):
         return self.join_hidden(self.initial_rnn_state(num), last_action)
 
     def join_hidden(self, rnn_state: Tree, last_action: Tensor) -> Tree:
-        """Return the hidden state of a policy: those of the RNN state and the last action that the network uses."""
+        """Return the hidden state of a policy: the RNN state and the last action, as far as the network uses them."""
         parts = (() if rnn_state is None else (rnn_state,)) + ((last_action,) if self.last_action else ())
         return parts or None
 
@@ -179,6 +180,14 @@ class MultiAgentNet(nn.Module):
                 encoder.part("obs").update_norm(obs)
 
 
+def make_critic(
+    spaces: Spaces, obs: gym.Space[Any], cfg: NetConfig, head: AgentHeadFactory, **settings: bool
+) -> MultiAgentNet:
+    """Return built-in feed-forward networks for inputs `obs` of each agent, even if `cfg` describes others."""
+    feed_forward = cfg.model_copy(update={"recurrent": "none", "kind": "auto"})
+    return MultiAgentNet(dataclasses.replace(spaces, obs=obs), feed_forward, None, head, **settings)
+
+
 def global_state(batch: Batch, spaces: Spaces, use_next: bool = False) -> Tensor:
     """Return the env's global state `[...,S]`, or all observations concatenated if it has none.
 
@@ -189,17 +198,18 @@ def global_state(batch: Batch, spaces: Spaces, use_next: bool = False) -> Tensor
     return (batch.next_obs if use_next else batch.obs).flatten(-2)
 
 
-def global_state_size(spaces: Spaces, algorithm: str) -> int:
-    """Return the size of `global_state`. Raise `UserError` if the env has no state and none can be built."""
-    if spaces.state is not None:
-        return spaces.state
-    field = space_fields(spaces.obs)
-    if not isinstance(field, Field) or len(field.shape) != 1:
-        raise UserError(
-            f"{algorithm} needs a global state, but the env provides none and its observations {spaces.obs} are not "
-            f"flat vectors that could be concatenated"
-        )
-    return spaces.num_agents * field.shape[0]
+def global_state_space(spaces: Spaces, algorithm: str) -> Box:
+    """Return the space of `global_state`. Raise `UserError` if the env has no state and none can be built."""
+    size = spaces.state
+    if size is None:
+        field = space_fields(spaces.obs)
+        if not isinstance(field, Field) or len(field.shape) != 1:
+            raise UserError(
+                f"{algorithm} needs a global state, but the env provides none and its observations {spaces.obs} are "
+                f"not flat vectors that could be concatenated"
+            )
+        size = spaces.num_agents * field.shape[0]
+    return Box(-np.inf, np.inf, (size,), np.float32)
 
 
 def _leading_shape(obs: Tree, spaces: Spaces) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_map
 from zhixing.errors import UserError
 from zhixing.nets.torso import NetFactory, get_encoder, is_recurrent, make_torso, num_features, unroll
-from zhixing.ops.distributions import MASKED_LOGIT
+from zhixing.ops.distributions import gather_actions, mask_logits
 from zhixing.ops.schedules import linear_schedule
 
 QHeadFactory = Callable[[int, int], nn.Module]  # (num_features, num_actions) -> head with outputs [B, num_actions, ...]
@@ -91,14 +91,21 @@ def flatten_sequences(batch: Batch, cfg: QLearningConfig) -> Batch:
     return Batch(**fields)
 
 
-def gather_action(out: Tensor, action: Tensor) -> Tensor:
+def gather_atoms(out: Tensor, action: Tensor) -> Tensor:
     """Return the atoms of one action `[B]` per row: `out [B,n,atoms]` to `[B,atoms]`."""
     return out.take_along_dim(action.view(-1, 1, 1), 1).squeeze(1)
 
 
 def greedy_next_action(q: Tensor, steps: Batch) -> Tensor:
     """Return the action `[B]` with the highest `q [B,n]` among those that are valid in the next state."""
-    return (q.masked_fill(~steps.next_mask, MASKED_LOGIT) if "next_mask" in steps else q).argmax(-1)
+    return mask_logits(q, steps.get("next_mask")).argmax(-1)
+
+
+def next_state_value(q: Tensor, steps: Batch, choice_q: Tensor | None = None) -> Tensor:
+    """Return `q [B,n]` of the greedy next action, which `choice_q` chooses in double Q-learning, else `q` itself."""
+    if choice_q is None and "next_mask" not in steps:
+        return q.amax(-1)  # equals the general case, in half the time
+    return gather_actions(q, greedy_next_action(q if choice_q is None else choice_q, steps))
 
 
 def compute_priority(errors: Tensor, batch: Batch) -> Tensor:

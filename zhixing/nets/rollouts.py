@@ -24,7 +24,7 @@ def add_advantages(net: ActorCritic, batch: Batch, reward: Tensor, gamma: float,
 def forward_actor(net: ActorCritic, batch: Batch) -> tuple[Distribution, Tensor]:
     """Return the action distribution of `[B]`, or `[T,N]` for recurrent networks, and the actor's features."""
     features = torso_features(net.actor, batch, batch.hidden[0] if net.recurrent else None)
-    return net.policy_head(features, batch.mask if "mask" in batch else None), features
+    return net.policy_head(features, batch.get("mask")), features
 
 
 def forward_critic(net: ActorCritic, batch: Batch) -> Tensor:

@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from zhixing.config import NetConfig
 from zhixing.core.spaces import Spaces
-from zhixing.core.tree import Tree, tree_map
-from zhixing.nets.obs_encoder import ObsDecoder, ObsEncoder, ObsPreprocessor
+from zhixing.core.tree import Tree, flatten_time
+from zhixing.nets.obs_encoder import ObsDecoder, ObsEncoder, ObsPreprocessor, ObsTensors
 from zhixing.nets.rssm import RSSM, LayerNormMLP, RSSMState
 from zhixing.ops.distributions import Categorical, Distribution, Gaussian, MultiCategorical
 from zhixing.ops.imagination import uniform_mix
-from zhixing.ops.symlog import symexp_bins, two_hot_mean
+from zhixing.ops.symlog import symexp_bins, two_hot, two_hot_loss, two_hot_mean
 
 STD_RANGE = (0.1, 1.0)  # of continuous actions
 
@@ -83,16 +83,6 @@ def encode_action(action: Tensor, spaces: Spaces) -> Tensor:
     return (one_hot[0] if len(one_hot) == 1 else torch.cat(one_hot, -1)).float()
 
 
-def time_major(tree: Tree) -> Tree:
-    """Transpose sequences `[B,T,...]` to `[T,B,...]`."""
-    return tree_map(lambda leaf: leaf.transpose(0, 1), tree)
-
-
-def flatten_time(tree: Tree) -> Tree:
-    """Flatten `[T,B,...]` to `[T*B,...]`."""
-    return tree_map(lambda leaf: leaf.flatten(0, 1), tree)
-
-
 class ImaginedRollout(NamedTuple):
     """H imagined steps from N states: `features [H+1,N,n]` of the states, everything else `[H,N,...]` per step.
 
@@ -143,6 +133,28 @@ class WorldModel(nn.Module):
     def continue_logits(self, next_h: Tensor) -> Tensor:
         """Return the logits `[...]` of the probability that the episode continues."""
         return self.continue_head(next_h).squeeze(-1)
+
+    def prediction_losses(
+        self,
+        state: RSSMState,
+        next_h: Tensor,
+        obs: ObsTensors,
+        reward: Tensor,
+        terminated: Tensor,
+        mask: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the mean losses of the predicted observations and masks, rewards and continuations of steps `[N]`."""
+        reconstruction_loss = self.decoder.loss(state.features, obs).mean()
+        if self.mask_head is not None:
+            assert mask is not None
+            logits = self.mask_head(state.features)
+            reconstruction_loss += F.binary_cross_entropy_with_logits(logits, mask.float()) * mask.shape[-1]
+        reward_target = two_hot(reward, self.reward_head.bins)
+        return {
+            "reconstruction_loss": reconstruction_loss,
+            "reward_loss": two_hot_loss(self.reward_head(next_h), reward_target).mean(),
+            "continue_loss": F.binary_cross_entropy_with_logits(self.continue_logits(next_h), (~terminated).float()),
+        }
 
     def infer_state(self, obs: Tree, hidden: tuple[Tensor, Tensor, Tensor], rng: torch.Generator | None) -> RSSMState:
         """Return the state at `obs [N,...]`, given the previous state and action `hidden = (h, z, a)`.
@@ -205,3 +217,16 @@ class WorldModel(nn.Module):
             states.append(RSSMState(*hidden[:2]).features)
         predicted = self.decoder(torch.cat(states)).images
         return inputs.images[0].unflatten(0, lead), predicted[0].unflatten(0, lead)
+
+    def compare_videos(self, obs: Tree, action: Tensor, is_first: Tensor, context: int) -> Tensor | None:
+        """Return the observed video, the video of `predict_video` and their difference, as bytes `[B,3,T,H,W,C]`.
+
+        Equal pixels are gray in the difference. Returns None if observations have no images.
+        """
+        if not self.preprocessor.image_shapes:
+            return None
+        rng = torch.Generator(is_first.device).manual_seed(0)  # doesn't advance the learner's generator
+        observed, predicted = self.predict_video(obs, action, is_first, context, rng)
+        predicted = predicted.clamp(0.0, 1.0)
+        videos = torch.stack([observed, predicted, 0.5 + 0.5 * (predicted - observed)])  # [3,T,B,C,H,W]
+        return (videos * 255.0).round().byte().permute(2, 0, 1, 4, 5, 3)

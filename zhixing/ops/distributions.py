@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 MASKED_LOGIT = -1e8  # logit of an invalid action: its probability is 0, and the entropy is not NaN as with -inf
 
 
+def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Return logits or Q-values `[...,n]` in which invalid actions, where `mask` is false, are never preferred."""
+    return logits if mask is None else logits.masked_fill(~mask, MASKED_LOGIT)
+
+
+def gather_actions(values: Tensor, action: Tensor) -> Tensor:
+    """Return the values of one action per row, `[...,n]` to `[...]`."""
+    return values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
 class Distribution(ABC):
     @abstractmethod
     def sample(self, rng: torch.Generator) -> Tensor: ...
@@ -41,9 +51,7 @@ class Categorical(Distribution):
     """One of n actions, `logits [..., n]`. Actions where `mask` is false have probability 0."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
-        if mask is not None:
-            logits = logits.masked_fill(~mask, MASKED_LOGIT)
-        self.logp = F.log_softmax(logits, -1)
+        self.logp = F.log_softmax(mask_logits(logits, mask), -1)
 
     def sample(self, rng: torch.Generator) -> Tensor:
         # exponential race: argmax p_i / e_i with e_i ~ Exp(1) is i with probability p_i
@@ -54,7 +62,7 @@ class Categorical(Distribution):
         return self.logp.argmax(-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.logp.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return gather_actions(self.logp, action)
 
     def entropy(self) -> Tensor:
         return -(self.logp.exp() * self.logp).sum(-1)

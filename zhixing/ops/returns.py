@@ -80,11 +80,18 @@ def td_target(steps: Batch, value: Tensor) -> Tensor:
     return reward + discount * value
 
 
+def rollout_boundary(rollout: Batch) -> Tensor:
+    """Return the steps `[T,N]` whose next observation isn't in the next row: episode ends and the last row."""
+    boundary = rollout.terminated | rollout.truncated
+    boundary[-1] = True
+    return boundary
+
+
 def next_values(value: Tensor, boundary: Tensor, boundary_value: Tensor) -> Tensor:
     """Return the values of the next observations `[T,N]`, given the values of the observations.
 
     Within an episode, the next value is that of the next row. `boundary_value` holds the others, in row order: one for
-    each step in `boundary`, i.e. at episode ends and in the last row.
+    each step of `rollout_boundary`.
     """
     shifted = torch.cat([value[1:], value[-1:]])
     return shifted.masked_scatter(boundary, boundary_value)

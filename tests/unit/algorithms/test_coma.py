@@ -281,7 +281,7 @@ def test_chances_over_a_rollout_and_beyond_it_are_those_of_acting(recurrent: str
     hidden = made.policy.initial_hidden(1)
     actions, logps, memories, beyond = [], [], [], []
     for t in range(T + 1):
-        out, _ = made.policy.look(obs[t], hidden)
+        out, _ = made.policy.run_net(obs[t], hidden)
         if t == T:
             beyond.append(Categorical(out))
             break
@@ -291,7 +291,7 @@ def test_chances_over_a_rollout_and_beyond_it_are_those_of_acting(recurrent: str
         memories.append(hidden)
         hidden = decision.hidden
         if t == 1:
-            beyond.append(Categorical(made.policy.look(last, hidden)[0]))
+            beyond.append(Categorical(made.policy.run_net(last, hidden)[0]))
             hidden = made.policy.initial_hidden(1)
     kept = tree_map(lambda *steps: torch.stack(steps), *memories)
     following = obs[1:].clone()

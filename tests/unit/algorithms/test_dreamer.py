@@ -15,7 +15,7 @@ from probe import probe
 from torch import Tensor
 
 import zhixing as zx
-from zhixing.algorithms.dreamer import RANGE_RATE, Dreamer
+from zhixing.algorithms.dreamer import RETURN_RANGE_RATE, Dreamer
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.nets.world_model import ImaginedRollout
@@ -161,7 +161,7 @@ def test_the_scale_of_returns_is_a_slow_average_of_their_range() -> None:
         dream = dreamer.world.imagine(state, dreamer.actor, dreamer.cfg.horizon, dreamer.rng)
         dreamer.rng.set_state(dream_rng)  # the same imagination again
         ranges.append(percentile_range(dreamer.critic_loss(dream)[1]).item())
-        scale = (1 - RANGE_RATE) * scale + RANGE_RATE * ranges[-1]
+        scale = (1 - RETURN_RANGE_RATE) * scale + RETURN_RANGE_RATE * ranges[-1]
         assert metrics["return_range"].item() == pytest.approx(scale, rel=1e-4)
         dreamer.update(sequences(seed=i))
         assert dreamer.return_range.item() == pytest.approx(scale, rel=1e-4)
@@ -264,7 +264,7 @@ def test_a_cleared_memory_is_that_of_an_episodes_start() -> None:
         ({"normalize_obs": True}, "normalize_obs=false"),
         ({"replay__prioritized": True}, "replay.prioritized=false"),
         ({"replay__n_step": 3}, "replay.n_step=1"),
-        ({"bins": 32}, "odd number"),
+        ({"bins": 32}, "must be odd"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(settings: dict[str, Any], words: str) -> None:

@@ -254,7 +254,7 @@ def test_the_penalty_is_on_the_actors_outputs() -> None:
 def test_samples_are_one_hot_and_their_gradient_is_that_of_the_softmax() -> None:
     made = learner(gumbel_temperature=2.0)
     out = torch.tensor([1.0, 0.0, -1.0]).expand(4000, 2, 3).clone().requires_grad_()
-    sample = made.differentiable(out, None)
+    sample = made.differentiable_action(out, None)
     assert torch.equal(sample.detach().round(), sample.detach().round().clamp(0, 1))
     assert torch.allclose(sample.detach().sum(-1), torch.ones(4000, 2))
     # e, 1 and 1/e of their sum 4.0862; three standard errors are 0.016
@@ -271,12 +271,12 @@ def test_forbidden_actions_are_not_in_samples_and_get_no_gradient() -> None:
     made = learner()
     out = torch.tensor([0.0, 9.0, 0.0]).expand(2000, 2, 3).clone().requires_grad_()
     mask = torch.tensor([True, False, True]).expand(2000, 2, 3)
-    sample = made.differentiable(out, mask)
+    sample = made.differentiable_action(out, mask)
     assert sample[..., 1].abs().max() == 0
     assert sample[..., 0].mean().item() == pytest.approx(0.5, abs=0.03)
     (gradient,) = torch.autograd.grad((sample * torch.tensor([1.0, 5.0, 2.0])).sum(), out)
     assert gradient[..., 1].abs().max() == 0
-    assert made.best(out, mask)[0, 0].tolist() == [1.0, 0.0, 0.0]
+    assert made.greedy_action(out, mask)[0, 0].tolist() == [1.0, 0.0, 0.0]
 
 
 def shares(made: MADDPG, phase: Phase, mask: Tensor | None = None) -> list[list[float]]:

@@ -473,7 +473,7 @@ def test_recurrent_minibatches_say_what_stepping_through_them_says(
     hidden = tree_map(lambda leaf: torch.randn(leaf.shape, generator=rng), hidden)  # of what was before
     for t in range(T):
         memories.append(tree_map(torch.Tensor.detach, hidden))
-        out, _ = made.policy.look(obs[t], hidden)
+        out, _ = made.policy.run_net(obs[t], hidden)
         decision = made.policy.act(obs[t], hidden, None, Phase.COLLECT, rng, 0)
         chances = made.distribution(out)
         actions.append(decision.action)

@@ -66,7 +66,7 @@ def episode(terminated: bool, **more: Any) -> Batch:
 
 
 def targets(qmix: QMIX, batch: Batch) -> list[Any]:
-    q = qmix.values(qmix.net, batch)
+    q = qmix.q_values(qmix.net, batch)
     return qmix.target_value(batch, q, torch.zeros(3, 1, 1))[:, 0].tolist()
 
 

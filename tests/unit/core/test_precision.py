@@ -35,7 +35,7 @@ def test_half_precision_changes_losses_only_slightly(short_config: Small, tmp_pa
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("a3c", {"precision": "bf16"}, "no precision but fp32"),
+        ("a3c", {"precision": "bf16"}, "set compile=false and precision=fp32"),
         ("mcts", {"precision": "bf16"}, "precision=bf16 is for updates, and mcts makes none"),
         ("ppo", {"precision": "fp16", "compile": True}, "compile=true doesn't support precision=fp16"),
         (

@@ -7,7 +7,11 @@ from zhixing.errors import UserError
 
 
 def check_plain_replay(cfg: OffPolicyConfig, reason: str) -> None:
-    """Raise `UserError` if prioritized replay, n-step returns or HER are set, which `reason` rules out."""
+    """Reject prioritized replay, n-step returns and HER. `reason` says why the algorithm doesn't support them."""
     for name, required in (("prioritized", False), ("n_step", 1), ("her", False)):
-        if getattr(cfg.replay, name) != required:
-            raise UserError(f"{cfg.algorithm} {reason}: set replay.{name}={str(required).lower()}")
+        value = getattr(cfg.replay, name)
+        if value != required:
+            raise UserError(
+                f"{cfg.algorithm} {reason} and does not support replay.{name}={str(value).lower()}; "
+                f"set replay.{name}={str(required).lower()}"
+            )

@@ -1,4 +1,4 @@
-"""What learners that clone somebody share (bc, dagger): the network, its policy and its loss."""
+"""Behavior cloning, shared by bc and dagger: networks with their policies, and the loss."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from zhixing.nets.critics import DeterministicActor, MaxLikelihoodActor, check_b
 from zhixing.nets.policies import DeterministicPolicy, StochasticPolicy
 from zhixing.nets.torso import NetFactory
 
-Clone = MaxLikelihoodActor | DeterministicActor
+CloneActor = MaxLikelihoodActor | DeterministicActor
 
 
 def make_clone(
     spaces: Spaces, cfg: DataConfig, net: NetFactory | None, likelihood: bool = False
-) -> tuple[Clone, Policy]:
-    """Of choices their chances; of continuous actions the best, or with `likelihood` normals around it."""
+) -> tuple[CloneActor, Policy]:
+    """Return an actor to fit to an expert's actions, and its policy.
+
+    The actor is stochastic for discrete actions, and with `likelihood` also for continuous ones, else deterministic.
+    """
     if not spaces.discrete:
         check_box(spaces, cfg.algorithm)
     if spaces.discrete or likelihood:
-        likely = MaxLikelihoodActor(spaces, cfg, net)
-        return likely, StochasticPolicy(spaces, likely)
-    best = DeterministicActor(spaces, cfg, net)
-    return best, DeterministicPolicy(spaces, best, 0.0)
+        stochastic = MaxLikelihoodActor(spaces, cfg, net)
+        return stochastic, StochasticPolicy(spaces, stochastic)
+    deterministic = DeterministicActor(spaces, cfg, net)
+    return deterministic, DeterministicPolicy(spaces, deterministic, noise=0.0)
 
 
-def cloning_loss(actor: Clone, batch: Batch, action: Tensor) -> Tensor:
-    """How unlike `action [B,...]` the clone would act."""
+def cloning_loss(actor: CloneActor, batch: Batch, action: Tensor) -> Tensor:
+    """Return the squared error of a deterministic actor, or the negative log-likelihood of `action [B,...]`."""
     if isinstance(actor, DeterministicActor):
         return (actor(batch.obs) - action).square().mean()
-    return -actor(batch.obs, batch.mask if "mask" in batch else None).log_prob(action).mean()
+    return -actor(batch.obs, batch.get("mask")).log_prob(action).mean()

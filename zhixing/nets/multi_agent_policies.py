@@ -1,4 +1,4 @@
-"""Policies of several agents that decide at the same time, each by what it sees itself."""
+"""Policies of several agents that act simultaneously, each on its own observation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from zhixing.nets.multi_agent import MultiAgentNet
 from zhixing.ops.distributions import Categorical, Distribution
 
 
-class TeamPolicy(Policy):
-    """Carries what the agents remember: the memory of their networks, and what they did last, where they see it."""
+class MultiAgentPolicy(Policy):
+    """Base of policies that act with a `MultiAgentNet`.
+
+    The hidden state holds the state of the networks' RNN and, if the networks use it, each agent's last action.
+    """
 
     def __init__(self, spaces: Spaces, net: MultiAgentNet) -> None:
         super().__init__(spaces)
@@ -24,17 +27,17 @@ class TeamPolicy(Policy):
     def initial_hidden(self, num: int) -> Tree:
         return self.net.initial_hidden(num)
 
-    def look(self, obs: Tree, hidden: Tree) -> tuple[Tensor, Tree]:
-        """What the network says of observations `[N,A,...]`, and its memory afterwards."""
-        memory, last_action = self.net.split_hidden(hidden)
-        return self.net(self.net.build_inputs(obs, last_action), memory)
+    def run_net(self, obs: Tree, hidden: Tree) -> tuple[Tensor, Tree]:
+        """Return the networks' outputs for observations `[N,A,...]`, and the next RNN state."""
+        rnn_state, last_action = self.net.split_hidden(hidden)
+        return self.net(self.net.build_inputs(obs, last_action), rnn_state)
 
-    def remember(self, memory: Tree, action: Tensor) -> Tree:
-        return self.net.join_hidden(memory, self.net.encode_action(action))
+    def next_hidden(self, rnn_state: Tree, action: Tensor) -> Tree:
+        return self.net.join_hidden(rnn_state, self.net.encode_action(action))
 
 
-class TeamGreedyPolicy(TeamPolicy):
-    """Each agent's action of highest value, or with probability epsilon any that is allowed to it."""
+class MultiAgentGreedyPolicy(MultiAgentPolicy):
+    """Each agent takes its action with the highest Q-value, or with probability epsilon a random valid action."""
 
     def __init__(
         self, spaces: Spaces, net: MultiAgentNet, epsilon: Callable[[int], float], eval_epsilon: float
@@ -45,22 +48,26 @@ class TeamGreedyPolicy(TeamPolicy):
     def act(
         self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
     ) -> Decision:
-        q, memory = self.look(obs, hidden)  # [N,A,n]
-        best = (q if mask is None else q.masked_fill(~mask, -torch.inf)).argmax(-1)
+        q, rnn_state = self.run_net(obs, hidden)  # [N,A,n]
+        greedy = (q if mask is None else q.masked_fill(~mask, -torch.inf)).argmax(-1)
         epsilon = self.eval_epsilon if phase is Phase.EVAL else self.epsilon(env_steps)
         if phase is Phase.RANDOM:
             action = self.random_action(len(q), mask, rng)
         elif epsilon == 0:
-            action = best
+            action = greedy
         else:
             random = self.random_action(len(q), mask, rng)
-            explore = torch.rand(best.shape, generator=rng, device=rng.device) < epsilon
-            action = torch.where(explore, random, best)
-        return Decision(action, hidden=self.remember(memory, action))
+            explore = torch.rand(greedy.shape, generator=rng, device=rng.device) < epsilon
+            action = torch.where(explore, random, greedy)
+        return Decision(action, hidden=self.next_hidden(rnn_state, action))
 
 
-class TeamSampledPolicy(TeamPolicy):
-    """Each agent samples from its own distribution, made by `distribution(what the network says, mask)`."""
+class MultiAgentStochasticPolicy(MultiAgentPolicy):
+    """Each agent samples from its own distribution; takes its mode in evaluations unless `eval_stochastic`.
+
+    `distribution(net outputs, mask)` makes the distributions. Agents that must coordinate can need `eval_stochastic`:
+    if the most likely action of each is to wait for the other, the modes never make progress.
+    """
 
     def __init__(
         self,
@@ -69,29 +76,27 @@ class TeamSampledPolicy(TeamPolicy):
         distribution: Callable[[Tensor, Tensor | None], Distribution],
         eval_stochastic: bool,
     ) -> None:
-        """`eval_stochastic` draws actions in evaluations too: where agents must do something at the same time, the
-        likeliest action of each may be to wait for the other for ever."""
         super().__init__(spaces, net)
         self.distribution, self.eval_stochastic = distribution, eval_stochastic
 
     def act(
         self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
     ) -> Decision:
-        out, memory = self.look(obs, hidden)
-        chances = self.distribution(out, mask)
+        out, rnn_state = self.run_net(obs, hidden)
+        distribution = self.distribution(out, mask)
         if phase is Phase.RANDOM:
             action = self.random_action(len(out), mask, rng)
         else:
-            best = phase is Phase.EVAL and not self.eval_stochastic
-            action = chances.mode() if best else chances.sample(rng)
-        return Decision(action, chances.log_prob(action), hidden=self.remember(memory, action))
+            use_mode = phase is Phase.EVAL and not self.eval_stochastic
+            action = distribution.mode() if use_mode else distribution.sample(rng)
+        return Decision(action, distribution.log_prob(action), hidden=self.next_hidden(rnn_state, action))
 
 
-class TeamActorPolicy(Policy):
-    """Each agent's own actor, `net(obs) -> [N,A,n]`, without memory.
+class MultiAgentActorPolicy(Policy):
+    """Acts with one actor per agent, `net(obs [N,A,...]) -> [N,A,n]`. Not recurrent.
 
-    Choices are drawn from the softmax of its logits; continuous actions are its tanh, plus normal noise. The best is
-    the likeliest choice, or the action without noise.
+    Discrete actions are sampled from the softmax of the outputs. Continuous actions are the tanh of the outputs plus
+    Gaussian noise. Evaluations take the most likely action, or the action without noise.
     """
 
     def __init__(self, spaces: Spaces, net: nn.Module, noise: float) -> None:
@@ -105,8 +110,8 @@ class TeamActorPolicy(Policy):
             return Decision(self.random_action(len(tree_leaves(obs)[0]), mask, rng))
         out = self.net(obs)
         if self.spaces.discrete:
-            chances = Categorical(out, mask)
-            return Decision(chances.mode() if phase is Phase.EVAL else chances.sample(rng))
+            distribution = Categorical(out, mask)
+            return Decision(distribution.mode() if phase is Phase.EVAL else distribution.sample(rng))
         action = out.tanh()
         if phase is Phase.EVAL:
             return Decision(action)

@@ -1,4 +1,4 @@
-"""The policy of an actor that lives in a model of the world."""
+"""Policy of an actor that acts on the state of a world model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from zhixing.nets.world_model import WorldModel, WorldModelActor, encode_action
 
 
 class WorldModelPolicy(Policy):
-    """Follows the task with the model and acts by the model's state. Its memory is that state and the last action:
-    zeros, where an episode starts, are what the model starts from."""
+    """Infers the state of the world model from observations and acts on it.
+
+    The hidden state is `(h, z, a)`: the model's last state and the last action, which are zeros when an episode starts.
+    """
 
     def __init__(self, spaces: Spaces, world: WorldModel, actor: WorldModelActor) -> None:
         super().__init__(spaces)
@@ -29,6 +31,6 @@ class WorldModelPolicy(Policy):
         if phase is Phase.RANDOM:
             action = self.random_action(len(state.h), mask, rng)
         else:
-            chances = self.actor(state.features, mask)
-            action = chances.mode() if phase is Phase.EVAL else chances.sample(rng)
+            distribution = self.actor(state.features, mask)
+            action = distribution.mode() if phase is Phase.EVAL else distribution.sample(rng)
         return Decision(action, hidden=(*state, encode_action(action, self.spaces)))
