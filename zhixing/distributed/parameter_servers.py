@@ -93,7 +93,7 @@ class ParameterServers:
         self._call_all("load", [(part,) for part in parts])
 
     def pull(self, optimizer: Optimizer) -> None:
-        """Fetch the weights. Slices may differ in age by some updates: nothing is locked meanwhile."""
+        """Fetch the weights. Other workers may push meanwhile, so slices may be some updates apart."""
         optimizer.flat.copy_(torch.cat(self._call_all("weights", [()] * len(self.handles))))
 
     def push(

@@ -28,7 +28,8 @@ from zhixing.training.data import load_expert
 
 EPSILON_ALPHA = 7.0  # worker i of N explores with epsilon ** (1 + alpha * i / (N - 1)) (Horgan et al., 2018)
 
-Weights = Mapping[str, Mapping[str, np.ndarray[Any, Any]]]  # state dicts by the learner's attribute
+# state dicts of networks, by the name of the learner's attribute
+Weights = Mapping[str, Mapping[str, np.ndarray[Any, Any]]]
 
 
 @dataclass(frozen=True)

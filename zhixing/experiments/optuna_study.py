@@ -26,7 +26,7 @@ with require_extra("tuning", "tune"):
     from optuna.trial import Trial, TrialState
 
 STARTUP_TRIALS = 5  # complete trials before any is pruned
-PRUNE_AFTER_FRACTION = 0.2  # of a trial's budget: earlier evaluations say little
+PRUNE_AFTER_FRACTION = 0.2  # of a trial's budget: earlier evaluations don't predict the final return
 STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 
 

@@ -16,7 +16,7 @@ import torch
 
 from zhixing import config
 from zhixing.config import OnPolicyConfig, RunConfig
-from zhixing.core.learner import Learner
+from zhixing.core.learner import Learner, LearnsOnWorkers
 from zhixing.core.optimizer import Optimizer, TargetUpdater
 from zhixing.distributed.collector import DistributedCollector
 from zhixing.distributed.worker_pool import LocalWorkerPool
@@ -97,7 +97,8 @@ class PartTimer:
                     actor, learner = worker.build()
                     self.wrap(actor.env, "step", "environment")
                     self.wrap(learner.policy, "act", "policy")
-                    self.wrap(learner, "compute_gradients", "loss")
+                    if isinstance(learner, LearnsOnWorkers):
+                        self.wrap(learner, "compute_gradients", "loss")
         self.wrap(session.learner.policy, "act", "policy")
         if session.loop.has_buffer:
             for method in ("add", "sample", "set_priority"):
