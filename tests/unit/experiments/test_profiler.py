@@ -142,7 +142,7 @@ def test_alternatives_are_measured_and_rejections_reported(
     assert [a.setting for a in measured] == ["current settings", "num_envs=1", "shared_network=true"]
     assert measured[0].speedup == 1.0
     assert measured[1].speed > 0
-    assert "shared_network=true allows no critic_lr" in measured[2].skipped
+    assert "leave critic_lr and critic_epochs unset" in measured[2].skipped
     assert started == ["current settings", "num_envs=1", "shared_network=true", "current settings", "num_envs=1"]
 
 
