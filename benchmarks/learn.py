@@ -93,7 +93,7 @@ def study(row: Row, results: dict[str, Any]) -> None:
 def table(results: dict[str, Any]) -> str:
     """Medians over the seeds that reached the threshold."""
     lines = [
-        "| algorithm | task | threshold | budget | reached | median steps | median seconds |",
+        "| algorithm | environment | threshold | budget | reached | median steps | median seconds |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in (row for row in ROWS if row.key in results):
