@@ -1,15 +1,15 @@
-# Trains an agent on Super Mario's level 1-1 and films it:
+# Trains an agent on level 1-1 of Super Mario Bros. and records a video:
 #   docker build -t zhixing-mario .
 #   docker run --rm -v "$PWD/runs:/zhixing/runs" zhixing-mario
-# The run is in runs/mario then; the same command again goes on with one that was stopped. Anything else:
+# The run is in runs/mario. Repeating the command resumes an interrupted run. To run another command:
 #   docker run --rm -v "$PWD/runs:/zhixing/runs" zhixing-mario zhixing train ppo --env mario/1-2 --out runs/1-2
-# It has not been built yet.
+# This image has not been built yet.
 FROM python:3.11-slim-bookworm
 WORKDIR /zhixing
 
 RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/cpu
 
-# nes-py is compiled while it is installed; the compiler isn't kept
+# nes-py is compiled during installation; the compiler is removed afterwards
 COPY pyproject.toml README.md LICENSE ./
 COPY zhixing zhixing
 RUN apt-get update \

@@ -1,16 +1,16 @@
-# Two commands do everything on a fresh machine: `make train` and `make test`.
+# `make train` and `make test` work on a fresh machine: they install everything first.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 SEED ?= 0
-BENCH = fixed_work pictures threshold collecting replay start growth
+BENCH = fixed_work image_updates threshold collecting replay startup growth
 
 .PHONY: help install train test test-worlds lint types datasets learn bench bench-quick soak clean
 
-help:            ## what there is
+help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/'
 
-install: $(VENV)/.installed  ## virtual environment with everything that the tests need
+install: $(VENV)/.installed  ## create a virtual environment with all that the tests need
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -23,10 +23,10 @@ train: install   ## train PPO on CartPole-v1 to 475 and print the evaluation
 	$(BIN)/zhixing train ppo --env CartPole-v1 --seed $(SEED) --out $$out stop_return=475 && \
 	$(BIN)/zhixing eval $$out --episodes 100
 
-test: lint types  ## lint, types and all tests
+test: lint types  ## check style and types and run all tests
 	$(BIN)/pytest --cov --cov-fail-under=90 --cov-report=term:skip-covered
 
-test-worlds:     ## tests that `make test` skips, in an environment with all extras: simulators, emulators, Ray
+test-worlds:     ## run the tests that need extras: simulators, emulators, Ray
 	test -d .venv-worlds || $(PYTHON) -m venv .venv-worlds
 	PIP_CONSTRAINT=constraints.txt .venv-worlds/bin/pip install -q --disable-pip-version-check torch
 	PIP_CONSTRAINT=constraints.txt .venv-worlds/bin/pip install -q --disable-pip-version-check -e ".[dev,all]"
@@ -40,21 +40,21 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-datasets: install  ## data to learn from, made with our own agents
+datasets: install  ## create the datasets for offline learning
 	$(BIN)/python benchmarks/make_datasets.py
 
-learn: datasets  ## the longer learning studies: every algorithm, memory and goals, teams, data and experts
-	@failed=0; for study in learn memory_and_goals teams offline; do \
-	$(BIN)/python benchmarks/$$study.py || failed=1; done; exit $$failed
+learn: datasets  ## run the learning studies, for many hours
+	@failed=0; for script in learn memory_and_goals teams offline; do \
+	$(BIN)/python benchmarks/$$script.py || failed=1; done; exit $$failed
 
-bench: datasets  ## speed side by side with peers: results, tables in docs/benchmarks.md and a chart
-	@for study in $(BENCH) chart; do $(BIN)/python benchmarks/$$study.py || exit 1; done
+bench: datasets  ## compare speed with other libraries and update docs/benchmarks.md, for hours
+	@for script in $(BENCH) chart; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
-bench-quick: install  ## the same on a small part of the work, into benchmarks/results/quick
-	@for study in $(BENCH) chart; do $(BIN)/python benchmarks/$$study.py --quick || exit 1; done
+bench-quick: install  ## do a small part of `make bench` and write to benchmarks/results/quick
+	@for script in $(BENCH) chart; do $(BIN)/python benchmarks/$$script.py --quick || exit 1; done
 
-soak: install    ## kills, faults, bad input and long runs, for hours
+soak: install    ## run the reliability tests at full length, for hours
 	$(BIN)/python benchmarks/soak.py
 
-clean:           ## remove what was made
+clean:           ## remove the virtual environment, builds and caches
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache

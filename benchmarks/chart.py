@@ -1,14 +1,14 @@
-"""One picture of all comparisons: how many times as fast as each peer, with the spread of single rounds.
+"""Plot all comparisons: speed relative to each peer, with the range over rounds.
 
     python benchmarks/chart.py [--quick]
 
-It reads what the other scripts wrote: benchmarks/results, or with --quick benchmarks/results/quick.
+Reads the results of the other benchmarks from benchmarks/results, with --quick from benchmarks/results/quick.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
-PICTURE = ROOT / "docs" / "pictures" / "benchmarks.png"
-PEERS = {
+PLOT = ROOT / "docs" / "pictures" / "benchmarks.png"
+TITLES = {
     "sb3": "SB3",
     "sbx": "SBX",
     "tianshou": "Tianshou",
@@ -34,7 +34,7 @@ PEERS = {
     "sb3-subproc": "SB3 subproc",
     "envpool": "EnvPool",
 }
-COLOURS = (
+COLORS = (
     "tab:blue",
     "tab:orange",
     "tab:green",
@@ -48,50 +48,53 @@ COLOURS = (
 )
 
 
-class Mark(NamedTuple):
+class Point(NamedTuple):
     group: str
     row: str
     peer: str
-    found: dict[str, float]  # ratio, ratio_min, ratio_max
+    ratios: dict[str, float]  # ratio, ratio_min, ratio_max
 
 
-def marks(folder: Path) -> Iterator[Mark]:
-    for row, one in read_results(folder / "fixed_work.json").get("rows", {}).items():
-        for peer, found in one["peers"].items():
-            yield Mark("fixed work", row, peer, found)
-    for row, found in read_results(folder / "pictures.json").get("rows", {}).items():
-        yield Mark("updates from images", row, "sb3", found)
-    for row, one in read_results(folder / "collecting.json").get("rows", {}).items():
-        for peer, found in one["who"].items():
-            if "auto" in found:
-                yield Mark("collecting, auto", row, peer, found["auto"])
-    for row, one in read_results(folder / "replay.json").get("rows", {}).items():
-        for way in ("insert", "sample", "both"):
-            for peer, found in one["who"].items():
-                if way in found:
-                    yield Mark("replay", f"{row}, {way}", peer, found[way])
-    for row, one in read_results(folder / "scaling.json").get("rllib", {}).get("by_task", {}).items():
-        yield Mark("workers", row, "rllib", one)
-    for row, one in read_results(folder / "start.json").get("rows", {}).items():
-        if "cpu_seconds_ratio" in one:
-            yield Mark("start, CPU", row, "sb3", one["cpu_seconds_ratio"])
+def read_points(folder: Path) -> Iterator[Point]:
+    def rows(name: str) -> Iterable[tuple[str, dict[str, Any]]]:
+        return read_results(folder / f"{name}.json").get("rows", {}).items()
+
+    for row, measured in rows("fixed_work"):
+        for peer, ratios in measured["peers"].items():
+            yield Point("fixed work", row, peer, ratios)
+    for row, ratios in rows("image_updates"):
+        yield Point("updates from images", row, "sb3", ratios)
+    for row, measured in rows("collecting"):
+        for peer, ratios in measured["who"].items():
+            if "auto" in ratios:
+                yield Point("collecting, auto", row, peer, ratios["auto"])
+    for row, measured in rows("replay"):
+        for operation in ("insert", "sample", "both"):
+            for peer, ratios in measured["who"].items():
+                if operation in ratios:
+                    yield Point("replay", f"{row}, {operation}", peer, ratios[operation])
+    for row, ratios in read_results(folder / "scaling.json").get("rllib", {}).get("by_task", {}).items():
+        yield Point("workers", row, "rllib", ratios)
+    for row, measured in rows("startup"):
+        if "cpu_seconds_ratio" in measured:
+            yield Point("start, CPU", row, "sb3", measured["cpu_seconds_ratio"])
 
 
-def draw(found: list[Mark], picture: Path) -> None:
-    rows = list(dict.fromkeys((mark.group, mark.row) for mark in found))
-    peers = list(dict.fromkeys(mark.peer for mark in found))
+def plot(points: list[Point], file: Path) -> None:
+    rows = list(dict.fromkeys((point.group, point.row) for point in points))
+    peers = list(dict.fromkeys(point.peer for point in points))
     figure, axes = plt.subplots(figsize=(7.5, 0.22 * len(rows) + 1.2))
-    for at, peer in enumerate(peers):
-        own = [mark for mark in found if mark.peer == peer]
-        height = [-rows.index((mark.group, mark.row)) + 0.25 * (at / max(1, len(peers) - 1) - 0.5) for mark in own]
-        ratio: list[Any] = [mark.found["ratio"] for mark in own]
-        # of many rounds, the ratio of medians lies between the least and the most nearly always
-        low = [max(0.0, mark.found["ratio"] - mark.found["ratio_min"]) for mark in own]
-        high = [max(0.0, mark.found["ratio_max"] - mark.found["ratio"]) for mark in own]
-        colour = COLOURS[at % len(COLOURS)]
-        label = PEERS.get(peer, peer)
-        axes.errorbar(ratio, height, xerr=[low, high], fmt="o", ms=4, lw=1, color=colour, label=label)
-    axes.axvline(1.0, color="grey", lw=1)
+    for i, peer in enumerate(peers):
+        shift = 0.25 * (i / max(1, len(peers) - 1) - 0.5)
+        of_peer = [point for point in points if point.peer == peer]
+        heights = [shift - rows.index((point.group, point.row)) for point in of_peer]
+        ratios = [point.ratios["ratio"] for point in of_peer]
+        # the ratio of medians may lie outside the range of the ratios of few rounds
+        below = [max(0.0, point.ratios["ratio"] - point.ratios["ratio_min"]) for point in of_peer]
+        above = [max(0.0, point.ratios["ratio_max"] - point.ratios["ratio"]) for point in of_peer]
+        color, label = COLORS[i % len(COLORS)], TITLES.get(peer, peer)
+        axes.errorbar(ratios, heights, xerr=[below, above], fmt="o", ms=4, lw=1, color=color, label=label)
+    axes.axvline(1.0, color="gray", lw=1)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter("{x:g}")
@@ -101,20 +104,20 @@ def draw(found: list[Mark], picture: Path) -> None:
     axes.tick_params(axis="x", labelsize=7)
     axes.grid(axis="x", alpha=0.3)
     axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.3, 1.0), ncols=5, frameon=False)
-    figure.savefig(picture, dpi=90, bbox_inches="tight")
+    figure.savefig(file, dpi=90, bbox_inches="tight")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="of what was measured quickly")
+    parser.add_argument("--quick", action="store_true", help="plot the results of --quick")
     quick = parser.parse_args().quick
     folder = HERE / "results" / ("quick" if quick else "")
-    found = list(marks(folder))
-    if not found:
-        parser.error(f"nothing was measured yet: {folder.relative_to(ROOT)} is empty")
-    picture = folder / "chart.png" if quick else PICTURE
-    draw(found, picture)
-    print(f"written: {picture.relative_to(ROOT)}")
+    points = list(read_points(folder))
+    if not points:
+        parser.error(f"{folder.relative_to(ROOT)} has no results; run the other benchmarks first")
+    file = folder / "chart.png" if quick else PLOT
+    plot(points, file)
+    print(f"written: {file.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Steps per second of many copies of a task: our back ends and the vector environments of others, taking turns.
+"""Steps per second of vector environments: zhixing's back ends compared with those of other libraries.
 
     python benchmarks/collecting.py [--repeats 5] [--rows cartpole-8,sleeping-8] [--quick]
 
-All step the very same tasks on the same actions, except native ones (ours and EnvPool's), which are their own. All may
-use every CPU. Rows whose package isn't installed beside us are left out. `--as WHO ROW` is one of those who take turns.
+All step the same environments with the same actions, except native ones (zhixing's and EnvPool's), which have their own
+implementations. All may use every CPU. Rows whose package isn't installed are left out.
 """
 
 from __future__ import annotations
@@ -11,42 +11,37 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from common import (
-    Party,
-    answer,
-    asked,
-    asked_as,
-    compared,
+from common import peer_python, versions
+from comparison import (
+    Measurement,
+    Side,
+    compare_rows,
+    compute_ratios,
     cpu_seconds,
-    made,
-    made_line,
-    median_of,
-    peer_python,
-    publish,
-    spread,
-    table,
-    take_turns,
-    versions,
+    measure_rounds,
+    parse_args,
+    ratio_cells,
+    results_table,
+    rounded_median,
+    run_script,
 )
 
 REQUIREMENTS = [
     "torch==2.13.0", "stable-baselines3==2.9.2", "gymnasium[mujoco]==1.4.0", "envpool==1.2.5", "mujoco==3.17.0",
     "ale-py==0.12.1", "opencv-python-headless",
 ]  # fmt: skip
-# `module` must be there, `extra` brings it; `envpool` is the task's name there, `actions` their type
+# `module` is needed and installed by the extra `extra`; `envpool` is EnvPool's name of the environment, with options
 ROWS: dict[str, dict[str, Any]] = {
     f"cartpole-{num}": {
         "title": f"CartPole-v1 x {num}",
         "env": "CartPole-v1",
         "num": num,
         "envpool": ("CartPole-v1", {}),
-        "cheap": True,
     }
     for num in (8, 64, 256)
 }
@@ -67,11 +62,15 @@ ROWS |= {
         "extra": "atari",
         "envpool": ("Pong-v5", {"repeat_action_probability": 0.25}),
     },
-    "sleeping-8": {"title": "an environment that sleeps 1 ms per step, x 8", "env": "tasks:Sleeps", "num": 8},
+    "sleeping-8": {
+        "title": "an environment that sleeps 1 ms per step, x 8",
+        "env": "sleep_env:SleepEnv",
+        "num": 8,
+    },
 }
 OURS = ("auto", "process", "serial")
-PROCESS_EACH = ("gymnasium-async", "sb3-subproc")  # a process for each copy
-MOST_PROCESSES = 64  # of which each takes some 40 MB
+ONE_PROCESS_PER_ENV = ("gymnasium-async", "sb3-subproc")
+MAX_PROCESSES = 64  # each takes about 40 MB
 TITLES = {
     **{name: f"zhixing, `{name}`" for name in OURS},
     "gymnasium-sync": "Gymnasium's SyncVectorEnv",
@@ -80,12 +79,13 @@ TITLES = {
     "sb3-subproc": "SB3's SubprocVecEnv",
     "envpool": "EnvPool",
 }
+RATES = ("steps_per_second", "steps_per_cpu_second")
 
 
-# --- those who take turns: an environment with `step(actions)`, and what is to be told of it ------------------------
+# --- vector environments: each function returns one after its first reset, and what to store about it ----------------
 
 
-def ours(row: Mapping[str, Any], backend: str) -> tuple[Any, dict[str, Any]]:
+def make_ours(row: Mapping[str, Any], backend: str) -> tuple[Any, dict[str, Any]]:
     from zhixing import envs
 
     env = envs.make_vector(row["env"], row["num"], backend)
@@ -94,7 +94,7 @@ def ours(row: Mapping[str, Any], backend: str) -> tuple[Any, dict[str, Any]]:
     return env, {"chosen": chosen}
 
 
-def gymnasium(row: Mapping[str, Any], kind: str) -> tuple[Any, dict[str, Any]]:
+def make_gymnasium(row: Mapping[str, Any], kind: str) -> tuple[Any, dict[str, Any]]:
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
     from zhixing import envs
@@ -105,18 +105,18 @@ def gymnasium(row: Mapping[str, Any], kind: str) -> tuple[Any, dict[str, Any]]:
     return env, versions("gymnasium")
 
 
-def sb3(row: Mapping[str, Any], kind: str) -> tuple[Any, dict[str, Any]]:
+def make_sb3(row: Mapping[str, Any], kind: str) -> tuple[Any, dict[str, Any]]:
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
     from zhixing import envs
 
-    task = envs.RegisteredEnv(row["env"])
-    env = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}[kind]([lambda: task()] * row["num"])
+    env_fn = envs.RegisteredEnv(row["env"])
+    env = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}[kind]([lambda: env_fn()] * row["num"])
     env.reset()
     return env, versions("stable-baselines3")
 
 
-def envpool(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def make_envpool(row: Mapping[str, Any], kind: str) -> tuple[Any, dict[str, Any]]:
     import envpool
 
     name, options = row["envpool"]
@@ -126,120 +126,111 @@ def envpool(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     return env, versions("envpool")
 
 
-def ready(who: str, row: Mapping[str, Any]) -> tuple[Callable[[], dict[str, float]], dict[str, Any]]:
+def setup(name: str, row: Mapping[str, Any]) -> Measurement:
     import numpy as np
 
-    library, _, kind = who.partition("-")
-    makers: dict[str, Any] = {"gymnasium": gymnasium, "sb3": sb3}
-    if library in makers:
-        env, told = makers[library](row, kind)
+    if name in OURS:
+        env, info = make_ours(row, name)
     else:
-        env, told = envpool(row) if who == "envpool" else ours(row, who)
+        library, _, kind = name.partition("-")
+        env, info = {"gymnasium": make_gymnasium, "sb3": make_sb3, "envpool": make_envpool}[library](row, kind)
     space = env.action_space
-    if who == "envpool" or library == "sb3":  # the space of one environment
-        space.seed(0)
+    space.seed(0)
+    if name == "envpool" or name.startswith("sb3"):  # the action space of a single environment
         actions = [np.stack([space.sample() for _ in range(row["num"])]) for _ in range(64)]
-        if who == "envpool" and actions[0].dtype == np.int64:
+        if name == "envpool" and actions[0].dtype == np.int64:
             actions = [batch.astype(np.int32) for batch in actions]
     else:
-        space.seed(0)
         actions = [space.sample() for _ in range(64)]
 
     def measure() -> dict[str, float]:
-        steps, before, start = 0, cpu_seconds(), time.perf_counter()
+        steps, cpu_start, start = 0, cpu_seconds(), time.perf_counter()
         while (spent := time.perf_counter() - start) < row["seconds"]:
             env.step(actions[steps % 64])
             steps += 1
         done = steps * row["num"]
-        return {"steps_per_second": done / spent, "steps_per_cpu_second": done / (cpu_seconds() - before)}
+        return {"steps_per_second": done / spent, "steps_per_cpu_second": done / (cpu_seconds() - cpu_start)}
 
-    return measure, told
-
-
-# --- comparing ---------------------------------------------------------------------------------------------------
+    return Measurement(measure, info)
 
 
-def parties(row: Mapping[str, Any], peer: Path) -> dict[str, Path]:
-    """Who can do a row, and by which interpreter."""
+# --- comparing -------------------------------------------------------------------------------------------------------
+
+
+def make_sides(row: Mapping[str, Any], peer: Path) -> dict[str, Side]:
+    """Return the vector environments that support a row, with their interpreters."""
     here = Path(sys.executable)
-    found = dict.fromkeys((*OURS, "gymnasium-sync", "gymnasium-async"), here)
-    found |= dict.fromkeys(("sb3-dummy", "sb3-subproc"), peer)
-    found |= {"envpool": peer} if "envpool" in row else {}
-    return {who: python for who, python in found.items() if row["num"] <= MOST_PROCESSES or who not in PROCESS_EACH}
+    pythons = dict.fromkeys((*OURS, "gymnasium-sync", "gymnasium-async"), here)
+    pythons |= dict.fromkeys(("sb3-dummy", "sb3-subproc"), peer)
+    if "envpool" in row:
+        pythons["envpool"] = peer
+    if row["num"] > MAX_PROCESSES:
+        pythons = {name: python for name, python in pythons.items() if name not in ONE_PROCESS_PER_ENV}
+    return {name: Side(python, name, row) for name, python in pythons.items()}
 
 
 def compare(row: Mapping[str, Any], peer: Path, repeats: int) -> dict[str, Any]:
-    with ExitStack() as stack:
-        joined = {
-            who: stack.enter_context(Party(python, __file__, who, row)) for who, python in parties(row, peer).items()
+    info, runs = measure_rounds(__file__, make_sides(row, peer), repeats)
+    rates, cpu_rates = ({name: [run[rate] for run in measured] for name, measured in runs.items()} for rate in RATES)
+    sides: dict[str, Any] = {}
+    for name in rates:
+        sides[name] = {
+            **info[name],
+            "steps_per_second": round(rounded_median(rates[name])),
+            "steps_per_cpu_second": round(rounded_median(cpu_rates[name])),
+            "all": [round(rate) for rate in rates[name]],
         }
-        told = {who: party.told for who, party in joined.items()}
-        runs = take_turns(joined, repeats)
-    rates, thrift = (
-        {who: [run[way] for run in its] for who, its in runs.items()}
-        for way in ("steps_per_second", "steps_per_cpu_second")
-    )
-    found: dict[str, Any] = {}
-    for who, its in rates.items():
-        found[who] = {
-            **told[who],
-            "steps_per_second": round(median_of(its)),
-            "steps_per_cpu_second": round(median_of(thrift[who])),
-            "all": [round(rate) for rate in its],
-        }
-        if who not in OURS:
-            found[who] |= {way: compared(rates[way], its) for way in ("auto", "process")}
-            # of all processes together: on a busy machine this says more
-            found[who] |= {f"{way}_cpu": compared(thrift[way], thrift[who]) for way in ("auto", "process")}
-    ideal = [row["num"] * rate for rate in rates["serial"]]
-    if row["env"] == "tasks:Sleeps":
-        found["process"]["of_ideal"] = compared(rates["process"], ideal)
-    return {"title": row["title"], "who": found}
+        if name not in OURS:
+            sides[name] |= {ours: compute_ratios(rates[ours], rates[name]) for ours in ("auto", "process")}
+            # CPU time of all processes: more reliable on a busy machine
+            sides[name] |= {
+                f"{ours}_cpu": compute_ratios(cpu_rates[ours], cpu_rates[name]) for ours in ("auto", "process")
+            }
+    if row["env"] == "sleep_env:SleepEnv":
+        ideal = [row["num"] * rate for rate in rates["serial"]]
+        sides["process"]["of_ideal"] = compute_ratios(rates["process"], ideal)
+    return {"who": sides}
 
 
-def tell(results: Mapping[str, Any]) -> str:
-    lines = []
-    for row in results["rows"].values():
-        for who, found in row["who"].items():
-            title = TITLES[who]
-            if "chosen" in found and who == "auto":
-                title += f" (selected {found['chosen']})"
-            cells = [spread(found[way]) if way in found else ["", ""] for way in ("auto", "process")]
-            lines.append([row["title"], title, f"{found['steps_per_second']:,}", *cells[0], *cells[1]])
-        ideal = row["who"]["process"].get("of_ideal")
-        if ideal:
-            lines.append([row["title"], "zhixing, `process` relative to N x `serial`", "", "", "", *spread(ideal)])
-        for who in [who for who in TITLES if who not in row["who"]]:
-            why = f"not run with more than {MOST_PROCESSES} processes" if who in PROCESS_EACH else "not supported"
-            lines.append([row["title"], TITLES[who], why, "", "", "", ""])
+def make_table(results: Mapping[str, Any]) -> str:
+    rows = []
+    for name, row in results["rows"].items():
+        work = ROWS[name]["title"]
+        for side, measured in row["who"].items():
+            title = TITLES[side]
+            if side == "auto":
+                title += f" (selected {measured['chosen']})"
+            cells = [ratio_cells(measured[ours]) if ours in measured else ["", ""] for ours in ("auto", "process")]
+            rows.append([work, title, f"{measured['steps_per_second']:,}", *cells[0], *cells[1]])
+        if ideal := row["who"]["process"].get("of_ideal"):
+            rows.append([work, "zhixing, `process` relative to N x `serial`", "", "", "", *ratio_cells(ideal)])
+        for side in [side for side in TITLES if side not in row["who"]]:
+            too_many = f"not run with more than {MAX_PROCESSES} processes"
+            reason = too_many if side in ONE_PROCESS_PER_ENV else "not supported"
+            rows.append([work, TITLES[side], reason, "", "", "", ""])
     head = ["environment", "library", "steps/s", "`auto`, ratio", "range", "`process`, ratio", "range"]
-    notes = [f"Skipped: {text}." for text in results["left_out"].values()]
-    return "\n".join([table(head, lines, 2), "", *notes, made_line(results["repeats"], results["made"])])
+    notes = [f"Skipped: {reason}." for reason in results["left_out"].values()]
+    return results_table(results, head, rows, 2, notes)
 
 
 def main() -> None:
-    options = asked(__doc__, list(ROWS), repeats=5, quick_rows=("cartpole-8", "sleeping-8"))
-    rows, left_out = {}, {}
+    options = parse_args(__doc__, list(ROWS), repeats=5, quick_rows=("cartpole-8", "sleeping-8"))
+    left_out = {}
     for name in options.rows:
         module = ROWS[name].get("module")
-        if module is None or find_spec(module) is not None:
-            rows[name] = {**ROWS[name], "seconds": 0.3 if options.quick else 1.0}
-        else:
+        if module is not None and find_spec(module) is None:
             left_out[name] = f"{ROWS[name]['title']}, which requires `pip install 'zhixing[{ROWS[name]['extra']}]'`"
+    options.rows = [name for name in options.rows if name not in left_out]
+    seconds = 0.3 if options.quick else 1.0
     peer = peer_python("vectors", REQUIREMENTS)
-    found = {}
-    for name, row in rows.items():
-        found[name] = compare(row, peer, options.repeats)
-        for who, one in found[name]["who"].items():
-            print(
-                f"{name}: {who} {one['steps_per_second']:,} steps/s, {one['steps_per_cpu_second']:,} per s of the CPU"
-            )
-    results = {"rows": found, "left_out": left_out, "repeats": options.repeats, "made": made()}
-    publish("collecting", results, tell(results), options.quick)
+    compare_rows(
+        "collecting",
+        options,
+        lambda name: compare({**ROWS[name], "seconds": seconds}, peer, options.repeats),
+        make_table,
+        left_out=left_out,
+    )
 
 
 if __name__ == "__main__":
-    if (call := asked_as()) is not None:
-        answer(lambda: ready(*call))
-    else:
-        main()
+    run_script(main, setup)

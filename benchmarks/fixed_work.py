@@ -1,11 +1,10 @@
-"""The same amount of work here and in another library, side by side: environment steps per second, as a ratio.
-
-Rows that learn from data (`make datasets`) count updates instead, and tell the mean return of what was learned.
+"""Training speed: zhixing and another library do the same amount of work; results are ratios of steps per second.
 
     python benchmarks/fixed_work.py [--repeats 5] [--rows ppo-cartpole,dqn-cartpole] [--peers sb3] [--quick]
 
-A row of `ROWS` says what is done; `peers/<name>.py` says how one library does it, in a virtual environment of its own
-that is made here when it is missing. A further row or a further peer is one more entry or one more file.
+Offline rows, which read data from `make datasets`, count updates instead and report the mean return after training.
+`ROWS` defines the work; `peers/NAME.py` does it with one library, in its own virtual environment, which is created when
+it is missing. To add a row or a peer, add an entry or a file.
 """
 
 from __future__ import annotations
@@ -15,28 +14,24 @@ import importlib
 import json
 import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from common import (
-    HERE,
-    ROOT,
-    asked,
-    compared,
-    cpu,
-    file_of,
-    find_python,
-    peer_python,
+from common import HERE, ROOT, cpu, find_python, peer_python, read_results, run_alone, table, write_results
+from comparison import (
+    compute_ratios,
+    describe_pair,
+    order_of_round,
+    parse_args,
     publish,
-    read_results,
-    run_alone,
-    spread,
-    table,
-    write_results,
+    ratio_cells,
+    results_file,
+    rounded_median,
 )
 
-FROM_DATA: dict[str, Any] = {
+OFFLINE: dict[str, Any] = {
     "env": "Pendulum-v1",
     "data": "Pendulum-v1/medium-replay",
     "warmup_steps": 500,
@@ -49,7 +44,7 @@ FROM_DATA: dict[str, Any] = {
     "batch_size": 256,
     "action_low": [-2.0],
     "action_high": [2.0],
-    "episodes": 100,  # played in the end
+    "episodes": 100,  # of the final evaluation
 }
 
 PENDULUM: dict[str, Any] = {
@@ -62,14 +57,14 @@ PENDULUM: dict[str, Any] = {
     "lr": 1e-3,
     "adam_epsilon": 1e-8,
     "gamma": 0.99,
-    "random_steps": 1_000,  # of the warm-up: before the first update
+    "random_steps": 1_000,  # at the start of the warm-up, before the first update
     "batch_size": 256,
     "replay_capacity": 50_000,
     "tau": 0.005,
 }
 
-# What is done, in words that belong to no library. The first `warmup_steps` environment steps aren't timed; they and
-# `measured_steps` are multiples of what one iteration takes, so that both sides stop at the same update.
+# The first `warmup_steps` environment steps aren't measured. They and `measured_steps` are multiples of the steps of an
+# iteration, so both libraries stop at the same update.
 ROWS: dict[str, dict[str, Any]] = {
     "ppo-cartpole": {
         "title": "PPO, CartPole-v1: 8 environments x 32 steps, 20 epochs, minibatches of 256, two 64x64 tanh networks",
@@ -105,14 +100,14 @@ ROWS: dict[str, dict[str, Any]] = {
         "adam_epsilon": 1e-8,
         "max_grad_norm": 10.0,
         "gamma": 0.99,
-        "random_steps": 1_000,  # of the warm-up: before the first update
+        "random_steps": 1_000,  # at the start of the warm-up, before the first update
         "batch_size": 64,
         "replay_capacity": 50_000,
         "target_update_interval": 500,
-        # constant: a library that asks no network for a random action would do less work while it falls
+        # constant, because libraries that skip the network for random actions would do less work with a larger one
         "epsilon": 0.05,
     },
-    # CartPole-v0 is that of 200 steps. The replay is filled, the target moved and the loss taken as its code has it.
+    # filling of the replay buffer, target updates and loss as in MindRL's code; episodes of CartPole-v0 have 200 steps
     "dqn-mindrl": {
         "title": "DQN with the settings of MindRL's example, CartPole-v0: 1 environment, one update of 64 transitions "
         "per step, 100 relu; MindRL in graph mode, zhixing with compile=true; one core each",
@@ -170,20 +165,20 @@ ROWS: dict[str, dict[str, Any]] = {
         "gamma": 0.99,
         "rollout_steps": 25,
         "updates_per_iteration": 8,
-        "batch_episodes": 32,  # x `episode_steps`: as many single transitions where no episodes are drawn
+        "batch_episodes": 32,  # libraries that sample transitions sample 32 x `episode_steps`
         "replay_capacity": 100_000,
         "target_update_interval": 100,
         "epsilon": 0.05,
         "mixer_size": 32,
-        # BenchMARL makes the mixer's weights in one layer and tells agents no numbers; ours needs two layers and three
-        # more inputs. This width of the first brings the parameters as near as they come, 16,238 to 16,294.
+        # BenchMARL's hypernetworks have one layer, and its agents don't observe their index; zhixing's have two layers,
+        # and agents three more inputs. With this width the numbers of parameters are closest: 16,238 and 16,294.
         "hyper_size": 28,
         "parameters_within": 0.01,
     },
     "iql-pendulum": {
         "title": "IQL, Pendulum-v1 medium-replay: updates of 256 transitions, 128x128 relu",
         "algorithm": "iql",
-        **FROM_DATA,
+        **OFFLINE,
         "expectile": 0.7,
         "beta": 3.0,
         "max_weight": 100.0,
@@ -192,7 +187,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "cql-pendulum": {
         "title": "CQL, Pendulum-v1 medium-replay: updates of 256 transitions, 128x128 relu, 3 x 4 sampled actions",
         "algorithm": "cql",
-        **FROM_DATA,
+        **OFFLINE,
         "temperature": 1.0,
         "penalty": 1.0,
         "penalty_samples": 4,
@@ -200,111 +195,109 @@ ROWS: dict[str, dict[str, Any]] = {
     },
 }
 
-# the same work, here with compiled updates; compiling belongs to the warm-up
+# the same work with compiled updates in zhixing; compilation belongs to the warm-up
 for _name in ("ppo-cartpole", "dqn-cartpole", "sac-pendulum", "td3-pendulum", "cql-pendulum"):
     ROWS[f"{_name}-graph"] = {
         **ROWS[_name],
         "title": f"{ROWS[_name]['title']}; zhixing with compile=true",
         "compile": True,
     }
-ROWS["cql-pendulum-graph"]["measured_steps"] = 2_000  # what is learned in the end is in the other row
+ROWS["cql-pendulum-graph"]["measured_steps"] = 2_000  # the other row reports the return of full training
 
-# two threads of MindSpore hand each other the work: less time of the clock, twice that of the CPU
+# two threads of MindSpore pass work to each other: less wall time, twice the CPU time
 ROWS["dqn-mindrl-threads"] = {
     **ROWS["dqn-mindrl"],
     "title": ROWS["dqn-mindrl"]["title"].replace("one core each", "MindRL with its own number of threads"),
     "one_core": False,
 }
 
-# what --quick takes without being asked: nothing is compiled, nothing needs data
-QUICK = ("ppo-cartpole", "dqn-cartpole")
-# not ours, and not for these rows
-OTHERS = ("ours", "rejax_ppo", "sb3_study", "sb3_threshold", "sb3_worlds", "telling")
+QUICK_ROWS = ("ppo-cartpole", "dqn-cartpole")  # need no data and no compilation
+NOT_PEERS = ("measurement", "ours", "rejax_ppo", "sb3_study", "sb3_threshold", "sb3_worlds")  # other files in peers/
+Run = dict[str, Any]
+Pair = tuple[Run, Run]  # ours, the peer's
 
 
 def main() -> None:
-    known = sorted(file.stem for file in (HERE / "peers").glob("*.py") if file.stem not in OTHERS)
-    options = asked(__doc__, list(ROWS), 5, quick_rows=QUICK, peers=known)
+    known = sorted(file.stem for file in (HERE / "peers").glob("*.py") if file.stem not in NOT_PEERS)
+    options = parse_args(__doc__, list(ROWS), repeats=5, quick_rows=QUICK_ROWS, peers=known)
     rows = {name: dict(ROWS[name]) for name in options.rows}
     if options.quick:
         for row in rows.values():
             row["measured_steps"] //= 10
-            if "random_steps" in row:  # of the updates before the clock starts, too
+            if "random_steps" in row:  # also do a tenth of the updates of the warm-up
                 row["warmup_steps"] -= (row["warmup_steps"] - row["random_steps"]) * 9 // 10
-    peers = {name: _peer(name) for name in options.peers}
-    # nothing is installed for rows that aren't asked for
-    peers = {name: peer for name, peer in peers.items() if any(_does(name, peer, row) for row in rows.values())}
-    bases = {name: _base(peer) for name, peer in peers.items()}
+    # install only peers that support one of the rows
+    peers = {name: load_peer(name) for name in options.peers}
+    peers = {name: peer for name, peer in peers.items() if any(supports(name, peer, row) for row in rows.values())}
+    bases = {name: base_python(peer) for name, peer in peers.items()}
     pythons = {
         name: peer_python(name, peer.REQUIREMENTS, getattr(peer, "CONSTRAINED", True), base)
         for name, peer in peers.items()
         if (base := bases[name])
     }
-    # rows and peers that aren't measured now keep their last figures
-    kept = {} if options.quick else read_results(file_of("fixed_work", quick=False))
-    kept = {"titles": {}, "rows": {}, "skipped": {}} | kept
+    # rows and peers that aren't measured now keep their last results
+    results = {} if options.quick else read_results(results_file("fixed_work", quick=False))
+    results = {"titles": {}, "rows": {}, "skipped": {}} | results
     for name, row in rows.items():
-        able = [peer for peer in peers if _does(peer, peers[peer], row)]
-        for peer in able:
+        supporting = [peer for peer in peers if supports(peer, peers[peer], row)]
+        for peer in supporting:
             if peer not in pythons:
-                why = f"{peers[peer].TITLE} (needs Python {peers[peer].PYTHON}, which was not found)"
-                kept["skipped"][name] = why
-                print(f"skipped: {name} by {why}", flush=True)
-        if fitting := {peer: pythons[peer] for peer in able if peer in pythons}:
-            found = _measure(name, row, fitting, options.repeats)
-            before = kept["rows"].get(name, {"peers": {}})
-            kept["rows"][name] = {**found, "peers": {**before["peers"], **found["peers"]}}
-            kept["titles"] |= {peer: peers[peer].TITLE for peer in fitting}
-            write_results(file_of("fixed_work", options.quick), kept)  # whoever interrupts keeps what is done
-    kept["skipped"] = {name: why for name, why in kept["skipped"].items() if name not in kept["rows"]}
-    publish("fixed_work", kept, _table(kept["rows"], kept["titles"], kept["skipped"]), options.quick)
+                reason = f"{peers[peer].TITLE} (needs Python {peers[peer].PYTHON}, which was not found)"
+                results["skipped"][name] = reason
+                print(f"skipped: {name} by {reason}", flush=True)
+        if available := {peer: pythons[peer] for peer in supporting if peer in pythons}:
+            measured = measure(name, row, available, options.repeats)
+            last = results["rows"].get(name, {"peers": {}})
+            results["rows"][name] = {**measured, "peers": {**last["peers"], **measured["peers"]}}
+            results["titles"] |= {peer: peers[peer].TITLE for peer in available}
+            write_results(results_file("fixed_work", options.quick), results)  # an interruption loses only this row
+    results["skipped"] = {name: why for name, why in results["skipped"].items() if name not in results["rows"]}
+    publish("fixed_work", results, make_table(results), options.quick)
 
 
-# --- measuring ---------------------------------------------------------------------------------------------------
+# --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def _peer(name: str) -> ModuleType:
+def load_peer(name: str) -> ModuleType:
     return importlib.import_module(f"peers.{name}")
 
 
-def _does(name: str, peer: ModuleType, row: dict[str, Any]) -> bool:
-    """A row that is the example of one peer is for nobody else."""
+def supports(name: str, peer: ModuleType, row: Mapping[str, Any]) -> bool:
+    """Return whether a peer can do a row. A row that is one peer's example is only for that peer."""
     return row["example_of"] == name if "example_of" in row else row["algorithm"] in peer.ALGORITHMS
 
 
-def _base(peer: ModuleType) -> Path | None:
-    """The Python that its environment is made from: ours unless it needs another, which may be missing."""
+def base_python(peer: ModuleType) -> Path | None:
+    """Return the interpreter for the peer's virtual environment, or None if the version it needs is missing."""
     return find_python(peer.PYTHON) if hasattr(peer, "PYTHON") else Path(sys.executable)
 
 
-def _measure(name: str, row: dict[str, Any], pythons: dict[str, Path], repeats: int) -> dict[str, Any]:
-    """Pairs of runs, ours and a peer's right after one another; who begins changes from pair to pair."""
-    pairs: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {peer: [] for peer in pythons}
-    for repeat in range(repeats):
-        task = {**row, "seed": repeat}
+def measure(name: str, row: dict[str, Any], pythons: Mapping[str, Path], repeats: int) -> dict[str, Any]:
+    """Run zhixing and each peer in pairs, directly after one another. The order flips with every round."""
+    pairs: dict[str, list[Pair]] = {peer: [] for peer in pythons}
+    for number in range(repeats):
+        work = {**row, "seed": number}
         if "data" in row:
-            task |= {"data": str(ROOT / "datasets" / row["data"]), "arrays": _arrays(row["data"])}
+            work |= {"data": str(ROOT / "datasets" / row["data"]), "arrays": export_arrays(row["data"])}
         for peer, python in pythons.items():
-            order = {"ours": Path(sys.executable), peer: python}
-            pair = {"one_core": getattr(_peer(peer), "ONE_CORE", False), **task}
-            runs = {who: _run(who, order[who], pair) for who in sorted(order, reverse=repeat % 2 == 1)}
+            interpreters = {"ours": Path(sys.executable), peer: python}
+            argument = json.dumps({"one_core": getattr(load_peer(peer), "ONE_CORE", False), **work})
+            runs = {
+                side: run_alone(interpreters[side], HERE / "peers" / f"{side}.py", argument)
+                for side in order_of_round(interpreters, number)
+            }
             check_same_work(name, peer, row, runs["ours"], runs[peer])
             pairs[peer].append((runs["ours"], runs[peer]))
-            rates = {who: run["env_steps"] / run["seconds"] for who, run in runs.items()}
-            told = f"ours {rates['ours']:,.0f} steps/s, {peer} {rates[peer]:,.0f} steps/s"
-            cpu_rates = {who: run["env_steps"] / run["cpu_seconds"] for who, run in runs.items()}
-            cpu_ratio = cpu_rates["ours"] / cpu_rates[peer]
-            told += f", ratio {rates['ours'] / rates[peer]:.2f} (of CPU time {cpu_ratio:.2f})"
-            print(f"{name} {repeat + 1}/{repeats}: {told}", flush=True)
+            print(f"{name} {number + 1}/{repeats}: {describe_pair(runs, peer, 'env_steps')}", flush=True)
     return {
         "title": row["title"],
         "settings": {key: value for key, value in row.items() if key != "title"},
-        "peers": {peer: _summary(results) for peer, results in pairs.items()},
+        "peers": {peer: summarize(paired) for peer, paired in pairs.items()},
     }
 
 
-def _arrays(name: str) -> str:
-    """Recorded steps as plain arrays, for those that don't read ours."""
+def export_arrays(name: str) -> str:
+    """Export a dataset as plain arrays, for libraries that can't read ours. Return the file."""
     import numpy as np
 
     from zhixing import offline
@@ -318,100 +311,93 @@ def _arrays(name: str) -> str:
     return str(file)
 
 
-def _run(who: str, python: Path, task: dict[str, Any]) -> dict[str, Any]:
-    return run_alone(python, HERE / "peers" / f"{who}.py", json.dumps(task))
-
-
-def check_same_work(name: str, peer: str, row: dict[str, Any], ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    # relative to the peer's
-    allowed = {"parameters": row.get("parameters_within", 0.0)} | getattr(_peer(peer), "WITHIN", {})
-    for what in ("env_steps", "optimizer_steps", "parameters", "threads"):
-        same = abs(ours[what] - theirs[what]) <= allowed.get(what, 0.0) * theirs[what]
-        assert same, f"{name}: {what} {ours[what]} here, {theirs[what]} in {peer}"
+def check_same_work(name: str, peer: str, row: Mapping[str, Any], ours: Run, theirs: Run) -> None:
+    """Fail unless both runs did the same work, within the tolerances of the row and the peer."""
+    tolerance = {"parameters": row.get("parameters_within", 0.0)} | getattr(load_peer(peer), "TOLERANCE", {})
+    for count in ("env_steps", "optimizer_steps", "parameters", "threads"):
+        same = abs(ours[count] - theirs[count]) <= tolerance.get(count, 0.0) * theirs[count]
+        assert same, f"{name}: {count} {ours[count]} in zhixing, {theirs[count]} in {peer}"
     assert ours["env_steps"] == row["measured_steps"], f"{name}: {ours['env_steps']} steps, not {row['measured_steps']}"
     if "data" in row:
-        print(f"{name}: mean return {ours['mean_return']:.1f} here, {theirs['mean_return']:.1f} in {peer}", flush=True)
+        returns = f"{ours['mean_return']:.1f} in zhixing, {theirs['mean_return']:.1f} in {peer}"
+        print(f"{name}: mean return {returns}", flush=True)
     torch_versions = {run["versions"]["torch"] for run in (ours, theirs) if "torch" in run["versions"]}
     assert len(torch_versions) == 1, f"{name}: two versions of torch, {torch_versions}"
 
 
-def _summary(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
-    ours = [mine["env_steps"] / mine["seconds"] for mine, _ in pairs]
-    theirs = [their["env_steps"] / their["seconds"] for _, their in pairs]
-    first, last = pairs[0]
-    return {
-        "ours_steps_per_second": round(statistics.median(ours), 1),
-        "peer_steps_per_second": round(statistics.median(theirs), 1),
-        **compared(ours, theirs),
-        "ours_seconds": [round(mine["seconds"], 3) for mine, _ in pairs],
-        "peer_seconds": [round(their["seconds"], 3) for _, their in pairs],
-        # says little on a quiet machine; on a busy one it shows how far to trust the rest
-        "cpu_ratio": round(
-            statistics.median(their["cpu_seconds"] / their["env_steps"] for _, their in pairs)
-            / statistics.median(mine["cpu_seconds"] / mine["env_steps"] for mine, _ in pairs),
-            3,
-        ),
+def summarize(pairs: Sequence[Pair]) -> dict[str, Any]:
+    ours, theirs = ([pair[side] for pair in pairs] for side in (0, 1))
+    rates, peer_rates = ([run["env_steps"] / run["seconds"] for run in runs] for runs in (ours, theirs))
+    cpu_per_step, peer_cpu_per_step = (
+        statistics.median(run["cpu_seconds"] / run["env_steps"] for run in runs) for runs in (ours, theirs)
+    )
+    first, peer_first = pairs[0]
+    summary = {
+        "ours_steps_per_second": rounded_median(rates),
+        "peer_steps_per_second": rounded_median(peer_rates),
+        **compute_ratios(rates, peer_rates),
+        "ours_seconds": [round(run["seconds"], 3) for run in ours],
+        "peer_seconds": [round(run["seconds"], 3) for run in theirs],
+        # on a busy machine, a difference from `ratio` shows how reliable that is
+        "cpu_ratio": round(peer_cpu_per_step / cpu_per_step, 3),
         "env_steps": first["env_steps"],
         "optimizer_steps": first["optimizer_steps"],
         "parameters": first["parameters"],
-        "peer_parameters": last["parameters"],
+        "peer_parameters": peer_first["parameters"],
         "threads": first["threads"],
-        "versions": {**last["versions"], **first["versions"]},
-        **(
-            {"compile_seconds": [round(mine["compile_seconds"], 1) for mine, _ in pairs]}
-            if "compile_seconds" in first
-            else {}
-        ),
-        **({"returns": [[run["mean_return"] for run in pair] for pair in pairs]} if "mean_return" in first else {}),
-        "cpu": cpu(),
-        "date": datetime.date.today().isoformat(),
+        "versions": {**peer_first["versions"], **first["versions"]},
     }
+    if "compile_seconds" in first:
+        summary["compile_seconds"] = [round(run["compile_seconds"], 1) for run in ours]
+    if "mean_return" in first:
+        summary["returns"] = [[run["mean_return"] for run in pair] for pair in pairs]
+    return {**summary, "cpu": cpu(), "date": datetime.date.today().isoformat()}
 
 
-# --- telling -----------------------------------------------------------------------------------------------------
+# --- table -----------------------------------------------------------------------------------------------------------
 
 
-def _table(rows: dict[str, dict[str, Any]], titles: dict[str, str], skipped: dict[str, str]) -> str:
-    """One line per row and peer, in the order of `ROWS`, who can't do a row, and under what they were measured."""
+def make_table(results: Mapping[str, Any]) -> str:
+    """Format one line per row and peer in the order of `ROWS`, the machines, and what wasn't measured."""
+    rows, titles = results["rows"], results["titles"]
     lines, notes, unmeasured = [], {}, []
     for name in [name for name in ROWS if name in rows]:
-        work = rows[name]["title"]
-        for peer, found in rows[name]["peers"].items():
+        for peer, measured in rows[name]["peers"].items():
+            title, versions = titles[peer], measured["versions"]
             lines.append(
                 [
-                    work + _remarks(found),
-                    f"{titles[peer]} {found['versions'][titles[peer]]}",
-                    f"{found['ours_steps_per_second']:,.0f}",
-                    f"{found['peer_steps_per_second']:,.0f}",
-                    *spread(found),
+                    ROWS[name]["title"] + remarks(measured),
+                    f"{title} {versions[title]}",
+                    f"{measured['ours_steps_per_second']:,.0f}",
+                    f"{measured['peer_steps_per_second']:,.0f}",
+                    *ratio_cells(measured),
                 ]
             )
-            versions = f"torch {found['versions']['torch']}, Python {found['versions']['python']}"
-            note = (
-                f"Pairs of runs: {len(found['ours_seconds'])}. {found['cpu']}, one thread, {versions}, {found['date']}."
-            )
-            notes[note] = None
+            machine = f"{measured['cpu']}, one thread, torch {versions['torch']}, Python {versions['python']}"
+            notes[f"Pairs of runs: {len(measured['ours_seconds'])}. {machine}, {measured['date']}."] = None
         missing = [title for peer, title in titles.items() if peer not in rows[name]["peers"]]
         if missing and "example_of" not in ROWS[name]:
             unmeasured.append(f"{name} by {', '.join(missing)}")
-    unmeasured += [f"{name} by {why}" for name, why in skipped.items()]
+    unmeasured += [f"{name} by {reason}" for name, reason in results["skipped"].items()]
+    if unmeasured:
+        notes[f"Not supported or not measured: {'; '.join(unmeasured)}."] = None
     head = ["workload", "peer", "zhixing, steps or updates/s", "peer, steps or updates/s", "ratio", "range over pairs"]
-    told = [f"Not supported or not measured: {'; '.join(unmeasured)}."] if unmeasured else []
-    return "\n".join([table(head, lines, 2), "", *notes, *told])
+    return "\n".join([table(head, lines, 2), "", *notes])
 
 
-def _remarks(found: dict[str, Any]) -> str:
-    told, mine = "", found["parameters"]
-    theirs = found.get("peer_parameters", mine)
-    if mine != theirs:
-        told += f" ({mine:,} parameters, peer {theirs:,})"
-    if "compile_seconds" in found:
-        seconds = max(found["compile_seconds"])
-        told += f" (compiled in up to {seconds:.0f} s)" if seconds >= 1 else " (compiled graph from the cache)"
-    if "returns" in found:
-        ends = ((f"{value:.0f}" for value in side) for side in zip(*found["returns"], strict=True))
-        told += "; mean return {}, peer {}".format(*(", ".join(side) for side in ends))
-    return told
+def remarks(measured: Mapping[str, Any]) -> str:
+    """Describe differences in parameters, compilation times and returns."""
+    text, parameters = "", measured["parameters"]
+    peer_parameters = measured.get("peer_parameters", parameters)
+    if parameters != peer_parameters:
+        text += f" ({parameters:,} parameters, peer {peer_parameters:,})"
+    if "compile_seconds" in measured:
+        seconds = max(measured["compile_seconds"])
+        text += f" (compiled in up to {seconds:.0f} s)" if seconds >= 1 else " (compiled graph from the cache)"
+    if "returns" in measured:
+        ours, theirs = (", ".join(f"{value:.0f}" for value in side) for side in zip(*measured["returns"], strict=True))
+        text += f"; mean return {ours}, peer {theirs}"
+    return text
 
 
 if __name__ == "__main__":

@@ -1,64 +1,62 @@
-"""Learning studies: every algorithm on the standard tasks, over several seeds, against a threshold and a budget.
+"""Learning study: every algorithm on standard environments, with several seeds, a target return and a budget.
 
-    python benchmarks/learn.py                     all rows that have no result yet
+    python benchmarks/learn.py                     all rows without results
     python benchmarks/learn.py ppo dqn             rows of these algorithms
-    python benchmarks/learn.py --again ppo         once more, from the start
+    python benchmarks/learn.py --again ppo         discard earlier results
 
-Each run stops when 100 fresh evaluation episodes average at least the threshold. Results are kept in
-benchmarks/results/learn.json after every run, so an interrupted study goes on where it stopped; the table in
-docs/algorithms.md is written from them.
+A run stops when 100 evaluation episodes average at least the target. Results are saved to
+benchmarks/results/learn.json after every run, so an interrupted study continues. The table is in docs/algorithms.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import HERE, read_results, write_page, write_results
+from common import HERE, ROOT, read_results, run_study, table, write_page, write_results
 from offline import OFFLINE
 
 import zhixing as zx
 
 RESULTS = HERE / "results" / "learn.json"
-PAGE = HERE.parent / "docs" / "algorithms.md"
+PAGE = ROOT / "docs" / "algorithms.md"
 SEEDS = range(5)
-FROM_OTHERS = (*OFFLINE, "gail", "dagger")  # learn from data or experts: offline.py
+FROM_DATA = (*OFFLINE, "gail", "dagger")  # learn from data or experts, see offline.py
 
 
 class Row(NamedTuple):
     algorithm: str
     env: str
     threshold: float
-    env_steps: int  # budget, and no more than the preset's
-    need: int = 4  # seeds of five that must reach the threshold
+    env_steps: int  # budget; a smaller one in the preset has priority
+    required: int = 4  # number of seeds that must reach the threshold
 
     @property
     def key(self) -> str:
         return f"{self.algorithm} {self.env}"
 
 
-def rows(env: str, threshold: float, env_steps: int, *own: Row) -> list[Row]:
-    """`own` rows and one for every other algorithm with a preset for the task: algorithms join by their presets."""
-    known = {row.algorithm for row in own} | set(FROM_OTHERS)
-    others = [name for name in zx.algorithms.names() if name not in known and zx.config.preset(name, env)]
-    return [*own, *(Row(name, env, threshold, env_steps) for name in others)]
+def make_rows(env: str, threshold: float, env_steps: int, *special: Row) -> list[Row]:
+    """Return the `special` rows and a row for every other algorithm that has a preset for the environment."""
+    listed = {row.algorithm for row in special} | set(FROM_DATA)
+    others = [name for name in zx.algorithms.names() if name not in listed and zx.config.preset(name, env)]
+    return [*special, *(Row(name, env, threshold, env_steps) for name in others)]
 
 
 CARTPOLE, PENDULUM = "CartPole-v1", "Pendulum-v1"
 ROWS = [
-    *rows(
+    *make_rows(
         CARTPOLE,
         475,
         200_000,
         Row("pg", CARTPOLE, 475, 500_000),
         Row("ac", CARTPOLE, 475, 500_000),
-        Row("ppo", CARTPOLE, 475, 100_000, need=5),
-        Row("dqn", CARTPOLE, 475, 100_000, need=5),
+        Row("ppo", CARTPOLE, 475, 100_000, required=5),
+        Row("dqn", CARTPOLE, 475, 100_000, required=5),
     ),
-    *rows(
+    *make_rows(
         PENDULUM,
         -200,
         200_000,
@@ -73,58 +71,42 @@ ROWS = [
 ]
 
 
-def study(row: Row, results: dict[str, Any]) -> None:
-    for seed in SEEDS:
-        done = results.setdefault(row.key, {})
-        if str(seed) in done:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            settings = {"stop_return": row.threshold, "tensorboard": False, "seed": seed}
-            preset = zx.config.preset(row.algorithm, row.env)
-            settings["env_steps"] = min(row.env_steps, preset.get("env_steps", row.env_steps))
-            result = zx.train(row.algorithm, env=row.env, out=Path(folder) / "run", quiet=True, **settings)
-        done[str(seed)] = {
-            name: result[name] for name in ("reached", "env_steps", "seconds", "final_return", "best_return")
-        }
-        print(f"{row.key:28} seed {seed}  {done[str(seed)]}", flush=True)
-        write_results(RESULTS, results)
+def train(row: Row, seed: int, folder: Path) -> dict[str, Any]:
+    settings = {"stop_return": row.threshold, "tensorboard": False, "seed": seed}
+    preset = zx.config.preset(row.algorithm, row.env)
+    settings["env_steps"] = min(row.env_steps, preset.get("env_steps", row.env_steps))
+    result = zx.train(row.algorithm, env=row.env, out=folder / "run", quiet=True, **settings)
+    return {name: result[name] for name in ("reached", "env_steps", "seconds", "final_return", "best_return")}
 
 
-def table(results: dict[str, Any]) -> str:
-    """Medians over the seeds that reached the threshold."""
-    lines = [
-        "| algorithm | environment | threshold | budget | reached | median steps | median seconds |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def make_table(results: dict[str, Any]) -> str:
+    """Format medians over the seeds that reached the threshold."""
+    rows = []
     for row in (row for row in ROWS if row.key in results):
         runs = list(results[row.key].values())
-        good = [run for run in runs if run["reached"]]
-        steps = f"{statistics.median(run['env_steps'] for run in good):,.0f}" if good else "-"
-        seconds = f"{statistics.median(run['seconds'] for run in good):.1f}" if good else "-"
-        lines.append(
-            f"| `{row.algorithm}` | {row.env} | {row.threshold:g} | {row.env_steps:,} | {len(good)} of {len(runs)} "
-            f"| {steps} | {seconds} |"
-        )
-    return "\n".join(lines)
+        reached = [run for run in runs if run["reached"]]
+        steps = f"{statistics.median(run['env_steps'] for run in reached):,.0f}" if reached else "-"
+        seconds = f"{statistics.median(run['seconds'] for run in reached):.1f}" if reached else "-"
+        counts = [f"{row.threshold:g}", f"{row.env_steps:,}", f"{len(reached)} of {len(runs)}"]
+        rows.append([f"`{row.algorithm}`", row.env, *counts, steps, seconds])
+    return table(
+        ["algorithm", "environment", "threshold", "budget", "reached", "median steps", "median seconds"], rows, 2
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("algorithms", nargs="*", help="only these")
-    parser.add_argument("--again", action="store_true", help="forget their earlier results")
-    asked = parser.parse_args()
+    parser.add_argument("--again", action="store_true", help="discard their earlier results")
+    args = parser.parse_args()
     results = read_results(RESULTS)
-    wanted = [row for row in ROWS if not asked.algorithms or row.algorithm in asked.algorithms]
-    if asked.again:
-        for row in wanted:
-            results.pop(row.key, None)
-    for row in wanted:
-        study(row, results)
-    print(table(results))
-    write_page(PAGE, "learned", table(results))
-    short = [row.key for row in wanted if sum(r["reached"] for r in results[row.key].values()) < row.need]
-    if short:
-        raise SystemExit(f"below what is asked: {', '.join(short)}")
+    rows = [row for row in ROWS if not args.algorithms or row.algorithm in args.algorithms]
+    run_study(rows, lambda row: SEEDS, train, results, lambda: write_results(RESULTS, results), args.again)
+    print(make_table(results))
+    write_page(PAGE, "learned", make_table(results))
+    missed = [row.key for row in rows if sum(run["reached"] for run in results[row.key].values()) < row.required]
+    if missed:
+        raise SystemExit(f"too few seeds reached the threshold: {', '.join(missed)}")
 
 
 if __name__ == "__main__":

@@ -1,113 +1,110 @@
-"""Data to learn from, made with our own agents: sets like D4RL's for a few tasks, the same on every machine of a kind.
+"""Create datasets like D4RL's with agents trained here. They are identical on machines of the same kind.
 
-    python benchmarks/make_datasets.py                  all tasks but Hopper-v5, whose agents take hours
-    python benchmarks/make_datasets.py Hopper-v5        one task
-    python benchmarks/make_datasets.py --out FOLDER     elsewhere than in datasets/
+    python benchmarks/make_datasets.py                  all environments except Hopper-v5, which takes hours
+    python benchmarks/make_datasets.py Hopper-v5        one environment
+    python benchmarks/make_datasets.py --out FOLDER     another folder than datasets/
 
-`expert` is what an agent does that was trained to the end, `medium` one stopped on the way, `medium-replay` all that
-the latter saw until then, and `random` takes any action. What is there already is left alone, and an interrupted
-training goes on. Every set tells the mean returns of the random and the expert policy, from which scores are made.
+`expert` and `medium` are collected by a fully and a partly trained agent, `medium-replay` is the replay buffer of the
+partly trained one, and `random` has random actions. Existing datasets are kept, and an interrupted training continues.
+Every dataset stores the mean returns of the random and the expert policy, which define normalized scores.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common import ROOT
+
 import zhixing as zx
 from zhixing import algorithms, offline
-from zhixing.collect.actor import Actor
-from zhixing.core.policy import Phase
 from zhixing.training.collect_data import collect_from_actor, collect_from_agent, export_replay
 
-ROOT = Path(__file__).resolve().parent.parent
-EVALUATION = 100  # episodes behind each reference
+EVAL_EPISODES = 100  # for the reference returns
 
 
-class Task(NamedTuple):
+class Plan(NamedTuple):
     algorithm: str
-    medium: float  # return at which the medium agent is stopped
-    expert: float  # and the expert, if not at the end of the budget
-    steps: int  # of each set but medium-replay
+    medium: float  # return at which training of the medium agent stops
+    expert: float  # return at which training of the expert stops before the end of its budget
+    steps: int  # of each dataset except medium-replay
     settings: dict[str, Any]
 
 
-# as the preset was when the sets were made
-PLAIN = {"batch_size": 256, "updates_per_step": 1, "critic_norm": False}
-TASKS = {
-    "Pendulum-v1": Task("sac", -800, -180, 50_000, {"eval_every_steps": 100, "env_steps": 20_000}),
-    "CartPole-v1": Task("double_dqn", 150, 475, 50_000, {"eval_every_steps": 500, "env_steps": 100_000}),
-    "Hopper-v5": Task("sac", 1_200, 3_000, 200_000, {"eval_every_steps": 5_000, "env_steps": 400_000, **PLAIN}),
+# settings of the preset when the datasets were created
+HOPPER = {"batch_size": 256, "updates_per_step": 1, "critic_norm": False}
+PLANS = {
+    "Pendulum-v1": Plan("sac", -800, -180, 50_000, {"eval_every_steps": 100, "env_steps": 20_000}),
+    "CartPole-v1": Plan("double_dqn", 150, 475, 50_000, {"eval_every_steps": 500, "env_steps": 100_000}),
+    "Hopper-v5": Plan("sac", 1_200, 3_000, 200_000, {"eval_every_steps": 5_000, "env_steps": 400_000, **HOPPER}),
 }
 
 
-def trained(task: str, kind: str, work: Path) -> Path:
-    """The run of an agent, trained now, or further, or long ago. The expert goes on where the medium agent stopped."""
-    plan, run = TASKS[task], work / f"{task}-{kind}"
+def train(env: str, kind: str, folder: Path) -> Path:
+    """Return the run of the medium or expert agent. Train it first if needed; the expert continues the medium run."""
+    plan, run = PLANS[env], folder / f"{env}-{kind}"
     if (run / "result.json").is_file():
         return run
     if kind == "expert" and not run.exists():
-        begun = work / f"{task}-begun"
-        shutil.copytree(trained(task, "medium", work), begun, dirs_exist_ok=True)
-        (begun / "result.json").unlink()
-        begun.rename(run)  # at once, so that a half made copy is never taken for the run
-    stop = {"medium": plan.medium, "expert": plan.expert}[kind]
+        partial = folder / f"{env}-begun"
+        shutil.copytree(train(env, "medium", folder), partial, dirs_exist_ok=True)
+        (partial / "result.json").unlink()
+        partial.rename(run)  # atomic, so an incomplete copy is never taken for the run
+    stop_return = {"medium": plan.medium, "expert": plan.expert}[kind]
     if (run / "config.yaml").is_file():
-        result = zx.Session.resume(run, stop_return=stop).run()
+        result = zx.Session.resume(run, stop_return=stop_return).run()
     else:
-        settings = {**plan.settings, "stop_return": stop, "tensorboard": False, "replay__capacity": 1_000_000}
-        result = zx.train(plan.algorithm, env=task, out=run, **settings)
-    print(f"{task} {kind}: return {result['final_return']:.1f} after {result['env_steps']:,} steps", flush=True)
+        settings = {**plan.settings, "stop_return": stop_return, "tensorboard": False, "replay__capacity": 1_000_000}
+        result = zx.train(plan.algorithm, env=env, out=run, **settings)
+    print(f"{env} {kind}: return {result['final_return']:.1f} after {result['env_steps']:,} steps", flush=True)
     return run
 
 
-def random_actor(task: str) -> Actor:
-    env = zx.envs.make_vector(task, 8, backend="serial")
-    plan = TASKS[task]
-    policy = algorithms.get(plan.algorithm).make(zx.config.load(algorithm=plan.algorithm, env=task), env.spaces).policy
-    return Actor(policy, env)
+def make_random_actor(env: str) -> zx.Actor:
+    vector = zx.envs.make_vector(env, 8, backend="serial")
+    name = PLANS[env].algorithm
+    policy = algorithms.get(name).make(zx.config.load(algorithm=name, env=env), vector.spaces).policy
+    return zx.Actor(policy, vector)
 
 
-def make(task: str, out: Path) -> None:
-    plan, work = TASKS[task], out / "agents"
-    folder = out / task
+def make_datasets(env: str, out: Path) -> None:
+    folder, steps = out / env, PLANS[env].steps
     if all((folder / kind / "manifest.json").is_file() for kind in ("random", "medium", "medium-replay", "expert")):
         print(f"{folder} is complete")
         return
-    medium, expert = trained(task, "medium", work), trained(task, "expert", work)
-    actor = random_actor(task)
-    played = [
-        episode.episode_return for episode in actor.collect(episodes=10 * EVALUATION, phase=Phase.RANDOM).episodes
-    ]
+    medium, expert = (train(env, kind, out / "agents") for kind in ("medium", "expert"))
+    actor = make_random_actor(env)
+    random_episodes = actor.collect(episodes=10 * EVAL_EPISODES, phase=zx.Phase.RANDOM).episodes
     references = {
-        "random": sum(played) / len(played),
-        "expert": zx.evaluate(expert, EVALUATION, seed=1).mean_return,
+        "random": sum(episode.episode_return for episode in random_episodes) / len(random_episodes),
+        "expert": zx.evaluate(expert, EVAL_EPISODES, seed=1).mean_return,
     }
-    wanted = {
-        "random": lambda to: collect_from_actor(
-            actor, to, plan.steps, env=task, note="random actions", phase=Phase.RANDOM, references=references
+    writers: dict[str, Callable[[str], offline.Dataset]] = {
+        "random": lambda path: collect_from_actor(
+            actor, path, steps, env=env, note="random actions", phase=zx.Phase.RANDOM, references=references
         ),
-        "medium": lambda to: collect_from_agent(medium, to, plan.steps, explore=True, references=references),
-        "medium-replay": lambda to: export_replay(medium, to, references=references),
-        "expert": lambda to: collect_from_agent(expert, to, plan.steps, explore=True, references=references),
+        "medium": lambda path: collect_from_agent(medium, path, steps, explore=True, references=references),
+        "medium-replay": lambda path: export_replay(medium, path, references=references),
+        "expert": lambda path: collect_from_agent(expert, path, steps, explore=True, references=references),
     }
-    for kind, write in wanted.items():
+    for kind, write in writers.items():
         if not (folder / kind / "manifest.json").is_file():
-            data: offline.Dataset = write(str(folder / kind))
+            data = write(str(folder / kind))
             mean = float(data.returns().mean())
-            told = f"{len(data):,} steps, mean return {mean:.1f}, score {data.score(mean):.1f}"
-            print(f"{folder / kind}: {told}", flush=True)
+            summary = f"{len(data):,} steps, mean return {mean:.1f}, score {data.score(mean):.1f}"
+            print(f"{folder / kind}: {summary}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", choices=[[], *TASKS], help="all but Hopper-v5 by default")
+    parser.add_argument("envs", nargs="*", choices=[[], *PLANS], help="default: all except Hopper-v5")
     parser.add_argument("--out", type=Path, default=ROOT / "datasets")
-    asked = parser.parse_args()
-    for task in asked.tasks or [task for task in TASKS if task != "Hopper-v5"]:
-        make(task, asked.out)
+    args = parser.parse_args()
+    for env in args.envs or [env for env in PLANS if env != "Hopper-v5"]:
+        make_datasets(env, args.out)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""AlphaZero on tic-tac-toe and connect four: what it loses, whom it beats, and its rating as it learns.
+"""AlphaZero on tic-tac-toe and connect four: results of games against other players, and Elo ratings during training.
 
-    python benchmarks/self_play.py              both; goes on where it stopped
+    python benchmarks/self_play.py              both games; an interrupted study continues
     python benchmarks/self_play.py connect_four
 
 Tic-tac-toe: seeds 0 to 2, 1,000 games each against random and against perfect play. Connect four: one run in
-runs/self-play, of which a copy is kept at every evaluation; at the end each copy plays the one before it and plain
-Monte-Carlo tree search, with as many simulations as its own and with more, and all results together give the ratings.
-Results are in benchmarks/results/self_play.json, the tables in docs/search.md, the picture in
-docs/pictures/self-play.png.
+runs/self-play that saves its weights at every evaluation. Afterwards, each snapshot plays its predecessor and plain
+Monte-Carlo tree search with the same and with more simulations; ratings are fitted to all games. Results are in
+benchmarks/results/self_play.json, the tables and the plot in docs/search.md.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import HERE, read_results, write_page, write_results
+from common import HERE, ROOT, read_results, table, write_page, write_results
 
 import zhixing as zx
 from zhixing.collect.evaluation import Evaluation
@@ -30,17 +29,17 @@ from zhixing.training.agent import Agent
 from zhixing.training.matches import as_player
 
 RESULTS = HERE / "results" / "self_play.json"
-RUNS = HERE.parent / "runs" / "self-play"
-PICTURE = HERE.parent / "docs" / "pictures" / "self-play.png"
-PAGE = HERE.parent / "docs" / "search.md"
-TIMES = (1, 4, 16)  # simulations of plain search, in those of the agent
-GAMES = 100  # of each pair
-OPENING = 2  # random moves, without which two copies would play the same two games over and over
-COPIES = 6  # that are rated, besides the last
+RUNS = ROOT / "runs" / "self-play"
+PLOT = ROOT / "docs" / "pictures" / "self-play.png"
+PAGE = ROOT / "docs" / "search.md"
+SEARCH_FACTORS = (1, 4, 16)  # simulations of plain search, relative to the agent's
+GAMES = 100  # per pair of players
+OPENING_MOVES = 2  # random; deterministic players would otherwise repeat the same two games
+NUM_SNAPSHOTS = 6  # to rate, in addition to the last
 
 
-class Keep(zx.Callback):
-    """A copy of the weights at every evaluation."""
+class SaveWeights(zx.Callback):
+    """Saves the weights at every evaluation."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,72 +49,73 @@ class Keep(zx.Callback):
         torch.save(loop.learner.policy.state_dict(), self.folder / f"{loop.env_steps:09}.pt")
 
 
-def tictactoe() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def study_tictactoe() -> dict[str, Any]:
+    results: dict[str, Any] = {}
     for seed in range(3):
-        out = RUNS / f"tictactoe-{seed}"
-        result = trained("pettingzoo/tictactoe", out, seed)
-        tallies = {}
+        run = RUNS / f"tictactoe-{seed}"
+        result = train("pettingzoo/tictactoe", run, seed)
+        games = {}
         for opponent in ("random", "perfect"):
-            summary = zx.evaluate(out, 1_000, against=opponent).summary()
-            tallies[opponent] = {name: summary[name] for name in ("win_rate", "drawn", "lost")}
-        found[str(seed)] = {"seconds": result["seconds"], "env_steps": result["env_steps"], **tallies}
-        print(f"tictactoe seed {seed}: {found[str(seed)]}", flush=True)
-    return found
+            summary = zx.evaluate(run, 1_000, against=opponent).summary()
+            games[opponent] = {name: summary[name] for name in ("win_rate", "drawn", "lost")}
+        results[str(seed)] = {"seconds": result["seconds"], "env_steps": result["env_steps"], **games}
+        print(f"tictactoe seed {seed}: {results[str(seed)]}", flush=True)
+    return results
 
 
-def trained(env: str, out: Path, seed: int = 0) -> Mapping[str, Any]:
-    keep = Keep(out / "kept")
-    if (out / "checkpoints").is_dir():
-        return zx.Session.resume(out, [keep]).run()
-    return zx.Session(zx.config.load(algorithm="alphazero", env=env, seed=seed), out, [keep]).run()
+def train(env: str, run: Path, seed: int = 0) -> Mapping[str, Any]:
+    """Train, or resume an interrupted run."""
+    callback = SaveWeights(run / "kept")
+    if (run / "checkpoints").is_dir():
+        return zx.Session.resume(run, [callback]).run()
+    return zx.Session(zx.config.load(algorithm="alphazero", env=env, seed=seed), run, [callback]).run()
 
 
-def connect_four() -> dict[str, Any]:
-    out = RUNS / "connect_four"
-    result = trained("pettingzoo/connect_four", out)
+def study_connect_four() -> dict[str, Any]:
+    run = RUNS / "connect_four"
+    result = train("pettingzoo/connect_four", run)
     game = make_game("pettingzoo/connect_four")
-    agent = zx.load(out)
+    agent = zx.load(run)
     simulations: int = agent.cfg.simulations  # type: ignore[attr-defined]
-    copies = sorted((out / "kept").glob("*.pt"))
-    plain = {f"mcts {times * simulations}": mcts_player(game, times * simulations) for times in TIMES}
+    searches = {f"mcts {factor * simulations}": mcts_player(game, factor * simulations) for factor in SEARCH_FACTORS}
     results: dict[tuple[str, str], MatchResult] = {}
-    names = list(plain)
+    names = list(searches)
     for weaker, stronger in itertools.pairwise(names):
-        results[stronger, weaker] = match(game, plain[stronger], plain[weaker])
-    before = ""
-    kept = {copy.stem: copy for copy in copies[:: max(1, len(copies) // COPIES)] + copies[-1:]}
-    for steps, copy in kept.items():
-        me = player(agent, copy)
-        met = plain if copy == copies[-1] else dict(list(plain.items())[:-1])  # the dearest meets only the last
-        for name, other in met.items():
-            results[steps, name] = match(game, me, other)
-        if before:
-            results[steps, before] = match(game, me, player(zx.load(out), kept[before]))
-        before = steps
-        print(steps, {name: results[steps, name].score for name in met}, flush=True)
+        results[stronger, weaker] = play(game, searches[stronger], searches[weaker])
+    files = sorted((run / "kept").glob("*.pt"))
+    snapshots = {file.stem: file for file in files[:: max(1, len(files) // NUM_SNAPSHOTS)] + files[-1:]}
+    previous = ""
+    for steps, file in snapshots.items():
+        player = make_player(agent, file)
+        # only the last snapshot plays the slowest search
+        opponents = searches if file == files[-1] else dict(list(searches.items())[:-1])
+        for name, opponent in opponents.items():
+            results[steps, name] = play(game, player, opponent)
+        if previous:
+            results[steps, previous] = play(game, player, make_player(zx.load(run), snapshots[previous]))
+        previous = steps
+        print(steps, {name: results[steps, name].score for name in opponents}, flush=True)
     ratings = elo(results, anchor=names[0])
-    draw({int(steps): ratings[steps] for steps in kept}, {name: ratings[name] for name in plain})
-    last = {name: tally(results[before, name]) for name in plain}
+    plot_ratings({int(steps): ratings[steps] for steps in snapshots}, {name: ratings[name] for name in searches})
     return {
         "seconds": result["seconds"],
         "env_steps": result["env_steps"],
         "simulations": simulations,
-        "last": last,
+        "last": {name: count_games(results[previous, name]) for name in searches},
         "ratings": {name: round(value, 1) for name, value in ratings.items()},
     }
 
 
-def player(agent: Agent, copy: Path) -> Player:
-    agent.policy.load_state_dict(torch.load(copy, weights_only=True))
+def make_player(agent: Agent, weights: Path) -> Player:
+    agent.policy.load_state_dict(torch.load(weights, weights_only=True))
     return as_player(make_game("pettingzoo/connect_four"), agent.policy)
 
 
-def match(game: Any, one: Player, other: Player) -> MatchResult:
-    return play_match(game, one, other, GAMES, np.random.default_rng(0), opening_moves=OPENING)
+def play(game: Any, first: Player, second: Player) -> MatchResult:
+    return play_match(game, first, second, GAMES, np.random.default_rng(0), opening_moves=OPENING_MOVES)
 
 
-def tally(result: MatchResult) -> dict[str, Any]:
+def count_games(result: MatchResult) -> dict[str, Any]:
     return {
         "score": result.score,
         "wins draws losses": [result.wins, result.draws, result.losses],
@@ -124,61 +124,62 @@ def tally(result: MatchResult) -> dict[str, Any]:
     }
 
 
-def draw(ratings: Mapping[int, float], plain: Mapping[str, float]) -> None:
+def plot_ratings(ratings: Mapping[int, float], searches: Mapping[str, float]) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(list(ratings), list(ratings.values()), marker="o")
-    for name, value in plain.items():
+    for name, value in searches.items():
         axes.axhline(value, linestyle="--", color="0.5", linewidth=1)
         axes.annotate(name, (max(ratings), value), ha="right", va="bottom", color="0.3")
     axes.set(xlabel="self-play moves", ylabel="Elo", title="alphazero on pettingzoo/connect_four")
-    PICTURE.parent.mkdir(exist_ok=True)
-    figure.savefig(PICTURE, dpi=100)
+    PLOT.parent.mkdir(exist_ok=True)
+    figure.savefig(PLOT, dpi=100)
 
 
-def tables(results: Mapping[str, Any]) -> str:
-    lines = []
+def make_tables(results: Mapping[str, Any]) -> str:
+    parts = []
     if "tictactoe" in results:
-        lines += ["| tic-tac-toe | self-play moves | seconds | against random play | against perfect play |"]
-        lines += ["|---|---:|---:|---|---|"]
+        rows = []
         for seed, run in results["tictactoe"].items():
-            ends = [
-                f"{run[who]['win_rate']:.1%} won, {run[who]['drawn']:.1%} drawn, {run[who]['lost']:.1%} lost"
-                for who in ("random", "perfect")
+            games = [
+                f"{fractions['win_rate']:.1%} won, {fractions['drawn']:.1%} drawn, {fractions['lost']:.1%} lost"
+                for fractions in (run["random"], run["perfect"])
             ]
-            lines.append(f"| seed {seed} | {run['env_steps']:,} | {run['seconds']:.0f} | {ends[0]} | {ends[1]} |")
-        lines.append("")
+            rows.append([f"seed {seed}", *games, f"{run['env_steps']:,}", f"{run['seconds']:.0f}"])
+        head = ["tic-tac-toe", "against random play", "against perfect play", "self-play moves", "seconds"]
+        parts.append(table(head, rows, 3))
     if "connect_four" in results:
         run = results["connect_four"]
-        lines.append(
+        parts.append(
             f"Connect four: one seed, {run['env_steps']:,} self-play moves in {run['seconds'] / 60:.0f} minutes on one "
             f"core. The trained agent uses {run['simulations']} simulations per move against Monte-Carlo tree search:"
         )
-        lines += ["", "| opponent | points per game | won, drawn, lost | as first player | as second player | Elo |"]
-        lines += ["|---|---:|---|---|---|---:|"]
-        for name, found in run["last"].items():
-            told = [", ".join(map(str, found[key])) for key in ("wins draws losses", "as first", "as second")]
-            lines.append(f"| {name} | {found['score']:.2f} | {' | '.join(told)} | {run['ratings'][name]:.0f} |")
-        best = max((name for name in run["ratings"] if name.isdigit()), key=int)
-        lines.append(f"| alphazero {run['simulations']} | | | | | {run['ratings'][best]:.0f} |")
-        lines += ["", "![Elo rating of the agent during training](pictures/self-play.png)"]
-    return "\n".join(lines)
+        rows = []
+        for name, games in run["last"].items():
+            counts = [", ".join(map(str, games[key])) for key in ("wins draws losses", "as first", "as second")]
+            rows.append([name, *counts, f"{games['score']:.2f}", f"{run['ratings'][name]:.0f}"])
+        last = max((name for name in run["ratings"] if name.isdigit()), key=int)
+        rows.append([f"alphazero {run['simulations']}", "", "", "", "", f"{run['ratings'][last]:.0f}"])
+        head = ["player", "won, drawn, lost", "as first player", "as second player", "points per game", "Elo"]
+        parts.append(table(head, rows, 4))
+        parts.append("![Elo rating of the agent during training](pictures/self-play.png)")
+    return "\n\n".join(parts)
 
 
 def main() -> None:
-    studies = {"tictactoe": tictactoe, "connect_four": connect_four}
+    studies = {"tictactoe": study_tictactoe, "connect_four": study_connect_four}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("games", nargs="*", help=f"only these of {', '.join(studies)}")
-    asked = parser.parse_args().games
+    args = parser.parse_args()
     results = read_results(RESULTS)
     for name, study in studies.items():
-        if not asked or name in asked:
+        if not args.games or name in args.games:
             results[name] = study()
             write_results(RESULTS, results)
             print(json.dumps(results[name], indent=1))
-    write_page(PAGE, "self-play", tables(results))
+    write_page(PAGE, "self-play", make_tables(results))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Seconds of training from nothing to a good return, each library with its own tuned settings.
+"""Training time to a target return, with each library's tuned settings.
 
     python benchmarks/threshold.py [--repeats 10] [--rows ppo-cartpole,sac-pendulum] [--peers sb3,sbx] [--quick]
 
-Ours are the presets, Stable-Baselines3's and SBX's those of RL Baselines3 Zoo. All are evaluated every 1,000 steps by
-10 episodes; what reaches the threshold there must do so in 100 fresh ones. Evaluations are outside of the clock. One
-thread each, seeds 0 to 9; who begins changes from seed to seed. A seed that doesn't arrive within its library's own
-budget counts as never. Runs are kept after each, so that an interrupted study goes on.
+zhixing uses its presets, Stable-Baselines3 and SBX use the settings of RL Baselines3 Zoo. All evaluate every 1,000
+steps with 10 episodes; if these reach the target, 100 more episodes must confirm it. Evaluation time doesn't count.
+Every library runs on one thread with seeds 0 to 9, and the order flips with every seed. A seed that doesn't reach the
+target within its library's budget counts as infinite. Results are saved after each run, so an interrupted benchmark
+continues.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import HERE, asked, made, made_line, peer_python, publish, read_results, run_alone, table, write_results
+from common import HERE, machine_info, peer_python, read_results, run_alone, write_results
+from comparison import order_of_round, parse_args, publish, results_table
 from peers.sb3_threshold import REQUIREMENTS
 
 RUNS = HERE / "results" / "threshold_runs.json"
@@ -32,10 +34,10 @@ ROWS: dict[str, dict[str, Any]] = {
     )
     for algorithm in algorithms
 }
-UNABLE = {("a2c-cartpole", "sbx")}  # it has none
+NOT_SUPPORTED = {("a2c-cartpole", "sbx")}
 
 
-def ours(work: dict[str, Any]) -> dict[str, Any]:
+def train_ours(work: Mapping[str, Any]) -> dict[str, Any]:
     import zhixing as zx
 
     with tempfile.TemporaryDirectory() as folder:
@@ -54,59 +56,60 @@ def ours(work: dict[str, Any]) -> dict[str, Any]:
     return {name: result[name] for name in ("reached", "seconds", "env_steps")} | {"version": zx.__version__}
 
 
-def run(who: str, python: Path, work: dict[str, Any]) -> dict[str, Any]:
-    if who == "ours":
-        return run_alone(python, __file__, "--as", who, json.dumps(work))
-    return run_alone(python, HERE / "peers" / "sb3_threshold.py", json.dumps({**work, "library": who}))
+def train(library: str, python: Path, work: Mapping[str, Any]) -> dict[str, Any]:
+    """Train one seed in a new process."""
+    if library == "ours":
+        return run_alone(python, __file__, "--ours", json.dumps(work))
+    return run_alone(python, HERE / "peers" / "sb3_threshold.py", json.dumps({**work, "library": library}))
 
 
 def median_seconds(runs: Mapping[str, Any]) -> float:
-    return statistics.median(one["seconds"] if one["reached"] else math.inf for one in runs.values())
+    return statistics.median(run["seconds"] if run["reached"] else math.inf for run in runs.values())
 
 
-def tell(results: Mapping[str, Any]) -> str:
-    """Medians over seeds; how many of them arrived; and how often ours fits into the best peer's time."""
-    lines = []
+def make_table(results: Mapping[str, Any]) -> str:
+    """Format median times, the number of seeds that reached the target, and the best peer's time relative to ours."""
+    rows = []
     for name, row in results["rows"].items():
-        line, medians = [f"{name.split('-')[0]}, {row['env']} to {row['threshold']}"], {}
-        for who in TITLES:
-            runs = row["who"].get(who)
+        cells, medians = [f"{name.split('-')[0]}, {row['env']} to {row['threshold']}"], {}
+        for library in TITLES:
+            runs = row["who"].get(library)
             if not runs:
-                line.append("not supported" if (name, who) in UNABLE else "not measured")
+                cells.append("not supported" if (name, library) in NOT_SUPPORTED else "not measured")
                 continue
-            medians[who] = median_seconds(runs)
-            told = f"{medians[who]:.1f}" if math.isfinite(medians[who]) else "not reached"
-            line.append(f"{told} ({sum(one['reached'] for one in runs.values())} of {len(runs)})")
-        others = [seconds for who, seconds in medians.items() if who != "ours"]
-        ratio = min(others) / medians["ours"] if others and "ours" in medians else math.nan
-        lines.append(
-            [*line, "" if math.isnan(ratio) else "no peer reached it" if math.isinf(ratio) else f"**{ratio:.2f}**"]
-        )
+            medians[library] = median_seconds(runs)
+            time = f"{medians[library]:.1f}" if math.isfinite(medians[library]) else "not reached"
+            cells.append(f"{time} ({sum(run['reached'] for run in runs.values())} of {len(runs)})")
+        peers = [seconds for library, seconds in medians.items() if library != "ours"]
+        ratio = min(peers) / medians["ours"] if peers and "ours" in medians else math.nan
+        cells.append("" if math.isnan(ratio) else "no peer reached it" if math.isinf(ratio) else f"**{ratio:.2f}**")
+        rows.append(cells)
     head = ["algorithm, environment, threshold", *(f"{title}, s" for title in TITLES.values()), "best peer / zhixing"]
-    return "\n".join([table(head, lines, 1), "", made_line(results["repeats"], results["made"])])
+    return results_table(results, head, rows, 1)
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--as"]:
-        print(json.dumps(ours(json.loads(sys.argv[3]))))
+    if sys.argv[1:2] == ["--ours"]:
+        print(json.dumps(train_ours(json.loads(sys.argv[2]))))
         return
-    options = asked(__doc__, list(ROWS), repeats=10, quick_rows=("ppo-cartpole",), peers=list(REQUIREMENTS))
+    options = parse_args(__doc__, list(ROWS), repeats=10, quick_rows=("ppo-cartpole",), peers=list(REQUIREMENTS))
     pythons = {"ours": Path(sys.executable)}
     pythons |= {peer: peer_python(f"{peer}-zoo", REQUIREMENTS[peer], constrained=False) for peer in options.peers}
-    kept: dict[str, Any] = {} if options.quick else read_results(RUNS)
+    saved: dict[str, Any] = {} if options.quick else read_results(RUNS)
     for name in options.rows:
-        row = kept.setdefault(name, {**ROWS[name], "who": {}})
+        row = saved.setdefault(name, {**ROWS[name], "who": {}})
         for seed in range(options.repeats):
-            for who in sorted(pythons, reverse=seed % 2 == 1):
-                done = row["who"].setdefault(who, {})
-                if str(seed) in done or (name, who) in UNABLE:
+            for library in order_of_round(pythons, seed):
+                runs = row["who"].setdefault(library, {})
+                if str(seed) in runs or (name, library) in NOT_SUPPORTED:
                     continue
-                done[str(seed)] = run(who, pythons[who], {**ROWS[name], "seed": seed})
-                print(f"{name} seed {seed}, {TITLES[who]}: {done[str(seed)]}", flush=True)
+                runs[str(seed)] = train(library, pythons[library], {**ROWS[name], "seed": seed})
+                print(f"{name} seed {seed}, {TITLES[library]}: {runs[str(seed)]}", flush=True)
                 if not options.quick:
-                    write_results(RUNS, kept)
-    results = {"rows": {name: kept[name] for name in ROWS if name in kept}, "repeats": options.repeats, "made": made()}
-    publish("threshold", results, tell(results), options.quick)
+                    write_results(RUNS, saved)
+    rows = {name: saved[name] for name in ROWS if name in saved}
+    results = {"rows": rows, "repeats": options.repeats, "made": machine_info()}
+    publish("threshold", results, make_table(results), options.quick)
 
 
 if __name__ == "__main__":

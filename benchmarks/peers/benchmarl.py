@@ -1,4 +1,4 @@
-"""A row of the benchmark done by BenchMARL: `python benchmarl.py ROW`, the row as JSON. Prints one line of JSON."""
+"""Train a row with BenchMARL: `python benchmarl.py ROW`, with the row as JSON. Prints one line of JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 TITLE = "BenchMARL"
-REQUIREMENTS = [  # of torchrl the newest that BenchMARL allows
+REQUIREMENTS = [  # the newest torchrl that BenchMARL allows
     "torch==2.13.0",
     "benchmarl==1.5.2",
     "torchrl==0.11.1",
@@ -24,7 +24,7 @@ REQUIREMENTS = [  # of torchrl the newest that BenchMARL allows
 
 
 def qmix(row: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The algorithm's own settings, and those that it has of the experiment's."""
+    """Return the algorithm's settings, and its settings of the experiment."""
     from benchmarl.algorithms import QmixConfig
 
     return QmixConfig(mixing_embed_dim=row["mixer_size"], delay_value=True, loss_function="l2"), {
@@ -44,21 +44,21 @@ def qmix(row: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 ALGORITHMS = {"qmix": qmix}
 
 
-def spread(row: dict[str, Any]) -> Any:
+def simple_spread(row: dict[str, Any]) -> Any:
     import mpe2
     import mpe2.all_modules
     from benchmarl.environments import PettingZooTask
 
-    # its own task, which looks for the particle worlds where they were before they became a package of their own
+    # BenchMARL imports the environments from pettingzoo.mpe, which has become the package mpe2
     sys.modules["pettingzoo.mpe"], sys.modules["pettingzoo.mpe.all_modules"] = mpe2, mpe2.all_modules
     options = {"max_cycles": row["episode_steps"], "N": row["num_agents"], "local_ratio": 0.5}
     return PettingZooTask.SIMPLE_SPREAD.get_task({"task": "simple_spread_v3", **options})
 
 
-TASKS = {"mpe/simple_spread": spread}
+TASKS = {"mpe/simple_spread": simple_spread}
 
 
-def make(row: dict[str, Any], folder: str) -> Any:
+def make_experiment(row: dict[str, Any], folder: str) -> Any:
     from benchmarl.experiment import Experiment, ExperimentConfig
     from benchmarl.models import MlpConfig
     from torch import nn
@@ -84,9 +84,9 @@ def make(row: dict[str, Any], folder: str) -> Any:
         "checkpoint_interval": 0,
         "checkpoint_at_end": False,
     }
-    config = ExperimentConfig.get_from_yaml()  # the rest: its defaults
+    config = ExperimentConfig.get_from_yaml()  # defaults for all other settings
     for name, value in {**common, **settings}.items():
-        assert hasattr(config, name), f"no setting {name}"
+        assert hasattr(config, name), f"BenchMARL has no setting {name}"
         setattr(config, name, value)
     activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[row["activation"]]
     model = MlpConfig(num_cells=row["hidden_sizes"], layer_class=nn.Linear, activation_class=activation)
@@ -94,37 +94,35 @@ def make(row: dict[str, Any], folder: str) -> Any:
 
 
 def main() -> None:
-    import telling
+    from measurement import print_measurement, take_snapshot
 
-    sys.path.remove(str(Path(__file__).resolve().parent))  # else this file is what `import benchmarl` finds
+    sys.path.remove(str(Path(__file__).resolve().parent))  # otherwise `import benchmarl` finds this file
     os.environ["TQDM_DISABLE"] = "1"
     import torch
     from benchmarl.experiment import Callback
 
-    warnings.simplefilter("ignore")  # of games that aren't installed, and of what torchrl will call otherwise
+    warnings.simplefilter("ignore")  # about environments that aren't installed, and deprecated names in torchrl
     row = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     ends = (row["warmup_steps"], row["warmup_steps"] + row["measured_steps"])
-    marks: list[Any] = []
+    snapshots: list[Any] = []
 
     with tempfile.TemporaryDirectory() as folder:
-        experiment = make(row, folder)
-        (optimizer,) = (each for group in experiment.optimizers.values() for each in group.values())
+        experiment = make_experiment(row, folder)
+        (optimizer,) = (one for group in experiment.optimizers.values() for one in group.values())
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
         class Stopwatch(Callback):
-            """Runs from the last update of the warm-up to the last of all."""
-
             def on_train_end(self, training_td: Any, group: str) -> None:
                 if experiment.total_frames in ends:
                     steps = int(optimizer.state[parameters[0]]["step"])
-                    marks.append(telling.mark(experiment.total_frames, steps))
+                    snapshots.append(take_snapshot(experiment.total_frames, steps))
 
-        # not an argument: that one is pickled, which a class in a function can't be
+        # arguments of the experiment are pickled, and a class in a function can't be
         experiment.callbacks.append(Stopwatch())
         experiment.run()
     packages = ("torchrl", "tensordict", "pettingzoo", "mpe2", "gymnasium")
-    telling.tell(marks, sum(p.numel() for p in parameters), {TITLE: version("benchmarl")}, packages)
+    print_measurement(snapshots, sum(p.numel() for p in parameters), {TITLE: version("benchmarl")}, packages)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A row of the benchmark done by d3rlpy: `python d3rlpy.py ROW`, the row as JSON. Prints one line of JSON.
+"""Train a row with d3rlpy: `python d3rlpy.py ROW`, with the row as JSON. Prints one line of JSON.
 
-What is counted as environment steps are updates here: nothing is stepped but at the end, to see what was learned.
+Its `env_steps` are updates: training reads a dataset, and only the final evaluation steps an environment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 TITLE = "d3rlpy"
 REQUIREMENTS = ["torch==2.13.0", "d3rlpy==2.8.1", "gymnasium[classic-control]"]
-CONSTRAINED = False  # it wants another version of gymnasium
+CONSTRAINED = False  # requires another version of gymnasium
 
 
 def iql(row: dict[str, Any]) -> Any:
@@ -38,10 +38,10 @@ def cql(row: dict[str, Any]) -> Any:
     return CQLConfig(
         temp_learning_rate=row["lr"],
         initial_temperature=row["temperature"],
-        alpha_learning_rate=0.0,  # a fixed weight of the penalty
+        alpha_learning_rate=0.0,  # keeps the weight of the penalty fixed
         initial_alpha=1.0,
         alpha_threshold=0.0,
-        conservative_weight=2.0 * row["penalty"],  # its squared errors aren't halved, ours are
+        conservative_weight=2.0 * row["penalty"],  # d3rlpy doesn't halve squared errors, zhixing does
         n_action_samples=row["penalty_samples"],
         soft_q_backup=False,
         **common(row),
@@ -78,18 +78,18 @@ def mean_return(algorithm: Any, row: dict[str, Any]) -> float:
     env, total = gym.make(row["env"]), 0.0
     for episode in range(row["episodes"]):
         obs, _ = env.reset(seed=10_000 + episode)
-        ended = False
-        while not ended:
+        done = False
+        while not done:
             obs, reward, terminated, truncated, _ = env.step(algorithm.predict(obs[None].astype(np.float32))[0])
             total += float(reward)
-            ended = terminated or truncated
+            done = terminated or truncated
     return total / row["episodes"]
 
 
 def main() -> None:
-    import telling
+    from measurement import print_measurement, take_snapshot
 
-    sys.path.remove(str(Path(__file__).resolve().parent))  # else this file is what `import d3rlpy` finds
+    sys.path.remove(str(Path(__file__).resolve().parent))  # otherwise `import d3rlpy` finds this file
     os.environ["TQDM_DISABLE"] = "1"
     import d3rlpy
     import structlog
@@ -103,11 +103,11 @@ def main() -> None:
     with np.load(row["arrays"]) as arrays:
         data = d3rlpy.dataset.MDPDataset(**arrays)
     algorithm = ALGORITHMS[row["algorithm"]](row).create(device="cpu:0")
-    marks: list[Any] = []
+    snapshots: list[Any] = []
 
     def stopwatch(algo: Any, epoch: int, step: int) -> None:
         if step in (row["warmup_steps"], steps):
-            marks.append(telling.mark(step, step))
+            snapshots.append(take_snapshot(step, step))
 
     steps = row["warmup_steps"] + row["measured_steps"]
     algorithm.fit(
@@ -118,10 +118,10 @@ def main() -> None:
         show_progress=False,
         callback=stopwatch,
     )
-    wrapped = [part for part in vars(algorithm.impl.modules).values() if isinstance(part, OptimizerWrapper)]
-    trained = {id(p): p.numel() for part in wrapped for group in part._optim.param_groups for p in group["params"]}
-    told = {"mean_return": mean_return(algorithm, row)}
-    telling.tell(marks, sum(trained.values()), {TITLE: version("d3rlpy")}, **told)
+    optimizers = [part._optim for part in vars(algorithm.impl.modules).values() if isinstance(part, OptimizerWrapper)]
+    sizes = {id(p): p.numel() for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    versions = {TITLE: version("d3rlpy")}
+    print_measurement(snapshots, sum(sizes.values()), versions, mean_return=mean_return(algorithm, row))
 
 
 if __name__ == "__main__":

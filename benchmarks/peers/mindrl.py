@@ -1,8 +1,8 @@
-"""A row of the benchmark done by MindRL: `python mindrl.py ROW`, the row as JSON. Prints one line of JSON.
+"""Train a row with MindRL: `python mindrl.py ROW`, with the row as JSON. Prints one line of JSON.
 
-It does its own examples only, here DQN in graph mode: an episode is one compiled graph, which calls back for each step
-of the task. Of the wheels of MindSpore that are offered for Python 3.9, 2.0.0 suits it; with 2.7.0 its replay can't be
-made. MindSpore doesn't limit the versions of what it needs, and later ones break it, so they are here.
+MindRL only runs its own examples, here DQN in graph mode: an episode is one compiled graph that calls back into Python
+for each environment step. Of MindSpore's wheels for Python 3.9, 2.0.0 works; with 2.7.0 MindRL can't create its replay
+buffer. The other pinned versions are needed because MindSpore accepts newer ones that break it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ REQUIREMENTS = [
     "pillow==9.5.0",
     "protobuf==3.20.3",
 ]
-ALGORITHMS: tuple[str, ...] = ()  # in settings of others
+ALGORITHMS: tuple[str, ...] = ()  # supports only rows with `example_of`
 
 
-def session_of(row: dict[str, Any], folder: str) -> Any:
-    """Its example, without evaluations, checkpoints and what it prints after each episode.
+def make_session(row: dict[str, Any], folder: str) -> Any:
+    """Make its DQN example without evaluations and checkpoints.
 
-    A thousand random steps, the loss, and a target that moves by 0.05 every 5 steps aren't settings there.
+    It has no settings for the 1,000 random steps, the loss, and the target update (tau 0.05 every 5 steps).
     """
     from mindspore_rl.algorithm.dqn import DQNSession, config
 
@@ -49,12 +49,12 @@ def session_of(row: dict[str, Any], folder: str) -> Any:
 
 
 def main() -> None:
-    import telling
+    from measurement import Snapshot, print_measurement, take_snapshot, use_one_core
 
     row = json.loads(sys.argv[1])
-    os.environ["GLOG_v"] = "3"  # noqa: SIM112 - errors only
+    os.environ["GLOG_v"] = "3"  # noqa: SIM112 - log only errors
     if row["one_core"]:
-        telling.one_core()
+        use_one_core()
     import gym
     import mindspore
     import numpy as np
@@ -64,10 +64,10 @@ def main() -> None:
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU", runtime_threads=1)
     mindspore.set_seed(row["seed"])
     total = row["warmup_steps"] + row["measured_steps"]
-    marks: list[telling.Mark] = []
+    snapshots: list[Snapshot] = []
 
-    class Counted(gym.Wrapper):
-        """Counts steps and ends an episode where the clock starts or stops."""
+    class StepCounter(gym.Wrapper):
+        """Counts steps and truncates the episode at the end of the warm-up and of training."""
 
         steps = 0
 
@@ -78,28 +78,28 @@ def main() -> None:
 
     class Stopwatch(Callback):
         def episode_end(self, params: Any) -> None:
-            params.loss.asnumpy()  # so that it is done
-            if task.steps in (row["warmup_steps"], total):
-                marks.append(telling.mark(task.steps, optimizer_steps()))
-            if task.steps >= total:
-                raise StopIteration  # training is asked for in episodes, but has to end at a step
+            params.loss.asnumpy()  # waits for the update
+            if env.steps in (row["warmup_steps"], total):
+                snapshots.append(take_snapshot(env.steps, optimizer_steps()))
+            if env.steps >= total:
+                raise StopIteration  # the budget of `session.run` is in episodes
 
     with tempfile.TemporaryDirectory() as folder:
-        session = session_of(row, folder)
+        session = make_session(row, folder)
         gym_environment = session.msrl.collect_environment.environment
-        task = gym_environment._env = Counted(gym_environment._env)
+        env = gym_environment._env = StepCounter(gym_environment._env)
         optimizer = session.msrl.learner.policy_network_train.optimizer
 
         def optimizer_steps() -> int:
-            """Adam has no other count of them than the power of its beta."""
+            """Compute the number of steps from the power of beta, which is all that its Adam keeps."""
             return round(float(np.log(optimizer.beta2_power.asnumpy()) / np.log(np.float32(0.999))))
 
         session.callbacks = [Stopwatch()]
         with suppress(StopIteration):
             session.run(class_type=DQNTrainer, episode=total)
     parameters = sum(parameter.size for parameter in optimizer.parameters)
-    told = f"{version('mindspore-rl')} (MindSpore {version('mindspore')}, Python {platform.python_version()})"
-    telling.tell(marks, parameters, {TITLE: told}, ("gym",), threads=1)
+    text = f"{version('mindspore-rl')} (MindSpore {version('mindspore')}, Python {platform.python_version()})"
+    print_measurement(snapshots, parameters, {TITLE: text}, ("gym",), threads=1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A row of the benchmark done by zhixing: `python ours.py ROW`, the row as JSON. Prints one line of JSON."""
+"""Train a row with zhixing: `python ours.py ROW`, with the row as JSON. Prints one line of JSON."""
 
 from __future__ import annotations
 
@@ -8,34 +8,29 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-import telling
 import torch
+from measurement import Snapshot, print_measurement, take_snapshot, use_one_core
 
 import zhixing as zx
-from zhixing.core.optimizer import Optimizer
-from zhixing.training.callbacks import Callback
-from zhixing.training.loop import TrainingLoop
 
 NEVER = 10**9
 
 
-class Stopwatch(Callback):
-    """Runs from the end of the warm-up to the end of the last iteration."""
+class Stopwatch(zx.Callback):
+    """Takes snapshots at the end of the warm-up and at the end of training."""
 
     def __init__(self, warmup_steps: int, workers: int) -> None:
-        self.warmup_steps = warmup_steps
-        self.workers = workers
-        self.marks: list[telling.Mark] = []
+        self.warmup_steps, self.workers = warmup_steps, workers
+        self.snapshots: list[Snapshot] = []
 
-    def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, torch.Tensor]) -> None:
+    def iteration_end(self, loop: zx.TrainingLoop, metrics: Mapping[str, torch.Tensor]) -> None:
         if loop.steps == self.warmup_steps or loop.progress >= 1.0:
-            optimizers = [part for part in vars(loop.learner).values() if isinstance(part, Optimizer)]
-            steps = sum(int(part.steps[0]) for part in optimizers)
-            self.marks.append(telling.mark(loop.steps, steps, self.workers))
+            steps = sum(int(optimizer.steps[0]) for optimizer in loop.learner.optimizers().values())
+            self.snapshots.append(take_snapshot(loop.steps, steps, self.workers))
 
 
 def settings(row: dict[str, Any]) -> dict[str, Any]:
-    """The row in our words, complete, so that no preset has a say."""
+    """Return the settings of a row, all that a preset could change."""
     common = {
         "algorithm": row["algorithm"],
         "env": row["env"],
@@ -61,18 +56,28 @@ def settings(row: dict[str, Any]) -> dict[str, Any]:
 
 def ppo(row: dict[str, Any]) -> dict[str, Any]:
     names = ("rollout_steps", "minibatch_size", "epochs", "gae_lambda", "clip_range", "value_coef", "entropy_coef")
-    own = {"max_grad_norm": row["max_grad_norm"], "value_clip_range": row.get("value_clip_range")}
-    return {"anneal_lr": False, **own, **{name: row[name] for name in names}}
-
-
-def dqn(row: dict[str, Any]) -> dict[str, Any]:
     return {
+        "anneal_lr": False,
         "max_grad_norm": row["max_grad_norm"],
+        "value_clip_range": row.get("value_clip_range"),
+        **{name: row[name] for name in names},
+    }
+
+
+def off_policy(row: dict[str, Any]) -> dict[str, Any]:
+    return {
         "train_every": 1,
         "updates_per_step": 1.0,
         "learning_starts": row["random_steps"],
         "batch_size": row["batch_size"],
         "replay": {"capacity": row["replay_capacity"], "n_step": 1},
+    }
+
+
+def dqn(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **off_policy(row),
+        "max_grad_norm": row["max_grad_norm"],
         "target_update_interval": row["target_update_interval"],
         "tau": row.get("tau", 1.0),
         "loss": row.get("loss", "huber"),
@@ -82,20 +87,8 @@ def dqn(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def continuous(row: dict[str, Any]) -> dict[str, Any]:
-    own = {
-        name: row[name]
-        for name in ("policy_delay", "exploration_noise", "target_policy_noise", "target_noise_clip")
-        if name in row
-    }
-    return {
-        "train_every": 1,
-        "updates_per_step": 1.0,
-        "learning_starts": row["random_steps"],
-        "batch_size": row["batch_size"],
-        "replay": {"capacity": row["replay_capacity"], "n_step": 1},
-        "tau": row["tau"],
-        **own,
-    }
+    names = ("policy_delay", "exploration_noise", "target_policy_noise", "target_noise_clip")
+    return {**off_policy(row), "tau": row["tau"], **{name: row[name] for name in names if name in row}}
 
 
 def qmix(row: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +111,7 @@ def qmix(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def from_data(row: dict[str, Any]) -> dict[str, Any]:
+def offline(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "dataset": row["data"],
         "offline_updates": row["warmup_steps"] + row["measured_steps"],
@@ -127,13 +120,13 @@ def from_data(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def iql(row: dict[str, Any]) -> dict[str, Any]:
-    own = {name: row[name] for name in ("expectile", "beta", "max_weight")}
-    return {**from_data(row), **own, "actor_lr_decay": False}
+    names = ("expectile", "beta", "max_weight")
+    return {**offline(row), **{name: row[name] for name in names}, "actor_lr_decay": False}
 
 
 def cql(row: dict[str, Any]) -> dict[str, Any]:
-    own = {name: row[name] for name in ("penalty", "penalty_samples")}
-    return {**from_data(row), **own, "alpha": None}
+    names = ("penalty", "penalty_samples")
+    return {**offline(row), **{name: row[name] for name in names}, "alpha": None}
 
 
 ALGORITHMS = {"ppo": ppo, "dqn": dqn, "sac": continuous, "td3": continuous, "qmix": qmix, "iql": iql, "cql": cql}
@@ -142,20 +135,19 @@ ALGORITHMS = {"ppo": ppo, "dqn": dqn, "sac": continuous, "td3": continuous, "qmi
 def main() -> None:
     row = json.loads(sys.argv[1])
     if row.get("one_core"):
-        telling.one_core()
+        use_one_core()
     stopwatch = Stopwatch(row["warmup_steps"], row.get("workers", 0))
     with tempfile.TemporaryDirectory() as folder:
         session = zx.Session(zx.config.load(**settings(row)), f"{folder}/run", [stopwatch], quiet=True)
         session.run()
-        told: dict[str, float] = {}
+        extra: dict[str, float] = {}
         if session.learner.executor is not None:
-            told["compile_seconds"] = session.learner.executor.compile_seconds
+            extra["compile_seconds"] = session.learner.executor.compile_seconds
         if "data" in row:
-            told["optimizer_steps"] = row["measured_steps"]  # how many optimizers share an update is nobody's business
-            told["mean_return"] = zx.evaluate(f"{folder}/run", row["episodes"], 10_000).mean_return
-    optimizers = [part for part in vars(session.learner).values() if isinstance(part, Optimizer)]
-    parameters = sum(p.numel() for part in optimizers for p in part.parameters)
-    telling.tell(stopwatch.marks, parameters, {"zhixing": zx.__version__}, **told)
+            extra["optimizer_steps"] = row["measured_steps"]  # libraries split an update between different optimizers
+            extra["mean_return"] = zx.evaluate(f"{folder}/run", row["episodes"], 10_000).mean_return
+    parameters = sum(p.numel() for optimizer in session.learner.optimizers().values() for p in optimizer.parameters)
+    print_measurement(stopwatch.snapshots, parameters, {"zhixing": zx.__version__}, **extra)
 
 
 if __name__ == "__main__":

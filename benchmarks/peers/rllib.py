@@ -1,9 +1,8 @@
-"""A row of the benchmark done by RLlib: `python rllib.py ROW`, the row as JSON. Prints one line of JSON.
+"""Train a row with RLlib: `python rllib.py ROW`, with the row as JSON. Prints one line of JSON.
 
-On its new API stack, as by default. Without `workers` in the row it acts and learns in one process; Ray runs even then.
-
-Its steps per iteration aren't exact: copies that start an episode make none, and the others go on meanwhile. The
-epsilon of its Adam is 1e-8 always.
+It uses RLlib's new API stack, the default. Without `workers` in the row, RLlib collects and updates in one process; Ray
+runs even then. Its number of steps per iteration is only approximate, because environments that start an episode skip a
+step. Its Adam always has an epsilon of 1e-8.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from typing import Any
 
 TITLE = "RLlib"
 REQUIREMENTS = ["torch==2.13.0", "ray[rllib]==2.60.0", "gymnasium==1.2.2", "numpy==2.4.6"]
-CONSTRAINED = False  # it takes one version of Gymnasium only
-WITHIN = {"env_steps": 0.03}  # how far its counts may be from ours
+CONSTRAINED = False  # requires one version of Gymnasium
+TOLERANCE = {"env_steps": 0.03}  # allowed relative difference from zhixing's counts
 
 LOOPBACK = "127.0.0.1"
 Row = dict[str, Any]
@@ -36,7 +35,7 @@ def ppo(row: Row) -> Any:
     config = common(PPOConfig(), row, row["rollout_steps"])
     config.training(
         train_batch_size_per_learner=size,
-        # steps that it adds to value the last ones would make further minibatches, of which most is mask
+        # it appends steps to bootstrap from, which would add minibatches that are mostly masked
         minibatch_size=None if row["minibatch_size"] == size else row["minibatch_size"],
         num_epochs=row["epochs"],
         lambda_=row["gae_lambda"],
@@ -61,7 +60,7 @@ def dqn(row: Row) -> Any:
         train_batch_size_per_learner=row["batch_size"],
         replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": row["replay_capacity"]},
         num_steps_sampled_before_learning_starts=row["random_steps"],
-        target_network_update_freq=row["target_update_interval"],  # in environment steps: here one for each update
+        target_network_update_freq=row["target_update_interval"],  # in environment steps; there is one per update
         tau=1.0,
         epsilon=row["epsilon"],
         n_step=1,
@@ -69,7 +68,7 @@ def dqn(row: Row) -> Any:
         dueling=False,
         td_error_loss_fn="huber",
     )
-    # what a call of `train` does, so that it ends where the clock starts and stops
+    # steps per call of `train`, chosen such that calls end where the measurement starts and ends
     config.reporting(min_sample_timesteps_per_iteration=math.gcd(row["warmup_steps"], row["measured_steps"]))
     first, last = row["hidden_sizes"]
     model = DefaultModelConfig(
@@ -86,7 +85,7 @@ ALGORITHMS = {"ppo": ppo, "dqn": dqn}
 
 def common(config: Any, row: Row, steps: int) -> Any:
     workers = row.get("workers", 0)
-    config.environment(registered(row["env"]) if ":" in row["env"] else row["env"])
+    config.environment(register(row["env"]) if ":" in row["env"] else row["env"])
     config.env_runners(
         num_env_runners=workers,
         num_envs_per_env_runner=row["num_envs"] // max(1, workers),
@@ -97,25 +96,25 @@ def common(config: Any, row: Row, steps: int) -> Any:
     return config.training(lr=row["lr"], gamma=row["gamma"], grad_clip=row["max_grad_norm"], grad_clip_by="global_norm")
 
 
-def registered(name: str) -> str:
-    """A task of ours, `module:Class`, under a name that it knows."""
+def register(name: str) -> str:
+    """Register one of our environments, `module:Class`, with RLlib. Return its name there."""
     from ray.tune.registry import register_env
 
-    module, _, kind = name.partition(":")
-    make = getattr(import_module(module), kind)
-    register_env(kind, lambda options: make())
-    return kind
+    module, _, env_class = name.partition(":")
+    make = getattr(import_module(module), env_class)
+    register_env(env_class, lambda options: make())
+    return env_class
 
 
 @contextmanager
-def ray_of_this_machine(cpus: int) -> Iterator[None]:
-    """Ray without dashboard and statistics, reachable from this machine only, which leaves nothing behind."""
+def local_ray(cpus: int) -> Iterator[None]:
+    """Run Ray without dashboard and usage statistics, reachable only from this machine, in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="rllib-", ignore_cleanup_errors=True) as folder:
-        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "HOME": folder}  # folders of results are made in the home
+        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "HOME": folder}  # results are written to the home folder
         import ray
         from ray._private import ray_constants
 
-        ray_constants.ENABLE_RAY_CLUSTER = False  # else it wants an address that others reach this machine by
+        ray_constants.ENABLE_RAY_CLUSTER = False  # otherwise it requires an address reachable by other machines
         ray.init(
             address="local",
             num_cpus=cpus,
@@ -127,21 +126,21 @@ def ray_of_this_machine(cpus: int) -> Iterator[None]:
             _temp_dir=folder,
         )
         try:
-            where = ray.util.get_node_ip_address()
-            assert where == LOOPBACK, f"Ray listens on {where}, beyond this machine"
+            address = ray.util.get_node_ip_address()
+            assert address == LOOPBACK, f"Ray listens on {address}, which other machines can reach"
             yield
         finally:
             ray.shutdown()
 
 
 def main() -> None:
-    import telling
     import torch
+    from measurement import Snapshot, print_measurement, take_snapshot
 
     row = json.loads(sys.argv[1])
     workers = row.get("workers", 0)
     torch.set_num_threads(1)
-    with ray_of_this_machine(max(1, workers)):
+    with local_ray(max(1, workers)):
         algorithm = ALGORITHMS[row["algorithm"]](row).build_algo()
         learner = algorithm.learner_group._learner
         ((_, optimizer),) = learner.get_optimizers_for_module("default_policy")
@@ -150,16 +149,17 @@ def main() -> None:
         def optimizer_steps() -> int:
             return int(optimizer.state[weights[0]]["step"])
 
-        marks: list[telling.Mark] = []
+        snapshots: list[Snapshot] = []
         size = row["num_envs"] * row.get("rollout_steps", 1)
         if row["algorithm"] == "dqn":
             size = math.gcd(row["warmup_steps"], row["measured_steps"])
         for steps in (row["warmup_steps"], row["measured_steps"]):
             for _ in range(steps // size):
-                found = algorithm.train()
-            marks.append(telling.mark(int(found["num_env_steps_sampled_lifetime"]), optimizer_steps(), workers))
+                result = algorithm.train()
+            env_steps = int(result["num_env_steps_sampled_lifetime"])
+            snapshots.append(take_snapshot(env_steps, optimizer_steps(), workers))
         algorithm.stop()
-    telling.tell(marks, sum(weight.numel() for weight in weights), {TITLE: version("ray")})
+    print_measurement(snapshots, sum(weight.numel() for weight in weights), {TITLE: version("ray")})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A row of the benchmark done by Stable-Baselines3: `python sb3.py ROW`, the row as JSON. Prints one line of JSON."""
+"""Train a row with Stable-Baselines3: `python sb3.py ROW`, with the row as JSON. Prints one line of JSON."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 TITLE = "Stable-Baselines3"
 REQUIREMENTS = ["torch==2.13.0", "stable-baselines3==2.9.2", "gymnasium==1.4.0"]
 
-
-# SBX has the same interface, so `library` is either of the two, and `activations` are of its kind
+# SBX has the same interface: `library` is one of the two packages, `activations` are functions for it
 Row = dict[str, Any]
 
 
@@ -32,7 +31,7 @@ def ppo(library: Any, row: Row, activations: Row) -> Any:
 
 def dqn(library: Any, row: Row, activations: Row) -> Any:
     return library.DQN(
-        target_update_interval=row["target_update_interval"],  # in environment steps: here one for each update
+        target_update_interval=row["target_update_interval"],  # in environment steps; there is one per update
         exploration_initial_eps=row["epsilon"],
         exploration_final_eps=row["epsilon"],
         **({"max_grad_norm": row["max_grad_norm"]} if "max_grad_norm" in row else {}),
@@ -91,37 +90,35 @@ def common(row: Row, net_arch: Any, activations: Row) -> Row:
     }
 
 
-def timed(model: Any, row: dict[str, Any], optimizer_steps: Callable[[], int]) -> list[Any]:
-    """Train, and mark the end of the warm-up and of the whole."""
-    import telling
+def train(model: Any, row: Row, optimizer_steps: Callable[[], int]) -> list[Any]:
+    """Train. Return snapshots at the end of the warm-up and at the end of training."""
+    from measurement import take_snapshot
     from stable_baselines3.common.callbacks import BaseCallback
 
-    marks: list[Any] = []
+    snapshots: list[Any] = []
 
     class Stopwatch(BaseCallback):
-        """Runs from the first iteration after the warm-up to the end of the last."""
-
         def _on_rollout_start(self) -> None:
             if self.num_timesteps == row["warmup_steps"]:
-                self._mark()
+                self._take_snapshot()
 
         def _on_step(self) -> bool:
             return True
 
         def _on_training_end(self) -> None:
-            self._mark()
+            self._take_snapshot()
 
-        def _mark(self) -> None:
-            marks.append(telling.mark(model.num_timesteps, optimizer_steps()))
+        def _take_snapshot(self) -> None:
+            snapshots.append(take_snapshot(model.num_timesteps, optimizer_steps()))
 
     model.learn(row["warmup_steps"] + row["measured_steps"], callback=Stopwatch(), log_interval=10**9)
-    return marks
+    return snapshots
 
 
 def main() -> None:
     import stable_baselines3
-    import telling
     import torch
+    from measurement import print_measurement
     from torch import nn
 
     row = json.loads(sys.argv[1])
@@ -137,8 +134,9 @@ def main() -> None:
     def optimizer_steps() -> int:
         return sum(int(state[group[0]]["step"]) for state, group in zip(states, groups, strict=True))
 
-    marks = timed(model, row, optimizer_steps)
-    telling.tell(marks, sum(p.numel() for group in groups for p in group), {TITLE: stable_baselines3.__version__})
+    snapshots = train(model, row, optimizer_steps)
+    parameters = sum(p.numel() for group in groups for p in group)
+    print_measurement(snapshots, parameters, {TITLE: stable_baselines3.__version__})
 
 
 if __name__ == "__main__":

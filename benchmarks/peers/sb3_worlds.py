@@ -1,5 +1,7 @@
-"""A long run by Stable-Baselines3, with the settings of RL Baselines3 Zoo: `python sb3_worlds.py WORK`, the work as
-JSON. Prints one line of JSON: the final mean return, and the mean returns of evaluations on the way."""
+"""Train with Stable-Baselines3 and the settings of RL Baselines3 Zoo: `python sb3_worlds.py WORK`, the work as JSON.
+
+Prints one line of JSON: the final mean return and the mean returns of evaluations during training.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-# what the zoo tuned; tasks of DM Control have no settings there and take those of its default for MuJoCo
+# tuned settings of the zoo; it has none for DM Control, which uses those for MuJoCo
 SETTINGS: dict[str, dict[str, Any]] = {
     "sac": {"learning_starts": 10_000},
     "ppo": {
@@ -26,12 +28,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def make(name: str) -> Any:
+def make_env(name: str) -> Any:
     import gymnasium as gym
 
     if not name.startswith("dmc/"):
         return gym.make(name)
-    import shimmy  # noqa: F401  registers the tasks
+    import shimmy  # noqa: F401  registers the environments
 
     domain, task = name.removeprefix("dmc/").split("-", 1)
     return gym.wrappers.FlattenObservation(gym.make(f"dm_control/{domain}-{task}-v0"))
@@ -47,30 +49,30 @@ def main() -> None:
 
     work = json.loads(sys.argv[1])
     torch.set_num_threads(1)
-    normalised = work["algorithm"] == "ppo"
-    env = DummyVecEnv([lambda: Monitor(make(work["env"]))])
-    test = DummyVecEnv([lambda: Monitor(make(work["env"]))])
-    if normalised:
-        env, test = VecNormalize(env), VecNormalize(test, training=False, norm_reward=False)
-    kind = {"sac": sb3.SAC, "ppo": sb3.PPO}[work["algorithm"]]
-    model = kind("MlpPolicy", env, seed=work["seed"], device="cpu", **SETTINGS[work["algorithm"]])
+    normalize = work["algorithm"] == "ppo"
+    env = DummyVecEnv([lambda: Monitor(make_env(work["env"]))])
+    eval_env = DummyVecEnv([lambda: Monitor(make_env(work["env"]))])
+    if normalize:
+        env, eval_env = VecNormalize(env), VecNormalize(eval_env, training=False, norm_reward=False)
+    model_class = {"sac": sb3.SAC, "ppo": sb3.PPO}[work["algorithm"]]
+    model = model_class("MlpPolicy", env, seed=work["seed"], device="cpu", **SETTINGS[work["algorithm"]])
     curve: list[list[float]] = []
 
-    def score(episodes: int) -> float:
-        if normalised:
-            test.obs_rms = env.obs_rms
-        return float(evaluate_policy(model, test, episodes)[0])
+    def evaluate(episodes: int) -> float:
+        if normalize:
+            eval_env.obs_rms = env.obs_rms
+        return float(evaluate_policy(model, eval_env, episodes)[0])
 
-    class Note(BaseCallback):
+    class RecordCurve(BaseCallback):
         def _on_step(self) -> bool:
             if self.num_timesteps % (work["env_steps"] // 20) == 0:
-                curve.append([self.num_timesteps, score(5)])
+                curve.append([self.num_timesteps, evaluate(5)])
             return True
 
     begin = time.perf_counter()
-    model.learn(work["env_steps"], callback=Note())
+    model.learn(work["env_steps"], callback=RecordCurve())
     seconds = time.perf_counter() - begin
-    print(json.dumps({"final": score(20), "curve": curve, "seconds": seconds, "version": sb3.__version__}))
+    print(json.dumps({"final": evaluate(20), "curve": curve, "seconds": seconds, "version": sb3.__version__}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A row of the benchmark done by Tianshou: `python tianshou.py ROW`, the row as JSON. Prints one line of JSON.
+"""Train a row with Tianshou: `python tianshou.py ROW`, with the row as JSON. Prints one line of JSON.
 
-It has no limit of gradients in DQN. After each step its trainer looks through the whole replay for numbers that are
-none, which is most of what one environment with a long replay costs there.
+Its DQN doesn't clip gradients. After each step, its trainer checks the whole replay buffer for NaN, which takes most of
+the time with one environment and a large buffer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 TITLE = "Tianshou"
 REQUIREMENTS = ["torch==2.13.0", "tianshou==2.0.1", "numpy==2.4.6", "gymnasium==1.4.0"]
-CONSTRAINED = False  # one of its tools wants an older package than ours
+CONSTRAINED = False  # a dependency requires an older package than constraints.txt
 
 Row = dict[str, Any]
 
@@ -67,7 +67,7 @@ def sac(row: Row, env: Any) -> Any:
     return SAC(
         policy=SACPolicy(actor=actor, action_space=env.action_space),
         alpha=AutoAlpha(-1.0, 0.0, adam(row)),
-        **twins(row, env),
+        **twin_critics(row, env),
     )
 
 
@@ -84,23 +84,23 @@ def td3(row: Row, env: Any) -> Any:
         policy_noise=row["target_policy_noise"],
         noise_clip=row["target_noise_clip"],
         update_actor_freq=row["policy_delay"],
-        **twins(row, env),
+        **twin_critics(row, env),
     )
 
 
 ALGORITHMS = {"ppo": ppo, "dqn": dqn, "sac": sac, "td3": td3}
 
 
-def body(row: Row, env: Any, **further: Any) -> Any:
+def body(row: Row, env: Any, **options: Any) -> Any:
     from tianshou.utils.net.common import Net
     from torch import nn
 
     activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[row["activation"]]
     shape = env.observation_space.shape
-    return Net(state_shape=shape, hidden_sizes=row["hidden_sizes"], activation=activation, **further)
+    return Net(state_shape=shape, hidden_sizes=row["hidden_sizes"], activation=activation, **options)
 
 
-def twins(row: Row, env: Any) -> Row:
+def twin_critics(row: Row, env: Any) -> Row:
     from tianshou.utils.net.continuous import ContinuousCritic
 
     critics = [
@@ -124,8 +124,8 @@ def adam(row: Row) -> Any:
     return AdamOptimizerFactory(lr=row["lr"], eps=row["adam_epsilon"])
 
 
-def params(row: Row, collector: Any, steps: int, mark: Any) -> Any:
-    """Of its trainer, for so many environment steps."""
+def trainer_params(row: Row, collector: Any, steps: int, snapshot: Any) -> Any:
+    """Make the trainer's parameters for a number of environment steps."""
     from tianshou.trainer import OffPolicyTrainerParams, OnPolicyTrainerParams
 
     common: Row = {
@@ -133,7 +133,7 @@ def params(row: Row, collector: Any, steps: int, mark: Any) -> Any:
         "epoch_num_steps": steps,
         "training_collector": collector,
         "test_collector": None,
-        "training_fn": lambda epoch, env_step: mark(env_step),
+        "training_fn": lambda epoch, env_step: snapshot(env_step),
         "verbose": False,
         "show_progress": False,
     }
@@ -148,9 +148,9 @@ def params(row: Row, collector: Any, steps: int, mark: Any) -> Any:
 
 
 def main() -> None:
-    import telling
+    from measurement import print_measurement, take_snapshot
 
-    sys.path.remove(str(Path(__file__).resolve().parent))  # else this file is what `import tianshou` finds
+    sys.path.remove(str(Path(__file__).resolve().parent))  # otherwise `import tianshou` finds this file
     import gymnasium as gym
     import torch
     from tianshou.data import Collector, VectorReplayBuffer
@@ -159,27 +159,27 @@ def main() -> None:
     row = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     torch.manual_seed(row["seed"])
-    made: list[torch.optim.Adam] = []
-    start = torch.optim.Adam.__init__
+    optimizers: list[torch.optim.Adam] = []
+    original_init = torch.optim.Adam.__init__
 
-    def noted(self: Any, *words: Any, **named: Any) -> None:
-        start(self, *words, **named)
-        made.append(self)
+    def recording_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original_init(self, *args, **kwargs)
+        optimizers.append(self)
 
-    torch.optim.Adam.__init__ = noted  # its optimizers are hidden in several places
+    torch.optim.Adam.__init__ = recording_init  # Tianshou keeps its optimizers in several private attributes
     env = gym.make(row["env"])
     algorithm = ALGORITHMS[row["algorithm"]](row, env)
-    groups = [optimizer.param_groups[0]["params"] for optimizer in made]
-    # each of two critics has an optimizer; the two step together and count as one
+    groups = [optimizer.param_groups[0]["params"] for optimizer in optimizers]
+    # the optimizers of twin critics step together and count as one
     sizes = [sum(p.numel() for p in group) for group in groups]
     counted = [i for i, size in enumerate(sizes) if size not in sizes[:i]]
     random_steps = row.get("random_steps", 0)
-    marks: list[Any] = []
+    snapshots: list[Any] = []
 
-    def mark(env_step: int) -> None:
+    def snapshot(env_step: int) -> None:
         if random_steps + env_step in (row["warmup_steps"], row["warmup_steps"] + row["measured_steps"]):
-            steps = sum(int(made[i].state[groups[i][0]]["step"]) for i in counted)
-            marks.append(telling.mark(env_step, steps))
+            steps = sum(int(optimizers[i].state[groups[i][0]]["step"]) for i in counted)
+            snapshots.append(take_snapshot(env_step, steps))
 
     vector = DummyVectorEnv([lambda: gym.make(row["env"]) for _ in range(row["num_envs"])])
     capacity = row.get("replay_capacity", row["num_envs"] * row.get("rollout_steps", 1))
@@ -189,9 +189,9 @@ def main() -> None:
     if random_steps:
         collector.collect(n_step=random_steps, random=True)
     steps = row["warmup_steps"] + row["measured_steps"] - random_steps
-    algorithm.run_training(params(row, collector, steps, mark))
-    mark(steps)
-    telling.tell(marks, sum(sizes), {TITLE: version("tianshou")})
+    algorithm.run_training(trainer_params(row, collector, steps, snapshot))
+    snapshot(steps)
+    print_measurement(snapshots, sum(sizes), {TITLE: version("tianshou")})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A row of the benchmark done by TorchRL: `python torchrl.py ROW`, the row as JSON. Prints one line of JSON.
+"""Train a row with TorchRL: `python torchrl.py ROW`, with the row as JSON. Prints one line of JSON.
 
-It gives parts, not a loop: the loop is that of its own examples, without what they log.
+TorchRL provides no training loop; the one here is that of its examples, without logging.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Row = dict[str, Any]
 
 
 class Parts(NamedTuple):
-    policy: Any  # acts as in training
-    learn: Callable[[Any], None]  # from what the collector brought
+    policy: Any  # with exploration
+    learn: Callable[[Any], None]  # updates from the collector's data
     optimizers: list[Any]
 
 
@@ -63,8 +63,8 @@ def ppo(row: Row, env: Any) -> Parts:
         buffer.empty()
         buffer.extend(data.reshape(-1))
         for _ in range(row["epochs"] * size // row["minibatch_size"]):
-            found = loss(buffer.sample())
-            step(optimizer, found["loss_objective"] + found["loss_critic"] + found["loss_entropy"], row)
+            losses = loss(buffer.sample())
+            step(optimizer, losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"], row)
 
     return Parts(actor, learn, [optimizer])
 
@@ -80,7 +80,7 @@ def dqn(row: Row, env: Any) -> Parts:
     loss = DQNLoss(actor, loss_function="smooth_l1", delay_value=True)
     loss.make_value_estimator(gamma=row["gamma"])
     target = HardUpdate(loss, value_network_update_interval=row["target_update_interval"])
-    optimizer, buffer = adam(row, list(actor.parameters())), replay(row)
+    optimizer, buffer = adam(row, list(actor.parameters())), make_buffer(row)
 
     def learn(data: Any) -> None:
         buffer.extend(data.reshape(-1))
@@ -110,13 +110,13 @@ def sac(row: Row, env: Any) -> Parts:
     loss.make_value_estimator(gamma=row["gamma"])
     target = SoftUpdate(loss, tau=row["tau"])
     parts = (weights(loss.actor_network_params), weights(loss.qvalue_network_params), [loss.log_alpha])
-    optimizers, buffer = [adam(row, part) for part in parts], replay(row)
+    optimizers, buffer = [adam(row, part) for part in parts], make_buffer(row)
 
     def learn(data: Any) -> None:
         buffer.extend(data.reshape(-1))
         if len(buffer) > row["random_steps"]:
-            found = loss(buffer.sample())
-            (found["loss_actor"] + found["loss_qvalue"] + found["loss_alpha"]).sum().backward()
+            losses = loss(buffer.sample())
+            (losses["loss_actor"] + losses["loss_qvalue"] + losses["loss_alpha"]).sum().backward()
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
@@ -149,8 +149,9 @@ def td3(row: Row, env: Any) -> Parts:
     )
     loss.make_value_estimator(gamma=row["gamma"])
     target = SoftUpdate(loss, tau=row["tau"])
-    of_actor, of_critic = (adam(row, weights(part)) for part in (loss.actor_network_params, loss.qvalue_network_params))
-    buffer, updates = replay(row), 0
+    actor_optimizer = adam(row, weights(loss.actor_network_params))
+    critic_optimizer = adam(row, weights(loss.qvalue_network_params))
+    buffer, updates = make_buffer(row), 0
 
     def learn(data: Any) -> None:
         nonlocal updates
@@ -158,12 +159,12 @@ def td3(row: Row, env: Any) -> Parts:
         if len(buffer) > row["random_steps"]:
             updates += 1
             batch = buffer.sample()
-            step(of_critic, loss.value_loss(batch)[0], row)
+            step(critic_optimizer, loss.value_loss(batch)[0], row)
             if updates % row["policy_delay"] == 0:
-                step(of_actor, loss.actor_loss(batch)[0], row)
+                step(actor_optimizer, loss.actor_loss(batch)[0], row)
                 target.step()
 
-    return Parts(TensorDictSequential(actor, noise), learn, [of_actor, of_critic])
+    return Parts(TensorDictSequential(actor, noise), learn, [actor_optimizer, critic_optimizer])
 
 
 ALGORITHMS = {"ppo": ppo, "dqn": dqn, "sac": sac, "td3": td3}
@@ -183,14 +184,14 @@ def critic(row: Row) -> Any:
     return ValueOperator(net(row, 4, 1), in_keys=["action", "observation"])
 
 
-def replay(row: Row) -> Any:
+def make_buffer(row: Row) -> Any:
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
     return TensorDictReplayBuffer(storage=LazyTensorStorage(row["replay_capacity"]), batch_size=row["batch_size"])
 
 
 def weights(params: Any) -> list[Any]:
-    return [part for part in params.flatten_keys().values() if part.requires_grad]  # bounds of actions aren't learned
+    return [part for part in params.flatten_keys().values() if part.requires_grad]  # not the action bounds
 
 
 def adam(row: Row, parameters: list[Any]) -> Any:
@@ -210,9 +211,9 @@ def step(optimizer: Any, loss: Any, row: Row) -> None:
 
 
 def main() -> None:
-    import telling
+    from measurement import print_measurement, take_snapshot
 
-    sys.path.remove(str(Path(__file__).resolve().parent))  # else this file is what `import torchrl` finds
+    sys.path.remove(str(Path(__file__).resolve().parent))  # otherwise `import torchrl` finds this file
     os.environ["TQDM_DISABLE"] = "1"
     warnings.simplefilter("ignore")
     import torch
@@ -223,11 +224,11 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(row["seed"])
     single = row["num_envs"] == 1
-    bare = GymEnv(row["env"]) if single else SerialEnv(row["num_envs"], lambda: GymEnv(row["env"]))
-    env = TransformedEnv(bare, DoubleToFloat())
+    base = GymEnv(row["env"]) if single else SerialEnv(row["num_envs"], lambda: GymEnv(row["env"]))
+    env = TransformedEnv(base, DoubleToFloat())
     parts = ALGORITHMS[row["algorithm"]](row, env)
     groups = [optimizer.param_groups[0]["params"] for optimizer in parts.optimizers]
-    marks: list[Any] = []
+    snapshots: list[Any] = []
     total, done = row["warmup_steps"] + row["measured_steps"], 0
     collector = Collector(
         env,
@@ -242,8 +243,8 @@ def main() -> None:
         if done in (row["warmup_steps"], total):
             pairs = zip(parts.optimizers, groups, strict=True)
             steps = sum(int(optimizer.state[group[0]]["step"]) for optimizer, group in pairs)
-            marks.append(telling.mark(done, steps))
-    telling.tell(marks, sum(p.numel() for group in groups for p in group), {TITLE: version("torchrl")})
+            snapshots.append(take_snapshot(done, steps))
+    print_measurement(snapshots, sum(p.numel() for group in groups for p in group), {TITLE: version("torchrl")})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What benchmarks do before anything is measured: who does which row, and with which Python."""
+"""Helpers of the benchmarks: interpreters, which peer does which row, and the check that both did the same work."""
 
 from __future__ import annotations
 
@@ -16,74 +16,81 @@ pytestmark = pytest.mark.skipif(not BENCHMARKS.exists(), reason="only in a check
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch):
+    """Imports a module of the benchmarks by name."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.syspath_prepend(str(BENCHMARKS / "peers"))
     return importlib.import_module
 
 
-def script(path: Path, text: str) -> Path:
+def write_script(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
 
 
-def test_another_python_is_found_on_the_path_then_the_newest_of_pyenv(module, tmp_path, monkeypatch) -> None:
+def test_find_python_prefers_the_path_then_the_newest_of_pyenv(module, tmp_path, monkeypatch) -> None:
     find_python = module("common").find_python
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
     assert find_python("3.9") is None
-    for patch in ("9", "18"):  # the newest by number, not by letters
-        script(tmp_path / "pyenv" / "versions" / f"3.9.{patch}" / "bin" / "python", "exit 0")
+    for patch in ("9", "18"):  # the newest by number, not alphabetically
+        write_script(tmp_path / "pyenv" / "versions" / f"3.9.{patch}" / "bin" / "python", "exit 0")
     assert find_python("3.9") == tmp_path / "pyenv" / "versions" / "3.9.18" / "bin" / "python"
-    on_path = script(tmp_path / "path" / "python3.9", "exit 127")  # pyenv's name for a version that isn't switched on
+    on_path = write_script(tmp_path / "path" / "python3.9", "exit 127")  # pyenv's shim of a version that isn't active
     assert find_python("3.9") == tmp_path / "pyenv" / "versions" / "3.9.18" / "bin" / "python"
     on_path.write_text("#!/bin/sh\nexit 0\n")
     assert find_python("3.9") == on_path
 
 
-def test_the_example_of_a_peer_is_for_nobody_else_and_others_are_not_for_it(module) -> None:
+def test_a_row_that_is_a_peers_example_is_only_for_that_peer(module) -> None:
     fixed_work = module("fixed_work")
-    names = [file.stem for file in (BENCHMARKS / "peers").glob("*.py") if file.stem not in fixed_work.OTHERS]
+    names = [file.stem for file in (BENCHMARKS / "peers").glob("*.py") if file.stem not in fixed_work.NOT_PEERS]
     peers: dict[str, ModuleType] = {name: module(f"peers.{name}") for name in names}
 
-    def able(row: str) -> set[str]:
-        return {name for name, peer in peers.items() if fixed_work._does(name, peer, fixed_work.ROWS[row])}
+    def supporting(row: str) -> set[str]:
+        return {name for name, peer in peers.items() if fixed_work.supports(name, peer, fixed_work.ROWS[row])}
 
-    assert able("dqn-mindrl") == able("dqn-mindrl-threads") == {"mindrl"}
-    assert able("dqn-cartpole") == able("ppo-cartpole") == {"sb3", "sbx", "tianshou", "torchrl", "rllib"}
-
-
-def test_a_row_that_was_skipped_is_named_with_its_reason(module) -> None:
-    told = module("fixed_work")._table({}, {}, {"dqn-mindrl": "MindRL (needs Python 3.9, which was not found)"})
-    assert told.endswith("not measured: dqn-mindrl by MindRL (needs Python 3.9, which was not found).")
+    assert supporting("dqn-mindrl") == supporting("dqn-mindrl-threads") == {"mindrl"}
+    assert supporting("dqn-cartpole") == supporting("ppo-cartpole") == {"sb3", "sbx", "tianshou", "torchrl", "rllib"}
 
 
-def test_counts_of_a_peer_may_differ_as_far_as_it_says(module) -> None:
+def test_table_names_skipped_rows_with_the_reason(module) -> None:
+    results = {"rows": {}, "titles": {}, "skipped": {"dqn-mindrl": "MindRL (needs Python 3.9, which was not found)"}}
+    text = module("fixed_work").make_table(results)
+    assert text.endswith("not measured: dqn-mindrl by MindRL (needs Python 3.9, which was not found).")
+
+
+def test_counts_may_differ_within_the_tolerance_of_a_peer(module) -> None:
     check = module("fixed_work").check_same_work
     row = {"measured_steps": 1000}
     ours = {"env_steps": 1000, "optimizer_steps": 80, "parameters": 7, "threads": 1, "versions": {"torch": "2"}}
     check("row", "rllib", row, ours, {**ours, "env_steps": 1030})  # 30 / 1030 is less than 3 %
-    check("row", "mindrl", row, ours, {**ours, "versions": {}})  # computes without torch
-    with pytest.raises(AssertionError, match="env_steps 1000 here, 1040 in rllib"):
+    check("row", "mindrl", row, ours, {**ours, "versions": {}})  # doesn't use torch
+    with pytest.raises(AssertionError, match="env_steps 1000 in zhixing, 1040 in rllib"):
         check("row", "rllib", row, ours, {**ours, "env_steps": 1040})
-    with pytest.raises(AssertionError, match="env_steps 1000 here, 1030 in sb3"):
+    with pytest.raises(AssertionError, match="env_steps 1000 in zhixing, 1030 in sb3"):
         check("row", "sb3", row, ours, {**ours, "env_steps": 1030})
     with pytest.raises(AssertionError, match="two versions of torch"):
         check("row", "rllib", row, ours, {**ours, "versions": {"torch": "3"}})
 
 
-def test_who_computes_without_torch_tells_what_passed_between_two_marks(module, capsys) -> None:
-    module("telling").tell([(1.0, 0.5, 100, 10), (3.5, 1.5, 300, 60)], 702, {"MindRL": "0.7.0"}, (), threads=1)
-    told = json.loads(capsys.readouterr().out)
-    passed = {"seconds": 2.5, "cpu_seconds": 1.0, "env_steps": 200, "optimizer_steps": 50}
-    assert {name: told[name] for name in passed} == passed
-    assert told["threads"] == 1
-    assert "torch" not in told["versions"]
+def test_measurement_is_the_difference_of_two_snapshots(module, capsys) -> None:
+    measurement = module("measurement")
+    snapshots = [measurement.Snapshot(1.0, 0.5, 100, 10), measurement.Snapshot(3.5, 1.5, 300, 60)]
+    measurement.print_measurement(snapshots, 702, {"MindRL": "0.7.0"}, (), threads=1)
+    printed = json.loads(capsys.readouterr().out)
+    assert {name: printed[name] for name in ("seconds", "cpu_seconds")} == {"seconds": 2.5, "cpu_seconds": 1.0}
+    assert {name: printed[name] for name in ("env_steps", "optimizer_steps")} == {
+        "env_steps": 200,
+        "optimizer_steps": 50,
+    }
+    assert printed["threads"] == 1
+    assert "torch" not in printed["versions"]
 
 
-@pytest.mark.parametrize("name", ["mindrl", "telling"])
-def test_what_runs_on_python_3_9_is_written_for_it(name: str) -> None:
+@pytest.mark.parametrize("name", ["mindrl", "measurement"])
+def test_files_used_with_python_3_9_parse_there(name: str) -> None:
     ast.parse((BENCHMARKS / "peers" / f"{name}.py").read_text(), feature_version=(3, 9))
 
 

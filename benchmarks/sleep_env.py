@@ -1,4 +1,4 @@
-"""Tasks that benchmarks step."""
+"""An environment whose steps only wait."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 
-class Sleeps(gym.Env):
-    """Shows `size` numbers, or a stack of pictures; a step takes `seconds` of waiting. An episode has 200."""
+class SleepEnv(gym.Env):
+    """A step sleeps for `seconds`. Observations are `size` zeros, or with `image` a stack of four; 200 steps long."""
 
-    def __init__(self, seconds: float = 1e-3, size: int = 4, picture: bool = False) -> None:
-        self.observation_space = Box(0, 255, (4, 84, 84), np.uint8) if picture else Box(-1.0, 1.0, (size,), np.float32)
+    def __init__(self, seconds: float = 1e-3, size: int = 4, image: bool = False) -> None:
+        self.observation_space = Box(0, 255, (4, 84, 84), np.uint8) if image else Box(-1.0, 1.0, (size,), np.float32)
         self.action_space = Discrete(4)
         self.seconds, self.t = seconds, 0
         self.obs = np.zeros(self.observation_space.shape, self.observation_space.dtype)

@@ -1,10 +1,9 @@
-"""An update of PPO from pictures: forward, backward, optimizer; ours and Stable-Baselines3's, taking turns.
+"""PPO updates from images (forward, backward, optimizer step), compared with Stable-Baselines3.
 
-    python benchmarks/pictures.py [--repeats 7] [--rows nature,simple] [--quick]
+    python benchmarks/image_updates.py [--repeats 7] [--rows nature,simple] [--quick]
 
-Both learn 4 epochs from the same 256 stacks of 4 x 84 x 84, in one minibatch, with one network for actor and critic.
-Acting is no part of it. Rates are per second of the CPU's time, on one thread. `--as WHO ROW` is one of those who take
-turns.
+Both libraries train 4 epochs on the same 256 stacks of 4 x 84 x 84, in one minibatch, with one network for actor and
+critic. Collecting isn't measured. Rates are per second of CPU time, on one thread.
 """
 
 from __future__ import annotations
@@ -16,21 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import (
-    Party,
-    answer,
-    asked,
-    asked_as,
-    compared,
-    made,
-    made_line,
-    median_of,
-    peer_python,
-    publish,
-    spread,
-    table,
-    take_turns,
-    versions,
+from common import peer_python, versions
+from comparison import (
+    Measurement,
+    Side,
+    compare_rows,
+    compute_ratios,
+    measure_rounds,
+    parse_args,
+    ratio_cells,
+    results_table,
+    rounded_median,
+    run_script,
 )
 from peers import sb3
 
@@ -40,10 +36,10 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 STEPS, ENVS, EPOCHS, ACTIONS, SHAPE = 32, 8, 4, 6, (4, 84, 84)
 SETTINGS = {"gamma": 0.99, "gae_lambda": 0.95, "lr": 2.5e-4, "clip_range": 0.1, "max_grad_norm": 0.5}
-Measure = Callable[[], dict[str, float]]
+UpdateSetup = tuple[Callable[[], object], int]  # the update, and the number of parameters
 
 
-def rollout() -> dict[str, np.ndarray]:
+def random_rollout() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {
         "obs": rng.integers(0, 256, (STEPS + 1, ENVS, *SHAPE), dtype=np.uint8),
@@ -54,7 +50,7 @@ def rollout() -> dict[str, np.ndarray]:
     }
 
 
-def of_ours(row: Mapping[str, Any]) -> tuple[Callable[[], object], int]:
+def setup_ours(row: Mapping[str, Any]) -> UpdateSetup:
     import torch
     from gymnasium.spaces import Box, Discrete
 
@@ -66,7 +62,7 @@ def of_ours(row: Mapping[str, Any]) -> tuple[Callable[[], object], int]:
     keep_freed_memory()  # as every run does
     cfg = zx.config.load(
         algorithm="ppo",
-        env="CartPole-v1",  # only names the settings: nothing is acted
+        env="CartPole-v1",  # required, but never stepped
         **SETTINGS,
         epochs=EPOCHS,
         minibatch_size=STEPS * ENVS,
@@ -76,13 +72,13 @@ def of_ours(row: Mapping[str, Any]) -> tuple[Callable[[], object], int]:
         net={"cnn": row["cnn"], "hidden_sizes": [], "activation": "relu"},
     )
     learner = PPO(cfg, Spaces(Box(0, 255, SHAPE, np.uint8), Discrete(ACTIONS)))
-    arrays = {name: torch.from_numpy(array) for name, array in rollout().items()}
+    arrays = {name: torch.from_numpy(array) for name, array in random_rollout().items()}
     obs, end = arrays.pop("obs"), torch.zeros(STEPS, ENVS, dtype=torch.bool)
     batch = zx.Batch(obs=obs[:-1], next_obs=obs[1:], terminated=end, truncated=end, **arrays)
     return lambda: learner.update(batch), sum(p.numel() for p in learner.net.parameters())
 
 
-def of_sb3(row: Mapping[str, Any]) -> tuple[Callable[[], object], int]:
+def setup_sb3(row: Mapping[str, Any]) -> UpdateSetup:
     import gymnasium as gym
     import torch
     from stable_baselines3 import PPO
@@ -90,10 +86,10 @@ def of_sb3(row: Mapping[str, Any]) -> tuple[Callable[[], object], int]:
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN
     from torch import nn
 
-    class Seen(gym.Env):
+    class ImageEnv(gym.Env):
         observation_space, action_space = gym.spaces.Box(0, 255, SHAPE, np.uint8), gym.spaces.Discrete(ACTIONS)
 
-    class Simple(BaseFeaturesExtractor):
+    class SimpleCNN(BaseFeaturesExtractor):
         def __init__(self, space: Any) -> None:
             super().__init__(space, 512)
             layers: list[nn.Module] = []
@@ -106,7 +102,7 @@ def of_sb3(row: Mapping[str, Any]) -> tuple[Callable[[], object], int]:
 
     model = PPO(
         "CnnPolicy",
-        Seen(),
+        ImageEnv(),
         learning_rate=SETTINGS["lr"],
         n_steps=STEPS * ENVS,
         batch_size=STEPS * ENVS,
@@ -115,11 +111,11 @@ def of_sb3(row: Mapping[str, Any]) -> tuple[Callable[[], object], int]:
         gae_lambda=SETTINGS["gae_lambda"],
         clip_range=SETTINGS["clip_range"],
         max_grad_norm=SETTINGS["max_grad_norm"],
-        policy_kwargs={"net_arch": [], "features_extractor_class": Simple if row["cnn"] == "simple" else NatureCNN},
+        policy_kwargs={"net_arch": [], "features_extractor_class": SimpleCNN if row["cnn"] == "simple" else NatureCNN},
         device="cpu",
     )
     model.set_logger(configure(None, []))
-    arrays, buffer = rollout(), model.rollout_buffer
+    arrays, buffer = random_rollout(), model.rollout_buffer
     flat = {name: array[:STEPS].reshape(STEPS * ENVS, 1, *array.shape[2:]) for name, array in arrays.items()}
     for t in range(STEPS * ENVS):
         value, logp = torch.from_numpy(flat["value"][t]), torch.from_numpy(flat["logp"][t])
@@ -132,15 +128,15 @@ def of_sb3(row: Mapping[str, Any]) -> tuple[Callable[[], object], int]:
     return update, sum(p.numel() for p in model.policy.parameters())
 
 
-WHO = {"ours": (of_ours, "numpy"), "sb3": (of_sb3, "stable-baselines3")}
+SETUPS = {"ours": (setup_ours, "numpy"), "sb3": (setup_sb3, "stable-baselines3")}
 
 
-def ready(who: str, row: Mapping[str, Any]) -> tuple[Measure, dict[str, Any]]:
+def setup(name: str, row: Mapping[str, Any]) -> Measurement:
     import torch
 
     torch.set_num_threads(1)
-    make, package = WHO[who]
-    update, parameters = make(row)
+    setup_update, package = SETUPS[name]
+    update, parameters = setup_update(row)
 
     def measure() -> dict[str, float]:
         start = time.process_time()
@@ -148,46 +144,42 @@ def ready(who: str, row: Mapping[str, Any]) -> tuple[Measure, dict[str, Any]]:
             update()
         return {"minibatches": row["updates"] * EPOCHS / (time.process_time() - start)}
 
-    return measure, {"parameters": parameters, **versions("torch", package)}
+    return Measurement(measure, {"parameters": parameters, **versions("torch", package)})
 
 
 def compare(row: Mapping[str, Any], repeats: int) -> dict[str, Any]:
     pythons = {"ours": Path(sys.executable), "sb3": peer_python("sb3", sb3.REQUIREMENTS)}
-    with Party(pythons["ours"], __file__, "ours", row) as ours, Party(pythons["sb3"], __file__, "sb3", row) as peer:
-        told = {"ours": ours.told, "sb3": peer.told}
-        assert told["ours"]["parameters"] == told["sb3"]["parameters"], told
-        assert told["ours"]["torch"] == told["sb3"]["torch"], told
-        runs = take_turns({"ours": ours, "sb3": peer}, repeats)
-    rates = {who: [run["minibatches"] for run in its] for who, its in runs.items()}
+    sides = {name: Side(python, name, row) for name, python in pythons.items()}
+    info, runs = measure_rounds(__file__, sides, repeats)
+    assert info["ours"]["parameters"] == info["sb3"]["parameters"], info
+    assert info["ours"]["torch"] == info["sb3"]["torch"], info
+    rates = {name: [run["minibatches"] for run in measured] for name, measured in runs.items()}
     return {
-        "title": row["title"],
-        **told,
-        **{f"{who}_per_second": median_of(its, 3) for who, its in rates.items()},
-        **compared(rates["ours"], rates["sb3"]),
+        **info,
+        **{f"{name}_per_second": rounded_median(values, 3) for name, values in rates.items()},
+        **compute_ratios(rates["ours"], rates["sb3"]),
     }
 
 
-def tell(results: Mapping[str, Any]) -> str:
-    lines = [
-        [row["title"], f"{row['ours_per_second']:.2f}", f"{row['sb3_per_second']:.2f}", *spread(row)]
-        for row in results["rows"].values()
+def make_table(results: Mapping[str, Any]) -> str:
+    rows = [
+        [ROWS[name]["title"], f"{row['ours_per_second']:.2f}", f"{row['sb3_per_second']:.2f}", *ratio_cells(row)]
+        for name, row in results["rows"].items()
     ]
     head = ["network", "zhixing, minibatches/s", f"{sb3.TITLE}, minibatches/s", "ratio", "range over rounds"]
-    return "\n".join([table(head, lines, 1), "", made_line(results["repeats"], results["made"])])
+    return results_table(results, head, rows, 1)
 
 
 def main() -> None:
-    options = asked(__doc__, list(ROWS), repeats=7)
-    found = {}
-    for name in options.rows:
-        found[name] = compare({**ROWS[name], "updates": 1 if options.quick else 3}, options.repeats)
-        print(f"{name}: {found[name]}", flush=True)
-    results = {"rows": found, "repeats": options.repeats, "made": made()}
-    publish("pictures", results, tell(results), options.quick)
+    options = parse_args(__doc__, list(ROWS), repeats=7)
+    updates = 1 if options.quick else 3
+    compare_rows(
+        "image_updates",
+        options,
+        lambda name: compare({**ROWS[name], "updates": updates}, options.repeats),
+        make_table,
+    )
 
 
 if __name__ == "__main__":
-    if (call := asked_as()) is not None:
-        answer(lambda: ready(*call))
-    else:
-        main()
+    run_script(main, setup)
