@@ -1,4 +1,4 @@
-"""Tasks for tests, each with a known answer. Named on the command line as `dummy_envs:TruncatingEnv` and so on."""
+"""Environments with known values and returns, for tests. Commands name them as `dummy_envs:TruncatingEnv` etc."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from zhixing.core.tree import tree_map
 
 
 class FixedLengthEnv(gym.Env):
-    """A row of states, one reward of 1 per step, whatever is done. It ends after `length` steps.
+    """Every step has reward 1, and an episode is truncated after `length` steps. Actions have no effect.
 
-    With several `agents` all see and earn the same.
+    Several `agents` have the same observations and rewards.
     """
 
     length = 5
@@ -30,15 +30,15 @@ class FixedLengthEnv(gym.Env):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         self.t = 0
-        return self._all(self._obs()), {}
+        return self._per_agent(self._obs()), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
         self.t += 1
         ended = self.t == self.length
         terminated, truncated = ended and self.terminates, ended and not self.terminates
-        return self._all(self._obs()), self._all(np.float32(1.0)), terminated, truncated, {}
+        return self._per_agent(self._obs()), self._per_agent(np.float32(1.0)), terminated, truncated, {}
 
-    def _all(self, value: Any) -> Any:
+    def _per_agent(self, value: Any) -> Any:
         return value if self.num_agents == 1 else np.stack([value] * self.num_agents)
 
     def _obs(self) -> np.ndarray:
@@ -46,11 +46,11 @@ class FixedLengthEnv(gym.Env):
 
 
 class TruncatingEnv(FixedLengthEnv):
-    """One state; only a clock that the agent can't see ends it. Its value is 1 / (1 - gamma)."""
+    """One state, whose value is 1 / (1 - gamma). Only the time limit, which isn't observed, ends an episode."""
 
 
 class EndlessEnv(FixedLengthEnv):
-    """No episode ends: neither the task nor a wrapper has a time limit."""
+    """Episodes never end, and there is no time limit."""
 
     length = 2
 
@@ -60,7 +60,7 @@ class EndlessEnv(FixedLengthEnv):
 
 
 class TerminatingEnv(FixedLengthEnv):
-    """Its states are told apart and the last step terminates. Value of state i: the sum of gamma^k, k < length - i."""
+    """The last step terminates. State i is observed one-hot, and its value is the sum of gamma^k for k < length - i."""
 
     terminates = True
 
@@ -69,28 +69,31 @@ class TerminatingEnv(FixedLengthEnv):
 
 
 class LeavingAgentEnv(TerminatingEnv):
-    """Of two agents the second leaves by the second step; an `individual` reward isn't for it any more then, and what
-    the environment still says of it must not count. A `shared` one is, also after it has left."""
+    """The second of two agents leaves at the second step.
+
+    The environment still returns rewards for it. They must be ignored if `kind`, the kind of the reward, is
+    "individual", but not if it is "shared".
+    """
 
     def __init__(self, kind: str = "individual", continuous: bool = False) -> None:
         super().__init__(continuous, agents=2)
         self.reward_kind = kind
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        return super().reset(seed=seed)[0], self._here()
+        return super().reset(seed=seed)[0], self._info()
 
     def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
         obs, reward, terminated, truncated, _ = super().step(action)
-        return obs, reward, terminated, truncated, self._here()
+        return obs, reward, terminated, truncated, self._info()
 
-    def _here(self) -> dict[str, Any]:
+    def _info(self) -> dict[str, Any]:
         return {"alive": np.array([True, self.t < 2])}
 
 
 class DictObsEnv(gym.Env):
-    """A dict of everything that can be observed; the right answer is in it. `kind` is the kind of action.
+    """Observations are a dict of all supported spaces, one of which is the correct action. `kind` selects the actions.
 
-    Several `agents` have cues of their own, which the state holds, and share their reward.
+    Several `agents` have different cues, which the global state contains, and a shared reward.
     """
 
     def __init__(self, kind: str = "discrete", agents: int = 1) -> None:
@@ -99,7 +102,7 @@ class DictObsEnv(gym.Env):
             {
                 "cue": Discrete(3),
                 "noise": Box(-5.0, 5.0, (2,), np.float64),
-                "more": Dict({"picture": Box(0, 255, (12, 12, 1), np.uint8), "bits": MultiDiscrete([2, 3])}),
+                "nested": Dict({"image": Box(0, 255, (12, 12, 1), np.uint8), "bits": MultiDiscrete([2, 3])}),
             }
         )
         spaces = {
@@ -109,27 +112,27 @@ class DictObsEnv(gym.Env):
         }
         self.action_space = spaces[kind]
 
-    def _one(self) -> dict[str, Any]:
-        r = self.np_random
-        cue = int(r.integers(3))
-        picture = np.full((12, 12, 1), 80 * cue, np.uint8)
-        bits = np.array([r.integers(2), r.integers(3)])
-        return {"cue": cue, "noise": r.normal(size=2).clip(-5, 5), "more": {"picture": picture, "bits": bits}}
+    def _sample_obs(self) -> dict[str, Any]:
+        rng = self.np_random
+        cue = int(rng.integers(3))
+        image = np.full((12, 12, 1), 80 * cue, np.uint8)
+        bits = np.array([rng.integers(2), rng.integers(3)])
+        return {"cue": cue, "noise": rng.normal(size=2).clip(-5, 5), "nested": {"image": image, "bits": bits}}
 
-    def _see(self) -> tuple[dict, dict]:
-        seen = [self._one() for _ in range(self.num_agents)]
-        self.cues = [one["cue"] for one in seen]
+    def _observe(self) -> tuple[dict, dict]:
+        observations = [self._sample_obs() for _ in range(self.num_agents)]
+        self.cues = [obs["cue"] for obs in observations]
         if self.num_agents == 1:
-            return seen[0], {}
-        obs = tree_map(lambda *leaves: np.stack(leaves), *seen)
+            return observations[0], {}
+        obs = tree_map(lambda *leaves: np.stack(leaves), *observations)
         return obs, {"state": np.eye(3, dtype=np.float32)[self.cues].reshape(-1)}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
         super().reset(seed=seed)
         self.t = 0
-        return self._see()
+        return self._observe()
 
-    def _pays(self, action: Any, cue: int) -> float:
+    def _reward(self, action: Any, cue: int) -> float:
         assert self.action_space.contains(action if self.kind != "discrete" else int(action)), action
         if self.kind == "discrete":
             return float(int(action) - 1 == cue)
@@ -139,18 +142,18 @@ class DictObsEnv(gym.Env):
 
     def step(self, action: Any) -> tuple[dict, Any, bool, bool, dict]:
         actions = [action] if self.num_agents == 1 else action
-        reward = float(np.mean([self._pays(a, cue) for a, cue in zip(actions, self.cues, strict=True)]))
+        reward = float(np.mean([self._reward(a, cue) for a, cue in zip(actions, self.cues, strict=True)]))
         self.t += 1
-        obs, info = self._see()
-        told = {**info, "solved": reward > 0.9}
-        return obs, reward if self.num_agents == 1 else [reward] * self.num_agents, False, self.t == 8, told
+        obs, info = self._observe()
+        info["solved"] = reward > 0.9
+        return obs, reward if self.num_agents == 1 else [reward] * self.num_agents, False, self.t == 8, info
 
 
 class MaskedEnv(gym.Env):
-    """Most of the actions are forbidden at each step; a forbidden one raises. The highest of the others pays.
+    """The reward is 1 for the highest allowed action. A forbidden action raises an error.
 
-    Of four actions two are allowed, of more one to three, chosen anew at each step.
-    Of several `agents` the last leaves after five steps: it may only do nothing (action 0) then, and earns nothing.
+    The allowed actions are sampled at each step: two of four `actions`, or one to three of any other number. The last
+    of several `agents` leaves after five steps. Then only action 0 is allowed for it, and its reward is 0.
     """
 
     def __init__(self, agents: int = 1, actions: int = 4) -> None:
@@ -158,7 +161,7 @@ class MaskedEnv(gym.Env):
         self.observation_space = Box(0.0, 1.0, (actions,), np.float32)
         self.action_space = Discrete(actions)
 
-    def _see(self) -> tuple[np.ndarray, dict]:
+    def _observe(self) -> tuple[np.ndarray, dict]:
         self.mask = np.zeros((self.num_agents, self.actions), np.int8)
         for row in self.mask:
             allowed = 2 if self.actions == 4 else int(self.np_random.integers(1, 4))
@@ -174,7 +177,7 @@ class MaskedEnv(gym.Env):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         self.t = 0
-        return self._see()
+        return self._observe()
 
     def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
         rewards = []
@@ -185,12 +188,12 @@ class MaskedEnv(gym.Env):
         if self.num_agents > 1:
             rewards = list(np.array(rewards) * self.alive)
         self.t += 1
-        obs, info = self._see()
+        obs, info = self._observe()
         return obs, rewards[0] if self.num_agents == 1 else rewards, False, self.t == 10, info
 
 
 class RaisingEnv(FixedLengthEnv):
-    """Breaks at its third step."""
+    """Raises an error at its third step."""
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         if self.t == 2:
@@ -199,7 +202,7 @@ class RaisingEnv(FixedLengthEnv):
 
 
 class SlowEnv(TerminatingEnv):
-    """A step takes two milliseconds, whatever the machine."""
+    """A step takes two milliseconds on any machine."""
 
     def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
         time.sleep(0.002)
@@ -207,7 +210,7 @@ class SlowEnv(TerminatingEnv):
 
 
 class HugeRewardEnv(FixedLengthEnv):
-    """Pays so much that squares overflow."""
+    """Rewards are so large that their squares overflow."""
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         obs, _, terminated, truncated, info = super().step(action)

@@ -1,4 +1,4 @@
-"""Environments that do harm at a given call. Named on the command line as `hostile_envs:HostileEnv`, with options."""
+"""Environments that crash, hang or leave processes behind. Commands name them as `hostile_envs:HostileEnv`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = 600.0  # seconds, longer than any test waits
 
 
 def harm(how: str, log: Path | None = None) -> None:
-    """Do the harm. Processes that stay behind write their number into `log`."""
+    """Crash, hang or leave a process behind, and write the ids of processes left behind to `log`."""
     if how == "segfault":
         os.kill(os.getpid(), signal.SIGSEGV)
     elif how == "abort":
@@ -30,32 +30,35 @@ def harm(how: str, log: Path | None = None) -> None:
         sys.exit(3)
     elif how == "hang":
         time.sleep(LONG)
-    elif how == "fork":  # the child has the pipes of its parent, which is killed
+    elif how == "fork":  # the child inherits the pipes of its parent, which is killed
         child = os.fork()
         if child == 0:
             time.sleep(LONG)
             os._exit(0)
-        _note(log, child)
+        _write_pid(log, child)
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "thread":
         threading.Thread(target=time.sleep, args=[LONG]).start()
     elif how == "child":
-        _note(log, subprocess.Popen(["sleep", str(LONG)]).pid)
+        _write_pid(log, subprocess.Popen(["sleep", str(LONG)]).pid)
     elif how == "daemon":
-        _note(log, subprocess.Popen(["sleep", str(LONG)], start_new_session=True).pid)
+        _write_pid(log, subprocess.Popen(["sleep", str(LONG)], start_new_session=True).pid)
     else:
         raise ValueError(how)
 
 
-def _note(log: Path | None, number: int) -> None:
+def _write_pid(log: Path | None, pid: int) -> None:
     if log is not None:
         with log.open("a") as file:
-            print(number, file=file)
+            print(pid, file=file)
 
 
 class HostileEnv(FixedLengthEnv):
-    """Does harm `how` at the call `where`, a step only if its action is 1. `log` is a file for numbers of processes:
-    of those in which it was made ("made"), or of those that it leaves behind."""
+    """Calls `harm(how)` in the method `where`; in a step only if the action is 1.
+
+    `log` is a file for process ids: of the processes in which the environment was made, if `how` is "made", else of
+    those that it leaves behind.
+    """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
@@ -63,7 +66,7 @@ class HostileEnv(FixedLengthEnv):
         super().__init__()
         self.where, self.how, self.log, self.render_mode = where, how, None if log is None else Path(log), render_mode
         if how == "made":
-            _note(self.log, os.getpid())
+            _write_pid(self.log, os.getpid())
         self._harm_at("constructor")
 
     def _harm_at(self, where: str) -> None:
@@ -95,7 +98,7 @@ class HostileEnv(FixedLengthEnv):
 
 
 class HostileGoalEnv(HostileEnv):
-    """Like Hostile, with goals; `where="goals"` does harm when rewards of other goals are asked for."""
+    """A `HostileEnv` with goals. With `where="goals"`, computing rewards calls `harm`."""
 
     def __init__(self, where: str = "", how: str = "", log: str | None = None) -> None:
         super().__init__(where, how, log)
@@ -104,8 +107,8 @@ class HostileGoalEnv(HostileEnv):
         self.action_space = Box(-1.0, 1.0, (1,), np.float32)
 
     def _obs(self) -> Any:
-        here = np.full(1, self.t / self.length, np.float32)
-        return {"observation": here, "achieved_goal": here, "desired_goal": np.ones(1, np.float32)}
+        position = np.full(1, self.t / self.length, np.float32)
+        return {"observation": position, "achieved_goal": position, "desired_goal": np.ones(1, np.float32)}
 
     def step(self, action: Any) -> Any:
         return super().step(0)

@@ -38,9 +38,8 @@ def check_options(
         if not accepts_any and option not in allowed:
             raise unknown_option(name, option, allowed)
         expected, default = types_of.get(option, (Any, None))
-        if not _fits(value, expected) and _fits(
-            default, expected
-        ):  # if not even the default fits, the annotation is wrong
+        # if not even the default fits, the annotation is wrong
+        if not _fits(value, expected) and _fits(default, expected):
             example = f", such as {default!r}" if default is not None else ""
             raise UserError(
                 f"{name}: option {option}={value!r} is of type {type(value).__name__}; "

@@ -83,7 +83,7 @@ def make_factory(env: Any) -> Any:
 
 
 class CopyFactory:
-    """Makes copies of an environment."""
+    """Returns a deep copy of an environment at each call."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.env = env

@@ -1,4 +1,4 @@
-"""The back end envpool: Gymnasium's steps, ends in the same step, back into mid-episode, and what it refuses."""
+"""The back end envpool: equality with Gymnasium, same-step autoreset, exact resume, and unsupported environments."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from zhixing.envs import make_vector
 pytest.importorskip("envpool", reason="needs the extra 'envpool': pip install 'zhixing[envpool]'")
 
 
-def test_cartpole_does_what_gymnasiums_does() -> None:
-    """From EnvPool's first states, step for step, until it ends: within single precision."""
+def test_cartpole_equals_gymnasium() -> None:
+    """Each step from EnvPool's states gives the same result, up to single precision."""
     from gymnasium.envs.classic_control import CartPoleEnv
 
     env, other = make_vector("CartPole-v1", 4, "envpool"), CartPoleEnv()
     obs, _ = env.reset(seed=3)
-    states, ends = obs.copy(), 0
+    states, num_ended = obs.copy(), 0
     rng = np.random.default_rng(0)
     for _ in range(60):
         actions = rng.integers(2, size=4)
@@ -32,11 +32,11 @@ def test_cartpole_does_what_gymnasiums_does() -> None:
             expected, _, ended, _, _ = other.step(int(actions[i]))
             assert terminated[i] == ended
             np.testing.assert_allclose(info["final_obs"][i] if ended else obs[i], expected, atol=1e-5)
-            assert not ended or (np.abs(obs[i]) <= 0.05).all()  # it has begun anew
-            ends += ended
+            assert not ended or (np.abs(obs[i]) <= 0.05).all()  # the first state of the next episode
+            num_ended += ended
         assert (reward == 1.0).all()
         states = obs.copy()
-    assert ends > 3
+    assert num_ended > 3
     env.close()
 
 
@@ -50,10 +50,10 @@ def test_time_limit_truncates() -> None:
     env.close()
 
 
-@pytest.mark.parametrize(("algorithm_name", "task"), [("ppo", "CartPole-v1"), ("sac", "Pendulum-v1")])
-def test_runs_resume_exactly(algorithm_name: str, task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("algorithm_name", "env"), [("ppo", "CartPole-v1"), ("sac", "Pendulum-v1")])
+def test_runs_resume_exactly(algorithm_name: str, env: str, tmp_path: Path) -> None:
     settings = {
-        "env": task,
+        "env": env,
         "vector__backend": "envpool",
         "num_envs": 2,
         "tensorboard": False,
@@ -70,12 +70,12 @@ def test_runs_resume_exactly(algorithm_name: str, task: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("task", "options", "told"),
+    ("env", "options", "message"),
     [
-        ("toy/match", {}, "EnvPool has no task toy/match"),
-        ("CartPole-v1", {"sutton_barto_reward": True}, "has other options than sutton_barto_reward"),
+        ("toy/match", {}, "EnvPool has no environment toy/match"),
+        ("CartPole-v1", {"sutton_barto_reward": True}, "doesn't accept the options sutton_barto_reward"),
     ],
 )
-def test_what_it_refuses(task: str, options: dict[str, object], told: str) -> None:
-    with pytest.raises(zx.UserError, match=told):
-        make_vector(task, 2, "envpool", options=options)
+def test_unsupported_env_or_option_is_rejected(env: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(zx.UserError, match=message):
+        make_vector(env, 2, "envpool", options=options)

@@ -114,7 +114,7 @@ def test_installed_package_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (env.num_agents, env.battle.get_env_info()["episode_limit"]) == (5, 4)
     with pytest.raises(UserError, match="smac/3m has no option 'dificulty'"):
         make("smac/3m", {"dificulty": 7})
-    with pytest.raises(UserError, match="has no option 'map_name': the environment's name gives the map"):
+    with pytest.raises(UserError, match="has no option 'map_name': the map is part of the name"):
         make("smac/3m", {"map_name": "8m"})
 
 

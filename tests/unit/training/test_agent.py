@@ -28,8 +28,8 @@ def trained(short_config: Callable, tmp_path: Path) -> Callable[..., zx.Agent]:
 def many(rows: int | None = None) -> dict[str, Any]:
     """An observation of dummy_envs:DictObsEnv, or several."""
     lead = () if rows is None else (rows,)
-    more = {"picture": np.zeros((*lead, 12, 12, 1), np.uint8), "bits": np.zeros((*lead, 2), np.int64)}
-    return {"cue": np.ones(lead, np.int64), "noise": np.zeros((*lead, 2)), "more": more}
+    nested = {"image": np.zeros((*lead, 12, 12, 1), np.uint8), "bits": np.zeros((*lead, 2), np.int64)}
+    return {"cue": np.ones(lead, np.int64), "noise": np.zeros((*lead, 2)), "nested": nested}
 
 
 def test_one_observation_or_many(trained: Callable) -> None:
@@ -103,8 +103,8 @@ def test_another_number_of_observations_without_reset_is_told(trained: Callable)
         {"cue": 1},
         {**many(), "noise": np.zeros(3)},
         {**many(), "noise": "loud"},
-        {**many(), "more": 3},
-        {**many(), "more": {"picture": [[300]], "bits": [0, 0]}},
+        {**many(), "nested": 3},
+        {**many(), "nested": {"image": [[300]], "bits": [0, 0]}},
         3,
         None,
     ],

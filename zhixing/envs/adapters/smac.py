@@ -34,7 +34,7 @@ def supports(name: str) -> bool:
 def make(name: str, options: dict[str, Any]) -> SmacEnv:
     if reserved := {"map_name", "seed"} & set(options):
         raise UserError(
-            f"{name} has no option {sorted(reserved)[0]!r}: the environment's name gives the map, the run the seed"
+            f"{name} has no option {sorted(reserved)[0]!r}: the map is part of the name, the seed a setting of the run"
         )
     constructor = partial(_import_constructor(name), map_name=name.removeprefix("smac/"))
     check_options(name, constructor, options)

@@ -50,7 +50,7 @@ CHECKS = {  # with the message of a check that passes
     "restore": "an episode restored in the middle continues identically",
     "render": "returns RGB images",
 }
-DIFFERENCES = {  # of a repeated run from the first one, and advice
+DIFFERENCES = {  # how a second run differed from the first one, and advice
     "seeding": "in a new instance with the same seed and actions; start reset with super().reset(seed=seed) and draw "
     "all random numbers from self.np_random",
     "reset": "in an instance that has run other episodes before; reset must erase everything that they changed",
@@ -204,9 +204,7 @@ class _Checker:
         keys = {key for record in last_steps for key in scalar_info(record.info)}
         missing = sorted(set(self.env_spec.logged_info_keys) - keys)
         if last_steps and missing:
-            message = (
-                f"metadata['logged_info_keys'] names {', '.join(missing)}; no episode's last info has a number there"
-            )
+            message = f"metadata['logged_info_keys'] lists {', '.join(missing)}, but no episode's last info has it"
             self.report("info", "warning", message)
         return trace
 
@@ -296,7 +294,7 @@ class _Checker:
                 arrays = zip(_step_arrays(expected), _step_arrays(actual), strict=True)
                 if any(one.tobytes() != other.tobytes() for one, other in arrays):
                     message = f"an environment restored after {middle} steps continues differently at step {step}"
-                    advice = "state_dict must contain the whole state, also of random generators"
+                    advice = "state_dict must contain the whole state, including that of random generators"
                     self.report("restore", "error", f"{message}; {advice}")
                     return
         finally:

@@ -54,9 +54,7 @@ class StepChecker:
         stored = value.astype(space.dtype) if value.dtype.kind == "f" else value
         outside = (stored < space.low) | (stored > space.high)
         if outside.any():
-            message = (
-                f"{name} contains {stored[outside].flat[0]} {when}, outside {space}; widen the bounds of the space"
-            )
+            message = f"{name} contains {stored[outside].flat[0]} {when}, outside {space}; widen the bounds"
             self.report("observations", "error", message)
         elif value.dtype != space.dtype:
             message = f"{name} has dtype {value.dtype}, its space has dtype {space.dtype}; make them equal"

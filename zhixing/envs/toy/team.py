@@ -51,8 +51,8 @@ class TwoStep(ToyEnv):
 class TeamMatch(ToyEnv):
     """`toy/match` for two agents: each observes a cue and should repeat it.
 
-    The shared reward is the fraction of agents whose action equals their cue. An episode has ten
-    steps. The best return is 10; random actions get 2.5. The global state contains both cues.
+    The shared reward is the fraction of agents whose action equals their cue. An episode has ten steps.
+    The best return is 10; random actions get 2.5. The global state contains both cues.
     """
 
     episode_steps = 10

@@ -44,7 +44,7 @@ from zhixing.utils.cpus import cpu_count
 
 Worker = WorkerProcess | InlineWorker
 CLOSE_SECONDS_PER_WORKER = 0.2  # in addition to CLOSE_SECONDS: many workers share few CPUs
-MANY_WORKERS_PER_CPU = 16  # starting more takes so long that the user is told
+MANY_WORKERS_PER_CPU = 16  # starting more takes so long that a note is printed
 
 
 class ProcessVectorEnv(VectorEnv):

@@ -112,7 +112,7 @@ def env_name_of(env_fn: EnvFn) -> str:
 
 
 def infer_env_spec(env_fn: EnvFn) -> EnvSpec:
-    """Describe a temporary environment, so the environments in use start untouched in every back end."""
+    """Return the spec of a temporary environment, so the environments in use start untouched in every back end."""
     env = env_fn()
     try:
         return inspect_env(env, env_name_of(env_fn))
