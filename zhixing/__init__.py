@@ -1,6 +1,6 @@
 """zhixing (知行): deep reinforcement learning on PyTorch.
 
-Names are imported when first used, so that `import zhixing` and the command line start at once.
+Attributes are imported on first access, so `import zhixing` and the command line start fast.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NAMES = {
     "training.loop": ("TrainingLoop",),
     "training.trainers": ("off_policy", "on_policy"),
 }
-_WHERE = {name: module for module, names in _NAMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
     "Actor",
     "Agent",
@@ -95,9 +95,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
-    if name in _WHERE:
-        return getattr(importlib.import_module(f"zhixing.{_WHERE[name]}"), name)
-    raise AttributeError(f"zhixing has no {name!r}; it has {', '.join(__all__)}")
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"zhixing.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module 'zhixing' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:

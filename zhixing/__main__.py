@@ -1,4 +1,4 @@
-"""`python -m zhixing` is the command line."""
+"""Run the command line with `python -m zhixing`."""
 
 from zhixing.cli import main
 

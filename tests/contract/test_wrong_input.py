@@ -13,8 +13,8 @@ from zhixing.utils.extras import install_hint
 
 WRONG = {
     "unknown algorithm": (["train", "pppo", "--env", "CartPole-v1"], "unknown algorithm 'pppo': did you mean 'ppo'"),
-    "no algorithm": (["train", "--env", "CartPole-v1"], "no algorithm is named"),
-    "no environment": (["train", "ppo"], "no environment is named"),
+    "no algorithm": (["train", "--env", "CartPole-v1"], "no algorithm is given"),
+    "no environment": (["train", "ppo"], "no environment is given"),
     "unknown environment": (["train", "ppo", "--env", "CartPoel-v1"], "did you mean 'CartPole-v1'"),
     "old version": (["train", "ppo", "--env", "CartPole-v7"], "CartPole-v1"),
     "unknown setting": (["train", "ppo", "--env", "CartPole-v1", "lrr=1"], "unknown setting 'lrr': did you mean 'lr'"),
@@ -65,7 +65,7 @@ WRONG = {
     "setting without its value": (["train", "ppo", "--env", "CartPole-v1", "--lr"], "--lr needs a value"),
     "option of another library": (
         ["train", "ppo", "--env", "CartPole-v1", "--num-minibatches", "4"],
-        "`num_minibatches` (CleanRL) is `minibatch_size` here: rollout_steps x num_envs / num_minibatches",
+        "`num_minibatches` (CleanRL) is `minibatch_size` here: minibatch_size = rollout_steps * num_envs / num_minibatches",
     ),
     "environment without --env": (["train", "ppo", "CartPole-v1"], "set the environment with --env"),
     "missing run": (["resume", "nowhere"], "there is no run folder nowhere"),
@@ -105,7 +105,7 @@ WRONG = {
         ["sweep", "ppo", "--env", "toy/match", "--grid", "a.yaml", "--out", "all"],
         "no configuration file",
     ),
-    "no algorithm to profile": (["profile", "--env", "CartPole-v1"], "no algorithm is named"),
+    "no algorithm to profile": (["profile", "--env", "CartPole-v1"], "no algorithm is given"),
     "what to list": (["list", "algos"], "did you mean 'algorithms'"),
     "unknown algorithm to show": (["show", "dqnn"], "did you mean 'dqn'"),
     "unknown environment to show": (["show", "dqn", "--env", "CartPol-v1"], "did you mean 'CartPole-v1'"),

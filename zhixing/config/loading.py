@@ -24,7 +24,7 @@ from zhixing.utils import importing, named_objects
 
 
 def load(*files: str | Path, **overrides: Any) -> RunConfig:
-    """Return the configuration of YAML files and overrides: `num_envs=8`, `net__activation="relu"` or a dict."""
+    """Return the configuration from YAML files and overrides, such as `num_envs=8` or `net__activation="relu"`."""
     return build([read_yaml(Path(file)) for file in files], from_keywords(overrides))
 
 
@@ -87,11 +87,13 @@ def register_objects(values: Mapping[str, Any], **objects: Any) -> None:
         if value is None:
             continue
         if isinstance(value, str):
-            raise UserError(f"{group}={value!r} is a name; pass the class itself, or a function that returns an object")
+            raise UserError(
+                f"{group}={value!r} is a string; pass the class itself, or a function that returns an object"
+            )
         settings = values.get(group)
         name = settings.get(SHORTHANDS[group]) if isinstance(settings, Mapping) else settings
         if not isinstance(name, str):
-            raise UserError(f"{group} can't be passed: the run has no setting `{group}`")
+            raise UserError(f"the run has no setting `{group}`, so {group}=... can't be passed; leave it out")
         if group == "env":
             from zhixing.envs.portable import make_factory
 
@@ -173,9 +175,9 @@ def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> 
         env = values["env"] = _env_of_dataset(values["dataset"])
     env_name = env.get("name") if isinstance(env, dict) else env
     if not isinstance(algorithm, str):
-        raise UserError("no algorithm is named; set `algorithm`, for example algorithm=ppo (see `zhixing list`)")
+        raise UserError("no algorithm is given: set `algorithm`, for example algorithm=ppo (see `zhixing list`)")
     if not isinstance(env_name, str):
-        raise UserError("no environment is named; set `env`, for example env=CartPole-v1 (see `zhixing list envs`)")
+        raise UserError("no environment is given: set `env`, for example env=CartPole-v1 (see `zhixing list envs`)")
     algorithm, _, _, settings, _ = algorithms.get(algorithm)
     values["algorithm"] = algorithm  # the registered spelling: ppo for PPO
     if values.get("dataset") is not None and "dataset" not in settings.model_fields:
@@ -218,11 +220,11 @@ def _env_of_dataset(source: str) -> dict[str, Any]:
     data = offline.open(source)
     if data.env is None:
         raise UserError(
-            f"{source} doesn't name its environment; name it with --env, or disable evaluations with --env none"
+            f"{source} doesn't name its environment; set it with --env, or disable evaluations with --env none"
         )
     env = {"name": data.env, **data.options}
     try:
         importing.check_names(env)
     except UserError as error:
-        raise UserError(f"{source}: {error}, or name the environment with --env") from None
+        raise UserError(f"{source}: {error}, or set the environment with --env") from None
     return env

@@ -235,12 +235,12 @@ OTHER_VALUE: list[tuple[str, str, dict[str, str]]] = [
     # run
     (
         "env_steps",
-        "the number of epochs times the steps per epoch",
+        "env_steps = epochs * steps per epoch",
         {TIANSHOU: "max_epoch max_epochs epoch step_per_epoch epoch_num_steps"},
     ),
     (
         "env_steps",
-        "the number of iterations times rollout_steps times num_envs",
+        "env_steps = iterations * rollout_steps * num_envs",
         {CLEANRL: "num_iterations", RLLIB: "training_iteration"},
     ),
     ("device", "cpu or cuda", {CLEANRL: "cuda", RLLIB: "num_gpus num_gpus_per_learner"}),
@@ -256,27 +256,27 @@ OTHER_VALUE: list[tuple[str, str, dict[str, str]]] = [
         },
     ),
     # environment
-    ("num_envs", "the number of all environments", {RLLIB: "num_envs_per_env_runner num_envs_per_worker"}),
+    ("num_envs", "the total number of environments", {RLLIB: "num_envs_per_env_runner num_envs_per_worker"}),
     (
         "vector.workers",
-        "the number of processes that share the num_envs environments, with vector.backend=process",
+        "the number of processes that share all environments, with vector.backend=process",
         {RLLIB: "num_env_runners num_rollout_workers num_workers"},
     ),
     ("vector.backend", "a name, such as serial or process", {SB3: "vec_env_cls"}),
     ("env", "options are written env.NAME=VALUE", {SB3: "env_kwargs", RLLIB: "env_config"}),
-    ("replay.frame_stack", "with env.stack, the frames per observation", {TIANSHOU: "frames_stack"}),
+    ("replay.frame_stack", "together with env.stack, the frames per observation", {TIANSHOU: "frames_stack"}),
     # collection
     (
         "rollout_steps train_every",
-        "steps per environment, not the sum over all environments",
+        "counted per environment, not summed over all environments",
         {
             TIANSHOU: "step_per_collect collection_step_num_env_steps",
             RLLIB: "train_batch_size train_batch_size_per_learner",
         },
     ),
-    ("exploration_noise", "the standard deviation as a number", {SB3: "action_noise"}),
+    ("exploration_noise", "a number, the standard deviation", {SB3: "action_noise"}),
     ("epsilon_fraction", "a fraction of the budget, not a number of steps", {MINDRL: "decay"}),
-    ("replay.her_ratio", "n_sampled_goal / (n_sampled_goal + 1)", {SB3: "n_sampled_goal"}),
+    ("replay.her_ratio", "her_ratio = n_sampled_goal / (n_sampled_goal + 1)", {SB3: "n_sampled_goal"}),
     (
         "replay",
         "replay.her=true or replay.prioritized=true",
@@ -284,9 +284,9 @@ OTHER_VALUE: list[tuple[str, str, dict[str, str]]] = [
     ),
     ("replay.sequence_length rollout_steps", "steps per training sequence", {RLLIB: "max_seq_len"}),
     # optimization
-    ("updates_per_step", "gradient_steps / (train_freq * num_envs)", {SB3: "gradient_steps"}),
-    ("updates_per_step", "training_intensity / batch_size", {RLLIB: "training_intensity"}),
-    ("minibatch_size", "rollout_steps x num_envs / num_minibatches", {CLEANRL: "num_minibatches"}),
+    ("updates_per_step", "updates_per_step = gradient_steps / (train_freq * num_envs)", {SB3: "gradient_steps"}),
+    ("updates_per_step", "updates_per_step = training_intensity / batch_size", {RLLIB: "training_intensity"}),
+    ("minibatch_size", "minibatch_size = rollout_steps * num_envs / num_minibatches", {CLEANRL: "num_minibatches"}),
     ("anneal_lr", "true anneals the learning rate linearly to zero", {SB3: "lr_schedule", RLLIB: "lr_schedule"}),
     ("optimizer", "a name, such as adam or rmsprop", {SB3: "optimizer_class use_rms_prop"}),
     ("value_clip_range", "the range as a number, or none", {CLEANRL: "clip_vloss", TIANSHOU: "value_clip"}),
@@ -303,7 +303,7 @@ OTHER_VALUE: list[tuple[str, str, dict[str, str]]] = [
     ),
     (
         "alpha",
-        "none learns it, a number fixes it",
+        "none learns alpha, a number fixes it",
         {CLEANRL: "autotune", TIANSHOU: "auto_alpha", RLLIB: "initial_alpha", MINDRL: "train_alpha_net log_alpha"},
     ),
     (
@@ -318,15 +318,20 @@ OTHER_VALUE: list[tuple[str, str, dict[str, str]]] = [
         {RLLIB: "vtrace_clip_pg_rho_threshold", MINDRL: "clip_pg_rho_threshold"},
     ),
     ("discriminator_updates", "counted per iteration", {TIANSHOU: "disc_update_num"}),
-    ("algorithm", "double_dqn", {TIANSHOU: "is_double", RLLIB: "double_q"}),
-    ("algorithm", "dueling_dqn", {RLLIB: "dueling"}),
-    ("algorithm", "rainbow, whose head is noisy", {RLLIB: "noisy"}),
+    ("algorithm", "train double_dqn", {TIANSHOU: "is_double", RLLIB: "double_q"}),
+    ("algorithm", "train dueling_dqn", {RLLIB: "dueling"}),
+    ("algorithm", "train rainbow, whose head is noisy", {RLLIB: "noisy"}),
     # network
     ("log_std_init", "the logarithm of the standard deviation", {MINDRL: "sigma_init_std"}),
     ("net.hidden_sizes", "a list, such as [100, 100]", {MINDRL: "hidden_size hidden_size1 hidden_size2"}),
     ("net.activation", "a name, such as tanh or relu", {SB3: "activation_fn"}),
-    ("net", "a group, such as net.hidden_sizes=[64,64]", {SB3: "policy_kwargs", RLLIB: "model"}),
-    ("net.kind", "your.module:Net", {SB3: "features_extractor_class", RLLIB: "custom_model"}),
+    ("net", "a group of settings, such as net.hidden_sizes=[64,64]", {SB3: "policy_kwargs", RLLIB: "model"}),
+    (
+        "net.kind",
+        "auto, or a class of your own as your.module:Net",
+        {SB3: "features_extractor_class", RLLIB: "custom_model"},
+    ),
+    ("net.kind", "auto chooses by the observation's shape", {SB3: "policy"}),
     ("net.cnn", "a name, such as nature", {RLLIB: "conv_filters"}),
     ("net.recurrent", "none, gru or lstm", {RLLIB: "use_lstm"}),
     ("critics", "2 for twin critics", {RLLIB: "twin_q"}),
@@ -336,7 +341,7 @@ OTHER_VALUE: list[tuple[str, str, dict[str, str]]] = [
         _IN_STEPS,
         {SB3: "eval_freq", RLLIB: "evaluation_interval", MINDRL: "eval_per_episode eval_interval"},
     ),
-    ("eval_stochastic", "the opposite value", {SB3: "deterministic", TIANSHOU: "deterministic_eval"}),
+    ("eval_stochastic", "with the opposite value", {SB3: "deterministic", TIANSHOU: "deterministic_eval"}),
     (
         "checkpoint_every_steps",
         _IN_STEPS,

@@ -45,7 +45,7 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
         prefix = "".join(part + "." for part in path[:-1])
         return _explain_unknown(name, model, [prefix + field for field in owner.model_fields])
     if problem["type"] == "missing":
-        return f"the setting {name!r} is missing"
+        return f"the setting {name!r} is missing: set it with {name}=VALUE"
     if name == "num_envs" and problem["input"] == "auto":
         return "num_envs='auto' is only allowed in `zhixing train` and zx.train, which measure it: write a number here"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")

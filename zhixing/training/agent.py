@@ -1,4 +1,4 @@
-"""What a person deploys: `agent = zx.load(run)`, `action = agent.act(obs)`."""
+"""Trained agents for deployment: `agent = zx.load(run)`, `action = agent.act(obs)`."""
 
 from __future__ import annotations
 
@@ -19,54 +19,65 @@ from zhixing.training.run_folder import RunFolder, weights_must_fit
 
 
 class Agent:
-    """A trained policy with its normalisers and memory. It acts in the task's own terms, for one or many at once."""
+    """A trained policy with its normalizers and hidden state.
+
+    It takes observations and returns actions as the environment defines them, for one environment or a batch.
+    """
 
     def __init__(self, policy: Policy, spaces: Spaces, cfg: RunConfig, longest_episode: int = 0) -> None:
-        """`longest_episode` is the number of steps of the longest episode in training."""
+        """`longest_episode` is the length of the longest training episode in steps."""
         self.policy, self.spaces, self.cfg = policy.cpu().eval(), spaces, cfg
         self.longest_episode = longest_episode
         self.rng = torch.Generator().manual_seed(derive_seed(cfg.seed, "agent"))
         self._hidden: Tree = None
 
     def reset(self) -> None:
-        """Forget what was seen: a new episode starts."""
+        """Clear the hidden state at the start of an episode."""
         self._hidden = None
 
     @torch.no_grad()
     def act(self, obs: Tree, mask: Any = None, explore: bool = False) -> Any:
-        """The action for one observation, or for `[N,...]` of them at once. `explore` samples as in training."""
-        obs, many = self._batched(obs)
+        """Return the action for one observation, or the actions for a batch `[N,...]`.
+
+        `mask` `[num_actions]` or `[N,num_actions]` marks the allowed actions. With `explore`, actions are sampled with
+        the exploration of the end of training.
+        """
+        obs, is_batch = self._to_batch(obs)
         num = len(tree_leaves(obs)[0])
         if self._hidden is None:
             self._hidden = self.policy.initial_hidden(num)
         elif len(tree_leaves(self._hidden)[0]) != num:
-            raise UserError(f"the agent remembers another number of episodes than these {num}; call reset() first")
+            raise UserError(
+                f"the agent's hidden state is that of {len(tree_leaves(self._hidden)[0])} episodes, but {num} "
+                f"observations were given; call reset() before the number changes"
+            )
         if mask is not None:
             mask = torch.as_tensor(np.asarray(mask, bool).reshape(num, *self.spaces.agents, -1))
         phase = Phase.COLLECT if explore else Phase.EVAL
-        # as after training: what exploration is left at the end
+        # after all environment steps, so schedules of the exploration have their final values
         decision = self.policy.act(
             as_tensor(obs, torch.device("cpu")), self._hidden, mask, phase, self.rng, self.cfg.env_steps
         )
         self._hidden = decision.hidden
         action = self.spaces.to_env(decision.action.numpy())
-        return action if many else action[0]
+        return action if is_batch else action[0]
 
-    def _batched(self, obs: Tree) -> tuple[Tree, bool]:
-        """Observations with a leading dimension and the stored types, and whether they had one."""
+    def _to_batch(self, obs: Tree) -> tuple[Tree, bool]:
+        """Return observations `[N,...]` with the dtypes of the space, and whether the input was a batch."""
         fields = self.spaces.fields()["obs"]
         try:
             arrays = tree_map(lambda field, leaf: np.asarray(leaf, field.dtype), fields, obs)
             shapes = [(leaf.shape, field.shape) for leaf, field in _pairs(arrays, fields)]
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-            raise UserError(f"the observation doesn't fit {self.spaces.obs}: {error}") from None
-        if all(given == wanted for given, wanted in shapes):
+            raise UserError(f"the observation doesn't fit the space {self.spaces.obs}: {error}") from None
+        if all(given == expected for given, expected in shapes):
             return tree_map(lambda leaf: leaf[None], arrays), False
-        if all(given[1:] == wanted for given, wanted in shapes):
+        if all(given[1:] == expected for given, expected in shapes):
             return arrays, True
         given = [given for given, _ in shapes]
         raise UserError(
-            f"the observation has shape {given[0] if len(given) == 1 else given}, not that of {self.spaces.obs}"
+            f"the observation has shape {given[0] if len(given) == 1 else given}, which doesn't fit the space "
+            f"{self.spaces.obs}"
         )
 
 
@@ -77,8 +88,15 @@ def _pairs(arrays: Tree, fields: Tree) -> list[tuple[Any, Any]]:
 
 
 def load(run: str | Path, checkpoint: str = "last", *, trust: bool = False, env: Any = None, net: Any = None) -> Agent:
-    """The agent of a run: its weights at the end, or its `best` ones by evaluation. With `trust` it may import the code
-    that the run names. `env` and `net` are classes or functions, where it can't be imported."""
+    """Load the agent of a run.
+
+    Args:
+        run: Run folder, or the name of an agent in `zhixing zoo`.
+        checkpoint: `last` for the final weights, or `best` for those with the best evaluation.
+        trust: Allow the import of code that the run names.
+        env: Class or function to use if the run's environment can't be imported by name.
+        net: Class to use if the run's network can't be imported by name.
+    """
     folder = RunFolder.open(run)
     cfg = folder.read_config(trust, env, net)
     with folder.restricted():

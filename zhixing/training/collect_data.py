@@ -1,4 +1,4 @@
-"""Recording experience as data: what an agent does, or what a run's replay holds."""
+"""Record datasets: new steps of an agent, or the replay buffer of a run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ from zhixing.offline import Dataset, Writer, minari_data
 from zhixing.training.data import gather_steps
 from zhixing.training.run_folder import RunFolder, weights_must_fit
 
-ENVS = 8  # copies that play side by side
-CHUNK = 256  # steps of each between writes
+NUM_ENVS = 8
+CHUNK_STEPS = 256  # steps per environment between writes
 
 
 class NoisyPolicy(Policy):
-    """A trained policy at its best or, with `explore`, as after training; with noise on top: normal on continuous
-    actions, else a chance of any allowed action."""
+    """Adds action noise to a trained policy.
+
+    `noise` is the standard deviation of normal noise on continuous actions, or the probability of a random allowed
+    action. With `explore`, the policy explores as at the end of training.
+    """
 
     def __init__(self, policy: Policy, noise: float, explore: bool, env_steps: int) -> None:
         super().__init__(policy.spaces)
@@ -47,8 +50,8 @@ class NoisyPolicy(Policy):
         action = decision.action
         if self.noise and self.spaces.discrete:
             random = self.random_action(len(action), mask, rng)
-            changed = torch.rand(len(action), generator=rng) < self.noise
-            action = torch.where(changed.view(-1, *[1] * (action.ndim - 1)), random, action)
+            replaced = torch.rand(len(action), generator=rng) < self.noise
+            action = torch.where(replaced.view(-1, *[1] * (action.ndim - 1)), random, action)
         elif self.noise:
             action = (action + self.noise * torch.randn(action.shape, generator=rng)).clamp(-1.0, 1.0)
         return decision._replace(action=action)
@@ -66,29 +69,32 @@ def collect_from_agent(
     references: Mapping[str, float] | None = None,
     max_steps: int | None = None,
 ) -> Dataset:
-    """Let a run's agent play `steps` steps of fresh episodes and write them down. Episodes are truncated after
-    `max_steps`, by default the run's `eval_max_steps`; the dataset then names that as the environment's time limit."""
+    """Record `steps` steps of a run's agent in fresh episodes to the dataset `out`.
+
+    Episodes are truncated after `max_steps`, by default the run's `eval_max_steps`. The dataset then stores this as the
+    environment's time limit.
+    """
     folder = RunFolder.open(run)
     cfg = folder.read_config()
     if not out.startswith(minari_data.PREFIX):
-        out = os.path.abspath(out)  # an environment may change the current folder
+        out = os.path.abspath(out)  # an environment may change the working directory
     agent, options = folder.load_agent(checkpoint), dict(cfg.env.options)
     with folder.restricted():
-        env = envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, options), ENVS, cfg.vector)
+        env = envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, options), NUM_ENVS, cfg.vector)
     try:
-        limit = env.max_episode_steps
-        most = max_steps or cfg.eval_max_steps or default_eval_steps(limit, agent["longest_episode"])
+        time_limit = env.max_episode_steps
+        step_limit = max_steps or cfg.eval_max_steps or default_eval_steps(time_limit, agent["longest_episode"])
         with folder.restricted():
-            if most is not None and (limit is None or most < limit):
+            if step_limit is not None and (time_limit is None or step_limit < time_limit):
                 env.close()
-                options[OPTION] = most
-                env = envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, options), ENVS, cfg.vector)
+                options[OPTION] = step_limit
+                env = envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, options), NUM_ENVS, cfg.vector)
             policy = algorithms.get(cfg.algorithm).make(cfg, env.spaces, "cpu").policy
         with weights_must_fit(folder):
             policy.load_state_dict(agent["policy"])
         actor = Actor(NoisyPolicy(policy, noise, explore, cfg.env_steps), env, seed=seed)
-        how = (" exploring" if explore else "") + (f" with noise {noise:g}" if noise else "")
-        note = f"{cfg.algorithm} of {folder.path.name}{how}"
+        mode = (" exploring" if explore else "") + (f" with noise {noise:g}" if noise else "")
+        note = f"{cfg.algorithm} of {folder.path.name}{mode}"
         return collect_from_actor(
             actor, out, steps, env=cfg.env.name, options=options, note=note, references=references
         )
@@ -107,36 +113,39 @@ def collect_from_actor(
     phase: Phase = Phase.COLLECT,
     references: Mapping[str, float] | None = None,
 ) -> Dataset:
-    """Write down `steps` steps of an actor; pieces of episodes that the last of them cuts are kept."""
-    with _written(out, actor.spaces, env, options, references, note, steps) as writer:
+    """Record `steps` steps of an actor to the dataset `out`, including unfinished episodes at the end."""
+    with _open_writer(out, actor.spaces, env, options, references, note, steps) as writer:
         while not writer.full:
-            left = -(-(steps - len(writer)) // actor.env.num_envs)
-            writer.add(actor.collect(steps=min(CHUNK, left), phase=phase).batch)
+            remaining = -(-(steps - len(writer)) // actor.env.num_envs)
+            writer.add(actor.collect(steps=min(CHUNK_STEPS, remaining), phase=phase).batch)
     return offline.open(out)
 
 
 def export_replay(run: str | Path, out: str, *, references: Mapping[str, float] | None = None) -> Dataset:
-    """Write down all that a run's replay holds, oldest first."""
+    """Write the steps in a run's replay buffer to the dataset `out`, oldest first."""
     from zhixing.training.session import Session
 
     session = Session.resume(run, quiet=True)
     try:
         cfg = session.cfg
         if not session.loop.has_buffer or session.data is not None:
-            raise UserError(f"{run} has no replay: {cfg.algorithm} keeps none, or learned from data")
+            reason = "it was trained on a dataset" if session.data is not None else f"{cfg.algorithm} doesn't use one"
+            raise UserError(
+                f"{run} has no replay buffer to export, because {reason}; record new steps without --replay"
+            )
         buffer = session.loop.buffer
         index = buffer.ring.indices().reshape(-1, buffer.num_envs)  # [T,N]
         note = f"replay of {cfg.algorithm} of {Path(run).name}"
-        with _written(out, session.spaces, cfg.env.name, cfg.env.options, references, note) as writer:
-            for begin in range(0, len(index), CHUNK):
-                writer.add(gather_steps(buffer.ring, index[begin : begin + CHUNK], session.spaces.fields()))
+        with _open_writer(out, session.spaces, cfg.env.name, cfg.env.options, references, note) as writer:
+            for start in range(0, len(index), CHUNK_STEPS):
+                writer.add(gather_steps(buffer.ring, index[start : start + CHUNK_STEPS], session.spaces.fields()))
     finally:
         session.close()
     return offline.open(out)
 
 
 @contextmanager
-def _written(
+def _open_writer(
     out: str,
     spaces: Spaces,
     env: str,
@@ -145,13 +154,13 @@ def _written(
     note: str,
     max_steps: int | None = None,
 ) -> Iterator[Writer]:
-    """A writer of our own format, from which one of Minari's is made where that is asked for."""
+    """Yield a writer of zhixing's format. For `minari:NAME`, convert the result to a Minari dataset at the end."""
     if not out.startswith(minari_data.PREFIX):
         with Writer(out, spaces, env, options, references, note, max_steps) as writer:
             yield writer
         return
     with tempfile.TemporaryDirectory() as folder:
-        aside = Path(folder) / "recorded"
-        with Writer(aside, spaces, env, options, references, note, max_steps) as writer:
+        recorded = Path(folder) / "recorded"
+        with Writer(recorded, spaces, env, options, references, note, max_steps) as writer:
             yield writer
-        minari_data.write(offline.open(aside), out.removeprefix(minari_data.PREFIX))
+        minari_data.write(offline.open(recorded), out.removeprefix(minari_data.PREFIX))

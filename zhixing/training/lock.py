@@ -1,4 +1,4 @@
-"""Folders that are written to: exclusive locks, so two processes never write the same run, and a check for links."""
+"""Exclusive locks on folders, so two processes never write the same run, and a check for links out of a folder."""
 
 from __future__ import annotations
 
@@ -22,26 +22,29 @@ _held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 def check_inside(folder: Path, writing: bool = False) -> None:
-    """Raise `UserError` for links out of a folder, and for what is neither a file nor a folder: a stranger's run must
-    not make us write elsewhere, nor wait for ever. Before `writing`, also for files with a second name elsewhere."""
+    """Raise `UserError` if a folder contains links out of it, or entries that are neither files nor folders.
+
+    Such entries in an untrusted run could redirect writes to other files, or block reads forever (named pipes). With
+    `writing`, also reject hard links: writing to one changes another file.
+    """
     inside = folder.resolve()
     for where, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(where, name)
             try:
-                about = path.lstat()
-                outside = stat.S_ISLNK(about.st_mode) and inside not in path.resolve().parents
+                status = path.lstat()
+                outside = stat.S_ISLNK(status.st_mode) and inside not in path.resolve().parents
             except FileNotFoundError:  # another process has just removed it
                 continue
             except (OSError, RuntimeError):  # a link that leads to itself
                 outside = True
             if outside:
-                raise UserError(f"{path} is a link out of {folder}; put what it leads to in its place")
-            if not (stat.S_ISLNK(about.st_mode) or stat.S_ISDIR(about.st_mode) or stat.S_ISREG(about.st_mode)):
+                raise UserError(f"{path} is a link out of {folder}; replace it by a copy of its target")
+            if not (stat.S_ISLNK(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
                 raise UserError(f"{path} is neither a file nor a folder; remove it")
-            if writing and stat.S_ISREG(about.st_mode) and about.st_nlink > 1:
+            if writing and stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
                 raise UserError(
-                    f"{path} is a hard link: what is written to it changes another file, too; put a copy there"
+                    f"{path} is a hard link, so writing to it would change another file; replace it by a copy"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Games between agents: who a name stands for, and evaluations that are matches."""
+"""Matches in board games: opponents by name, and evaluation against them."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ from zhixing.search import GAMES, Game, PerfectPlayer, Player, RandomPlayer, mct
 from zhixing.search.policy import SearchPolicy
 from zhixing.training.agent import load
 
-SIMULATIONS = 100  # of an opponent called just `mcts`
+SIMULATIONS = 100  # per move of the opponent `mcts`
 
 
 class PolicyPlayer:
-    """A policy of both seats in the place of a player: it is shown what an environment would show."""
+    """A player that acts with a two-agent policy, which gets the same observations as in an environment."""
 
     def __init__(self, game: Game, policy: Policy) -> None:
         if policy.initial_hidden(1) is not None:
-            raise UserError(f"a policy with memory can't play matches of {game.name}: it sees single positions")
+            raise UserError(
+                f"a recurrent policy can't play matches in {game.name}, because players get single positions; train "
+                f"with net.recurrent=none"
+            )
         self.game, self.policy = game, policy
 
     @torch.no_grad()
     def choose(self, state: Array, rng: np.random.Generator) -> Array:
-        rows, seat = np.arange(len(state)), self.game.current_player(state)
-        view, legal = self.game.observe(state), self.game.legal_actions(state)
-        obs = np.stack([view, view[..., ::-1]], 1)  # whose turn it is, and who waits
+        player = self.game.current_player(state)  # [B]
+        planes = self.game.observe(state)  # from the view of the player to move
+        obs = np.stack([planes, planes[..., ::-1]], 1)  # [B,2,...]: the player to move, then the other
         mask = np.zeros((len(state), 2, self.game.num_actions), bool)
-        mask[:, 0], mask[:, 1, 0] = legal, True
-        order = np.stack([seat, 1 - seat], 1)[..., None]  # by seat
-        obs = np.take_along_axis(obs, order.reshape(-1, 2, *[1] * (view.ndim - 1)), 1)
+        mask[:, 0], mask[:, 1, 0] = self.game.legal_actions(state), True
+        order = np.stack([player, 1 - player], 1)[..., None]  # sorts the two by their index
+        obs = np.take_along_axis(obs, order.reshape(-1, 2, *[1] * (planes.ndim - 1)), 1)
         mask = np.take_along_axis(mask, order, 1)
-        chance = torch.Generator().manual_seed(int(rng.integers(2**63 - 1)))
-        decision = self.policy.act(torch.from_numpy(obs), None, torch.from_numpy(mask), Phase.EVAL, chance, 0)
-        return decision.action.numpy()[rows, seat]
+        torch_rng = torch.Generator().manual_seed(int(rng.integers(2**63 - 1)))
+        decision = self.policy.act(torch.from_numpy(obs), None, torch.from_numpy(mask), Phase.EVAL, torch_rng, 0)
+        return decision.action.numpy()[np.arange(len(state)), player]
 
 
 def as_player(game: Game, policy: Policy) -> Player:
@@ -49,26 +52,28 @@ def as_player(game: Game, policy: Policy) -> Player:
 
 
 def make_opponent(game: Game, name: str) -> Player:
-    """`random`, `perfect`, `mcts`, `mcts:SIMULATIONS`, or the agent of a run."""
+    """Return the player called `random`, `perfect`, `mcts` or `mcts:SIMULATIONS`, or the agent of a run folder."""
     if name == "random":
         return RandomPlayer(game)
     if name == "perfect":
         return PerfectPlayer(game)
-    if found := re.fullmatch(r"mcts(?::([1-9]\d*))?", name):
-        return mcts_player(game, int(found[1] or SIMULATIONS))
+    if match := re.fullmatch(r"mcts(?::([1-9]\d*))?", name):
+        return mcts_player(game, int(match[1] or SIMULATIONS))
     if not Path(name).is_dir():
         raise UserError(
-            f"there is no opponent {name!r}: name random, perfect, mcts, mcts:SIMULATIONS or a run's folder"
+            f"unknown opponent {name!r}: allowed are random, perfect, mcts, mcts:SIMULATIONS or a run folder"
         )
     agent = load(name)
     if agent.cfg.env.name != game.name:
-        raise UserError(f"the opponent {name} plays {agent.cfg.env.name}, not {game.name}")
+        raise UserError(f"the opponent {name} was trained on {agent.cfg.env.name}; choose one trained on {game.name}")
     return as_player(game, agent.policy)
 
 
 def make_game(env: str) -> Game:
     if env not in GAMES:
-        raise UserError(f"{env} is no game to play a match in; these are: {', '.join(GAMES)}")
+        raise UserError(
+            f"{env} is not a board game with opponents; leave out the opponent, or use {' or '.join(GAMES)}"
+        )
     return GAMES[env]()
 
 
@@ -85,17 +90,20 @@ class MatchEvaluator:
     def evaluate(
         self, episodes: int, seed: int, on_step: Callable[[], None] = lambda: None, max_steps: int | None = None
     ) -> Evaluation:
-        """A game's return is 1, 0 or -1. The same seed gives the same games. `on_step` is called after each move; games
-        end by their rules, whatever `max_steps` says."""
+        """Play `episodes` games. Their returns are 1, 0 or -1; the same seed gives the same games.
+
+        `on_step` is called after each move. `max_steps` is ignored, because games end by their rules.
+        """
         rng = np.random.default_rng(derive_seed(seed, "match"))
         result = play_match(self.game, self.player, self.opponent, episodes, rng, on_step=on_step)
-        ends = {1: "won", 0: "drawn", -1: "lost"}
-        played = []
+        outcomes = {1: "won", 0: "drawn", -1: "lost"}
+        games = []
         for outcome, seat, length in zip(result.outcomes, result.seats, result.lengths, strict=True):
-            told = {end: float(outcome == value) for value, end in ends.items()}
-            begun = ("first", "second")[seat]
-            played.append(Episode(float(outcome), int(length), told | {f"{begun}_{k}": v for k, v in told.items()}))
-        return Evaluation(played)
+            info = {name: float(outcome == value) for value, name in outcomes.items()}
+            order = ("first", "second")[seat]
+            info |= {f"{order}_{name}": value for name, value in info.items()}
+            games.append(Episode(float(outcome), int(length), info))
+        return Evaluation(games)
 
     def close(self) -> None:
         """Do nothing: games hold no resources."""

@@ -42,7 +42,7 @@ def resolve(cfg: RunConfig, spaces: Spaces, env: VectorEnv | None) -> RunConfig:
     vector, threads = cfg.vector, cfg.num_threads
     if is_distributed(cfg):
         if vector.backend == "auto":
-            # workers run at the same time already, so each steps its environments in its own process
+            # workers already run in parallel, so each steps its environments within its process
             isolated = vector.isolated or (isinstance(vector.workers, int) and vector.workers > 1)
             vector = vector.model_copy(update={"backend": "process" if isolated else "serial"})
     elif env is not None:
@@ -77,20 +77,34 @@ def resolve_device(cfg: RunConfig) -> RunConfig:
 
 def is_distributed(cfg: RunConfig) -> bool:
     """Return whether a run collects with workers; raise `UserError` for settings that don't work with them."""
-    asked = cfg.distributed.workers
-    where = "actors" if isinstance(cfg, AsynchronousConfig) and not asked else "distributed.workers"
-    workers = asked or (cfg.actors if isinstance(cfg, AsynchronousConfig) else 0)
-    if asked and not isinstance(cfg, (OnPolicyConfig, OffPolicyConfig)):
-        raise UserError(f"{cfg.algorithm} acts in one process; distributed.workers is for those that learn from steps")
-    if workers > cfg.num_envs:
-        raise UserError(f"{where}={workers} must be at most the {cfg.num_envs} environments that they share (num_envs)")
-    if asked and isinstance(cfg, OffPolicyConfig) and cfg.async_collect:
-        raise UserError("async_collect=true goes without distributed.workers, which act while the driver learns anyway")
-    if asked and cfg.vector.backend == "ray":
-        raise UserError("vector.backend=ray goes without distributed.workers, which are on Ray themselves")
-    on_ray = asked or cfg.distributed.learners > 1 or cfg.vector.backend == "ray"
-    if cfg.distributed.address is not None and not on_ray:
+    ray_workers = cfg.distributed.workers
+    workers, setting = ray_workers, "distributed.workers"
+    if isinstance(cfg, AsynchronousConfig) and not ray_workers:
+        workers, setting = cfg.actors, "actors"
+    if ray_workers and not isinstance(cfg, (OnPolicyConfig, OffPolicyConfig)):
         raise UserError(
-            "distributed.address is for distributed.workers or learners, or for vector.backend=ray; set one of them"
+            f"{cfg.algorithm} collects in one process and doesn't support distributed.workers={ray_workers}; set "
+            f"distributed.workers=0"
+        )
+    if workers > cfg.num_envs:
+        raise UserError(
+            f"{setting}={workers} is more than num_envs={cfg.num_envs}, but each needs an environment; lower {setting} "
+            f"or raise num_envs"
+        )
+    if ray_workers and isinstance(cfg, OffPolicyConfig) and cfg.async_collect:
+        raise UserError(
+            "async_collect=true can't be combined with distributed.workers, which collect while the learner updates "
+            "anyway; set async_collect=false"
+        )
+    if ray_workers and cfg.vector.backend == "ray":
+        raise UserError(
+            "vector.backend=ray can't be combined with distributed.workers, which run on Ray themselves; set "
+            "vector.backend=auto"
+        )
+    uses_ray = ray_workers or cfg.distributed.learners > 1 or cfg.vector.backend == "ray"
+    if cfg.distributed.address is not None and not uses_ray:
+        raise UserError(
+            f"distributed.address={cfg.distributed.address!r} has no effect without Ray: set distributed.workers, "
+            f"distributed.learners or vector.backend=ray, or leave the address out"
         )
     return workers > 0

@@ -23,16 +23,16 @@ CHANGEABLE = {
         *("log_every_steps", "plot", "tensorboard"),
         *("checkpoint_every_steps", "keep_checkpoints"),
     ),
-    "the machine": (
+    "hardware and processes": (
         *("device", "num_threads", "compile", "distributed.workers", "distributed.address"),
         *("vector.backend", "vector.workers", "vector.on_crash", "vector.step_timeout", "vector.call_timeout"),
     ),
-    "where data and code are": ("dataset", "demonstrations", "expert", "imports"),
+    "locations of data and code": ("dataset", "demonstrations", "expert", "imports"),
 }
 
 
 def changes(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ, by dotted name, with their old and new values."""
+    """Return the settings that differ, as old and new values by dotted name."""
     old, new = _flat(before.model_dump(mode="json")), _flat(after.model_dump(mode="json"))
     return {
         name: (old.get(name), new.get(name))
@@ -44,24 +44,24 @@ def changes(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, Any]]:
 def check_changes(cfg: RunConfig, changed: Mapping[str, tuple[Any, Any]], run: str) -> None:
     """Raise `UserError` if a setting was changed that a resumed run can't apply."""
     allowed = {name for names in CHANGEABLE.values() for name in names}
-    wrong = [name for name in changed if name not in allowed]
-    if not wrong:
+    rejected = [name for name in changed if name not in allowed]
+    if not rejected:
         return
-    said = ", ".join(f"{name} from {_word(changed[name][0])} to {_word(changed[name][1])}" for name in wrong)
-    can = "; ".join(
-        f"{group} ({', '.join(name for name in names if _known(cfg, name))})"
+    wrong = ", ".join(f"{name} from {_format(changed[name][0])} to {_format(changed[name][1])}" for name in rejected)
+    groups = "; ".join(
+        f"{group} ({', '.join(name for name in names if _has_setting(cfg, name))})"
         for group, names in CHANGEABLE.items()
-        if any(_known(cfg, name) for name in names)
+        if any(_has_setting(cfg, name) for name in names)
     )
-    instead = "a new run"
-    if not any(name == "algorithm" or name.startswith("env.") for name in wrong):
-        words = " ".join(f"{name}={_word(changed[name][1])}" for name in wrong)
-        command = f"zhixing train {cfg.algorithm} --env {cfg.env.name} --init-from {run} {words}"
-        instead = f"a new run from this one's weights: {command}"
-    raise UserError(f"resume can't change {said}. It can change {can}. For other settings start {instead}")
+    advice = "start a new run"
+    if not any(name == "algorithm" or name.startswith("env.") for name in rejected):
+        settings = " ".join(f"{name}={_format(changed[name][1])}" for name in rejected)
+        command = f"zhixing train {cfg.algorithm} --env {cfg.env.name} --init-from {run} {settings}"
+        advice = f"start a new run with the weights of this one: {command}"
+    raise UserError(f"resume can't change {wrong}. It can change {groups}. For other settings, {advice}")
 
 
-def _known(cfg: RunConfig, name: str) -> bool:
+def _has_setting(cfg: RunConfig, name: str) -> bool:
     return name.partition(".")[0] in type(cfg).model_fields
 
 
@@ -73,7 +73,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _word(value: Any) -> str:
+def _format(value: Any) -> str:
     return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
 
 
@@ -91,8 +91,8 @@ def restore(loop: TrainingLoop, evaluate: Evaluate, folder: RunFolder, spaces: S
         evaluate.reached = False  # the resumed run has a higher stop_return, or none
     if lost:
         folder.notices.append(
-            f"{len(lost)} of {cfg.num_envs} environments of {cfg.env.name} start a new episode: they can't be put "
-            f"back into the middle of one, or it was longer than the recorded {max_recorded_actions(spaces):,} steps"
+            f"{len(lost)} of {cfg.num_envs} environments of {cfg.env.name} start a new episode: they can't restore "
+            f"the interrupted one, or it was longer than the recorded {max_recorded_actions(spaces):,} steps"
         )
 
 
@@ -105,6 +105,6 @@ def _restore_buffer(loop: TrainingLoop, folder: RunFolder, state: dict[str, Any]
         older = folder.load_before(state["steps"])
         if older is None:
             raise
-        folder.notices.append(f"{error}; going on from the checkpoint of step {older['steps']:,}")
+        folder.notices.append(f"{error}; continuing from the checkpoint of step {older['steps']:,}")
         return _restore_buffer(loop, folder, older)
     return state

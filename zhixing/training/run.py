@@ -1,4 +1,4 @@
-"""The two functions of the shortest interface: `train` and `evaluate`."""
+"""Train and evaluate with one function call: `zx.train` and `zx.evaluate`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,14 @@ def train(
 ) -> dict[str, Any]:
     """Train and return the run's result: `zx.train("ppo", env="CartPole-v1", seed=0)`.
 
-    `env` is a name, a class, a function that makes an environment, or an environment. A dataset names its own:
-    `zx.train("iql", dataset="recorded")`. `net` may be a class of networks.
+    Args:
+        algorithm: Name of an algorithm.
+        env: Name, class, function that returns an environment, or environment object. It may be omitted with a dataset,
+            which names its environment: `zx.train("iql", dataset="recorded")`.
+        out: New run folder; by default a folder in `runs`.
+        callbacks: Callbacks in addition to the built-in ones.
+        quiet: Print no progress.
+        settings: Any setting, such as `lr=1e-3` or `net__activation="relu"`. `net` may be a class.
     """
     if env is not None:
         settings["env"] = env
@@ -59,15 +65,24 @@ def evaluate(
 ) -> Evaluation:
     """Play fresh episodes with a run's agent.
 
-    In games `against` names an opponent: random, perfect, mcts, mcts:SIMULATIONS or another run. Episodes are cut after
-    `max_steps`, by default after the run's `eval_max_steps`. With `trust` the code that the run names is imported.
-    `env` and `net` are classes or functions to use if it can't be imported.
+    Args:
+        run: Run folder, or the name of an agent in `zhixing zoo`.
+        episodes: Number of episodes.
+        seed: Seed of the episodes; the same seed gives the same episodes.
+        checkpoint: `last` for the final weights, or `best` for those with the best evaluation.
+        against: Opponent in board games: random, perfect, mcts, mcts:SIMULATIONS or another run.
+        max_steps: Maximum steps per episode; by default the run's `eval_max_steps`.
+        trust: Allow the import of code that the run names.
+        env: Class or function to use if the run's environment can't be imported by name.
+        net: Class to use if the run's network can't be imported by name.
     """
     folder = RunFolder.open(run)
     cfg = resolve_device(folder.read_config(trust, env, net))
     torch.set_num_threads(int(cfg.num_threads) if cfg.num_threads != "auto" else 1)
     if cfg.env.name == NO_ENV:
-        raise UserError(f"{run} was trained without an environment; train with --env NAME to evaluate in it")
+        raise UserError(
+            f"{run} was trained without an environment (--env none) and can't be evaluated; train with --env"
+        )
     with folder.restricted():
         vector = build_evaluation_env(cfg, folder)
     try:
@@ -82,8 +97,10 @@ def evaluate(
         else:
             evaluator = build_evaluator(cfg, learner.policy, folder, env=vector)
         assert evaluator is not None
-        most = max_steps or cfg.eval_max_steps or default_eval_steps(vector.max_episode_steps, agent["longest_episode"])
-        evaluation = evaluator.evaluate(episodes, seed, max_steps=most)
+        step_limit = (
+            max_steps or cfg.eval_max_steps or default_eval_steps(vector.max_episode_steps, agent["longest_episode"])
+        )
+        evaluation = evaluator.evaluate(episodes, seed, max_steps=step_limit)
     finally:
         vector.close()
     return replace(evaluation, references=folder.read_references())

@@ -1,7 +1,7 @@
-"""A run is a folder: its configuration, metrics, checkpoints, replay and result. All reading and writing of it.
+"""Read and write run folders: configuration, metrics, checkpoints, replay buffer and result.
 
-Checkpoints are written aside and renamed, so that a crash leaves the one before; they are read without executing
-anything in them, and carry the version of their format.
+A checkpoint is written to a temporary file and renamed, so a crash leaves the previous one intact. Reading executes
+nothing in it. It has the version of its format.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ if TYPE_CHECKING:
     from zhixing.core.batch import Batch
     from zhixing.training.loop import TrainingLoop
 
-FORMAT = 1  # of checkpoints; readers keep understanding older ones
+FORMAT = 1  # version of checkpoints; later versions of zhixing read older formats
 
 
 def bundled_agents() -> Path:
-    """Return the folder of the agents that come with the package: its own, or `zoo` of a checkout."""
+    """Return the folder of the agents that come with zhixing: `agents` in a wheel, `zoo` in a checkout."""
     package = Path(zhixing.__file__).parent
     return package / "agents" if (package / "agents").is_dir() else package.parent / "zoo"
 
 
 def _find(run: str | Path) -> Path:
-    """Return the folder of a run, or of an agent that comes with the package and is given by its bare name."""
+    """Return the folder of a run. A bare name that doesn't exist as a path may name a bundled agent."""
     if not Path(run).exists() and Path(run).name == str(run) and (bundled_agents() / run).is_dir():
         return bundled_agents() / run
     return Path(run)
 
 
 class RunFolder:
+    """The files of a run."""
+
     def __init__(self, path: Path) -> None:
         self.given = path  # as the user wrote it, for messages
-        path = path.absolute()  # an environment may change the current folder
+        path = path.absolute()  # an environment may change the working directory
         self.path = path
         self.config_file = path / "config.yaml"
         self.metrics_file = path / "metrics.csv"
@@ -53,28 +55,29 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.replay = path / "replay"
         self.data_file = path / "dataset.json"
-        self.agent_file = path / "agent.safetensors"  # the weights of an exported agent, which has no checkpoints
-        self.card_file = path / "agent.json"  # and what it was measured at
-        # steps of the kept checkpoints and the states of their replay buffer, newest first
+        self.agent_file = path / "agent.safetensors"  # weights of an exported agent, which has no checkpoints
+        self.card_file = path / "agent.json"  # evaluation of an exported agent
+        # state of the replay buffer by step, for the checkpoints that are kept, newest first
         self._kept: dict[int, dict[str, Any]] = {}
-        self.code: set[str] | None = None  # names that its configuration may import; None: it was never read
-        self.own = True  # made by this user, so its code may be signed; false if it was read without a signature
-        self.notices: list[str] = []  # what people should know of the last reading
+        self.code: set[str] | None = None  # names that may be imported; None until the configuration is read
+        self.own = True  # this user made the run and may sign it; false if it was read without a signature
+        self.notices: list[str] = []  # problems while reading that the user should know about
         self._lock: FolderLock | None = None
 
     def create(self, cfg: config.RunConfig) -> None:
+        """Create the folder of a new run, lock it and write its configuration."""
         self.check_free()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock()
-            self.check_free()  # again: another process may have been faster
+            self.check_free()  # another process may have been faster
             self.checkpoints.mkdir(exist_ok=True)
             self.write_config(cfg)
         except OSError as error:
             raise self._unwritable(error) from None
 
     def lock(self) -> None:
-        """Keep other processes from writing to this run until `unlock`. Raise `UserError` if one is at it."""
+        """Lock the folder for this process until `unlock`. Raise `UserError` if another process has locked it."""
         try:
             self._lock = FolderLock(self.path)
         except OSError as error:
@@ -99,33 +102,43 @@ class RunFolder:
             raise self._unwritable(error) from None
 
     def _unwritable(self, error: OSError) -> UserError:
-        return UserError(f"the run folder {self.path} can't be written: {error.strerror or error}")
+        return UserError(
+            f"the run folder {self.path} can't be written: {error.strerror or error}; check its permissions and the "
+            f"free disk space, or choose another --out"
+        )
 
     def check_free(self) -> None:
+        """Raise `UserError` if the path is a file or holds a run."""
         if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"--out {self.path} is a file; name a folder")
+            raise UserError(f"--out {self.path} is a file; choose a folder")
         if self.config_file.exists():
             raise UserError(
-                f"{self.given} already holds a run; go on with `zhixing resume {self.given}`, or choose another --out"
+                f"{self.given} already contains a run; continue it with `zhixing resume {self.given}`, or choose "
+                f"another --out"
             )
 
     @staticmethod
     def open(path: str | Path) -> RunFolder:
+        """Open the folder of an existing run or exported agent."""
         folder = RunFolder(_find(path))
         if not folder.path.is_dir():
-            raise UserError(f"there is no run folder {path}, and no agent of that name in `zhixing zoo`")
+            raise UserError(f"there is no run folder {path}, and `zhixing zoo` lists no agent of this name")
         if not folder.config_file.is_file():
-            raise UserError(f"{path} is no run: it holds no config.yaml")
+            raise UserError(f"{path} is not a run, because it contains no config.yaml; choose a run folder")
         check_inside(folder.path)
         return folder
 
     def restricted(self) -> AbstractContextManager[None]:
-        """Allow only imports that the run's configuration names. Surround with it whatever is built from that."""
+        """Return a context in which only the names in `code` are imported. Use it to build parts of the run."""
         return importing.restricted_to(self.code)
 
     def read_config(self, trust: bool | set[str] = False, env: Any = None, net: Any = None) -> config.RunConfig:
-        """`trust` is the names of code that it may import, or true for any: it may be a stranger's. Runs that this user
-        made need none. `env` and `net` are objects that take the place of what the run names."""
+        """Return the run's configuration.
+
+        A run of another user may name malicious code. `trust` is the set of names that may be imported, or true for
+        all; runs that this user has signed don't need it. `env` and `net` are objects to use instead of those that the
+        run names.
+        """
         try:
             values = config.read_yaml(self.config_file)
             config.register_objects(values, env=env, net=net)
@@ -140,12 +153,12 @@ class RunFolder:
     # --- checkpoints ---
 
     def save(self, loop: TrainingLoop) -> None:
-        """Write all that a resume needs, then drop what is older than the kept ones."""
+        """Write a checkpoint, then delete those beyond `keep_checkpoints`."""
         state: dict[str, Any] = {"kind": "run", "steps": loop.steps, "loop": loop.state_dict()}
         state["policy"] = loop.learner.policy.state_dict()
         state["replay"] = loop.buffer.save(self.replay) if loop.has_buffer else {}
         self._write(self.checkpoints / f"{loop.steps:012d}.safetensors", state)
-        # later ones belong to steps that were done again since a resume
+        # checkpoints of later steps are left from before a resume
         later = [file for file in self._newest_first() if int(file.stem) > loop.steps]
         for old in (*later, *self._newest_first()[len(later) + loop.cfg.keep_checkpoints :]):
             old.unlink()
@@ -160,7 +173,7 @@ class RunFolder:
         self._write(self.checkpoints / "best.safetensors", best)
 
     def save_batch(self, batch: Batch, steps: int) -> Path:
-        """Keep what an update failed on: `Batch(**read_checkpoint(file)["batch"])`."""
+        """Save the batch of a failed update. `Batch(**read_checkpoint(file)["batch"])` restores it."""
         file = self.crashes / f"batch-{steps:012d}.safetensors"
         self._write(
             file, {"kind": "batch", "steps": steps, "batch": {name: getattr(batch, name) for name in batch.fields}}
@@ -172,12 +185,12 @@ class RunFolder:
         write_checkpoint(file, state)
 
     @property
-    def begun(self) -> bool:
-        """Whether there is or was something to go on from: else it was stopped before its first checkpoint."""
+    def has_progress(self) -> bool:
+        """Whether the run has a checkpoint or a result, or is an exported agent."""
         return bool(self._newest_first()) or self.result_file.exists() or self.agent_file.exists()
 
     def newest_step(self) -> int | None:
-        """When the newest checkpoint was written."""
+        """Return the step of the newest checkpoint, or None if there is none."""
         files = self._newest_first()
         return int(files[0].stem) if files else None
 
@@ -195,12 +208,14 @@ class RunFolder:
         return None
 
     def load(self) -> dict[str, Any]:
-        """The newest checkpoint that can be read; a damaged one is passed over and told in `notices`."""
+        """Return the newest readable checkpoint. Damaged ones are skipped, with a notice."""
         files = self._newest_first()
         if not files and self.agent_file.is_file():
-            raise UserError(f"{self.path} is an exported agent: it can act, but holds nothing to go on training from")
+            raise UserError(
+                f"{self.path} is an exported agent without training state; use the run that it was exported from"
+            )
         if not files:
-            raise UserError(f"{self.path} has no checkpoint to go on from")
+            raise UserError(f"{self.path} has no checkpoint; start a new run")
         problems: list[str] = []
         for file in files:
             try:
@@ -210,18 +225,20 @@ class RunFolder:
                 problems.append(str(error))
         else:
             raise UserError("; ".join(problems))
-        self._kept = {state["steps"]: state["replay"]}  # older checkpoints may lose their replay from now on
-        self.notices = [f"{problem}; going on from the one before, {file.name}" for problem in problems]
+        self._kept = {state["steps"]: state["replay"]}  # the replay buffer of older checkpoints isn't kept
+        self.notices = [f"{problem}; using the previous one, {file.name}" for problem in problems]
         return state
 
     def load_agent(self, which: str = "last") -> dict[str, Any]:
-        """Return the weights at the end of the run, or the best by evaluation, as `policy`; the `steps` of training
-        before them; and the length of its `longest_episode`. An exported agent has one set of weights."""
+        """Return a dict with the weights (`policy`), the training `steps` before them, and `longest_episode` in steps.
+
+        `which` is `last` or `best`, by evaluation return. An exported agent has only one set of weights.
+        """
         if which not in ("last", "best"):
-            raise UserError(f"unknown checkpoint {which!r}: allowed are last and best")
+            raise UserError(f"unknown checkpoint {which!r}: use last or best")
         best = self.checkpoints / "best.safetensors"
         if which == "best" and not best.is_file() and not self.agent_file.is_file():
-            raise UserError(f"{self.path} has no best checkpoint: it was never evaluated")
+            raise UserError(f"{self.path} has no best checkpoint, because it was never evaluated; use last")
         if self.agent_file.is_file():
             state = read_checkpoint(self.agent_file)
         else:
@@ -230,7 +247,7 @@ class RunFolder:
         return {**state, "longest_episode": longest if type(longest) is int and longest > 0 else 0}
 
     def write_agent(self, cfg: config.RunConfig, agent: Mapping[str, Any], card: Mapping[str, Any]) -> None:
-        """Make this the folder of an exported agent."""
+        """Write the files of an exported agent."""
         state = {"kind": "agent", **{name: agent[name] for name in ("steps", "policy", "longest_episode")}}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -241,36 +258,37 @@ class RunFolder:
             raise UserError(f"the folder {self.path} can't be written: {error.strerror or error}") from None
 
     def read_card(self) -> dict[str, Any]:
+        """Return the content of agent.json, without unprintable characters."""
         try:
             card = json.loads(self.card_file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{self.card_file} can't be read: {error}") from None
         if not isinstance(card, dict):
-            raise UserError(f"{self.card_file} can't be read: it holds no names and values")
+            raise UserError(f"{self.card_file} can't be read: it must contain a JSON object")
         return {name: _printable(value) if isinstance(value, str) else value for name, value in card.items()}
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         self._write_text(self.result_file, json.dumps(result, indent=2))
 
     def write_data(self, summary: Mapping[str, Any]) -> None:
-        """Keep with the run what it learned from, since the data may move."""
+        """Write a summary of the dataset that the run is trained on, because the dataset may be moved."""
         self._write_text(self.data_file, json.dumps(summary, indent=2))
 
     def read_references(self) -> dict[str, float]:
-        """The mean returns of a random and an expert policy, if the run's data told them."""
+        """Return the mean returns of a random and an expert policy; empty if the run's dataset has none."""
         if not self.data_file.is_file():
             return {}
         try:
-            found = json.loads(self.data_file.read_text())["references"]
-            references = {name: float(found[name]) for name in ("random", "expert") if name in found}
+            values = json.loads(self.data_file.read_text())["references"]
+            references = {name: float(values[name]) for name in ("random", "expert") if name in values}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{self.data_file} can't be read: {error}") from None
         return references if len(set(references.values())) == 2 else {}
 
 
 def _printable(text: str) -> str:
-    """Text of a stranger without what would steer a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    """Replace unprintable characters in untrusted text, which could control a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
@@ -278,32 +296,37 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """All that a file of a run holds. Nothing of it is executed or believed."""
+    """Return the state in a checkpoint. Raise `UserError` if it is invalid; nothing in it is executed."""
     try:
         state = read_archive(path)
     except Exception as error:  # foreign bytes fail in many ways
         reason = str(error).strip().split("\n")[0].split(". ")[0][:200] or type(error).__name__
-        raise UserError(f"the checkpoint {path} is damaged or no checkpoint ({reason})") from None
-    parts: dict[Any, dict[str, type]] = {
+        raise UserError(f"the checkpoint {path} is damaged or not a checkpoint ({reason})") from None
+    required: dict[Any, dict[str, type]] = {
         "agent": {"policy": dict},
         "run": {"policy": dict, "loop": dict, "replay": dict, "steps": int},
         "batch": {"batch": dict},
     }
     version, kind = (state.get("format"), state.get("kind")) if isinstance(state, dict) else (None, None)
     if version is not None and not (type(version) is int and version <= FORMAT):
-        told = str(version)[:20] if type(version) is not int or version < 10**20 else "beyond counting"
-        raise UserError(f"the checkpoint {path} has format {told}; this version reads up to {FORMAT}")
-    needed = parts.get(kind) if isinstance(kind, str) else None
-    if version is None or needed is None or not all(type(state.get(name)) is part for name, part in needed.items()):
-        raise UserError(f"the checkpoint {path} is damaged or no checkpoint (it lacks its parts)")
+        shown = str(version)[:20] if type(version) is not int or version < 10**20 else "over 10^20"
+        raise UserError(
+            f"the checkpoint {path} has format {shown}, but this version of zhixing reads up to {FORMAT}; upgrade it"
+        )
+    types = required.get(kind) if isinstance(kind, str) else None
+    if version is None or types is None or not all(type(state.get(name)) is type_ for name, type_ in types.items()):
+        raise UserError(f"the checkpoint {path} is damaged or not a checkpoint (parts are missing)")
     return state
 
 
 @contextmanager
 def weights_must_fit(folder: RunFolder) -> Iterator[None]:
-    """Around loading a run's weights: those of another shape are the user's mistake, told in one message."""
+    """Raise `UserError` if the weights of a run, loaded in this context, don't fit the network."""
     try:
         yield
-    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:  # torch's words for it
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:  # raised by torch
         lines = [line.strip() for line in str(error).split("\n")]
-        raise UserError(f"the weights of {folder.given} don't fit this network: {' '.join(lines[:3])}") from None
+        raise UserError(
+            f"the weights of {folder.given} don't fit this network: {' '.join(lines[:3])}; use its net settings "
+            f"and an environment with the same spaces"
+        ) from None

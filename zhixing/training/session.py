@@ -1,4 +1,4 @@
-"""From a configuration to a run: `Session` calls the builders and runs the trainer."""
+"""Turn a configuration into a run: `Session` calls the builders and runs the trainer."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class Session:
         build_buffer: Callable[..., Buffer | None] = builders.build_buffer,
         build_callbacks: Callable[..., list[Callback]] = builders.build_callbacks,
     ) -> None:
-        """Build the run in the new folder `out`, or continue that in `folder`, which `resume` passes.
+        """Build the parts of a run in the new folder `out`. `resume` passes `folder` instead, to continue its run.
 
         Each builder can be replaced by a function with the parameters of its default in `zhixing.training.builders`.
         """
-        own = as_list(callbacks)
+        custom_callbacks = as_list(callbacks)
         self.folder = folder or RunFolder(Path(out) if out is not None else default_out(cfg))
         self._resumed = folder is not None
         self._reserved = folder is None and out is None  # `default_out` has created the folder
@@ -74,7 +74,10 @@ class Session:
             self.data = open_data(cfg)
             self.distributed = is_distributed(cfg)
             if self.distributed and self.data is not None:
-                raise UserError("nobody acts where all is learned from a dataset: leave distributed.workers out")
+                raise UserError(
+                    f"training on a dataset collects no steps and can't use "
+                    f"distributed.workers={cfg.distributed.workers}; set distributed.workers=0"
+                )
             self.env: VectorEnv | None = None
             if self.data is None:
                 self.env = self._keep(build_env(cfg, self.folder))
@@ -99,7 +102,7 @@ class Session:
             buffer = build_buffer(cfg, self.learner, self.spaces, self.folder, data=self.data, goal_env=goal_env)
             self.loop = TrainingLoop(cfg, self.collector, self.learner, buffer=buffer)
             self.evaluate = Evaluate(self.evaluator)
-            self.loop.callbacks = build_callbacks(self.loop, self.folder, self.evaluate, own, quiet=quiet)
+            self.loop.callbacks = build_callbacks(self.loop, self.folder, self.evaluate, custom_callbacks, quiet=quiet)
             for callback in self.loop.callbacks:
                 self._keep(callback)
             if self.state is not None:
@@ -118,13 +121,13 @@ class Session:
             self.folder.check_free()
             return None
         self.folder.lock()
-        if self.folder.begun:
+        if self.folder.has_progress:
             return self.folder.load()
-        self.folder.notices.append(f"{self.folder.path} has no checkpoint yet; it begins anew")
+        self.folder.notices.append(f"{self.folder.path} has no checkpoint yet, so training starts from the beginning")
         return None
 
     def _keep(self, part: C) -> C:
-        """Close `part` with the session."""
+        """Register `part` to be closed with the session, and return it."""
         self._resources.callback(part.close)
         return part
 
@@ -139,12 +142,16 @@ class Session:
     ) -> Session:
         """Continue a run from its last checkpoint.
 
-        `overrides` are settings that `training.resume` allows to change, such as the budget, and builders. Other
-        settings are rejected, and so are those that a finished run can't apply. With `trust` the code that the run
-        names is imported, or the names in `trust`. `env` and `net` may be classes if that code can't be imported.
+        Args:
+            run: Run folder.
+            callbacks: Callbacks in addition to the built-in ones.
+            quiet: Print no progress.
+            trust: Allow the import of all code that the run names, or of the names in this set.
+            overrides: Builders, and settings that a resumed run can change, such as its budget; see `CHANGEABLE` in
+                `training.resume`. `env` and `net` may be classes if the run's own can't be imported by name.
         """
         folder = RunFolder.open(run)
-        own_builders = {name: overrides.pop(name) for name in BUILDERS if name in overrides}
+        custom_builders = {name: overrides.pop(name) for name in BUILDERS if name in overrides}
         objects = {key: overrides.pop(key) for key in SHORTHANDS if not isinstance(overrides.get(key, {}), (str, dict))}
         cfg = folder.read_config(trust, **objects)
         changed: dict[str, tuple[Any, Any]] = {}
@@ -154,10 +161,10 @@ class Session:
             check_changes(before, changed, str(run))
             folder.code = importing.names_in(cfg.model_dump(mode="json"))
         with folder.restricted():
-            session = Session(cfg, callbacks=callbacks, quiet=quiet, folder=folder, **own_builders)
+            session = Session(cfg, callbacks=callbacks, quiet=quiet, folder=folder, **custom_builders)
         if changed and session.finished:
             session.close()
-            raise UserError(f"{session.why_finished()}; {', '.join(changed)} can't change that")
+            raise UserError(f"{session.why_finished()}; a change of {', '.join(changed)} has no effect")
         return session
 
     @property
@@ -167,26 +174,28 @@ class Session:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has done all its work, and its budget wasn't extended since."""
+        """Whether the run has completed, including the final evaluation, and its budget wasn't extended since."""
         return self.loop.finished and (self.loop.progress >= 1.0 or self.evaluate.reached)
 
     def why_finished(self) -> str:
-        """Return a sentence that says what ended the run and which settings would let it train on."""
+        """Return a message with the reason why the run ended and the settings that would continue it."""
         loop, cfg = self.loop, self.cfg
         used = [name for name, share in loop.budget_fractions.items() if share >= 1.0]
         reasons = [f"{name}={getattr(cfg, name)} is used up" for name in used]
-        advice = [f"give it a longer {name}" for name in used]
+        advice = [f"raise {name}" for name in used]
         if self.evaluate.reached:
-            reasons.insert(0, f"stop_return={cfg.stop_return:g} is reached")
-            advice.insert(0, "set a higher stop_return, or stop_return=none")
-        reached = f"{loop.steps:,} {loop.unit}"
-        return f"{self.folder.given} is finished at {reached}: {' and '.join(reasons)}; {', and '.join(advice)}"
+            reasons.insert(0, f"stop_return={cfg.stop_return:g} was reached")
+            advice.insert(0, "raise stop_return, or set stop_return=none")
+        return (
+            f"{self.folder.given} has finished at {loop.steps:,} {loop.unit}, because {' and '.join(reasons)}; to "
+            f"continue, {', and '.join(advice)}"
+        )
 
     def run(self) -> dict[str, Any]:
         """Train to the end and return the content of result.json. Ctrl-C saves a checkpoint before it ends the run."""
         try:
             if self._resumed:
-                self.folder.write_config(self.cfg)  # a resumed run may have a longer budget
+                self.folder.write_config(self.cfg)  # settings may have changed
             else:
                 self.folder.create(self.cfg)
             if self.state is None and self.data is not None:
@@ -203,6 +212,7 @@ class Session:
             self.close()
 
     def result(self) -> dict[str, Any]:
+        """Return the content of result.json."""
         loop, evaluate = self.loop, self.evaluate
         reached = evaluate.reached
         return {
@@ -222,7 +232,7 @@ class Session:
         }
 
     def close(self) -> None:
-        """Release environments, processes and the folder. Remove a folder made for this run if it is empty."""
+        """Release environments, processes and the folder. Remove a default folder in which nothing was written."""
         try:
             self._resources.close()
         finally:

@@ -1,4 +1,4 @@
-"""Agents to keep and to give away: a configuration, weights to act with, and the return that they were measured at."""
+"""Export trained agents to folders with their configuration, weights and measured returns, and list them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from zhixing.training.run_folder import RunFolder, bundled_agents
 def export(
     run: str | Path, out: str | Path, episodes: int = 100, seed: int = 0, checkpoint: str = "last"
 ) -> dict[str, Any]:
-    """Write what is needed to act, without optimizers and replay, to a new folder, which commands take as a run.
+    """Evaluate a run's agent and write its configuration, policy and results to a new folder.
 
-    Plays `episodes` first; what they came to is its `agent.json`, which is returned.
+    The folder has no optimizer state and no replay buffer. Commands such as `eval` accept it as a run. Returns the
+    content of its `agent.json`: the results of `episodes` episodes and the command that trains such an agent.
     """
     source, target = RunFolder.open(run), RunFolder(Path(out))
     target.check_free()
@@ -35,35 +36,36 @@ def export(
         "eval_seed": seed,
         **{name: round(value, 4) for name, value in evaluate(run, episodes, seed, checkpoint).summary().items()},
     }
-    # where it will act is for others to say
+    # the agent may run on another machine
     target.write_agent(cfg.model_copy(update={"device": "auto"}), agent, card)
     return card
 
 
 def train_command(cfg: RunConfig) -> str:
-    """What trains such a run again: the settings in which it differs from those that algorithm and task bring."""
-    usual = flat_settings(config.build([{"algorithm": cfg.algorithm, "env": cfg.env.name}], {}).model_dump(mode="json"))
-    mine = flat_settings(cfg.model_dump(mode="json"))
-    words = [
-        f"{name}={_word(value)}"
-        for name, value in mine.items()
-        # what was auto has only been decided
-        if usual.get(name) not in (value, "auto") and name not in {*WITHOUT_EFFECT, "init_from"}
+    """Return a command that repeats a run, with the settings that differ from the defaults and the preset."""
+    preset = config.build([{"algorithm": cfg.algorithm, "env": cfg.env.name}], {})
+    defaults = flat_settings(preset.model_dump(mode="json"))
+    settings = [
+        f"{name}={_format(value)}"
+        for name, value in flat_settings(cfg.model_dump(mode="json")).items()
+        # a setting that is `auto` by default was only resolved
+        if defaults.get(name) not in (value, "auto") and name not in {*WITHOUT_EFFECT, "init_from"}
     ]
-    named = ["--seed", str(cfg.seed), *(["--init-from", _word(cfg.init_from)] if cfg.init_from else [])]
-    return shlex.join(["zhixing", "train", cfg.algorithm, "--env", cfg.env.name, *named, *words])
+    options = ["--seed", str(cfg.seed), *(["--init-from", _format(cfg.init_from)] if cfg.init_from else [])]
+    return shlex.join(["zhixing", "train", cfg.algorithm, "--env", cfg.env.name, *options, *settings])
 
 
-def _word(value: Any) -> str:
+def _format(value: Any) -> str:
+    """Return a value as on the command line. Absolute paths in the working directory become relative."""
     if isinstance(value, str) and os.path.isabs(value) and Path(value).is_relative_to(Path.cwd()):
         return os.path.relpath(value)
     return "null" if value is None else json.dumps(value) if isinstance(value, (list, dict)) else format_value(value)
 
 
 def agents(folder: str | Path | None = None) -> dict[str, dict[str, Any]]:
-    """Return the `agent.json` of each exported agent in a folder, by name; by default, of those that come along."""
+    """Return the `agent.json` of each exported agent in a folder, by name; by default, of the bundled agents."""
     folder = bundled_agents() if folder is None else Path(folder)
     files = sorted(folder.glob("*/agent.json"))
     if not files:
-        raise UserError(f"there are no agents in {folder}; `zhixing export RUN -o {folder}/NAME` puts one there")
+        raise UserError(f"{folder} contains no exported agents; export one with `zhixing export RUN -o {folder}/NAME`")
     return {file.parent.name: RunFolder(file.parent).read_card() for file in files}

@@ -94,7 +94,7 @@ def test_opponents_by_name(agent_run: Path, short_config: Callable, tmp_path: Pa
     for name in ("nobody", "mcts:0", "mcts:x"):
         with pytest.raises(zx.UserError, match="random, perfect, mcts, mcts:SIMULATIONS or a run's folder"):
             make_opponent(game, name)
-    with pytest.raises(zx.UserError, match="plays pettingzoo/tictactoe, not pettingzoo/connect_four"):
+    with pytest.raises(zx.UserError, match="was trained on pettingzoo/tictactoe"):
         make_opponent(make_game("pettingzoo/connect_four"), str(agent_run))
     with pytest.raises(zx.UserError, match="too many positions"):
         make_opponent(make_game("pettingzoo/connect_four"), "perfect")
@@ -154,7 +154,7 @@ def test_eval_command_against_an_opponent(
 
 def test_against_needs_a_game(short_config: Callable, tmp_path: Path) -> None:
     zx.Session(short_config("ppo"), tmp_path / "run", quiet=True).run()
-    with pytest.raises(zx.UserError, match="CartPole-v1 is no game to play a match in"):
+    with pytest.raises(zx.UserError, match="CartPole-v1 is not a board game"):
         zx.evaluate(tmp_path / "run", 2, against="random")
 
 
@@ -194,7 +194,7 @@ def test_mcts_with_a_guide(agent_run: Path, tmp_path: Path) -> None:
         ("mcts", "toy/team-match", {}, "needs a game"),
         ("alphazero", "CartPole-v1", {}, "needs a game"),
         ("alphazero", TICTACTOE, {"vector__backend": "process"}, "in one process"),
-        ("alphazero", TICTACTOE, {"opponent": "nobody"}, "there is no opponent 'nobody'"),
+        ("alphazero", TICTACTOE, {"opponent": "nobody"}, "unknown opponent 'nobody'"),
     ],
 )
 def test_unsearchable_envs_are_rejected(name: str, env: str, settings: dict, message: str, tmp_path: Path) -> None:

@@ -211,9 +211,9 @@ def test_algorithms_are_found_in_any_spelling(name: str) -> None:
         ({"stop_return": float("nan")}, "stop_return"),
         ({"gamma": float("nan")}, "gamma"),
         ({"algorithm": "pppo"}, "unknown algorithm 'pppo': did you mean 'ppo'"),
-        ({"algorithm": None}, "no algorithm is named"),
-        ({"env": None}, "no environment is named"),
-        ({"env": {"gravity": 3}}, "no environment is named"),
+        ({"algorithm": None}, "no algorithm is given"),
+        ({"env": None}, "no environment is given"),
+        ({"env": {"gravity": 3}}, "no environment is given"),
     ],
 )
 def test_wrong_settings_are_told_with_their_names(wrong: dict[str, Any], message: str) -> None:

@@ -388,7 +388,7 @@ def test_loading_a_run_without_its_objects_explains_how_to_pass_them(tmp_path: P
     assert zx.evaluate(run, 2, env=Room, net=LocalNet).summary()["mean_length"] == 4
     result = zx.Session.resume(run, env=Room, net=LocalNet, env_steps=128, quiet=True).run()
     assert result["env_steps"] == 128
-    with pytest.raises(UserError, match="env='CartPole-v1' is a name; pass the class itself"):
+    with pytest.raises(UserError, match="env='CartPole-v1' is a string; pass the class itself"):
         zx.load(run, env="CartPole-v1")
 
 

@@ -433,5 +433,5 @@ def test_async_collection_is_deterministic_and_resumes_exactly(
     zx.Session.resume(tmp_path / "two", [Slow()], quiet=True).run()
     assert differing_tensors(tmp_path / "one", tmp_path / "two") == []
     assert metrics_rows(tmp_path / "one") == metrics_rows(tmp_path / "two")
-    with pytest.raises(zx.UserError, match="async_collect=true goes without"):
+    with pytest.raises(zx.UserError, match="async_collect=true can't be combined with"):
         zx.Session(short_config("sac", "Pendulum-v1", async_collect=True, distributed__workers=1), tmp_path / "three")

@@ -1,4 +1,4 @@
-"""Builders: plain functions that make the parts of a run. `Session` calls them and takes replacements by keyword."""
+"""Builders: functions that make the parts of a run. `Session` calls them; keyword arguments replace them one by one."""
 
 from zhixing.training.builders.buffer import build_buffer
 from zhixing.training.builders.callbacks import build_callbacks

@@ -51,9 +51,9 @@ def build_buffer(
 
 
 def _view(cfg: OffPolicyConfig, learner: Learner, spaces: Spaces) -> View:
-    """Return the view for the kind of samples that the learner reads."""
+    """Return the view that makes samples of the learner's `sample_type`."""
     replay = cfg.replay
-    views: dict[str, View] = {  # makes all, so invalid settings of any are rejected
+    views: dict[str, View] = {  # all are made, so invalid settings of any are rejected
         "transitions": NStep(replay.n_step, cfg.gamma, alive_only=spaces.individual_termination),
         "sequences": SequenceView(replay.sequence_length, replay.burn_in),
         "episodes": EpisodeView(),
@@ -69,10 +69,10 @@ def _data_buffer(
     view: View,
     her: HER | None = None,
 ) -> Buffer:
-    """Build a buffer that reads a dataset. Raise `UserError` if the learner needs fields that datasets lack."""
+    """Build a buffer that reads a dataset. Raise `UserError` if the learner needs fields that datasets don't have."""
     if learner.extra_fields:
         raise UserError(
             f"{cfg.algorithm} with these settings needs the fields {', '.join(learner.extra_fields)}, which datasets "
-            f"lack; set net.recurrent=none, or train in an environment"
+            f"don't have; set net.recurrent=none, or train in an environment"
         )
     return Buffer.from_ring(open_ring(data), sampler=sampler, view=view, her=her)

@@ -1,4 +1,4 @@
-"""The callbacks of a run."""
+"""Build the callbacks of a run."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from zhixing.training.run_folder import RunFolder
 
 
 def build_callbacks(
-    loop: TrainingLoop, folder: RunFolder, evaluate: Evaluate, own: list[Callback], *, quiet: bool = False
+    loop: TrainingLoop, folder: RunFolder, evaluate: Evaluate, custom: list[Callback], *, quiet: bool = False
 ) -> list[Callback]:
-    """Make the callbacks in the order in which they are called.
+    """Build the callbacks in the order in which they are called.
 
-    Evaluations come before `own` callbacks, which see their results, and before the logs, which write them. The
-    checkpoint comes last, so it holds the state of all others. Without output in the terminal if `quiet`.
+    Evaluations come before the `custom` callbacks and the logs, which read their results. The checkpoint comes last, so
+    it has the state of all others. With `quiet`, no progress is printed.
     """
     cfg, learner = loop.cfg, loop.learner
-    callbacks: list[Callback] = [StopOnNonFinite(folder), evaluate, *own, Csv(folder.metrics_file)]
+    callbacks: list[Callback] = [StopOnNonFinite(folder), evaluate, *custom, Csv(folder.metrics_file)]
     if cfg.tensorboard:
         callbacks.append(TensorBoard(folder.path))
     if hasattr(learner, "dream_frames"):
-        from zhixing.training.callbacks.imagined_frames import ImaginedFrames  # imports a drawing library
+        from zhixing.training.callbacks.imagined_frames import ImaginedFrames  # imports matplotlib, which is slow
 
         callbacks.append(ImaginedFrames(folder.path))
     video_at = len(callbacks)
     if cfg.plot is not None:
-        draw = Plot(folder.path, cfg.plot)
-        draw.check(loop)
-        callbacks.append(draw)
+        plot = Plot(folder.path, cfg.plot)
+        plot.check(loop)
+        callbacks.append(plot)
     if not quiet:
         callbacks.append(Progress(folder=folder.given))
     callbacks.append(Checkpoint(folder))
     if cfg.eval_video and evaluate.evaluator is not None:
-        # made last: it has an environment, which nobody would close if another callback failed
+        # built last, so its environment isn't left open if another callback can't be built
         callbacks.insert(video_at, EvalVideo(folder, learner.policy, cfg, cfg.device))
     return callbacks

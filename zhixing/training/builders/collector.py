@@ -1,4 +1,4 @@
-"""The collector of a run."""
+"""Build the collector of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zhixing.training.run_folder import RunFolder
 
 
 def build_collector(cfg: RunConfig, learner: Learner, env: VectorEnv, folder: RunFolder) -> Collector:
-    """Make the collector that fits the configuration and the environments."""
+    """Build the collector for the configuration and the type of environments."""
     if isinstance(learner, LearnsFromSelfPlay):
         return learner.self_play()
     if is_distributed(cfg):

@@ -1,4 +1,4 @@
-"""The environments of a run: for training, for evaluations, and for the rewards of relabeled goals."""
+"""Build the environments of a run: for training, for evaluations, and for the rewards of relabeled goals."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ FewEnvs = envs.SerialVectorEnv | envs.ProcessVectorEnv
 
 
 def build_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
-    """Make the environments that training steps.
+    """Build the training environments.
 
-    Self-play and distributed workers have their own; they get a single environment that only describes its spaces.
+    Self-play and distributed workers make their environments themselves. For them, this returns a single environment
+    that only provides the spaces.
     """
     if isinstance(cfg, SelfPlayConfig) or is_distributed(cfg):
-        return _single(cfg, folder)
+        return _make_single_env(cfg, folder)
     return envs.make_vector(
         cfg.env.name,
         cfg.num_envs,
@@ -31,19 +32,19 @@ def build_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
 
 
 def build_evaluation_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
-    """Make the environments that evaluations step, with the options of `eval_env`."""
+    """Build the evaluation environments, with the options of `eval_env`."""
     num = min(cfg.eval_episodes, max(10, cfg.num_envs))
     options = {**cfg.env.options, **cfg.eval_env}
     failure_policy = envs.FailurePolicy.from_settings(cfg.vector, folder.crashes)
-    backend = "serial" if cfg.vector.backend == "ray" else cfg.vector.backend  # Ray doesn't pay for a few episodes
+    backend = "serial" if cfg.vector.backend == "ray" else cfg.vector.backend  # Ray is slower for few episodes
     return envs.make_vector(cfg.env.name, num, backend=backend, options=options, failure_policy=failure_policy)
 
 
 def build_goal_env(cfg: RunConfig, folder: RunFolder) -> FewEnvs | None:
-    """Make the environment that computes rewards of relabeled goals, if the run uses hindsight experience replay."""
+    """Build the environment that computes rewards of relabeled goals, or return None without HER."""
     relabels = isinstance(cfg, OffPolicyConfig) and cfg.replay.her and cfg.replay.her_ratio > 0.0
-    return _single(cfg, folder) if relabels else None
+    return _make_single_env(cfg, folder) if relabels else None
 
 
-def _single(cfg: RunConfig, folder: RunFolder) -> FewEnvs:
+def _make_single_env(cfg: RunConfig, folder: RunFolder) -> FewEnvs:
     return envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, cfg.env.options), 1, cfg.vector, folder.crashes)

@@ -1,4 +1,4 @@
-"""The evaluator of a run."""
+"""Build the evaluator of a run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from zhixing.training.run_folder import RunFolder
 def build_evaluator(
     cfg: RunConfig, policy: Policy, folder: RunFolder, *, data: Dataset | None = None, env: VectorEnv | None = None
 ) -> Evaluator | None:
-    """Make what plays evaluation episodes: matches for searches in games, otherwise an actor.
+    """Build the evaluator: matches for tree search in board games, otherwise an actor.
 
-    `env` replaces the environments made for the actor. Their spaces must be those of `data`. A run without an
-    environment (`--env none`) has no evaluator.
+    `env` replaces the evaluation environments. Their spaces must equal those of `data`. Returns None for a run without
+    an environment (`--env none`).
     """
     if cfg.env.name == NO_ENV:
         return None

@@ -1,4 +1,4 @@
-"""The learner of a run."""
+"""Build the learner of a run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from zhixing.training.run_folder import RunFolder, weights_must_fit
 
 
 def build_learner(cfg: RunConfig, spaces: Spaces, folder: RunFolder, *, resumed: bool = False) -> Learner:
-    """Make the learner, with its demonstrations, expert and further learner processes, if it has any.
+    """Build the learner, and load its demonstrations and expert or start its learner processes if it needs them.
 
-    A resumed run doesn't load the weights that `init_from` names: its checkpoint replaces them.
+    A resumed run doesn't load the weights of `init_from`, because its checkpoint replaces them.
     """
     device = torch.device(cfg.device)
     learner = algorithms.get(cfg.algorithm).make(cfg, spaces, device)
@@ -26,9 +26,9 @@ def build_learner(cfg: RunConfig, spaces: Spaces, folder: RunFolder, *, resumed:
     if isinstance(learner, LearnsFromExpert):
         learner.set_expert(load_expert(cfg, spaces).to(device))
     if cfg.init_from is not None and not resumed:
-        start = RunFolder.open(cfg.init_from)
-        with weights_must_fit(start):
-            learner.load_networks(start.load()["loop"]["learner"])
+        source = RunFolder.open(cfg.init_from)
+        with weights_must_fit(source):
+            learner.load_networks(source.load()["loop"]["learner"])
     if cfg.distributed.servers:
         check_servers(cfg, learner)
     if cfg.distributed.learners > 1:

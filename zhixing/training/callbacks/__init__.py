@@ -1,4 +1,4 @@
-"""Callbacks: logs, checkpoints, evaluations. Derive your own from `Callback`."""
+"""Callbacks for logging, checkpoints and evaluations. Derive custom ones from `Callback`."""
 
 from zhixing.training.callbacks.base import Callback
 from zhixing.training.callbacks.checkpoint import Checkpoint

@@ -1,4 +1,4 @@
-"""The base class of callbacks."""
+"""Base class of callbacks."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Csv(Callback):
         if self._file is not None:
             self._file.close()
             if self.unwritten:
-                note(f"{self.path} lacks its last rows; resuming the run writes them")
+                note(f"the last rows of {self.path} couldn't be written; resuming the run writes them")
 
     def _drop_later_columns(self) -> None:
         """Remove columns added after the checkpoint from which the run is resumed: `offset` counts without them."""
@@ -125,7 +125,7 @@ class Csv(Callback):
         self.logged = {name: value for name, value in self.logged.items() if name not in self.columns}
 
     def _add_columns(self, names: list[str]) -> None:
-        """Write the file again with more columns. Where the disk fails they come with a later row."""
+        """Rewrite the file with more columns. If that fails, they are added with a later row."""
         assert self._file is not None
         try:
             header, *rows = (self.path.read_bytes()[: self.offset].decode() + self.unwritten).splitlines()

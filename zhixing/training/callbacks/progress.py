@@ -28,7 +28,7 @@ class Progress(Callback):
     """
 
     def __init__(self, out: TextIO | None = None, folder: Path | None = None) -> None:
-        """The header names the run's `folder`; without it there is no header."""
+        """`folder` is printed in the header. Without it, no header is printed."""
         self.out: TextIO | None = out or sys.stderr  # None if the program was started with stderr closed
         self.folder = folder
         self.live = self.out is not None and self.out.isatty()
