@@ -65,7 +65,7 @@ WRONG = {
     "setting without its value": (["train", "ppo", "--env", "CartPole-v1", "--lr"], "--lr needs a value"),
     "option of another library": (
         ["train", "ppo", "--env", "CartPole-v1", "--num-minibatches", "4"],
-        "`num_minibatches` (CleanRL) is `minibatch_size` here: minibatch_size = rollout_steps * num_envs / num_minibatches",
+        "`num_minibatches` (CleanRL) is `minibatch_size` here: minibatch_size = rollout_steps * num_envs",
     ),
     "environment without --env": (["train", "ppo", "CartPole-v1"], "set the environment with --env"),
     "missing run": (["resume", "nowhere"], "there is no run folder nowhere"),

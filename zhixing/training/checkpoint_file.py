@@ -141,8 +141,8 @@ def _key(key: Any, path: str) -> Any:
     parts = plain if type(plain) is tuple else (plain,)
     if len(parts) > MAX_KEY_PARTS or not all(type(part) in (bool, int, float, str, type(None)) for part in parts):
         raise UserError(
-            f"a dict key in state{path} is a {type(key).__name__}, which can't be saved; use numbers, strings or tuples of "
-            f"up to {MAX_KEY_PARTS} of these"
+            f"a dict key in state{path} is a {type(key).__name__}, which can't be saved; use numbers, strings or "
+            f"tuples of up to {MAX_KEY_PARTS} of these"
         )
     return plain
 

@@ -1,4 +1,4 @@
-"""Schedules run over the budget that ends the run, whether that is of steps, episodes or time."""
+"""Schedules run over the budget that ends the run: steps, episodes or time."""
 
 from __future__ import annotations
 
@@ -21,25 +21,28 @@ BUDGETS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training takes a hundredth of a second between any two looks at the clock."""
+    """Advance the clock by 0.01 s with each reading."""
     ticks = itertools.count()
     monkeypatch.setattr("zhixing.training.loop.time.perf_counter", lambda: 0.01 * next(ticks))
 
 
-class Watch(zx.Callback):
-    """Keeps, of each iteration, how much of the budget was used and what the schedules gave then."""
+class RecordSchedule(zx.Callback):
+    """Records the used fraction of the budget and the value of a schedule in each iteration.
+
+    `value` gets the loop and the environment steps that the policy was called with.
+    """
 
     def __init__(self, value: Callable[[zx.TrainingLoop, int], float]) -> None:
         self.value = value
-        self.seen: list[tuple[float, float]] = []
+        self.values: list[tuple[float, float]] = []
 
     def train_begin(self, loop: zx.TrainingLoop) -> None:
         policy = loop.collector.policy
         act = policy.act
-        self.asked = 0
+        self.policy_steps = 0
 
         def spy(obs: Any, hidden: Any, mask: Any, phase: Any, rng: Any, env_steps: int) -> Any:
-            self.asked = env_steps
+            self.policy_steps = env_steps
             return act(obs, hidden, mask, phase, rng, env_steps)
 
         policy.act = spy
@@ -48,42 +51,42 @@ class Watch(zx.Callback):
         self.used = loop.progress
 
     def iteration_end(self, loop: zx.TrainingLoop, metrics: Any) -> None:
-        self.seen.append((self.used, self.value(loop, self.asked)))
+        self.values.append((self.used, self.value(loop, self.policy_steps)))
 
 
-def watched(cfg: Any, value: Callable[[zx.TrainingLoop, int], float], out: Path) -> list[tuple[float, float]]:
-    watch = Watch(value)
-    zx.Session(cfg, out, [watch], quiet=True).run()
-    return watch.seen
+def record_schedule(cfg: Any, value: Callable[[zx.TrainingLoop, int], float], out: Path) -> list[tuple[float, float]]:
+    callback = RecordSchedule(value)
+    zx.Session(cfg, out, [callback], quiet=True).run()
+    return callback.values
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_epsilon_falls_over_the_budget(budget: str, short_config: Callable, tmp_path: Path) -> None:
     settings = {"epsilon_start": 1.0, "epsilon_end": 0.0, "epsilon_fraction": 1.0, "learning_starts": 10}
     cfg = short_config("dqn", "toy/match", eval_every_steps=0, **settings, **BUDGETS[budget])
-    seen = watched(cfg, lambda loop, asked: loop.learner.policy.epsilon(asked), tmp_path / "run")
-    assert seen[-1][1] < 0.05
-    for used, epsilon in seen:
+    values = record_schedule(cfg, lambda loop, steps: loop.learner.policy.epsilon(steps), tmp_path / "run")
+    assert values[-1][1] < 0.05
+    for used, epsilon in values:
         assert epsilon == pytest.approx(1.0 - used, abs=0.02)
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_prioritized_beta_grows_over_the_budget(budget: str, short_config: Callable, tmp_path: Path) -> None:
     cfg = short_config("dqn", "toy/match", eval_every_steps=0, replay__prioritized=True, **BUDGETS[budget])
-    seen = watched(cfg, lambda loop, _: loop.buffer._priorities.progress, tmp_path / "run")
-    assert seen[-1][1] > 0.9
-    assert all(used == pytest.approx(progress, abs=0.02) for used, progress in seen)
+    values = record_schedule(cfg, lambda loop, _: loop.buffer._priorities.progress, tmp_path / "run")
+    assert values[-1][1] > 0.9
+    assert all(used == pytest.approx(progress, abs=0.02) for used, progress in values)
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_the_expert_of_dagger_retires_over_the_budget(budget: str, short_config: Callable, tmp_path: Path) -> None:
+def test_expert_fraction_of_dagger_falls_over_the_budget(budget: str, short_config: Callable, tmp_path: Path) -> None:
     cfg = short_config("dagger", "CartPole-v1", eval_every_steps=0, expert_fraction=1.0, **BUDGETS[budget])
-    seen = watched(cfg, lambda loop, asked: loop.learner.expert_share(asked), tmp_path / "run")
-    assert seen[-1][1] < 0.1
-    assert all(share == pytest.approx(1.0 - used, abs=0.03) for used, share in seen)
+    values = record_schedule(cfg, lambda loop, steps: loop.learner.expert_share(steps), tmp_path / "run")
+    assert values[-1][1] < 0.1
+    assert all(share == pytest.approx(1.0 - used, abs=0.03) for used, share in values)
 
 
-def test_a_budget_of_episodes_resumes_exactly(short_config: Callable, tmp_path: Path) -> None:
+def test_budget_of_episodes_resumes_exactly(short_config: Callable, tmp_path: Path) -> None:
     class StopAt(zx.Callback):
         def iteration_end(self, loop: zx.TrainingLoop, metrics: Any) -> None:
             if loop.episodes >= 15:

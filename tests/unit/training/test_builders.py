@@ -1,4 +1,4 @@
-"""Each builder of a session can be replaced by another function."""
+"""Each builder of a session can be replaced."""
 
 from __future__ import annotations
 
@@ -13,69 +13,71 @@ from zhixing.config import RunConfig
 from zhixing.training import builders
 from zhixing.training.session import BUILDERS
 
-Small = Callable[..., RunConfig]
+ShortConfig = Callable[..., RunConfig]
 
 
-class Slow(zx.Actor):
-    """An actor that counts its calls and whether it was closed."""
+class CountingActor(zx.Actor):
+    """Counts calls of `collect` and records whether it was closed."""
 
     calls = 0
     closed = False
 
-    def collect(self, *args: Any, **given: Any) -> zx.Experience:
+    def collect(self, *args: Any, **kwargs: Any) -> zx.Experience:
         self.calls += 1
-        return super().collect(*args, **given)
+        return super().collect(*args, **kwargs)
 
     def close(self) -> None:
         self.closed = True
         super().close()
 
 
-def build_slow(cfg: RunConfig, learner: zx.Learner, env: zx.envs.VectorEnv, folder: Any) -> zx.Collector:
-    return Slow(learner.policy, env, learner.extra_fields, seed=cfg.seed)
+def build_counting_actor(cfg: RunConfig, learner: zx.Learner, env: zx.envs.VectorEnv, folder: Any) -> zx.Collector:
+    return CountingActor(learner.policy, env, learner.extra_fields, seed=cfg.seed)
 
 
-def test_an_own_collector_trains_and_resumes(short_config: Small, tmp_path: Path) -> None:
-    """The short run has 1,200 steps; each `collect` brings some of them."""
+def test_custom_collector_trains_and_resumes(short_config: ShortConfig, tmp_path: Path) -> None:
     session = zx.Session(
-        short_config("ppo", vector__backend="serial"), tmp_path / "run", quiet=True, build_collector=build_slow
+        short_config("ppo", vector__backend="serial"),
+        tmp_path / "run",
+        quiet=True,
+        build_collector=build_counting_actor,
     )
     steps = session.run()["env_steps"]
-    assert isinstance(session.collector, Slow)
+    assert isinstance(session.collector, CountingActor)
     assert session.collector.calls == steps // (session.cfg.rollout_steps * session.cfg.num_envs)  # type: ignore[attr-defined]
     assert session.collector.closed
-    again = zx.Session.resume(tmp_path / "run", quiet=True, env_steps=2 * steps, build_collector=build_slow)
-    assert isinstance(again.collector, Slow)
-    assert again.run()["env_steps"] == 2 * steps
+    resumed = zx.Session.resume(tmp_path / "run", quiet=True, env_steps=2 * steps, build_collector=build_counting_actor)
+    assert isinstance(resumed.collector, CountingActor)
+    assert resumed.run()["env_steps"] == 2 * steps
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_every_builder_is_replaceable(name: str, short_config: Small, tmp_path: Path) -> None:
+def test_every_builder_is_replaceable(name: str, short_config: ShortConfig, tmp_path: Path) -> None:
     default = getattr(builders, name)
     calls = []
 
-    def counted(*args: Any, **given: Any) -> Any:
+    def builder(*args: Any, **kwargs: Any) -> Any:
         calls.append(name)
-        return default(*args, **given)
+        return default(*args, **kwargs)
 
-    given: dict[str, Any] = {name: counted}
-    zx.Session(short_config("dqn", vector__backend="serial"), tmp_path / "run", quiet=True, **given).close()
+    replaced: dict[str, Any] = {name: builder}
+    zx.Session(short_config("dqn", vector__backend="serial"), tmp_path / "run", quiet=True, **replaced).close()
     assert calls == [name]
 
 
-def test_a_failing_builder_closes_what_was_built(short_config: Small, tmp_path: Path) -> None:
-    built: list[Slow] = []
+def test_failing_builder_closes_the_parts_built_before(short_config: ShortConfig, tmp_path: Path) -> None:
+    built: list[CountingActor] = []
 
     def build_collector(*args: Any) -> zx.Collector:
-        collector = build_slow(*args)
-        assert isinstance(collector, Slow)
+        collector = build_counting_actor(*args)
+        assert isinstance(collector, CountingActor)
         built.append(collector)
         return collector
 
-    def build_buffer(*args: Any, **given: Any) -> Any:
-        raise zx.UserError("no buffer today")
+    def build_buffer(*args: Any, **kwargs: Any) -> Any:
+        raise zx.UserError("invalid buffer")
 
-    with pytest.raises(zx.UserError, match="no buffer today"):
+    with pytest.raises(zx.UserError, match="invalid buffer"):
         zx.Session(
             short_config("dqn", vector__backend="serial"),
             tmp_path / "run",

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, states that come back as they were, and every kind of damage told."""
+"""Checkpoint files: atomic writes, exact round trips and damaged files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from zhixing.utils.files import write_atomically
 
 
 def save(tree: Any, path: Path) -> None:
-    """Any tree, not only that of a checkpoint."""
+    """Write any tree, not only that of a checkpoint."""
     with path.open("wb") as file:
         write_archive(file, tree)
 
 
-def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     file = tmp_path / "a.bin"
     write_atomically(file, lambda out: out.write(b"old"))
 
@@ -39,12 +39,12 @@ def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the disk is full"):
         write_atomically(file, fail)
     assert file.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["a.bin"]  # nothing half-written stays behind
+    assert os.listdir(tmp_path) == ["a.bin"]  # no temporary file remains
     write_atomically(file, lambda out: out.write(b"new"))
     assert file.read_bytes() == b"new"
 
 
-def test_what_is_encoded_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_archive_round_trip(tmp_path: Path) -> None:
     state = {
         "array": np.arange(6, dtype=np.float32).reshape(2, 3).T,  # not contiguous
         "bytes": np.array([1, 255], np.uint8),
@@ -66,109 +66,109 @@ def test_what_is_encoded_comes_back_as_it_was(tmp_path: Path) -> None:
         7: "keys may be numbers",
     }
     save(state, tmp_path / "a.safetensors")
-    found = read_archive(tmp_path / "a.safetensors")
-    assert found.keys() == state.keys()
+    restored = read_archive(tmp_path / "a.safetensors")
+    assert restored.keys() == state.keys()
     for name in ("array", "bytes", "flags", "empty", "without dimensions"):
-        assert isinstance(found[name], np.ndarray)
-        assert found[name].dtype == state[name].dtype
-        assert found[name].shape == state[name].shape, name
-        assert np.array_equal(found[name], state[name])
-    assert (found["number"], found["integer"], found[7]) == (1.5, 2**62, "keys may be numbers")
-    assert found["nan"] != found["nan"]
-    assert (found["a", 1], found["$"]) == ("keys may be tuples", "a dict may have any key")
-    assert found["bytes of text"] == b"\x00\xff"
+        assert isinstance(restored[name], np.ndarray)
+        assert restored[name].dtype == state[name].dtype
+        assert restored[name].shape == state[name].shape, name
+        assert np.array_equal(restored[name], state[name])
+    assert (restored["number"], restored["integer"], restored[7]) == (1.5, 2**62, "keys may be numbers")
+    assert restored["nan"] != restored["nan"]
+    assert (restored["a", 1], restored["$"]) == ("keys may be tuples", "a dict may have any key")
+    assert restored["bytes of text"] == b"\x00\xff"
     for name in ("half", "unsigned", "large", "transposed"):
-        assert found[name].dtype == state[name].dtype
-        assert torch.equal(found[name], state[name]), name
-    assert torch.equal(found["tensor"], torch.ones(2))
-    assert found["nested"][0]["a"][:3] == (1, "two", None)
-    assert isinstance(found["nested"][0]["a"], tuple)
-    assert found["nested"][1] == []
+        assert restored[name].dtype == state[name].dtype
+        assert torch.equal(restored[name], state[name]), name
+    assert torch.equal(restored["tensor"], torch.ones(2))
+    assert restored["nested"][0]["a"][:3] == (1, "two", None)
+    assert isinstance(restored["nested"][0]["a"], tuple)
+    assert restored["nested"][1] == []
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "message"),
     [
-        ({"mean": {"of": deque([1.0])}}, r"the state\.mean\.of is a deque, which a checkpoint can't hold"),
-        ({"where": [Path("runs")]}, r"the state\.where\.0 is a .*Path"),
+        ({"mean": {"of": deque([1.0])}}, r"state\.mean\.of is a deque, which can't be saved in a checkpoint"),
+        ({"where": [Path("runs")]}, r"state\.where\.0 is a .*Path"),
         ({"seen": frozenset({1})}, "is a frozenset"),
         ({"phase": Phase.EVAL}, "is a Phase"),
-        ({frozenset(): 1}, "a key of the state is a frozenset"),
+        ({frozenset(): 1}, "a dict key in state is a frozenset"),
         ({"objects": np.array([None])}, "is a ndarray of object"),
         ({"words": np.array(["a"])}, "is a ndarray of <U1"),
         ({"phase": torch.zeros(1, dtype=torch.complex128)}, "is a Tensor of torch.complex128"),
-        ({((),): 1}, "a key of the state is a tuple"),
+        ({((),): 1}, "a dict key in state is a tuple"),
     ],
 )
-def test_what_could_never_be_read_is_refused(state: dict[Any, Any], told: str, tmp_path: Path) -> None:
-    with pytest.raises(zx.UserError, match=told):
+def test_state_that_cannot_be_saved_is_rejected(state: dict[Any, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(zx.UserError, match=message):
         write_checkpoint(tmp_path / "a.safetensors", {"kind": "agent", "policy": {}, **state})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_keys_of_numpy_become_plain_ones(tmp_path: Path) -> None:
+def test_numpy_keys_become_python_numbers(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "a.safetensors", {"kind": "agent", "policy": {}, "counts": {np.int64(3): 1}})
     assert read_checkpoint(tmp_path / "a.safetensors")["counts"] == {3: 1}
 
 
-def test_generators_come_back_as_they_were(tmp_path: Path) -> None:
+def test_random_generator_round_trip(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     rng.random(5)
-    other = np.random.default_rng(0)
+    restored = np.random.default_rng(0)
     save(rng.bit_generator.state, tmp_path / "a")
-    other.bit_generator.state = read_archive(tmp_path / "a")
-    assert other.random(4).tolist() == rng.random(4).tolist()
+    restored.bit_generator.state = read_archive(tmp_path / "a")
+    assert restored.random(4).tolist() == rng.random(4).tolist()
 
 
-def _text(path: Path) -> None:
+def _write_text(path: Path) -> None:
     path.write_text("hello")
 
 
-def _truncated(path: Path) -> None:
+def _truncate(path: Path) -> None:
     save({"format": 1, "kind": "run", "policy": {"a": torch.zeros(1000)}}, path)
     path.write_bytes(path.read_bytes()[:-200])
 
 
-def _flipped(path: Path) -> None:
+def _flip_bit(path: Path) -> None:
     save({"format": 1, "kind": "agent", "policy": {"a": torch.zeros(1000)}}, path)
-    whole = bytearray(path.read_bytes())
-    whole[-1000] ^= 1
-    path.write_bytes(whole)
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 1
+    path.write_bytes(content)
 
 
 DAMAGE: dict[str, Callable[[Path], Any]] = {
     "empty": lambda path: path.write_bytes(b""),
-    "text": _text,
-    "truncated": _truncated,
-    "overwritten": _flipped,
-    "a pickle of code": lambda path: path.write_bytes(pickle.dumps(os.system)),
-    "a tensor": lambda path: save(torch.zeros(3), path),
-    "a dict of something else": lambda path: save({"weights": 1}, path),
-    "without a policy": lambda path: save({"format": 1, "kind": "run"}, path),
-    "a file of torch": lambda path: torch.save({"format": 1, "kind": "agent", "policy": {}}, path),
-    "a folder": lambda path: path.mkdir(),
+    "text": _write_text,
+    "truncated": _truncate,
+    "flipped bit": _flip_bit,
+    "pickled code": lambda path: path.write_bytes(pickle.dumps(os.system)),
+    "tensor": lambda path: save(torch.zeros(3), path),
+    "unrelated dict": lambda path: save({"weights": 1}, path),
+    "missing policy": lambda path: save({"format": 1, "kind": "run"}, path),
+    "torch file": lambda path: torch.save({"format": 1, "kind": "agent", "policy": {}}, path),
+    "folder": lambda path: path.mkdir(),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_damage_is_told_with_the_name_of_the_file(damage: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_rejected_with_its_path(damage: Callable[[Path], Any], tmp_path: Path) -> None:
     damage(tmp_path / "000000000100.safetensors")
-    with pytest.raises(UserError, match=r"000000000100.safetensors is damaged or no checkpoint"):
+    with pytest.raises(UserError, match=r"000000000100.safetensors is damaged or not a checkpoint"):
         read_checkpoint(tmp_path / "000000000100.safetensors")
 
 
 @pytest.mark.parametrize("version", [FORMAT + 1, 10**6, "two"])
-def test_a_newer_format_is_told(version: object, tmp_path: Path) -> None:
+def test_newer_format_is_rejected(version: object, tmp_path: Path) -> None:
     save({"format": version, "kind": "run", "policy": {}}, tmp_path / "a.safetensors")
-    with pytest.raises(UserError, match=f"has format {version}; this version reads up to {FORMAT}"):
+    with pytest.raises(UserError, match=f"has format {version}, but this version of zhixing reads up to {FORMAT}"):
         read_checkpoint(tmp_path / "a.safetensors")
 
 
-def test_only_the_newest_checkpoints_are_kept_besides_the_best(short_config: Callable, tmp_path: Path) -> None:
+def test_newest_checkpoints_and_the_best_are_kept(short_config: Callable, tmp_path: Path) -> None:
     cfg = short_config("ppo", "toy/match", checkpoint_every_steps=200, keep_checkpoints=3)
     zx.Session(cfg, tmp_path / "run", quiet=True).run()
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    # 64 steps per iteration: due at 832 (800), 1024 (1000) and the end, 1216 (1200)
+    # with 64 steps per iteration, checkpoints are due at 832 (800), 1024 (1000) and the end, 1216 (1200)
     assert names == [
         "000000000832.safetensors",
         "000000001024.safetensors",
@@ -177,14 +177,14 @@ def test_only_the_newest_checkpoints_are_kept_besides_the_best(short_config: Cal
     ]
 
 
-def test_best_is_the_highest_evaluation_and_can_be_loaded(short_config: Callable, tmp_path: Path) -> None:
+def test_best_checkpoint_has_the_highest_evaluation(short_config: Callable, tmp_path: Path) -> None:
     cfg = short_config("ppo", "toy/match", eval_every_steps=200)
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     best = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.safetensors")
     assert best["kind"] == "agent"
     assert best["return"] == result["best_return"]
     assert zx.load(tmp_path / "run", "best").act(np.eye(4, dtype=np.float32)).shape == (4,)
-    with pytest.raises(UserError, match="unknown checkpoint 'first': allowed are last and best"):
+    with pytest.raises(UserError, match="unknown checkpoint 'first': use last or best"):
         zx.load(tmp_path / "run", "first")
     (tmp_path / "run" / "checkpoints" / "best.safetensors").unlink()
     with pytest.raises(UserError, match="has no best checkpoint"):
@@ -201,20 +201,18 @@ class _StopAt(zx.Callback):
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_a_damaged_newer_file_never_costs_the_checkpoint_just_written(
-    keep: int, short_config: Callable, tmp_path: Path
-) -> None:
-    """Resumed from before a damaged file, stopped again before it: what was just saved must be there."""
+def test_damaged_newer_file_does_not_evict_new_checkpoints(keep: int, short_config: Callable, tmp_path: Path) -> None:
+    """The run resumes before a damaged file and stops before its step; the new checkpoint must be kept."""
     run = tmp_path / "run"
     zx.Session(short_config("ppo", "toy/match", checkpoint_every_steps=400), run, quiet=True).run()
     newest = max((run / "checkpoints").glob("0*.safetensors"))
     newest.write_bytes(b"")
     with pytest.raises(KeyboardInterrupt):
         zx.Session.resume(run, [_StopAt(900)], quiet=True, keep_checkpoints=keep).run()
-    assert RunFolder.open(run).load()["steps"] == 960  # 15 iterations of 64 steps, the first beyond 900
+    assert RunFolder.open(run).load()["steps"] == 960  # 15 iterations of 64 steps, the first after 900
 
 
-def test_a_run_with_replay_goes_past_a_damaged_checkpoint(short_config: Callable, tmp_path: Path) -> None:
+def test_off_policy_run_resumes_before_a_damaged_checkpoint(short_config: Callable, tmp_path: Path) -> None:
     run = tmp_path / "run"
     cfg = short_config("dqn", "toy/match", checkpoint_every_steps=400)
     with pytest.raises(KeyboardInterrupt):
@@ -225,11 +223,11 @@ def test_a_run_with_replay_goes_past_a_damaged_checkpoint(short_config: Callable
     assert zx.Session.resume(run, quiet=True).finished
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
-def test_a_damaged_replay_segment_costs_only_the_newest_checkpoint(
+@pytest.mark.parametrize("damage", ["truncated", "overwritten", "missing"])
+def test_damaged_replay_segment_falls_back_to_the_previous_checkpoint(
     damage: str, short_config: Callable, tmp_path: Path
 ) -> None:
-    """As a damaged checkpoint does: training continues from the one before and ends as if nothing had happened."""
+    """The resumed run continues from the previous checkpoint and equals an uninterrupted one."""
     cfg = short_config("dqn", "toy/match", checkpoint_every_steps=400)
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     run = tmp_path / "run"
@@ -241,17 +239,17 @@ def test_a_damaged_replay_segment_costs_only_the_newest_checkpoint(
         segment.unlink()
     else:
         half = len(content) // 2
-        segment.write_bytes(content[:half] if damage == "cut" else content[:half] + b"?" + content[half + 1 :])
+        segment.write_bytes(content[:half] if damage == "truncated" else content[:half] + b"?" + content[half + 1 :])
     session = zx.Session.resume(run, quiet=True)
     (notice,) = session.folder.notices
     assert str(segment) in notice
-    assert notice.endswith("going on from the checkpoint of step 800")
+    assert notice.endswith("continuing from the checkpoint of step 800")
     assert session.run()["env_steps"] == 1200
     assert differing_tensors(tmp_path / "whole", run) == []
     assert metrics_rows(tmp_path / "whole") == metrics_rows(run)
 
 
-def test_damaged_replay_segments_of_all_checkpoints_are_told(short_config: Callable, tmp_path: Path) -> None:
+def test_damaged_replay_segments_of_all_checkpoints_are_rejected(short_config: Callable, tmp_path: Path) -> None:
     run = tmp_path / "run"
     zx.Session(short_config("dqn", "toy/match", checkpoint_every_steps=400), run, quiet=True).run()
     for segment in (run / "replay").iterdir():
@@ -260,13 +258,13 @@ def test_damaged_replay_segments_of_all_checkpoints_are_told(short_config: Calla
         zx.Session.resume(run, quiet=True)
 
 
-def test_folders_that_hold_a_run_or_are_files_are_refused(tmp_path: Path) -> None:
+def test_invalid_run_folders_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="is a file; name a folder"):
+    with pytest.raises(UserError, match="is a file; choose a folder"):
         RunFolder(tmp_path / "file").check_free()
     with pytest.raises(UserError, match="can't be written"):
         RunFolder(tmp_path / "file" / "below").create(zx.config.load(algorithm="ppo", env="toy/match"))
     (tmp_path / "empty").mkdir()
     RunFolder(tmp_path / "empty").check_free()
-    with pytest.raises(UserError, match=r"is no run: it holds no config.yaml"):
+    with pytest.raises(UserError, match=r"is not a run, because it contains no config.yaml"):
         RunFolder.open(tmp_path / "empty")

@@ -1,4 +1,4 @@
-"""A run's folder belongs to one process at a time, however that one ends."""
+"""Run folders are locked by one process at a time, and unlocked however it ends."""
 
 from __future__ import annotations
 
@@ -40,42 +40,42 @@ def holder(tmp_path: Path) -> object:
     process.communicate()
 
 
-def test_the_error_names_the_holder_and_a_kill_releases_the_lock(holder: subprocess.Popen[str], tmp_path: Path) -> None:
-    named = rf"in use by process {holder.pid} on '{re.escape(socket.gethostname())}' since '\d{{4}}-\d\d-\d\d \d\d:"
-    with pytest.raises(zx.UserError, match=named):
+def test_error_names_the_holder_and_killing_it_releases_the_lock(holder: subprocess.Popen[str], tmp_path: Path) -> None:
+    message = rf"in use by process {holder.pid} on '{re.escape(socket.gethostname())}' since '\d{{4}}-\d\d-\d\d \d\d:"
+    with pytest.raises(zx.UserError, match=message):
         FolderLock(tmp_path)
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     lock = FolderLock(tmp_path)
     lock.release()
     assert list(tmp_path.iterdir()) == []
-    lock.release()  # a second time does nothing
+    lock.release()  # has no effect
 
 
-def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+def test_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path)
-    ready, told = os.pipe()
-    stop, go = os.pipe()
+    ready_read, ready_write = os.pipe()
+    exit_read, exit_write = os.pipe()
     child = os.fork()
     if not child:
-        os.write(told, b"x")
-        os.read(stop, 1)
+        os.write(ready_write, b"x")
+        os.read(exit_read, 1)
         os._exit(0)
-    os.read(ready, 1)
+    os.read(ready_read, 1)
     with pytest.raises(zx.UserError, match=f"process {os.getpid()} "):
-        FolderLock(tmp_path)  # the child has closed its copy, which must not unlock ours
-    lock.drop()  # as when this process is killed: only descriptors are closed
+        FolderLock(tmp_path)  # the child has closed its descriptor, which must not unlock the folder
+    lock.drop()  # like a kill of this process, closes only descriptors
     FolderLock(tmp_path).release()
-    os.write(go, b"x")
+    os.write(exit_write, b"x")
     os.waitpid(child, 0)
-    for fd in (ready, told, stop, go):
+    for fd in (ready_read, ready_write, exit_read, exit_write):
         os.close(fd)
 
 
-def test_a_file_system_without_locks_is_used_with_a_note(
+def test_file_system_without_locks_prints_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def unsupported(fd: int, how: int) -> None:
+    def unsupported(fd: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
@@ -83,7 +83,7 @@ def test_a_file_system_without_locks_is_used_with_a_note(
     assert f"note: {tmp_path} can't be locked (No locks available)" in capsys.readouterr().err
 
 
-def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+def test_symbolic_link_named_like_the_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (tmp_path / ".lock").symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic links"):
@@ -91,8 +91,8 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None
     assert (tmp_path / "victim").read_text() == "precious"
 
 
-class _ResumeMeanwhile(zx.Callback):
-    """Try to write to the run from elsewhere in the middle of it."""
+class _TryToWrite(zx.Callback):
+    """Tries to resume the run, and to run it as a job, during training."""
 
     def __init__(self, run: Path) -> None:
         self.run, self.errors = run, set[str]()
@@ -108,27 +108,27 @@ class _ResumeMeanwhile(zx.Callback):
                 self.errors.add("none")
 
 
-def test_a_run_that_is_running_is_not_resumed(short_config: Callable, tmp_path: Path) -> None:
-    """Neither while it is trained for the first time, nor while it is resumed, nor by a sweep."""
+def test_active_run_is_locked(short_config: Callable, tmp_path: Path) -> None:
+    """Both during the first training and after a resume."""
     run = tmp_path / "run"
-    first = _ResumeMeanwhile(run)
+    first = _TryToWrite(run)
     zx.Session(short_config("ppo", "toy/match"), run, [first], quiet=True).run()
-    again = _ResumeMeanwhile(run)
-    zx.Session.resume(run, [again], quiet=True, env_steps=1400).run()
-    for callback in (first, again):
+    second = _TryToWrite(run)
+    zx.Session.resume(run, [second], quiet=True, env_steps=1400).run()
+    for callback in (first, second):
         (error,) = callback.errors
         assert f"{run} is in use by process {os.getpid()} on" in error
     assert not (run / ".lock").exists()
     assert zx.Session.resume(run, quiet=True).finished
 
 
-def test_of_two_trainings_in_one_folder_one_begins(short_config: Callable, tmp_path: Path) -> None:
+def test_second_run_in_the_same_folder_is_rejected(short_config: Callable, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    late = zx.Session(short_config("ppo", "toy/match"), run, quiet=True)  # nothing is there yet
+    second = zx.Session(short_config("ppo", "toy/match"), run, quiet=True)  # the folder is still free
 
-    class Begin(zx.Callback):
+    class RunSecond(zx.Callback):
         def train_begin(self, loop: zx.TrainingLoop) -> None:
-            with pytest.raises(zx.UserError, match="already holds a run"):
-                late.run()
+            with pytest.raises(zx.UserError, match="already contains a run"):
+                second.run()
 
-    zx.Session(short_config("ppo", "toy/match"), run, [Begin()], quiet=True).run()
+    zx.Session(short_config("ppo", "toy/match"), run, [RunSecond()], quiet=True).run()

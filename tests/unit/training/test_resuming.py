@@ -1,4 +1,4 @@
-"""What may be changed when a run is resumed: applied or rejected, never ignored."""
+"""Changed settings of a resumed run are applied or rejected, never ignored."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def finished(short_config: Callable, tmp_path: Path) -> Path:
         ("num_envs", 3),
         ("env", "CartPole-v1"),
         ("env__max_episode_steps", 4),
-        ("init_from", "elsewhere"),
+        ("init_from", "other"),
     ],
 )
-def test_what_was_learned_with_cannot_be_changed(setting: str, value: Any, stopped: Path) -> None:
+def test_settings_that_affect_learning_are_rejected(setting: str, value: Any, stopped: Path) -> None:
     before = (stopped / "config.yaml").read_text()
     name = setting.replace("__", ".") if setting != "env" else "env.name"
     with pytest.raises(
@@ -63,10 +63,10 @@ def test_what_was_learned_with_cannot_be_changed(setting: str, value: Any, stopp
     ):
         zx.Session.resume(stopped, quiet=True, **zx.config.from_keywords({setting: value}))
     assert (stopped / "config.yaml").read_text() == before
-    zx.Session.resume(stopped, quiet=True).run()  # nothing was touched
+    zx.Session.resume(stopped, quiet=True).run()  # the run is intact
 
 
-def test_the_rejection_names_the_command_that_does_it(run_cli: Command, stopped: Path) -> None:
+def test_rejection_names_the_command_for_a_new_run(run_cli: Command, stopped: Path) -> None:
     code, _, err = run_cli("resume", str(stopped), "lr=1e-5", "env_steps=512")
     assert code == 2
     assert f"zhixing train ppo --env toy/match --init-from {stopped} lr=1e-05" in err
@@ -91,13 +91,13 @@ def test_the_rejection_names_the_command_that_does_it(run_cli: Command, stopped:
         ("num_threads", 1),
     ],
 )
-def test_what_can_be_changed_is_applied(setting: str, value: Any, stopped: Path) -> None:
+def test_changed_setting_is_applied(setting: str, value: Any, stopped: Path) -> None:
     session = zx.Session.resume(stopped, quiet=True, **zx.config.from_keywords({setting: value}))
     result = session.run()
-    written: Any = yaml.safe_load((stopped / "config.yaml").read_text())
+    saved: Any = yaml.safe_load((stopped / "config.yaml").read_text())
     for part in setting.split("__"):
-        written = written[part]
-    assert written == value
+        saved = saved[part]
+    assert saved == value
     assert result["env_steps"] == (320 if setting == "env_steps" else 256)
     rows = [int(float(row[0])) for row in metrics_rows(stopped)[1:]]
     if setting in ("eval_every_steps", "log_every_steps"):
@@ -106,36 +106,38 @@ def test_what_can_be_changed_is_applied(setting: str, value: Any, stopped: Path)
     assert bool(list(stopped.glob("events.*"))) == (setting == "tensorboard")
 
 
-def test_every_setting_that_can_be_changed_exists() -> None:
-    known = {
-        name for each in zx.algorithms.names() for name in zx.algorithms.get(each).settings.model_fields
-    }  # of any algorithm
+def test_every_changeable_setting_exists() -> None:
+    models = [zx.algorithms.get(algorithm).settings for algorithm in zx.algorithms.names()]
+    known = {name for model in models for name in model.model_fields}
     assert {name.partition(".")[0] for names in CHANGEABLE.values() for name in names} <= known
 
 
-def test_a_finished_run_rejects_what_would_change_nothing(run_cli: Command, finished: Path) -> None:
+def test_finished_run_rejects_changes_without_effect(run_cli: Command, finished: Path) -> None:
     before = (finished / "config.yaml").read_text()
     for words in (["eval_episodes=7"], ["env_steps=100"], ["log_every_steps=5", "keep_checkpoints=1"]):
         code, _, err = run_cli("resume", str(finished), *words)
         assert code == 2
-        assert "is finished at 256 steps: env_steps=" in err
-        assert "give it a longer env_steps" in err
-        assert f"{words[-1].split('=')[0]} can't change that" in err
+        assert "has finished at 256 steps, because env_steps=" in err
+        assert "to continue, raise env_steps" in err
+        assert f"{words[-1].split('=')[0]} has no effect" in err
     assert (finished / "config.yaml").read_text() == before
-    assert run_cli("resume", str(finished))[0] == 0  # nothing to do is no error
-    assert run_cli("resume", str(finished), "env_steps=256")[0] == 0  # and this is what it has
+    assert run_cli("resume", str(finished))[0] == 0  # without changes, this is not an error
+    assert run_cli("resume", str(finished), "env_steps=256")[0] == 0  # the value that it already has
 
 
-def test_a_run_that_reached_its_return_says_so(short_config: Callable, run_cli: Command, tmp_path: Path) -> None:
+def test_run_that_reached_its_return_resumes_only_with_another(
+    short_config: Callable, run_cli: Command, tmp_path: Path
+) -> None:
     settings = {**SMALL, "env_steps": 2000, "eval_every_steps": 64, "stop_return": 0.0}
     zx.Session(short_config("ppo", "toy/match", **settings), tmp_path / "run", quiet=True).run()
     code, out, _ = run_cli("resume", "run")
     assert code == 0
-    assert "is finished at 64 steps: stop_return=0 is reached; set a higher stop_return, or stop_return=none" in out
+    assert "has finished at 64 steps, because stop_return=0 was reached" in out
+    assert "to continue, raise stop_return, or set stop_return=none" in out
     code, _, err = run_cli("resume", "run", "env_steps=4000")
     assert code == 2
-    assert "stop_return=0 is reached" in err
-    assert "env_steps can't change that" in err
+    assert "stop_return=0 was reached" in err
+    assert "a change of env_steps has no effect" in err
     code, out, _ = run_cli("resume", "run", "env_steps=128", "stop_return=none")
     assert code == 0
     assert "128 steps" in out

@@ -177,7 +177,7 @@ def test_stop_ends_training_after_the_current_iteration() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "steps"), [(1.0, 1), (0.5, 2), (2.0, 3), (0.25, 1), (0.3, 5)])
-def test_the_ratio_of_updates_to_steps_is_exact(ratio: float, steps: int) -> None:
+def test_ratio_of_updates_to_steps_is_exact(ratio: float, steps: int) -> None:
     ratios = []
 
     class RecordRatio(zx.Callback):

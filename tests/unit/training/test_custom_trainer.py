@@ -1,4 +1,4 @@
-"""A config class names its trainer, and yours may be any function of the loop."""
+"""Config classes name their trainer, which may be any function of the loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from zhixing.training.trainers import (
 )
 
 
-def twice(loop: TrainingLoop) -> None:
+def update_twice(loop: TrainingLoop) -> None:
     """Update twice from every rollout."""
     with loop.running():
         for _ in loop.iterations():
@@ -34,7 +34,7 @@ def twice(loop: TrainingLoop) -> None:
 
 
 class TwiceConfig(PPOConfig):
-    trainer = twice
+    trainer = update_twice
 
 
 class Twice(PPO):
@@ -43,18 +43,18 @@ class Twice(PPO):
     settings: ClassVar[type[PPOConfig]] = TwiceConfig
 
 
-def test_an_own_algorithm_trains_with_its_own_trainer(tmp_path: Path) -> None:
-    """64 steps of 2 environments, 32 per iteration, two updates each; `on_policy` would make one of 256 steps."""
-    given = {"env": "toy/match", "env_steps": 64, "num_envs": 2, "vector": {"backend": "serial"}, "eval_episodes": 1}
-    result = zx.train(f"{__name__}:Twice", out=tmp_path / "run", quiet=True, epochs=1, minibatch_size=32, **given)
+def test_custom_algorithm_trains_with_its_trainer(tmp_path: Path) -> None:
+    """64 steps with 32 per iteration and two updates each; `on_policy` would collect 256 per environment."""
+    settings = {"env": "toy/match", "env_steps": 64, "num_envs": 2, "vector": {"backend": "serial"}, "eval_episodes": 1}
+    result = zx.train(f"{__name__}:Twice", out=tmp_path / "run", quiet=True, epochs=1, minibatch_size=32, **settings)
     assert (result["env_steps"], result["updates"]) == (64, 4)
     resumed = zx.Session.resume(tmp_path / "run", quiet=True, trust=True, env_steps=128)
-    assert resumed.trainer is twice
+    assert resumed.trainer is update_twice
     assert resumed.run()["updates"] == 8
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "expected"),
+    ("name", "options", "expected"),
     [
         ("ppo", {}, on_policy),
         ("impala", {"distributed": True}, asynchronous),
@@ -67,11 +67,11 @@ def test_an_own_algorithm_trains_with_its_own_trainer(tmp_path: Path) -> None:
         ("mcts", {}, act_only),
     ],
 )
-def test_each_scheme_has_a_trainer(name: str, given: dict[str, bool], expected: object) -> None:
+def test_each_scheme_has_a_trainer(name: str, options: dict[str, bool], expected: object) -> None:
     env = "pettingzoo/tictactoe" if name in ("alphazero", "mcts") else "CartPole-v1"
     cfg = zx.config.load(algorithm=name, env=env)
-    assert select_trainer(cfg, **given) is expected
+    assert select_trainer(cfg, **options) is expected
 
 
-def test_collecting_in_a_second_thread_has_its_own_trainer() -> None:
+def test_async_collect_selects_its_trainer() -> None:
     assert select_trainer(zx.config.load(algorithm="dqn", env="CartPole-v1", async_collect=True)) is off_policy_async
