@@ -1,4 +1,4 @@
-"""What tests share: every registered algorithm, and short configurations of it."""
+"""Shared fixtures: every registered algorithm, short configurations, and the command line."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ torch.set_num_threads(1)  # small networks; several tests may share the machine
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `algorithm` runs for everything in the registry."""
+    """Run tests with a parameter `algorithm` for every registered algorithm."""
     if "algorithm" in metafunc.fixturenames:
         metafunc.parametrize("algorithm", zx.algorithms.names())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Trainings run without coverage, which halves their speed and sees little in them that unit tests don't show."""
+    """Disable coverage in tests that train: it halves their speed and adds little to the unit tests."""
     for item in items:
         if {"learning", "contract"} & set(item.path.parts):
             item.add_marker("no_cover")
@@ -41,12 +41,12 @@ def multi_agent(algorithm: str) -> bool:
 
 
 def is_self_play(algorithm: str) -> bool:
-    """Whether it takes nothing but games of two players."""
+    """Return whether an algorithm only supports two-player games."""
     return zx.algorithms.get(algorithm).settings.scheme == "self_play"
 
 
 def toy_env(algorithm: str, discrete: bool = True) -> str:
-    """A small task for one agent or many."""
+    """Return a toy environment that fits the algorithm's number of agents."""
     if is_self_play(algorithm):
         return "pettingzoo/tictactoe"
     names = ("toy/team-match", "toy/team-reach") if multi_agent(algorithm) else ("toy/match", "toy/reach")
@@ -54,11 +54,11 @@ def toy_env(algorithm: str, discrete: bool = True) -> str:
 
 
 def supports_discrete(algorithm: str) -> bool:
-    """Whether an algorithm takes discrete actions; the others take continuous ones."""
-    task = toy_env(algorithm)
-    env = zx.envs.make_vector(task, 1, backend="serial")
+    """Return whether an algorithm supports discrete actions; if not, it supports continuous ones."""
+    name = toy_env(algorithm)
+    env = zx.envs.make_vector(name, 1, backend="serial")
     try:
-        zx.algorithms.get(algorithm).make(zx.config.load(algorithm=algorithm, env=task), env.spaces)
+        zx.algorithms.get(algorithm).make(zx.config.load(algorithm=algorithm, env=name), env.spaces)
     except UserError:
         return False
     finally:
@@ -66,19 +66,19 @@ def supports_discrete(algorithm: str) -> bool:
     return True
 
 
-def cli_exit_code(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """Of the command line, where we are."""
-    monkeypatch.setattr("sys.argv", ["zhixing", *words])
+def cli_exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Run a command in the working directory and return its exit code."""
+    monkeypatch.setattr("sys.argv", ["zhixing", *arguments])
     try:
         main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
+    except SystemExit as error:
+        return int(error.code or 0)
     return 0
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _configuration_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests leave the user's own folder alone."""
+    """Use a temporary configuration folder instead of the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("configuration")))
         yield
@@ -86,11 +86,11 @@ def _configuration_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """Run the command line in an empty folder: exit code, output, errors."""
+    """Return a function that runs a command in an empty folder and returns exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: str) -> tuple[int, str, str]:
-        code = cli_exit_code(monkeypatch, *words)
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = cli_exit_code(monkeypatch, *arguments)
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -99,38 +99,38 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 @pytest.fixture(scope="session")
 def random_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Data of random actions in a task, recorded once."""
-    known: dict[str, str] = {}
+    """Return a function that records 400 random steps in an environment, once per environment."""
+    datasets: dict[str, str] = {}
 
     def make(env: str, **options: Any) -> str:
         key = f"{env} {sorted(options.items())}"
-        if key not in known:
+        if key not in datasets:
             vector = zx.envs.make_vector(env, 2, backend="serial", options=options)
-            net = zx.algorithms.get("mappo" if vector.spaces.agents else "ppo")
-            cfg = zx.config.load(algorithm=net.name, env={"name": env, **options}, net__cnn="simple")
+            algorithm = zx.algorithms.get("mappo" if vector.spaces.agents else "ppo")
+            cfg = zx.config.load(algorithm=algorithm.name, env={"name": env, **options}, net__cnn="simple")
             out = str(tmp_path_factory.mktemp("recorded") / "data")
-            actor = Actor(net.make(cfg, vector.spaces).policy, vector)
-            collect_from_actor(actor, out, 400, env=env, options=options, note="any action", phase=Phase.RANDOM)
+            actor = Actor(algorithm.make(cfg, vector.spaces).policy, vector)
+            collect_from_actor(actor, out, 400, env=env, options=options, note="random actions", phase=Phase.RANDOM)
             vector.close()
-            known[key] = out
-        return known[key]
+            datasets[key] = out
+        return datasets[key]
 
     return make
 
 
 @pytest.fixture(scope="session")
 def expert_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """A run whose agent knows little, but can be asked."""
-    known: dict[str, str] = {}
+    """Return a function that trains an expert for a few steps, once per environment."""
+    runs: dict[str, str] = {}
 
     def make(env: str, **options: Any) -> str:
         key = f"{env} {sorted(options.items())}"
-        if key not in known:
-            out = known[key] = str(tmp_path_factory.mktemp("expert") / "run")
+        if key not in runs:
+            out = runs[key] = str(tmp_path_factory.mktemp("expert") / "run")
             short = {"env_steps": 64, "rollout_steps": 8, "minibatch_size": 64, "eval_every_steps": 0}
             short |= {"eval_episodes": 1, "tensorboard": False, "net__cnn": "simple", "vector__backend": "serial"}
             zx.train("ppo", env={"name": env, **options}, out=out, quiet=True, **short)
-        return known[key]
+        return runs[key]
 
     return make
 
@@ -139,7 +139,7 @@ def expert_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 def short_config(
     request: pytest.FixtureRequest, random_dataset: Callable, expert_run: Callable
 ) -> Callable[..., RunConfig]:
-    """A short run of an algorithm; half as long in the contracts, where every algorithm runs it."""
+    """Return a function that makes the configuration of a short run; half as long in contracts, which run it often."""
     scale = 1 if "contract" in request.path.parts else 2
 
     def make(algorithm: str, env: str | None = None, **settings: Any) -> RunConfig:
@@ -178,7 +178,7 @@ def short_config(
         else:
             short |= {"rollout_steps": 32}
         if scheme == "off_policy" and ("horizon" in model.model_fields or multi_agent(algorithm)):
-            short |= {"horizon": 5, "replay__sequence_length": 6, "updates_per_step": 0.1}  # whose updates are dear
+            short |= {"horizon": 5, "replay__sequence_length": 6, "updates_per_step": 0.1}  # slow updates
         if "minibatch_size" in model.model_fields:
             short["minibatch_size"] = 32
         options = {name.removeprefix("env__"): value for name, value in settings.items() if name.startswith("env__")}
@@ -195,14 +195,14 @@ def short_config(
 
 
 def has_setting(model: type[RunConfig], name: str) -> bool:
-    """Whether these settings have such a name; tests may ask for what only some algorithms have."""
+    """Return whether a settings class has a setting, given as a keyword such as `net__cnn`."""
     first, _, rest = name.partition("__")
     group = model.model_fields.get(first)
     return group is not None and (not rest or first == "env" or rest in group.annotation.model_fields)  # type: ignore[union-attr]
 
 
 def checkpoint_tensors(run: str | Path) -> dict[str, torch.Tensor]:
-    """All weights, moments and counters of the last checkpoint of a run."""
+    """Return all weights, optimizer moments and counters of the last checkpoint of a run, by path."""
     flat: dict[str, torch.Tensor] = {}
 
     def walk(tree: Any, path: str) -> None:
@@ -220,15 +220,15 @@ def checkpoint_tensors(run: str | Path) -> dict[str, torch.Tensor]:
 
 
 def differing_tensors(run: str | Path, other: str | Path) -> list[str]:
-    """The names of what two runs learned differently, bit by bit."""
-    mine, theirs = checkpoint_tensors(run), checkpoint_tensors(other)
-    assert mine
-    assert mine.keys() == theirs.keys()
-    return [name for name in mine if not torch.equal(mine[name], theirs[name])]
+    """Return the paths of the learners' tensors that differ between two runs in any bit."""
+    first, second = checkpoint_tensors(run), checkpoint_tensors(other)
+    assert first
+    assert first.keys() == second.keys()
+    return [name for name in first if not torch.equal(first[name], second[name])]
 
 
 def metrics_rows(run: str | Path) -> list[list[str]]:
-    """metrics.csv without the columns of time."""
+    """Return the rows of metrics.csv without the columns that measure time."""
     lines = (Path(run) / "metrics.csv").read_text().splitlines()
-    clocks = {i for i, name in enumerate(lines[0].split(",")) if name in ("seconds", "steps_per_second")}
-    return [[cell for i, cell in enumerate(line.split(",")) if i not in clocks] for line in lines]
+    time_columns = {i for i, name in enumerate(lines[0].split(",")) if name in ("seconds", "steps_per_second")}
+    return [[cell for i, cell in enumerate(line.split(",")) if i not in time_columns] for line in lines]

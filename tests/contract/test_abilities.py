@@ -1,4 +1,4 @@
-"""Contract 8: every combination holds. An algorithm has an ability from training to resuming, or refuses it by name."""
+"""Contract 8: an algorithm supports an ability from training to resuming, or rejects it with a message."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from zhixing.core.tree import tree_map
 
 
 class Ability(NamedTuple):
-    task: str | None  # None: one that fits the algorithm's actions
+    env: str | None  # None for an environment with the actions that the algorithm supports
     settings: dict[str, Any]
-    words: tuple[str, ...]  # one of which a refusal must hold
+    keywords: tuple[str, ...]  # a rejection must contain one of them
 
 
-CNN = {"net__cnn": "simple"}  # the pictures are small
+CNN = {"net__cnn": "simple"}  # the images are small
 ABILITIES = {
     "dict, discrete": Ability("dummy_envs:DictObsEnv", {"env__kind": "discrete", **CNN}, ("Discrete", "Dict", "dict")),
     "dict, multi": Ability("dummy_envs:DictObsEnv", {"env__kind": "multi", **CNN}, ("MultiDiscrete", "Dict", "dict")),
     "dict, continuous": Ability("dummy_envs:DictObsEnv", {"env__kind": "continuous", **CNN}, ("Box", "Dict", "dict")),
-    "masks": Ability("dummy_envs:MaskedEnv", {}, ("mask", "Discrete")),  # a forbidden action raises inside the task
+    "masks": Ability("dummy_envs:MaskedEnv", {}, ("mask", "Discrete")),  # the environment raises on a masked action
     "gru": Ability(None, {"net__recurrent": "gru", "net__recurrent_size": 8}, ("recurrent",)),
     "lstm": Ability(None, {"net__recurrent": "lstm", "net__recurrent_size": 8}, ("recurrent",)),
 }
-# what the design promises, whatever else is refused
-PROMISED = {
+# combinations that must be supported
+REQUIRED = {
     name: {"dict, discrete", "masks", "gru", "lstm"}
     for name in ("ppo", "a2c", "dqn", "double_dqn", "dueling_dqn", "qmix")
 }
@@ -46,12 +46,12 @@ class StopAt(zx.Callback):
 
 
 @pytest.mark.parametrize("ability", ABILITIES)
-def test_an_ability_is_had_throughout_or_refused_by_name(
+def test_ability_is_supported_or_rejected_by_name(
     algorithm: str, ability: str, short_config: Callable, tmp_path: Path
 ) -> None:
-    task, settings, words = ABILITIES[ability]
-    if task is None:
-        task = toy_env(algorithm, supports_discrete(algorithm))
+    env_name, settings, keywords = ABILITIES[ability]
+    if env_name is None:
+        env_name = toy_env(algorithm, supports_discrete(algorithm))
     elif multi_agent(algorithm):
         settings = {**settings, "env__agents": 2}
     model = zx.algorithms.get(algorithm).settings
@@ -65,16 +65,16 @@ def test_an_ability_is_had_throughout_or_refused_by_name(
     if model.scheme == "off_policy":
         short |= {"learning_starts": 64, "updates_per_step": 0.2, "replay__sequence_length": 4, "replay__burn_in": 2}
     else:
-        short |= {"rollout_steps": 15}  # stopped after 45: in mid-episode everywhere
+        short |= {"rollout_steps": 15}  # a stop after 45 steps is in the middle of all episodes
     short |= {name: 2 for name in ("epochs", "critic_epochs") if name in model.model_fields}
     try:
-        cfg = short_config(algorithm, task, **(short | settings))
+        cfg = short_config(algorithm, env_name, **(short | settings))
         session = zx.Session(cfg, tmp_path / "whole", quiet=True)
     except zx.UserError as error:
-        refusal = str(error)
-        assert algorithm in refusal
-        assert any(word in refusal for word in (*words, "game")), refusal
-        assert ability not in PROMISED.get(algorithm, set()), f"the design promises {ability} for {algorithm}"
+        message = str(error)
+        assert algorithm in message
+        assert any(keyword in message for keyword in (*keywords, "game")), message
+        assert ability not in REQUIRED.get(algorithm, set()), f"{algorithm} must support {ability}"
         assert not (tmp_path / "whole").exists()
         return
     result = session.run()
@@ -82,18 +82,18 @@ def test_an_ability_is_had_throughout_or_refused_by_name(
     assert len(zx.evaluate(tmp_path / "whole", episodes=3).episodes) == 3
 
     agent = zx.load(tmp_path / "whole")
-    env = zx.envs.make_vector(task, 3, backend="serial", options=cfg.env.options)
+    env = zx.envs.make_vector(env_name, 3, backend="serial", options=cfg.env.options)
     agent.policy.bind_env(env)
     obs, info = env.reset(seed=0)
     for _ in range(3):
         action = agent.act(obs, info.get("action_mask"))
         obs, _, _, _, info = env.step(action)
     agent.reset()
-    if model.scheme != "play":  # which watches all three
+    if model.scheme != "play":  # tree search needs the whole vector of environments
         mask = None if "action_mask" not in info else info["action_mask"][0]
-        alone = np.asarray(agent.act(tree_map(lambda leaf: leaf[0], obs), mask))
-        for one in alone if env.spaces.agents else [alone]:
-            assert env.spaces.action.contains(one.astype(env.spaces.action.dtype))
+        action = np.asarray(agent.act(tree_map(lambda leaf: leaf[0], obs), mask))
+        for agent_action in action if env.spaces.agents else [action]:
+            assert env.spaces.action.contains(agent_action.astype(env.spaces.action.dtype))
     env.close()
 
     with pytest.raises(KeyboardInterrupt):

@@ -1,7 +1,7 @@
-"""With compile=true an update does the same as without, for every algorithm, and the other contracts hold.
+"""Updates with compile=true equal eager ones for every algorithm, and resume exactly.
 
-Recording is tested for all of them. What the compiler makes of it takes it half a minute each where it isn't in the
-cache: here for one, for more of them with ZHIXING_COMPILE="dqn sac td3 a2c", or all.
+Tracing is tested for all algorithms. Compilation takes about 30 s per algorithm without the cache, so it is tested for
+one; the environment variable ZHIXING_COMPILE names others, such as "dqn sac td3 a2c" or "all".
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from zhixing.config import RunConfig
 from zhixing.errors import NonFiniteError, UserError
 from zhixing.training.loop import TrainingLoop
 
-ALL = [name for name in zx.algorithms.names() if name not in ("a3c", "mcts")]  # which are refused
-ASKED = os.environ.get("ZHIXING_COMPILE", "").split()
+ALL = [name for name in zx.algorithms.names() if name not in ("a3c", "mcts")]  # those reject it
+REQUESTED = os.environ.get("ZHIXING_COMPILE", "").split()
 SETTINGS = {"seed": 1, "vector__backend": "serial", "eval_every_steps": 0, "net__recurrent": "none"}
 
 
 class StopAfter(zx.Callback):
-    """Ends a run after so many updates."""
+    """Stops a run after a number of updates."""
 
-    def __init__(self, number: int, why: str = "enough") -> None:
-        self.number, self.why = number, why
+    def __init__(self, updates: int, reason: str = "enough") -> None:
+        self.updates, self.reason = updates, reason
 
     def iteration_end(self, loop: TrainingLoop, metrics: object) -> None:
-        if loop.updates >= self.number:
-            loop.stop(self.why)
+        if loop.updates >= self.updates:
+            loop.stop(self.reason)
 
 
-class Damped(zx.Callback):
-    """Adam divides by a gradient's own size, so that of one that is nearly none, as a new actor's of dreamer, rounding
-    alone would make a whole step. Not beside a larger epsilon."""
+class LargeEpsilon(zx.Callback):
+    """Sets a large epsilon of Adam, so rounding errors in gradients near zero don't become full steps.
+
+    For example, the gradients of Dreamer's actor are near zero at first.
+    """
 
     def train_begin(self, loop: TrainingLoop) -> None:
         for optimizer in loop.learner.optimizers().values():
@@ -50,29 +52,29 @@ class Damped(zx.Callback):
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs are recorded and then done operation by operation."""
+    """Trace graphs, but run them operation by operation."""
     monkeypatch.setattr(updates, "compile_graph", lambda module, examples: lambda inputs: list(module(*inputs)))
 
 
-def learns_alike(make: Callable[..., RunConfig], folder: Path, number: int) -> None:
-    for graph in (False, True):
-        watching = [Damped(), StopAfter(number)]
-        session = zx.Session(make(compile=graph, **SETTINGS), folder / str(graph), watching, quiet=True)
+def check_compiled_equals_eager(make: Callable[..., RunConfig], folder: Path, updates: int) -> None:
+    for compiled in (False, True):
+        callbacks = [LargeEpsilon(), StopAfter(updates)]
+        session = zx.Session(make(compile=compiled, **SETTINGS), folder / str(compiled), callbacks, quiet=True)
         session.run()
-        assert bool(session.learner.executor and session.learner.executor.graphs) is graph
-    eager, graphed = checkpoint_tensors(folder / "False"), checkpoint_tensors(folder / "True")
-    assert eager.keys() == graphed.keys()
-    for name, value in eager.items():
-        torch.testing.assert_close(graphed[name], value, rtol=1e-3, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
+        assert bool(session.learner.executor and session.learner.executor.graphs) is compiled
+    eager_tensors, tensors = checkpoint_tensors(folder / "False"), checkpoint_tensors(folder / "True")
+    assert eager_tensors.keys() == tensors.keys()
+    for name, value in eager_tensors.items():
+        torch.testing.assert_close(tensors[name], value, rtol=1e-3, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
 
 
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("name", ALL)
-def test_recorded_update_is_the_eager_one(name: str, short_config: Callable, tmp_path: Path) -> None:
-    learns_alike(lambda **more: short_config(name, **more), tmp_path, 3)
+def test_traced_update_equals_the_eager_one(name: str, short_config: Callable, tmp_path: Path) -> None:
+    check_compiled_equals_eager(lambda **settings: short_config(name, **settings), tmp_path, 3)
 
 
-# delayed actors, targets that are copied at times, priorities, and learning rates that fall: each changes the graph
+# delayed policies, periodic target updates, priorities and annealed learning rates change the graph
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize(
     ("name", "settings"),
@@ -86,19 +88,21 @@ def test_recorded_update_is_the_eager_one(name: str, short_config: Callable, tmp
         ("dqn", {"precision": "bf16"}),
     ],
 )
-def test_settings_that_change_the_graph(name: str, settings: dict, short_config: Callable, tmp_path: Path) -> None:
-    learns_alike(lambda **more: short_config(name, **settings, **more), tmp_path, 8)
+def test_traced_update_equals_the_eager_one_with(
+    name: str, settings: dict, short_config: Callable, tmp_path: Path
+) -> None:
+    check_compiled_equals_eager(lambda **common: short_config(name, **settings, **common), tmp_path, 8)
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", ALL if ASKED == ["all"] else ["ppo", *ASKED])
-def test_compiled_once_learns_alike_and_resumes_exactly(
+@pytest.mark.parametrize("name", ALL if REQUESTED == ["all"] else ["ppo", *REQUESTED])
+def test_compiled_update_equals_the_eager_one_and_resumes_exactly(
     name: str, short_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learns_alike(lambda **more: short_config(name, **more), tmp_path, 3)
+    check_compiled_equals_eager(lambda **settings: short_config(name, **settings), tmp_path, 3)
     cfg = short_config(name, compile=True, **SETTINGS)
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
-    monkeypatch.setattr(compiler, "_compile", None)  # a second start finds all that it needs
+    monkeypatch.setattr(compiler, "_compile", None)  # the compiled graphs are in the cache
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, tmp_path / "parts", [StopAfter(25, "interrupted")], quiet=True).run()
     zx.Session.resume(tmp_path / "parts", quiet=True).run()
@@ -107,41 +111,41 @@ def test_compiled_once_learns_alike_and_resumes_exactly(
 
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("name", ["a2c", "td3"])  # one of each optimizer
-def test_gradient_that_is_not_finite_changes_no_weight(name: str, short_config: Callable, tmp_path: Path) -> None:
-    session = zx.Session(short_config(name, compile=True, **SETTINGS), tmp_path / "run", [Spoil()], quiet=True)
-    with pytest.raises(NonFiniteError, match="were not changed"):
+def test_nonfinite_gradient_changes_no_weights(name: str, short_config: Callable, tmp_path: Path) -> None:
+    session = zx.Session(short_config(name, compile=True, **SETTINGS), tmp_path / "run", [NanRewards()], quiet=True)
+    with pytest.raises(NonFiniteError, match="didn't change the weights"):
         session.run()
     weights = [p for optimizer in session.learner.optimizers().values() for p in optimizer.parameters]
     assert all(p.isfinite().all() for p in weights)
     assert session.learner.skipped_steps() >= 1
 
 
-class Spoil(zx.Callback):
-    """After some updates rewards are NaN."""
+class NanRewards(zx.Callback):
+    """Replaces rewards by NaN after a few updates."""
 
     def iteration_begin(self, loop: TrainingLoop) -> None:
         if loop.updates > 3:
             update = loop.learner.update
-            bad = torch.nan
-            loop.learner.update = lambda batch: update(batch.replace(reward=batch.reward + bad))  # type: ignore[method-assign]
+            nan = torch.nan
+            loop.learner.update = lambda batch: update(batch.replace(reward=batch.reward + nan))  # type: ignore[method-assign]
 
 
-def test_recurrent_networks_are_refused_by_name(short_config: Callable, tmp_path: Path) -> None:
+def test_compile_rejects_recurrent_networks(short_config: Callable, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"net\.recurrent=none"):
         zx.Session(short_config("ppo", compile=True, net__recurrent="gru"), tmp_path / "run", quiet=True)
 
 
-def test_search_without_learning_is_refused(short_config: Callable, tmp_path: Path) -> None:
+def test_compile_rejects_algorithms_without_updates(short_config: Callable, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="mcts makes none"):
         zx.Session(short_config("mcts", compile=True), tmp_path / "run", quiet=True)
 
 
-def test_gradients_that_are_taken_apart_are_refused(short_config: Callable) -> None:
+def test_compile_rejects_gradients_on_workers(short_config: Callable) -> None:
     with pytest.raises(UserError, match="a3c computes gradients in its workers"):
         short_config("a3c", compile=True)
 
 
-def test_missing_compiler_is_told_with_what_to_install(
+def test_missing_compiler_error_names_the_package(
     short_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -150,7 +154,7 @@ def test_missing_compiler_is_told_with_what_to_install(
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_learner_made_by_its_class_does_not_ignore_compile() -> None:
+def test_learner_created_from_its_class_rejects_compile() -> None:
     cfg = zx.config.load(algorithm="bc", env="CartPole-v1", compile=True)
     spaces = zx.Spaces(Box(-1.0, 1.0, (4,), np.float32), Discrete(2))
     batch = zx.Batch(obs=torch.zeros(8, 4), action=torch.zeros(8, dtype=torch.int64))

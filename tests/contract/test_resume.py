@@ -1,4 +1,4 @@
-"""Contract 3: a run stopped at any step and resumed ends as one never stopped, bit for bit."""
+"""Contract 3: a run stopped at any step and resumed is bit-for-bit identical to an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zhixing.config import RunConfig
 
 
 class StopAt(zx.Callback):
-    """Presses Ctrl-C, so to speak."""
+    """Interrupts a run like Ctrl-C."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -25,21 +25,21 @@ class StopAt(zx.Callback):
             loop.stop("interrupted")
 
 
-def test_resumed_run_ends_like_one_never_stopped(algorithm: str, short_config: Callable, tmp_path: Path) -> None:
+def test_resumed_run_equals_an_uninterrupted_one(algorithm: str, short_config: Callable, tmp_path: Path) -> None:
     stop_and_resume(short_config(algorithm, seed=3, checkpoint_every_steps=150, vector__backend="serial"), tmp_path)
 
 
-# what a back end restores doesn't depend on the algorithm: one of each scheme will do
+# the state of a back end doesn't depend on the algorithm, so one per scheme is enough
 @pytest.mark.parametrize("backend", ["process", "mixed", "native", "torch"])
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_every_back_end_resumes_exactly(name: str, backend: str, short_config: Callable, tmp_path: Path) -> None:
     stop_and_resume(short_config(name, seed=3, checkpoint_every_steps=150, vector__backend=backend), tmp_path)
 
 
-def test_battles_in_torch_resume_exactly(short_config: Callable, tmp_path: Path) -> None:
-    """With memory, and with battles of several lengths going on."""
-    memory = {"net__recurrent": "gru", "net__recurrent_size": 8, "last_action": True, "epochs": 1}
-    settings = {"vector__backend": "torch", "num_envs": 4, "checkpoint_every_steps": 150, **memory}
+def test_recurrent_policy_in_a_torch_env_resumes_exactly(short_config: Callable, tmp_path: Path) -> None:
+    """The environments are in different steps of their episodes."""
+    recurrent = {"net__recurrent": "gru", "net__recurrent_size": 8, "last_action": True, "epochs": 1}
+    settings = {"vector__backend": "torch", "num_envs": 4, "checkpoint_every_steps": 150, **recurrent}
     stop_and_resume(short_config("mappo", "skirmish/3m", seed=3, **settings), tmp_path)
 
 
@@ -57,10 +57,8 @@ def stop_and_resume(cfg: RunConfig, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_a_crash_costs_only_the_steps_since_the_last_checkpoint(
-    name: str, short_config: Callable, tmp_path: Path
-) -> None:
-    """Rows and replay written after that checkpoint are done again, not kept twice."""
+def test_run_resumes_exactly_after_a_crash(name: str, short_config: Callable, tmp_path: Path) -> None:
+    """Rows of metrics and replay steps after the last checkpoint are replaced, not duplicated."""
 
     class CrashAt(zx.Callback):
         def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
@@ -76,8 +74,8 @@ def test_a_crash_costs_only_the_steps_since_the_last_checkpoint(
     assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
 
 
-class Counted(zx.Callback):
-    """Keeps the steps of all evaluations and saves them with the run."""
+class RecordEvaluations(zx.Callback):
+    """Records the steps of all evaluations and saves them with the run."""
 
     def __init__(self, crash_at: int = 10**9) -> None:
         self.crash_at, self.evaluated_at = crash_at, list[int]()
@@ -97,29 +95,27 @@ class Counted(zx.Callback):
 
 
 @pytest.mark.parametrize(("stop_at", "crash_at"), [(100, 300), (250, 320), (320, 500), (440, 640), (600, 640)])
-def test_interrupted_and_then_killed_has_no_evaluation_or_row_more(
+def test_run_interrupted_and_then_killed_repeats_no_evaluation_or_row(
     stop_at: int, crash_at: int, short_config: Callable, tmp_path: Path
 ) -> None:
-    """Iterations have 64 steps; evaluations are at 192, 384, 576 and the end, checkpoints at 256 and 512."""
-    normalised = {"normalize_obs": True, "normalize_reward": True, "epochs": 1}
+    """Iterations have 64 steps. Evaluations are at 192, 384, 576 and the end, checkpoints at 256 and 512."""
+    normalizers = {"normalize_obs": True, "normalize_reward": True, "epochs": 1}
     steps = {"env_steps": 700, "eval_every_steps": 190, "checkpoint_every_steps": 250, "log_every_steps": 128}
-    cfg = short_config("ppo", "toy/reach", seed=5, **normalised, **steps)
-    whole, parts = Counted(), Counted()
+    cfg = short_config("ppo", "toy/reach", seed=5, **normalizers, **steps)
+    whole, parts = RecordEvaluations(), RecordEvaluations()
     zx.Session(cfg, tmp_path / "whole", [whole], quiet=True).run()
     with pytest.raises(KeyboardInterrupt):
-        zx.Session(cfg, tmp_path / "parts", [Counted(), StopAt(stop_at)], quiet=True).run()
+        zx.Session(cfg, tmp_path / "parts", [RecordEvaluations(), StopAt(stop_at)], quiet=True).run()
     with pytest.raises(RuntimeError, match="killed"):
-        zx.Session.resume(tmp_path / "parts", [Counted(crash_at), StopAt(10**9)], quiet=True).run()
+        zx.Session.resume(tmp_path / "parts", [RecordEvaluations(crash_at), StopAt(10**9)], quiet=True).run()
     zx.Session.resume(tmp_path / "parts", [parts], quiet=True).run()
     assert whole.evaluated_at == parts.evaluated_at == [192, 384, 576, 704]
     assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
     assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []
 
 
-def test_killed_after_the_checkpoint_of_the_last_iteration_ends_like_one_never_killed(
-    short_config: Callable, tmp_path: Path
-) -> None:
-    """A checkpoint is due in the last iteration; the evaluation and the row of the end come after it."""
+def test_run_killed_after_its_last_iteration_resumes_exactly(short_config: Callable, tmp_path: Path) -> None:
+    """The checkpoint of the last iteration comes before the final evaluation and the last row."""
 
     class Kill(zx.Callback):
         def train_end(self, loop: zx.TrainingLoop) -> None:

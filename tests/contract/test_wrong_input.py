@@ -1,4 +1,4 @@
-"""Contract 5: wrong input is told at once, in one message with exit code 2, and nothing is half-written."""
+"""Contract 5: invalid input is rejected immediately with one message and exit code 2, and no file is written."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ WRONG = {
     "setting of another algorithm": (["train", "dqn", "--env", "CartPole-v1", "gae_lambda=1"], "'gae_lambda'"),
     "wrong type": (["train", "ppo", "--env", "CartPole-v1", "lr=fast"], "lr='fast': should be a valid number"),
     "wrong range": (["train", "ppo", "--env", "CartPole-v1", "lr=-1"], "lr=-1: should be greater than 0"),
-    "a share above one": (
+    "fraction above one": (
         ["train", "ppo", "--env", "CartPole-v1", "gamma=1.5"],
         "gamma=1.5: should be less than or equal to 1",
     ),
     "not a number": (["train", "ppo", "--env", "CartPole-v1", "lr=.nan"], "finite"),
-    "a bool for a number": (["train", "ppo", "--env", "CartPole-v1", "lr=true"], "lr=True"),
+    "bool for a number": (["train", "ppo", "--env", "CartPole-v1", "lr=true"], "lr=True"),
     "wrong choice": (
         ["train", "ppo", "--env", "CartPole-v1", "vector.backend=threads"],
         "'auto', 'serial', 'process', 'mixed', 'native', 'envpool', 'torch' or 'ray'",
     ),
     "not a setting": (["train", "ppo", "--env", "CartPole-v1", "fast"], "'fast' is not a setting; write name=value"),
-    "a half number": (["train", "ppo", "--env", "CartPole-v1", "env_steps=10.5"], "env_steps=10.5"),
-    "no duration": (["train", "ppo", "--env", "CartPole-v1", "duration=soon"], "'soon' is not a duration"),
+    "fraction for an integer": (["train", "ppo", "--env", "CartPole-v1", "env_steps=10.5"], "env_steps=10.5"),
+    "invalid duration": (["train", "ppo", "--env", "CartPole-v1", "duration=soon"], "'soon' is not a duration"),
     "settings that exclude each other": (
         ["train", "ppo", "--env", "CartPole-v1", "shared_network=true", "critic_lr=1e-3"],
         "shared_network=true allows no critic_lr",
@@ -50,7 +50,7 @@ WRONG = {
         ["train", "ppo", "--env", "CartPole-v1", "--config", "none.yaml"],
         "there is no configuration file",
     ),
-    "missing run to start from": (
+    "missing run for init-from": (
         ["train", "ppo", "--env", "CartPole-v1", "--init-from", "nowhere"],
         "there is no run folder nowhere",
     ),
@@ -70,53 +70,56 @@ WRONG = {
     "environment without --env": (["train", "ppo", "CartPole-v1"], "set the environment with --env"),
     "missing run": (["resume", "nowhere"], "there is no run folder nowhere"),
     "missing run to evaluate": (["eval", "nowhere"], "there is no run folder nowhere"),
-    "missing run to video": (["video", "nowhere", "-o", "a.mp4"], "there is no run folder nowhere"),
+    "missing run to record": (["video", "nowhere", "-o", "a.mp4"], "there is no run folder nowhere"),
     "missing run to plot": (["plot", "nowhere", "-o", "a.png"], "nowhere"),
-    "own task that isn't there": (["train", "ppo", "--env", "no_such_module:Env"], "no_such_module"),
-    "own task without that name": (
+    "custom environment in a missing module": (["train", "ppo", "--env", "no_such_module:Env"], "no_such_module"),
+    "misspelled custom environment": (
         ["train", "ppo", "--env", "dummy_envs:TruncatngEnv"],
         "did you mean 'TruncatingEnv'",
     ),
-    "own learner that isn't there": (["train", "no_such_module:It", "--env", "CartPole-v1"], "no_such_module"),
-    "one of several values": (
+    "custom learner in a missing module": (
+        ["train", "no_such_module:Learner", "--env", "CartPole-v1"],
+        "no_such_module",
+    ),
+    "invalid value in a sweep": (
         ["sweep", "ppo", "--env", "CartPole-v1", "lr=1e-3,-1", "--out", "all"],
         "lr=-1: lr=-1: should be greater than 0",
     ),
-    "seeds": (["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "4-0", "--out", "all"], "--seeds '4-0'"),
-    "updates without end": (
+    "invalid seeds": (["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "4-0", "--out", "all"], "--seeds '4-0'"),
+    "too many updates per step": (
         ["train", "dqn", "--env", "toy/match", "updates_per_step=1e9"],
         "updates_per_step=1000000000.0: should be less than or equal to 1000",
     ),
-    "a replay shorter than n_step": (
+    "replay shorter than n_step": (
         ["train", "dqn", "--env", "toy/match", "num_envs=2", "replay.capacity=4", "replay.n_step=3"],
         "needs 3: raise replay.capacity to at least 6",
     ),
-    "a name that is too long": (["train", "ppo", "--env", "toy/match", "--out", "x" * 400], "File name too long"),
-    "more threads than any machine has": (
+    "too long folder name": (["train", "ppo", "--env", "toy/match", "--out", "x" * 400], "File name too long"),
+    "too many threads": (
         ["train", "ppo", "--env", "toy/match", "num_threads=1e9"],
         "num_threads=1000000000",
     ),
-    "one number of seeds": (
+    "ambiguous seeds": (
         ["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "5", "--out", "all"],
         "--seeds 5 is ambiguous: write --seeds 0-4 for 5 seeds, or --seeds 5-5 for the seed 5 alone",
     ),
-    "no folder for a sweep": (["sweep", "ppo", "--env", "CartPole-v1"], "--out"),
+    "sweep without folder": (["sweep", "ppo", "--env", "CartPole-v1"], "--out"),
     "missing grid": (
         ["sweep", "ppo", "--env", "toy/match", "--grid", "a.yaml", "--out", "all"],
         "no configuration file",
     ),
     "no algorithm to profile": (["profile", "--env", "CartPole-v1"], "no algorithm is given"),
-    "what to list": (["list", "algos"], "did you mean 'algorithms'"),
+    "unknown kind to list": (["list", "algos"], "did you mean 'algorithms'"),
     "unknown algorithm to show": (["show", "dqnn"], "did you mean 'dqn'"),
     "unknown environment to show": (["show", "dqn", "--env", "CartPol-v1"], "did you mean 'CartPole-v1'"),
 }
 
 
-@pytest.mark.parametrize(("words", "message"), WRONG.values(), ids=WRONG.keys())
-def test_wrong_words_are_told_and_leave_nothing(
-    words: list[str], message: str, run_cli: Command, tmp_path: Path
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG.keys())
+def test_invalid_arguments_are_rejected_and_write_nothing(
+    arguments: list[str], message: str, run_cli: Command, tmp_path: Path
 ) -> None:
-    code, out, err = run_cli(*words)
+    code, out, err = run_cli(*arguments)
     assert code == 2
     assert message in err
     assert err.startswith("error: ")
@@ -125,61 +128,61 @@ def test_wrong_words_are_told_and_leave_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_extra_is_named_with_its_command(
+def test_missing_extra_error_names_the_install_command(
     run_cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "mujoco", None)  # as where it isn't installed
+    monkeypatch.setitem(__import__("sys").modules, "mujoco", None)  # imports fail as if it weren't installed
     code, _, err = run_cli("train", "ppo", "--env", "HalfCheetah-v5")
     assert code == 2
     assert install_hint("mujoco") in err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_broken_yaml_names_the_line(run_cli: Command, tmp_path: Path) -> None:
+def test_invalid_yaml_error_names_the_line(run_cli: Command, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text("lr: 1e-3\nnet: [1, 2\ngamma: 0.9\n")
     code, _, err = run_cli("train", "ppo", "--env", "CartPole-v1", "--config", "my.yaml")
     assert code == 2
     assert "my.yaml is not valid YAML at line 3" in err
-    (tmp_path / "my.yaml").write_text("just words")
+    (tmp_path / "my.yaml").write_text("no settings")
     assert "must contain settings" in run_cli("train", "ppo", "--env", "CartPole-v1", "--config", "my.yaml")[2]
 
 
-def test_out_that_holds_a_run_is_refused(run_cli: Command, tmp_path: Path) -> None:
-    words = ["train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "mine"]
-    assert run_cli(*words)[0] == 0
-    before = (tmp_path / "mine" / "metrics.csv").read_bytes()
-    code, _, err = run_cli(*words)
+def test_existing_run_folder_is_rejected(run_cli: Command, tmp_path: Path) -> None:
+    arguments = ["train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "run"]
+    assert run_cli(*arguments)[0] == 0
+    before = (tmp_path / "run" / "metrics.csv").read_bytes()
+    code, _, err = run_cli(*arguments)
     assert code == 2
-    assert "mine already holds a run; go on with `zhixing resume mine`" in err
-    assert (tmp_path / "mine" / "metrics.csv").read_bytes() == before
+    assert "run already contains a run; continue it with `zhixing resume run`" in err
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
 
 
-def test_foreign_and_damaged_run_folders_are_told(run_cli: Command, tmp_path: Path) -> None:
+def test_damaged_run_folder_is_rejected(run_cli: Command, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
-    assert "photos is no run" in run_cli("resume", "photos")[2]
-    run_cli("train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "mine")
-    (checkpoint,) = (tmp_path / "mine" / "checkpoints").glob("0*.safetensors")
-    whole = checkpoint.read_bytes()
-    for cut in (0, 10, len(whole) // 2, len(whole) - 1):
-        checkpoint.write_bytes(whole[:cut])
+    assert "photos is not a run" in run_cli("resume", "photos")[2]
+    run_cli("train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "run")
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("0*.safetensors")
+    content = checkpoint.read_bytes()
+    for length in (0, 10, len(content) // 2, len(content) - 1):
+        checkpoint.write_bytes(content[:length])
         for command in ("resume", "eval"):
-            code, _, err = run_cli(command, "mine")
+            code, _, err = run_cli(command, "run")
             assert code == 2
-            assert "is damaged or no checkpoint" in err
+            assert "is damaged or not a checkpoint" in err
     checkpoint.unlink()
-    assert "has no checkpoint" in run_cli("resume", "mine")[2]
-    (tmp_path / "mine" / "config.yaml").write_text("algorithm: ppo\nenv: CartPole-v1\nlr: [")
-    assert "mine/config.yaml" in run_cli("eval", "mine")[2]
+    assert "has no checkpoint" in run_cli("resume", "run")[2]
+    (tmp_path / "run" / "config.yaml").write_text("algorithm: ppo\nenv: CartPole-v1\nlr: [")
+    assert "run/config.yaml" in run_cli("eval", "run")[2]
 
 
-def test_weights_of_another_shape_are_told(run_cli: Command) -> None:
-    run_cli("train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "mine")
-    code, _, err = run_cli("train", "ppo", "--env", "CartPole-v1", "--init-from", "mine", "env_steps=256")
+def test_weights_of_another_shape_are_rejected(run_cli: Command) -> None:
+    run_cli("train", "ppo", "--env", "toy/match", "env_steps=256", "--out", "run")
+    code, _, err = run_cli("train", "ppo", "--env", "CartPole-v1", "--init-from", "run", "env_steps=256")
     assert code == 2
-    assert "mine don't fit this network" in err
+    assert "run don't fit this network" in err
 
 
-def test_crash_inside_an_environment_shows_its_own_traceback(run_cli: Command) -> None:
+def test_crash_of_an_environment_prints_its_traceback(run_cli: Command) -> None:
     for backend in ("serial", "process"):
         code, _, err = run_cli(
             "train", "ppo", "--env", "dummy_envs:RaisingEnv", f"vector.backend={backend}", "--out", backend
@@ -189,14 +192,14 @@ def test_crash_inside_an_environment_shows_its_own_traceback(run_cli: Command) -
         assert "dummy_envs.py" in err
 
 
-def test_exploding_rewards_stop_the_run_with_the_name_of_the_loss(run_cli: Command) -> None:
-    code, _, err = run_cli("train", "ppo", "--env", "dummy_envs:HugeRewardEnv", "--out", "mine")
+def test_nonfinite_loss_error_names_the_loss_and_step(run_cli: Command) -> None:
+    code, _, err = run_cli("train", "ppo", "--env", "dummy_envs:HugeRewardEnv", "--out", "run")
     assert code == 2
     assert "loss is inf" in err or "loss is nan" in err
     assert "environment step 2048, update" in err
 
 
-def test_agent_tells_a_wrong_observation(short_config: Callable, tmp_path: Path) -> None:
+def test_agent_rejects_invalid_observations(short_config: Callable, tmp_path: Path) -> None:
     zx.Session(short_config("ppo"), tmp_path / "run", quiet=True).run()
     agent = zx.load(tmp_path / "run")
     with pytest.raises(zx.UserError, match="observation"):

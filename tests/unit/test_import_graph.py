@@ -1,6 +1,6 @@
-"""Imports point one way: each package imports only packages to the left of it in `LAYERS`.
+"""Imports point one way: a package imports only packages of earlier layers in `LAYERS`.
 
-Imports inside functions count as well. Those under `if TYPE_CHECKING` don't: they never run.
+Imports inside functions count. Those under `if TYPE_CHECKING` don't, because they never run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import zhixing
 
 ROOT = Path(zhixing.__file__).parent
 
-# from left to right; packages of one layer don't import each other
+# first to last; packages of one layer don't import each other
 LAYERS = [
-    ["zhixing"],  # the package itself: __version__, and names that are imported when first used
+    ["zhixing"],  # the package itself: __version__ and attributes that are imported on first access
     ["errors"],
     ["utils"],
     ["config"],
@@ -28,7 +28,7 @@ LAYERS = [
     ["buffers", "envs", "compile"],
     ["collect", "offline"],
     ["search"],  # plays episodes with collect
-    ["algorithms"],  # mcts and alphazero look ahead with search
+    ["algorithms"],  # mcts and alphazero plan with search
     ["training"],
     ["distributed", "report"],
     ["experiments"],
@@ -36,24 +36,27 @@ LAYERS = [
     ["__main__"],
 ]
 
-# (file, package that it imports): why it may point to the right
+# (file, imported package of a later layer): reason
 EXCEPTIONS = {
-    ("config/loading.py", "algorithms"): "an algorithm, named by a setting, brings its own settings",
-    ("config/loading.py", "envs"): "settings take environments as objects, and import the packages that register them",
-    ("config/loading.py", "offline"): "a dataset names the environment that it was recorded in",
+    ("config/loading.py", "algorithms"): "the algorithm's name selects the settings class",
+    (
+        "config/loading.py",
+        "envs",
+    ): "settings accept environment objects, and import the packages that register environments",
+    ("config/loading.py", "offline"): "a dataset names its environment",
     ("config/validation.py", "algorithms"): "the error for an unknown setting names the algorithms that have it",
     ("envs/vector/make.py", "distributed"): "vector.backend=ray; Ray is optional",
-    ("algorithms/mcts.py", "training"): "guide=RUN loads the agent of another run, which is made of algorithms",
+    ("algorithms/mcts.py", "training"): "guide=RUN loads the agent of another run",
     ("training/builders/collector.py", "distributed"): "builds the collector; workers may be distributed",
     ("training/builders/learner.py", "distributed"): "builds the learner; several processes may share its updates",
-    ("training/run.py", "experiments"): "zx.train measures the settings that are `auto`",
+    ("training/run.py", "experiments"): "zx.train measures settings that are `auto`",
     ("training/callbacks/plot.py", "report"): "plots the run; Matplotlib is slow to import",
     ("training/callbacks/eval_video.py", "report"): "records videos of evaluations; only with eval_video=true",
 }
 
 
 class Import(NamedTuple):
-    """An import of another package."""
+    """An import between two packages."""
 
     file: str  # relative to the root, with slashes
     line: int
@@ -62,43 +65,44 @@ class Import(NamedTuple):
 
 
 def imports_of(root: Path) -> list[Import]:
-    """Return all imports between packages of the tree `root`, which is named as the package itself."""
-    found = []
+    """Return all imports between packages of the tree `root`, whose folder name is the package name."""
+    imports = []
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
         module = [root.name, *relative.with_suffix("").parts]
-        inside = module[:-1]  # what a relative import with one dot starts from
+        parent = module[:-1]  # base of relative imports with one dot
         source = module[1] if module[1] != "__init__" else root.name
-        for node in _running(ast.parse(path.read_text(encoding="utf-8"))):
-            for name in _imported(node, inside):
+        for node in _executed_imports(ast.parse(path.read_text(encoding="utf-8"))):
+            for name in _imported_names(node, parent):
                 target = _package(name, root)
                 if target is not None and target != source:
-                    found.append(Import(relative.as_posix(), node.lineno, source, target))
-    return found
+                    imports.append(Import(relative.as_posix(), node.lineno, source, target))
+    return imports
 
 
-def _running(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+def _executed_imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
     """Yield the imports of a module except those that only type checkers see."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            for other in child.orelse:
-                yield from _running(ast.Module([other], []))
+            for statement in child.orelse:
+                yield from _executed_imports(ast.Module([statement], []))
         elif isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child
         else:
-            yield from _running(child)
+            yield from _executed_imports(child)
 
 
-def _imported(node: ast.Import | ast.ImportFrom, inside: list[str]) -> list[str]:
+def _imported_names(node: ast.Import | ast.ImportFrom, parent: list[str]) -> list[str]:
+    """Return the absolute dotted names of an import statement."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    start = inside[: len(inside) - node.level + 1] if node.level else []
+    start = parent[: len(parent) - node.level + 1] if node.level else []
     base = [*start, *([node.module] if node.module else [])]
     return [".".join([*base, alias.name]) for alias in node.names]
 
 
 def _package(name: str, root: Path) -> str | None:
-    """Return the package of the tree that a dotted name belongs to; None for names from elsewhere."""
+    """Return the package of the tree that a dotted name belongs to, or None."""
     top, *rest = name.split(".")
     if top != root.name:
         return None
@@ -109,26 +113,26 @@ def _package(name: str, root: Path) -> str | None:
 def violations(
     imports: list[Import], layers: list[list[str]], exceptions: dict[tuple[str, str], str] | None = None
 ) -> list[str]:
-    """Return a sentence for each import that doesn't point to the left."""
+    """Return a message for each import that isn't from an earlier layer."""
     rank = {package: i for i, layer in enumerate(layers) for package in layer}
-    found = []
+    messages = []
     for file, line, source, target in imports:
         if (file, target) in (exceptions or {}):
             continue
         missing = [package for package in (source, target) if package not in rank]
         if missing:
-            found.append(f"{file}:{line}: {missing[0]} stands in no layer; add it to LAYERS")
+            messages.append(f"{file}:{line}: {missing[0]} is not in LAYERS; add it")
         elif rank[target] >= rank[source]:
             allowed = ", ".join(package for layer in layers[: rank[source]] for package in layer)
-            found.append(f"{file}:{line}: {source} imports {target}; it may import only {allowed}")
-    return found
+            messages.append(f"{file}:{line}: {source} imports {target}; it may import only {allowed}")
+    return messages
 
 
-def cycle(imports: list[Import]) -> list[str]:
-    """Return the packages of a cycle, the first one again at the end; empty if there is none."""
+def find_cycle(imports: list[Import]) -> list[str]:
+    """Return the packages of a cycle, with the first repeated at the end; empty if there is no cycle."""
     targets: dict[str, list[str]] = {}
-    for each in imports:
-        targets.setdefault(each.source, []).append(each.target)
+    for item in imports:
+        targets.setdefault(item.source, []).append(item.target)
     done: set[str] = set()
 
     def visit(package: str, path: list[str]) -> list[str]:
@@ -137,37 +141,37 @@ def cycle(imports: list[Import]) -> list[str]:
         if package in done:
             return []
         for target in targets.get(package, []):
-            if found := visit(target, [*path, package]):
-                return found
+            if cycle := visit(target, [*path, package]):
+                return cycle
         done.add(package)
         return []
 
     for package in targets:
-        if found := visit(package, []):
-            return found
+        if cycle := visit(package, []):
+            return cycle
     return []
 
 
-def test_imports_point_to_the_left() -> None:
-    found = violations(imports_of(ROOT), LAYERS, EXCEPTIONS)
-    assert not found, "\n".join(found)
+def test_imports_are_from_earlier_layers() -> None:
+    messages = violations(imports_of(ROOT), LAYERS, EXCEPTIONS)
+    assert not messages, "\n".join(messages)
 
 
-def test_packages_import_each_other_in_no_cycle() -> None:
-    regular = [each for each in imports_of(ROOT) if (each.file, each.target) not in EXCEPTIONS]
-    assert not (found := cycle(regular)), " -> ".join(found)
+def test_imports_have_no_cycle() -> None:
+    regular = [item for item in imports_of(ROOT) if (item.file, item.target) not in EXCEPTIONS]
+    assert not (cycle := find_cycle(regular)), " -> ".join(cycle)
 
 
-def test_every_package_stands_in_one_layer() -> None:
+def test_every_package_is_in_one_layer() -> None:
     files = {path.stem for path in ROOT.glob("*.py")} - {"__init__"}
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    named = [package for layer in LAYERS for package in layer]
-    assert sorted(named) == sorted({*files, *folders, "zhixing"})
+    listed = [package for layer in LAYERS for package in layer]
+    assert sorted(listed) == sorted({*files, *folders, "zhixing"})
 
 
-def test_every_exception_is_needed() -> None:
-    """An exception without an import would let one in unseen."""
-    used = {(each.file, each.target) for each in imports_of(ROOT)}
+def test_every_exception_is_used() -> None:
+    """An unused exception would allow a new import without notice."""
+    used = {(item.file, item.target) for item in imports_of(ROOT)}
     assert not (unused := sorted(set(EXCEPTIONS) - used)), f"remove from EXCEPTIONS: {unused}"
 
 
@@ -175,20 +179,20 @@ def test_at_most_eight_files_at_the_top() -> None:
     assert len(list(ROOT.glob("*.py"))) <= 8
 
 
-WRONG = {
-    "at the top": "from pkg.training import loop\n",
-    "a package's name": "from pkg import training\n",
-    "whole module": "import pkg.training.loop\n",
-    "relative": "from ..training import loop\n",
+FORBIDDEN = {
+    "module level": "from pkg.training import loop\n",
+    "import of a package": "from pkg import training\n",
+    "import of a module": "import pkg.training.loop\n",
+    "relative import": "from ..training import loop\n",
     "in a function": "def act():\n    from pkg.training.loop import run\n",
     "in a method behind an if": "class A:\n    def act(self):\n        if self:\n            import pkg.training\n",
-    "where types aren't checked": "if TYPE_CHECKING:\n    x = 1\nelse:\n    from pkg.training import loop\n",
+    "else branch of TYPE_CHECKING": "if TYPE_CHECKING:\n    x = 1\nelse:\n    from pkg.training import loop\n",
 }
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A small package whose training imports its core."""
+    """Return a small package in which `training` imports `core`."""
     root = tmp_path / "pkg"
     for package in ("core", "training"):
         (root / package).mkdir(parents=True)
@@ -202,15 +206,15 @@ def tree(tmp_path: Path) -> Path:
 SMALL = [["pkg"], ["core"], ["training"]]
 
 
-@pytest.mark.parametrize("text", WRONG.values(), ids=WRONG)
-def test_wrong_arrow_is_reported_with_file_line_and_rule(tree: Path, text: str) -> None:
+@pytest.mark.parametrize("text", FORBIDDEN.values(), ids=FORBIDDEN)
+def test_forbidden_import_is_reported_with_file_and_line(tree: Path, text: str) -> None:
     assert not violations(imports_of(tree), SMALL)
-    assert not cycle(imports_of(tree))
+    assert not find_cycle(imports_of(tree))
     (tree / "core" / "policy.py").write_text(text)
-    line = next(i for i, words in enumerate(text.splitlines(), 1) if "training" in words)
+    line = next(i for i, code in enumerate(text.splitlines(), 1) if "training" in code)
     imports = imports_of(tree)
     assert violations(imports, SMALL) == [f"core/policy.py:{line}: core imports training; it may import only pkg"]
-    assert cycle(imports) == ["core", "training", "core"]
+    assert find_cycle(imports) == ["core", "training", "core"]
     assert not violations(imports, SMALL, {("core/policy.py", "training"): "a reason"})
 
 
@@ -219,11 +223,9 @@ def test_imports_for_type_checkers_do_not_count(tree: Path) -> None:
     assert not violations(imports_of(tree), SMALL)
 
 
-def test_packages_of_one_layer_and_unknown_packages_are_reported(tree: Path) -> None:
+def test_imports_within_a_layer_and_unknown_packages_are_reported(tree: Path) -> None:
     imports = imports_of(tree)
     assert violations(imports, [["pkg"], ["core", "training"]]) == [
         "training/loop.py:2: training imports core; it may import only pkg"
     ]
-    assert violations(imports, [["pkg"], ["core"]])[0] == (
-        "training/loop.py:1: training stands in no layer; add it to LAYERS"
-    )
+    assert violations(imports, [["pkg"], ["core"]])[0] == ("training/loop.py:1: training is not in LAYERS; add it")

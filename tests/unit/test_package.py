@@ -1,4 +1,7 @@
-"""The wheel, installed elsewhere, trains. Torch isn't installed again: the new environment looks into this one."""
+"""The wheel works in another virtual environment, and the packaging metadata is consistent.
+
+Torch isn't installed again: the new virtual environment uses the packages of this one.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,16 @@ ROOT = Path(zhixing.__file__).parent.parent
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 
 
-def call(*words: str | Path, cwd: Path) -> str:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
-    answer = subprocess.run([str(word) for word in words], cwd=cwd, env=clean, capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    return answer.stdout
+def run_command(*arguments: str | Path, cwd: Path) -> str:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
+    command = [str(argument) for argument in arguments]
+    result = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def test_installed_wheel_trains_from_another_folder(tmp_path: Path) -> None:
-    # what setuptools leaves beside the sources would enter the next wheel: build from a copy
+    # build from a copy, because setuptools leaves files next to the sources that would enter the next wheel
     source = tmp_path / "source"
     source.mkdir()
     for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
@@ -42,12 +46,12 @@ def test_installed_wheel_trains_from_another_folder(tmp_path: Path) -> None:
             copy = source / file.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(file.read_bytes())
-    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path / "dist", cwd=source)
+    run_command(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path / "dist", cwd=source)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
 
     assert wheel.name == f"zhixing-{zhixing.__version__}-py3-none-any.whl"  # setuptools reads the version from the code
 
-    held = set(zipfile.ZipFile(wheel).namelist())
+    names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(file.relative_to(source)) for file in (source / "zhixing").rglob("*.py")}
     presets = {
         f"zhixing/config/presets/{file.name}" for file in (ROOT / "zhixing" / "config" / "presets").glob("*.yaml")
@@ -55,48 +59,48 @@ def test_installed_wheel_trains_from_another_folder(tmp_path: Path) -> None:
     assert len(presets) >= 2
     agents = {f"zhixing/agents/{file.relative_to(ROOT / 'zoo')}" for file in (ROOT / "zoo").glob("*/*")}
     assert "zhixing/agents/cartpole/agent.json" in agents
-    assert modules | presets | agents | {"zhixing/py.typed"} <= held
-    assert not [name for name in held if name.startswith(("tests", "benchmarks", "examples", "docs"))]
+    assert modules | presets | agents | {"zhixing/py.typed"} <= names
+    assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples", "docs"))]
 
     home = tmp_path / "venv"
     venv.create(home, with_pip=False)
     python, script = home / "bin" / "python", home / "bin" / "zhixing"
-    # pip runs under the new interpreter, which knows of no other environment yet: it can't uninstall anything there
-    call(
+    # pip runs with the new interpreter before the .pth file exists, so it can't uninstall packages of this environment
+    run_command(
         sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel, cwd=tmp_path
     )
-    # lines of a .pth come after an environment's own packages, so the wheel is what is imported
-    place = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
-    (place / "torch_from_here.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    # paths of .pth files come after the packages of the environment itself, so the wheel takes precedence
+    site_packages = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
+    (site_packages / "torch_from_here.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
-    away = tmp_path / "away"
-    away.mkdir()
-    where = call(python, "-c", "import zhixing; print(zhixing.__file__)", cwd=away).strip()
-    assert where.startswith(str(home))
-    out = call(script, "train", "ppo", "--env", "CartPole-v1", "--out", "run", "env_steps=512", cwd=away)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = run_command(python, "-c", "import zhixing; print(zhixing.__file__)", cwd=folder).strip()
+    assert path.startswith(str(home))
+    out = run_command(script, "train", "ppo", "--env", "CartPole-v1", "--out", "run", "env_steps=512", cwd=folder)
     assert "trained            512 steps" in out
-    assert json.loads((away / "run" / "result.json").read_text())["env_steps"] == 512
+    assert json.loads((folder / "run" / "result.json").read_text())["env_steps"] == 512
     assert (
-        "num_envs: 8\nvector:\n  backend: native\n" in (away / "run" / "config.yaml").read_text()
+        "num_envs: 8\nvector:\n  backend: native\n" in (folder / "run" / "config.yaml").read_text()
     )  # the preset is there
-    assert "cartpole" in call(script, "zoo", cwd=away)
+    assert "cartpole" in run_command(script, "zoo", cwd=folder)
 
 
 def test_every_extra_is_used_by_code() -> None:
-    """Each is named where the package is missing; those that only collect other packages aren't."""
-    listed = re.search(
+    """The error for a missing package names its extra. `dev` and `all` only combine others."""
+    section = re.search(
         r"^\[project.optional-dependencies\]\n(.*?)^\[", (ROOT / "pyproject.toml").read_text(), re.M | re.S
     )
-    assert listed is not None
-    extras = set(re.findall(r"^([\w-]+) = ", listed[1], re.M)) - {"dev", "all"}
+    assert section is not None
+    extras = set(re.findall(r"^([\w-]+) = ", section[1], re.M)) - {"dev", "all"}
     code = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "zhixing").rglob("*.py"))
     assert {extra for extra in extras if f'"{extra}"' not in code} == set()
     assert "marl" in extras
 
 
-def test_every_file_that_names_the_version_names_the_same() -> None:
+def test_version_is_the_same_in_all_files() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert not re.search(r"^version = \"", project, re.M)  # pyproject.toml takes it from the code
+    assert not re.search(r"^version = \"", project, re.M)  # pyproject.toml reads it from the code
     assert f"\nversion: {zhixing.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     newest = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
     assert newest is not None
@@ -104,7 +108,7 @@ def test_every_file_that_names_the_version_names_the_same() -> None:
 
 
 def test_every_tool_supports_the_same_pythons() -> None:
-    """The oldest one is what types and lint are checked against; all of them are tested."""
+    """Types and lint are checked for the oldest version; all versions are tested."""
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     versions = re.findall(r"Programming Language :: Python :: (3\.\d+)", project)
     assert versions == PYTHONS
@@ -123,29 +127,29 @@ def test_pre_commit_runs_the_pinned_ruff() -> None:
     assert [repo["rev"] for repo in hooks if repo["repo"].endswith("ruff-pre-commit")] == [f"v{pinned[1]}"]
 
 
-def test_windows_is_rejected_with_one_sentence() -> None:
-    """A process of its own: the package is already imported in this one."""
+def test_windows_is_rejected_with_a_message() -> None:
+    """Uses a new process, because the package is already imported in this one."""
     code = "import sys; sys.platform = 'win32'; import zhixing.cli"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert answer.returncode == 1
-    assert answer.stderr.splitlines()[-1] == (
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == (
         "ImportError: zhixing supports Linux and macOS, not Windows; on Windows, install it inside WSL2"
     )
 
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_pinned_packages_install_on_every_supported_python(python: str) -> None:
-    """Packages that have dropped an old Python are pinned only for the newer ones."""
+    """Packages that no longer support an old Python are pinned only for newer versions."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [Requirement(line) for line in lines if not line.startswith("#")]
     here = {"python_version": python, "python_full_version": f"{python}.0"}
     applied = [pin.name for pin in pins if pin.marker is None or pin.marker.evaluate(here)]
-    needs = {name: metadata.metadata(name)["Requires-Python"] for name in applied if installed(name)}
-    assert len(needs) > 50
-    assert {name: need for name, need in needs.items() if need and f"{python}.20" not in SpecifierSet(need)} == {}
+    required = {name: metadata.metadata(name)["Requires-Python"] for name in applied if is_installed(name)}
+    assert len(required) > 50
+    assert {name: spec for name, spec in required.items() if spec and f"{python}.20" not in SpecifierSet(spec)} == {}
 
 
-def installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     try:
         metadata.version(name)
     except metadata.PackageNotFoundError:

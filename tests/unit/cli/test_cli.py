@@ -171,7 +171,7 @@ def run(run_cli: Command) -> str:
 def test_finished_run_resumes_only_with_a_larger_budget(run_cli: Command, run: str) -> None:
     code, out, _ = run_cli("resume", run)
     assert code == 0
-    assert "run is finished at 256 steps: env_steps=256 is used up; give it a longer env_steps" in out
+    assert "run has finished at 256 steps, because env_steps=256 is used up; to continue, raise env_steps" in out
     code, out, _ = run_cli("resume", run, "env_steps=512")
     assert code == 0
     assert "trained            512 steps" in out
