@@ -1,4 +1,4 @@
-"""Settings written as options, and words that the shell has split."""
+"""Settings written as options, and lists that the shell has split."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHORT = ["--env-steps", "64", "--eval-episodes=1", "--no-tensorboard", "rollout_
 
 
 @pytest.mark.parametrize(
-    ("args", "options", "words"),
+    ("args", "options", "others"),
     [
         (["ppo", "--env", "A", "lr=1"], ["--env", "A"], ["ppo", "lr=1"]),
         (["--lr", "1e-3", "ppo", "--trust"], ["--trust"], ["--lr=1e-3", "ppo"]),
@@ -29,23 +29,24 @@ SHORT = ["--env-steps", "64", "--eval-episodes=1", "--no-tensorboard", "rollout_
         (["-h"], ["-h"], []),
     ],
 )
-def test_options_of_the_command_come_first(args: list[str], options: list[str], words: list[str]) -> None:
-    assert reorder_arguments(args, FLAGS) == [*options, *(["--", *words] if words else [])]
+def test_options_of_the_command_come_first(args: list[str], options: list[str], others: list[str]) -> None:
+    assert reorder_arguments(args, FLAGS) == [*options, *(["--", *others] if others else [])]
 
 
-def test_brackets_that_are_never_closed_take_the_rest() -> None:
+def test_unclosed_bracket_joins_all_following_arguments() -> None:
     assert join_brackets(["a=[1,", "b=2"]) == ["a=[1, b=2"]
 
 
-def test_typos_of_options_are_no_settings() -> None:
+def test_misspelled_option_is_rejected() -> None:
     with pytest.raises(UserError, match=r"unknown option --outt: did you mean --out\?"):
         reorder_arguments(["ppo", "--outt", "a"], FLAGS)
 
 
-def test_options_become_translate_options_the_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--env-steps=9", "--num_envs=2", "lr=1", "--compile", "--no-tensorboard"]
-    assert translate_options(words, "ppo") == ["env_steps=9", "num_envs=2", "lr=1", "compile=true", "tensorboard=false"]
-    assert capsys.readouterr().err == ""  # these are our own names
+def test_options_are_translated_to_settings_of_the_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--env-steps=9", "--num_envs=2", "lr=1", "--compile", "--no-tensorboard"]
+    settings = ["env_steps=9", "num_envs=2", "lr=1", "compile=true", "tensorboard=false"]
+    assert translate_options(options, "ppo") == settings
+    assert capsys.readouterr().err == ""  # names of zhixing need no note
     assert translate_options(["--n-steps=9"], "ppo") == ["rollout_steps=9"]
     assert "note: `--n-steps` (Stable-Baselines3) is `rollout_steps` here" in capsys.readouterr().err
     assert translate_options(["--n-steps=9"], "dqn") == ["replay.n_step=9"]
@@ -53,12 +54,12 @@ def test_options_become_translate_options_the_algorithm(capsys: pytest.CaptureFi
     assert translate_options(["--batch-size=9"], "dqn") == ["batch_size=9"]
 
 
-def test_names_with_another_meaning_are_not_translated() -> None:
-    """They reach the configuration, which names the difference."""
+def test_settings_with_another_meaning_are_not_translated() -> None:
+    """The error for the unknown setting explains the difference."""
     assert translate_options(["--target-update-interval=9"], "dqn") == ["target_update_interval=9"]
 
 
-def test_options_train_as_settings_do(run_cli: Command) -> None:
+def test_train_accepts_settings_as_options(run_cli: Command) -> None:
     command = ["train", "--learning-rate", "1e-3", "PPO", "--env-id", "toy/match", "--num-envs", "2", *SHORT]
     code, _, err = run_cli(*command, "--net.hidden_sizes", "[8,", "8]", "--out", "run")
     assert code == 0, err
@@ -71,7 +72,7 @@ def test_options_train_as_settings_do(run_cli: Command) -> None:
     assert "trained            128 steps" in out
 
 
-def test_without_a_command_there_is_help_and_no_error(run_cli: Command) -> None:
+def test_no_command_prints_the_help(run_cli: Command) -> None:
     code, out, err = run_cli()
     assert (code, err) == (0, "")
     assert "Usage:" in out

@@ -83,18 +83,18 @@ def test_every_name_is_listed_once_per_library() -> None:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_main_settings_of_each_library_are_known(library: str) -> None:
-    ours = {name for model in MODELS.values() for name in model.model_fields}
+    settings = {name for model in MODELS.values() for name in model.model_fields}
     unknown = [
         name
         for name in MAIN_NAMES[library].split()
-        if name not in ours and library not in LIBRARY_SETTINGS.get(name, LIBRARY_SETTINGS["n_envs"]).libraries
+        if name not in settings and library not in LIBRARY_SETTINGS.get(name, LIBRARY_SETTINGS["n_envs"]).libraries
     ]
     assert unknown == []
 
 
 @pytest.mark.parametrize("name", sorted(LIBRARY_SETTINGS))
 def test_error_names_library_and_equivalent(name: str) -> None:
-    """By the first algorithm that has the equivalent but not a setting of the library's name."""
+    """Checks the first algorithm that has the equivalent but no setting of the same name as the library."""
     setting = LIBRARY_SETTINGS[name]
     for algorithm, model in MODELS.items():
         targets = [e for e in setting.equivalents if e.startswith("-") or config.has_setting(model, e)]

@@ -1,4 +1,4 @@
-"""Tests of `eval_video` and `plot`: what runs record and plot of themselves, without changing the training."""
+"""Tests of the settings `eval_video` and `plot`, which must not change the training."""
 
 from __future__ import annotations
 
