@@ -475,7 +475,7 @@ def test_hostile_checkpoints_are_refused_in_little_memory(tmp_path: Path) -> Non
     assert found.returncode == 0, (read[-1:], found.stderr)
     assert [name for name, _, _ in read] == sorted(HOSTILE)
     for name, error, grown in read:
-        assert "is damaged or no checkpoint" in error, name
+        assert "is damaged or not a checkpoint" in error, name
         assert grown < MEGABYTES, name
 
 

@@ -74,7 +74,7 @@ def test_a_full_disk_behind_the_output_is_one_message(tmp_path: Path) -> None:
     answer = shell(f"{train} 2>/dev/full; echo $?; $zhixing list >/dev/full; echo $?", tmp_path)
     assert answer.stdout.splitlines()[0].split() == ["run", "mine"]
     assert answer.stdout.splitlines()[-2:] == ["0", "1"]
-    assert answer.stderr == "error: the output: No space left on device; make room on the disk\n"
+    assert answer.stderr == "error: the output: No space left on device; free space on the disk\n"
     assert (tmp_path / "mine" / "result.json").is_file()
 
 
@@ -131,7 +131,7 @@ def test_too_many_open_files_are_one_message(tmp_path: Path) -> None:
     ("error", "code", "told"),
     [
         (OSError(errno.EMFILE, "Too many open files"), 1, "the system: Too many open files; raise the limit"),
-        (OSError(errno.ENOSPC, "No space left", "a.csv"), 2, "a.csv: No space left; make room on the disk"),
+        (OSError(errno.ENOSPC, "No space left", "a.csv"), 2, "a.csv: No space left; free space on the disk"),
         (OSError(errno.ELOOP, "Too many links", "a.csv"), 2, "a.csv can't be used: Too many links"),
         (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300), 2, "File name too long; choose a shorter"),
     ],

@@ -94,7 +94,7 @@ class FolderLock:
 
     def _describe(self) -> None:
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        with suppress(OSError):  # a full disk: the lock holds without a name
+        with suppress(OSError):  # on a full disk, the lock file doesn't name its holder
             os.ftruncate(self.fd, 0)
             os.pwrite(self.fd, json.dumps(holder).encode(), 0)
 
@@ -107,7 +107,7 @@ class FolderLock:
             return "another process"
 
     def release(self) -> None:
-        """Unlock the folder, also where a child of this process still has the file open."""
+        """Unlock the folder, even if a child of this process still has the file open."""
         if self._close.alive:
             with suppress(OSError):
                 self.file.unlink()

@@ -43,8 +43,8 @@ def export(
 
 def train_command(cfg: RunConfig) -> str:
     """Return a command that repeats a run, with the settings that differ from the defaults and the preset."""
-    preset = config.build([{"algorithm": cfg.algorithm, "env": cfg.env.name}], {})
-    defaults = flat_settings(preset.model_dump(mode="json"))
+    base = config.build([{"algorithm": cfg.algorithm, "env": cfg.env.name, "preset": cfg.preset}], {})
+    defaults = {**flat_settings(base.model_dump(mode="json")), "preset": True}
     settings = [
         f"{name}={_format(value)}"
         for name, value in flat_settings(cfg.model_dump(mode="json")).items()

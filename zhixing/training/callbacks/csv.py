@@ -171,7 +171,7 @@ def row_is_due(loop: TrainingLoop) -> bool:
 
 
 def metrics_row(loop: TrainingLoop) -> dict[str, float]:
-    """Return the current metrics by column; NaN where there is no value yet."""
+    """Return the current metrics by column; NaN if there is no value yet."""
     counts = {
         "env_steps": loop.env_steps,
         "updates": loop.updates,
