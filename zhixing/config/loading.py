@@ -1,7 +1,7 @@
 """Build a configuration from presets, YAML files and overrides.
 
-Later sources take precedence: the algorithm's defaults, its preset for the environment (unless `preset=False`), files in
-the given order, and overrides in the given order.
+Later sources take precedence: the algorithm's defaults, its preset for the environment (unless `preset=False`), files,
+overrides.
 """
 
 from __future__ import annotations
