@@ -81,9 +81,9 @@ def test_prioritized_beta_grows_over_the_budget(budget: str, short_config: Calla
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_expert_fraction_of_dagger_falls_over_the_budget(budget: str, short_config: Callable, tmp_path: Path) -> None:
     cfg = short_config("dagger", "CartPole-v1", eval_every_steps=0, expert_fraction=1.0, **BUDGETS[budget])
-    values = record_schedule(cfg, lambda loop, steps: loop.learner.expert_share(steps), tmp_path / "run")
+    values = record_schedule(cfg, lambda loop, steps: loop.learner.expert_probability(steps), tmp_path / "run")
     assert values[-1][1] < 0.1
-    assert all(share == pytest.approx(1.0 - used, abs=0.03) for used, share in values)
+    assert all(probability == pytest.approx(1.0 - used, abs=0.03) for used, probability in values)
 
 
 def test_budget_of_episodes_resumes_exactly(short_config: Callable, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class NanLossPPO(PPO):
     """The value loss is NaN from the fifth update on."""
 
     def value_loss(self, value: Tensor, batch: Batch) -> Tensor:
-        return super().value_loss(value, batch) * (math.nan if self.updates >= 4 else 1.0)
+        return super().value_loss(value, batch) * (math.nan if self.updates > 4 else 1.0)
 
 
 class InfiniteGradientPPO(PPO):
@@ -67,7 +67,7 @@ class Recorder(Callback):
         self.weights: list[dict[str, Tensor]] = []
 
     def iteration_begin(self, loop: TrainingLoop) -> None:
-        self.weights.append({name: value.clone() for name, value in loop.learner.weights().items()})
+        self.weights.append({name: value.clone() for name, value in loop.learner.policy.state_dict().items()})
 
     def train_end(self, loop: TrainingLoop) -> None:
         self.iteration_begin(loop)
@@ -471,7 +471,7 @@ def test_nan_stops_the_run_and_names_loss_and_step(tmp_path: Path) -> None:
     ):
         run.run()
     # only the first iteration changed the weights
-    after = run.learner.weights()
+    after = run.learner.policy.state_dict()
     assert all(torch.equal(after[name], value) for name, value in recorder.weights[1].items())
     assert any(not torch.equal(after[name], value) for name, value in recorder.weights[0].items())
 
@@ -480,4 +480,4 @@ def test_infinite_gradient_of_a_finite_loss_stops_the_run(tmp_path: Path) -> Non
     run = make_session(tmp_path / "run", algorithm=f"{__name__}:InfiniteGradientPPO")
     with pytest.raises(NonFiniteError, match=r"^grad_norm is (nan|inf) at environment step 64, update 4"):
         run.run()
-    assert all(torch.isfinite(value).all() for value in run.learner.weights().values())
+    assert all(torch.isfinite(value).all() for value in run.learner.policy.state_dict().values())

@@ -13,6 +13,7 @@ from zhixing.training.loop import TrainingLoop
 from zhixing.training.trainers import (
     act_only,
     asynchronous,
+    asynchronous_gradients,
     off_policy,
     off_policy_async,
     off_policy_distributed,
@@ -58,7 +59,7 @@ def test_custom_algorithm_trains_with_its_trainer(tmp_path: Path) -> None:
     [
         ("ppo", {}, on_policy),
         ("impala", {"distributed": True}, asynchronous),
-        ("a3c", {"distributed": True}, asynchronous),
+        ("a3c", {"distributed": True}, asynchronous_gradients),
         ("dqn", {}, off_policy),
         ("dqn", {"distributed": True}, off_policy_distributed),
         ("dqn", {"from_data": True}, offline),

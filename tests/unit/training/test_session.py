@@ -133,12 +133,12 @@ def test_init_from_loads_the_networks_of_another_run(name: str, short_config: Ca
     session = zx.Session(
         short_config(name, "toy/match", seed=2, init_from=str(tmp_path / "first")), tmp_path / "second", quiet=True
     )
-    for part in ("net", "target") if name == "dqn" else ("net",):
+    for part in ("net", "target_net") if name == "dqn" else ("net",):
         weights = getattr(session.learner, part).state_dict()
         assert weights.keys() == parts[part].keys()
         assert all(torch.equal(weights[key], parts[part][key]) for key in weights)
     if name == "dqn":
-        assert not torch.equal(parts["net"]["head.weight"], parts["target"]["head.weight"])
+        assert not torch.equal(parts["net"]["head.weight"], parts["target_net"]["head.weight"])
     assert (session.learner.updates, session.loop.env_steps) == (0, 0)
     result = session.run()
     assert result["env_steps"] >= 1200
