@@ -40,7 +40,7 @@ WRONG = {
     "invalid duration": (["train", "ppo", "--env", "CartPole-v1", "duration=soon"], "'soon' is not a duration"),
     "settings that exclude each other": (
         ["train", "ppo", "--env", "CartPole-v1", "shared_network=true", "critic_lr=1e-3"],
-        "shared_network=true allows no critic_lr",
+        "shared_network=true has one optimizer for actor and critic: leave critic_lr",
     ),
     "continuous actions": (["train", "dqn", "--env", "Pendulum-v1"], "dqn needs Discrete actions"),
     "environment option": (["train", "ppo", "--env", "CartPole-v1", "env.gravty=3"], "gravty"),
