@@ -12,8 +12,10 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType, FrameType
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 import zhixing as zx
 from zhixing.cli import main
 from zhixing.config import SearchConfig
+from zhixing.core.optimizer import Optimizer
 from zhixing.core.tree import tree_map
 from zhixing.nets.torso import example_obs
 
@@ -177,6 +180,47 @@ def test_functions_on_the_path_of_one_transition_exist() -> None:
     named = set(re.findall(r"`(?:\w+\.)?(\w+)`", path))
     assert len(named) > 10
     assert [name for name in named if not re.search(rf"(def|class) {name}\b", code)] == []
+
+
+def functions_of_one_transition(algorithm: str, folder: Path) -> set[CodeType]:
+    """Return the functions that run from the last env step before an update to the first change of the weights."""
+    package = str(Path(zx.__file__).parent)
+    functions: set[CodeType] = set()
+    updated = False
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal updated
+        updated |= event == "return" and frame.f_code is Optimizer.move.__code__
+        if updated or event != "call":
+            return
+        frames = [frame]
+        if frame.f_code is zx.envs.SerialVectorEnv.step.__code__:
+            functions.clear()
+            while (caller := frames[-1].f_back) is not None:
+                frames.append(caller)
+        codes = (one.f_code for one in frames)
+        functions.update(code for code in codes if code.co_filename.startswith(package) and code.co_name[0] != "<")
+
+    cfg = zx.config.load(algorithm=algorithm, env="CartPole-v1", num_envs=1, vector__backend="serial", env_steps=1_100)
+    session = zx.Session(cfg, folder, quiet=True)
+    sys.setprofile(profile)
+    try:
+        session.run()
+    finally:
+        sys.setprofile(None)
+    assert updated
+    return functions
+
+
+def test_path_of_one_transition_is_as_long_as_documented(tmp_path: Path) -> None:
+    page = " ".join((ROOT / "docs" / "concepts.md").read_text(encoding="utf-8").split())
+    documented = re.search(r"(\d+) functions in (\d+) files for PPO, and (\d+) functions in (\d+) files for DQN", page)
+    assert documented is not None
+    counts = []
+    for algorithm in ("ppo", "dqn"):
+        functions = functions_of_one_transition(algorithm, tmp_path / algorithm)
+        counts += [len(functions), len({code.co_filename for code in functions})]
+    assert counts == pytest.approx([int(number) for number in documented.groups()], rel=0.1)
 
 
 def test_extras_in_pages_exist() -> None:
