@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -290,9 +291,12 @@ def test_ray_listens_on_loopback_only(cluster: Cluster) -> None:
     assert cluster.ray.util.get_node_ip_address() == LOOPBACK
     import psutil  # a dependency of ray
 
-    children = psutil.Process().children(recursive=True)
-    connections = [connection for child in children for connection in child.net_connections("inet")]
-    addresses = {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN}
+    addresses = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # workers of earlier tests may just be ending
+            connections = child.net_connections("inet")
+            addresses |= {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN}
+    assert addresses
     assert addresses <= {LOOPBACK, "::1", "::ffff:127.0.0.1"}
 
 
