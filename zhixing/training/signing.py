@@ -59,12 +59,14 @@ def _signature(key: bytes, values: Any, names: Iterable[str]) -> str:
 def _origin(name: str) -> str:
     """Return the path that the package of a name is, or would be, imported from, without importing it."""
     package = name.partition(":")[0].partition(".")[0]
+    if package == "__main__":  # its origin depends on how Python was started
+        return ""
     before, here = list(sys.path), os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)  # as `importing` does
     try:
         spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError, AttributeError):  # such as __main__
+    except (ImportError, ValueError, AttributeError):
         return ""
     finally:
         sys.path[:] = before
