@@ -106,7 +106,7 @@ def execute(command: Sequence[str | Path], log: IO[str], deadline: float | None 
     try:
         code = process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
     except (KeyboardInterrupt, subprocess.TimeoutExpired):
-        process.send_signal(signal.SIGINT)  # ours saves a checkpoint
+        process.terminate()  # ours saves a checkpoint
         process.wait()
         raise KeyboardInterrupt from None
     if code:
@@ -125,9 +125,14 @@ def run_ours(job: Job, log: IO[str], deadline: float | None) -> dict[str, Any]:
     row, run = job.row, job.run
     zhixing = [python_of("ours", job.study), "-m", "zhixing"]
     settings = {
-        **{"env_steps": row.env_steps, "num_threads": 1, "tensorboard": False, "keep_checkpoints": 1},
-        **{"eval_every_steps": row.env_steps // EVALUATIONS, "log_every_steps": row.env_steps // EVALUATIONS},
-        **{"eval_episodes": EVAL_EPISODES, "checkpoint_every_steps": row.env_steps // 10},
+        "env_steps": row.env_steps,
+        "eval_every_steps": row.env_steps // EVALUATIONS,
+        "eval_episodes": EVAL_EPISODES,
+        "log_every_steps": row.env_steps // EVALUATIONS,
+        "checkpoint_every_steps": row.env_steps // 10,
+        "keep_checkpoints": 1,
+        "tensorboard": False,
+        "num_threads": 1,
         **({} if row.num_envs is None else {"num_envs": row.num_envs}),
         **job.study.settings,
         **row.settings,
@@ -140,7 +145,6 @@ def run_ours(job: Job, log: IO[str], deadline: float | None) -> dict[str, Any]:
         options = [*env_arguments(row), "--seed", str(job.seed), "--out", str(run)]
         execute([*zhixing, "train", row.algorithm, *options, *arguments, *job.settings], log, deadline)
     log.truncate(0)
-    log.seek(0)
     seed = str(job.seed + 1_000)
     execute([*zhixing, "eval", run, "--episodes", str(row.episodes), "--seed", seed, "--json"], log, deadline)
     evaluation, result = last_line(log), json.loads((run / "result.json").read_text())
@@ -148,8 +152,10 @@ def run_ours(job: Job, log: IO[str], deadline: float | None) -> dict[str, Any]:
         points = [line for line in csv.DictReader(file) if line["eval_return_mean"]]
     shutil.rmtree(run / "replay", ignore_errors=True)
     return {
-        **{"env_steps": result["env_steps"], "seconds": result["seconds"]},
-        **{"final": evaluation["mean_return"], "std": evaluation["std_return"]},
+        "env_steps": result["env_steps"],
+        "seconds": result["seconds"],
+        "final": evaluation["mean_return"],
+        "std": evaluation["std_return"],
         "curve": [[int(float(line["env_steps"])), float(line["eval_return_mean"])] for line in points],
     }
 
@@ -157,9 +163,16 @@ def run_ours(job: Job, log: IO[str], deadline: float | None) -> dict[str, Any]:
 def run_peer(job: Job, log: IO[str], deadline: float | None) -> dict[str, Any]:
     row = job.row
     work = {
-        **{"peer": row.peer, "env": row.env, "max_episode_steps": TIME_LIMITS.get(row.env), "seed": job.seed},
-        **{"num_envs": row.num_envs, "settings": job.study.peer_settings, "env_steps": row.env_steps},
-        **{"eval_every": row.env_steps // EVALUATIONS, "eval_episodes": EVAL_EPISODES, "episodes": row.episodes},
+        "peer": row.peer,
+        "env": row.env,
+        "max_episode_steps": TIME_LIMITS.get(row.env),
+        "num_envs": row.num_envs,
+        "seed": job.seed,
+        "settings": job.study.peer_settings,
+        "env_steps": row.env_steps,
+        "eval_every": row.env_steps // EVALUATIONS,
+        "eval_episodes": EVAL_EPISODES,
+        "episodes": row.episodes,
     }
     script = HERE / "peers" / "sb3_study.py"
     execute([python_of("peer", job.study), script, json.dumps(work)], log)  # never cut: it couldn't continue
@@ -211,7 +224,7 @@ def perform(job: Job, deadline: float | None) -> str:
     """Make a run and record it. Return what happened."""
     with locked(job.run.with_suffix(".log"), wait=False) as log:  # the run's process keeps the lock if this one dies
         if log is None:
-            return "another process makes it"
+            return "another process is making it"
         log.truncate(0)
         facts = job.run.with_suffix(".made.json")
         if job.side == "peer" or not (job.run / "config.yaml").exists():
@@ -245,7 +258,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def plan(asked: argparse.Namespace) -> list[Job]:
     """Return the chosen jobs, the first seed of all rows first."""
     study = STUDIES[asked.study]
-    rows = [row for row in study.rows if not asked.only or row.title in asked.only or row.algorithm in asked.only]
+    rows = [row for row in study.rows if not asked.only or row.title in asked.only]
     rows = [row for row in rows if not asked.env or row.env in asked.env]
     if not rows:
         sys.exit(f"{asked.study} has no such row; see --list")

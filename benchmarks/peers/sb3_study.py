@@ -110,9 +110,15 @@ def main() -> None:
     curve = Curve()
     model.learn(work["env_steps"], callback=curve, log_interval=10**9)
     mean, std = evaluate_policy(model, test, work["episodes"])
-    found = {"env_steps": curve.points[-1][0], "seconds": round(curve.seconds, 3)}
-    found |= {"final": float(mean), "std": float(std), "curve": curve.points}
-    print(json.dumps({**found, "version": stable_baselines3.__version__}))
+    found = {
+        "env_steps": model.num_timesteps,
+        "seconds": round(curve.seconds, 3),
+        "final": float(mean),
+        "std": float(std),
+        "curve": curve.points,
+        "version": stable_baselines3.__version__,
+    }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
