@@ -426,4 +426,4 @@ def test_script_trains_with_its_own_classes(package: Path, monkeypatch: pytest.M
     subprocess.run([sys.executable, "script.py"], check=True, cwd=package, env=env, timeout=240)
     assert zx.config.read_yaml(package / "run0" / "config.yaml")["env"]["name"] == "__main__:Mine"
     assert cli_exit_code(monkeypatch, "eval", "run0") == 2
-    assert "define it in a module that can be imported, or give it again" in capsys.readouterr().err
+    assert "define it in a module that can be imported, or pass it again" in capsys.readouterr().err
