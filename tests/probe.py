@@ -1,4 +1,4 @@
-"""Looks at the gradients and metrics of an update without changing the learner."""
+"""Gradients and metrics of an update, computed without changing the learner."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from zhixing.core.optimizer import Optimizer
 
 
 class Probe(NamedTuple):
-    gradients: dict[str, list[Tensor]]  # by the name of the optimizer
+    gradients: dict[str, list[Tensor]]  # by name of the optimizer
     metrics: dict[str, Tensor]
     priority: Tensor | None
 
 
 def probe(learner: zx.Learner, batch: Batch, step: str = "update", **options: Any) -> Probe:
-    """Run a train step of `learner` with optimizers that don't move, and restore its state afterwards.
+    """Run a train step of `learner` without moving weights, and restore its state afterwards.
 
-    Losses that are computed after a step of another optimizer are those of the unchanged weights.
+    Losses that the step computes after a step of another optimizer use the unchanged weights, too.
     """
     names = {id(optimizer): name for name, optimizer in learner.optimizers().items()}
     gradients: dict[str, list[Tensor]] = {}
@@ -37,3 +37,8 @@ def probe(learner: zx.Learner, batch: Batch, step: str = "update", **options: An
         update = getattr(learner, step)(batch, **options)
     learner.load_state_dict(state)
     return Probe(gradients, dict(update.metrics), update.priority)
+
+
+def last_gradients(optimizer: Optimizer) -> dict[Tensor, Tensor]:
+    """Return the gradients that an optimizer has computed last, by parameter."""
+    return dict(zip(optimizer.parameters, optimizer._gradient_views, strict=True))

@@ -58,7 +58,7 @@ class IMPALAConfig(AsynchronousConfig):
 
 
 @register("impala", "actor-critic with asynchronous actors and V-trace off-policy correction")
-class Impala(Learner):
+class IMPALA(Learner):
     settings = IMPALAConfig
     metrics = ("policy_loss", "value_loss", "entropy", "ratio", "grad_norm")
     shard_dim = 1  # environments: V-trace needs whole rollouts

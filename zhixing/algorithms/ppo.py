@@ -158,7 +158,7 @@ class PPO(Learner):
     def gradient_step(self, batch: Batch, actor: bool = True, critic: bool = True) -> Update:
         """Update from a minibatch: `[B]`, or `[T,n]` for recurrent networks.
 
-        `actor` and `critic` select what is updated if they have separate optimizers.
+        `actor` and `critic` select which of them is updated if they have separate optimizers.
         """
         logp, value, entropies = evaluate_actions(self.net, batch)
         entropy = entropies.mean()

@@ -69,8 +69,8 @@ class Buffer:
         self.capacity = self.ring.capacity_per_env * num_envs
         self._priorities = Priorities(sampler, self.ring, view.lookahead) if isinstance(sampler, Prioritized) else None
         self._ready = False
-        # what `save` has written: the folder, the ring's count at the time, and each segment's name with the counts
-        # before and after its rows
+        # the last `save`: its folder, the ring's count, and each segment's name with the counts before and after its
+        # rows
         self._folder: Path | None = None
         self._saved_count: Array | None = None
         self._segments: list[tuple[str, Array, Array]] = []
@@ -244,7 +244,7 @@ class Buffer:
 
 
 def _signature(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the states of two buffers of the same kind have in common."""
+    """Return the capacity, the sampler and the shapes of a state, which are equal for buffers of the same kind."""
     shapes = {name: list(np.shape(_to_numpy(value))) for name, value in state["storage"].items()}
     return {"capacity": state["capacity"], "sampler": sorted(state["sampler"]), **shapes}
 

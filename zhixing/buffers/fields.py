@@ -34,14 +34,14 @@ class BatchValidator:
                 raise UserError(f"a buffer's spec must not have {name!r}: the buffer derives it from the next row")
         for name in FLAGS:
             if not isinstance(spec[name], Field) or spec[name].shape != ():
-                raise UserError(f"field {name!r} must be one flag per environment, the spec has {spec[name]}")
+                raise UserError(f"field {name!r} must be one flag per environment, but the spec has {spec[name]}")
         self.obs_fields = [name for name in SUCCESSORS if name in spec]  # those with a successor
         self.step_fields = [*FLAGS, *(name for name in spec if name not in (*FLAGS, *SUCCESSORS))]
         self.expected: dict[str, Tree] = {**spec, **{SUCCESSORS[name]: spec[name] for name in self.obs_fields}}
         self._order = [*self.step_fields, *self.obs_fields, *(SUCCESSORS[name] for name in self.obs_fields)]
         sizes = [len(tree_leaves(self.expected[name])) for name in self._order]
         self._sizes = dict(zip(self._order, sizes, strict=True))
-        # where the leaves of the observations begin, and those of their successors
+        # positions of the first leaf of the observations and of the first one of their successors
         self._obs_start, self._next_start = (sum(sizes[: len(self.step_fields) + n]) for n in (0, len(self.obs_fields)))
         self._shapes: dict[tuple[int, ...], list[tuple[str, Any, Any]]] = {}  # by leading dimensions
 
@@ -219,7 +219,7 @@ class ArrayStore:
         }
 
     def import_rows(self, rows: Array, leaves: Mapping[str, Array], keep: Array) -> None:
-        """Write what `export_rows` returned to `rows`, where the mask `keep` is true."""
+        """Write the leaves that `export_rows` returned to `rows` where the mask `keep` is true."""
         for name, arrays in self.arrays.items():
             self.write(arrays, rows[keep], [leaves[f"{name}.{i}"][keep] for i in range(len(arrays))])
 

@@ -2,8 +2,8 @@
 
 The i-th row ever added to a column has the position i and the index `i * N + column`. Indices are never reused. The row
 lies at `index % ((capacity_per_env + 1) * N)` in the arrays, its successor at the row of `index + N`. Each column has
-one row more than transitions, for the newest `next_obs`. Where the next row isn't the successor (after the end of an
-episode, or where the stream was interrupted), the true successor lies in a pool, and `slot` gives its place there.
+one row more than transitions, for the newest `next_obs`. If the next row isn't the successor (after the end of
+an episode, or where the stream was interrupted), the true successor lies in a pool, and `slot` is its position there.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Ring:
         self._step_arrays = [array for name in self.validator.step_fields for array in self.store.arrays[name]]
         self._obs_arrays = [array for name in obs_fields for array in self.store.arrays[name]]
         self._latest_leaves = [leaf for name in obs_fields for leaf in self.latest_next_obs[name]]
-        # so many of the first observation leaves are stacks of frames
+        # number of leading observation leaves that are stacks of frames
         self._num_stacked = len(self.latest_next_obs["obs"]) if frame_stack > 1 else 0
 
     @staticmethod
@@ -112,7 +112,7 @@ class Ring:
         if leading[-1] != num_columns:
             source = "num_envs" if env_ids is None else "len(env_ids)"
             raise UserError(
-                f"field 'terminated' has shape {list(leading)}, expected {num_columns} columns, as {source} says"
+                f"field 'terminated' has shape {list(leading)}, expected {source}={num_columns} as last dimension"
             )
         if env_ids is None and self._columns_aligned and (len(leading) == 1 or leading[0] == 1):
             self._add_step(step, obs, next_obs)
@@ -133,7 +133,7 @@ class Ring:
             self._end_streams(count * N + np.flatnonzero(~continues & (self.next_episode_start < count)))
             self.next_episode_start[~continues] = count
             self.store.write(self._obs_arrays, rows, self._newest_frames(obs, 1))
-        # else the rows hold these observations already, as successors of the rows before
+        # else the rows already hold these observations, as successors of the previous rows
         self._release_slots(next_rows)
         stored = self._newest_frames(self._without_time(next_obs), 1) if self._num_stacked else next_obs
         self.store.write(self._obs_arrays, next_rows, stored)
@@ -156,7 +156,7 @@ class Ring:
         T = len(ended)
         index = self._next_index(T, env_ids, aligned)
         episode_start, boundary = self._find_episodes(index, ended, obs, next_obs, columns, aligned)
-        if self.capacity_per_env < T:  # skip the rows that the block itself would overwrite
+        if self.capacity_per_env < T:  # skip rows that the same block would overwrite
             index, episode_start, boundary = (a[-self.capacity_per_env :] for a in (index, episode_start, boundary))
             step, obs, next_obs = ([a[-self.capacity_per_env :] for a in leaves] for leaves in (step, obs, next_obs))
             self._release_slots((index % self.size).reshape(-1))
@@ -222,7 +222,7 @@ class Ring:
         self._any_new_episode = True in (self.next_episode_start == self.count).tolist()
 
     def _all_continue(self, obs: Leaves) -> bool:
-        """Return whether all columns surely continue: a fast test before the exact `_continues`."""
+        """Return True only if all columns continue: a fast test before the exact `_continues`."""
         if self._any_new_episode:
             return False
         for latest, value in zip(self._latest_leaves, obs):  # noqa: B905, SIM110 (hot, see ArrayStore.write)
@@ -231,13 +231,13 @@ class Ring:
         return True
 
     def _block_continues(self, obs: Leaves, next_obs: Leaves) -> bool:
-        """Return whether all columns surely continue and each step of the block continues the one before."""
+        """Return True only if all columns continue, and each step of the block continues the previous one."""
         return self._all_continue([value[0] for value in obs]) and all(
             value[1:].tobytes() == successor[:-1].tobytes() for value, successor in zip(obs, next_obs, strict=True)
         )
 
     def _continues(self, obs: Leaves, columns: Any) -> Array:
-        """Return, per column, whether its newest row ended no episode and has this observation as its successor."""
+        """Return, per column, whether its newest row didn't end an episode and has this observation as successor."""
         continues = self.next_episode_start[columns] < self.count[columns]
         for latest, value in zip(self._latest_leaves, obs, strict=True):
             continues &= _equal(latest[columns], value, 1)
@@ -248,25 +248,25 @@ class Ring:
         return [value.reshape(latest.shape) for value, latest in zip(values, self._latest_leaves, strict=True)]
 
     def _end_streams(self, index: Array) -> None:
-        """Move the successors of the rows before `index` to the pool, because the rows at `index` aren't these."""
+        """Move the successors of the rows before `index` to the pool, because the rows at `index` differ from them."""
         if len(index):
             columns = index % self.num_envs
             self._store_successors(index - self.num_envs, [latest[columns] for latest in self._latest_leaves])
 
     def _check_first_stacks(self, obs: Leaves, next_obs: Leaves, starts: Array) -> None:
-        """Check that frame stacks can be rebuilt from single frames: the first one repeated, then shifted by one."""
+        """Raise `UserError` unless frame stacks begin with a repeated frame and shift by one with each step."""
         if not self._num_stacked or not starts.any():
             return
         for stack, successor in list(zip(obs, next_obs, strict=True))[: self._num_stacked]:
             first, second = stack[starts], successor[starts]
             if not (_equal(first[:, 1:], first[:, :-1], 1).all() and _equal(second[:, :-1], first[:, 1:], 1).all()):
                 raise UserError(
-                    f"frame_stack={self.frame_stack}: an episode must begin with its first frame repeated and each "
-                    f"step shift the stack by one; for other stacks use frame_stack=1"
+                    f"frame_stack={self.frame_stack} needs episodes that begin with their first frame repeated and "
+                    f"stacks that shift by one with each step; use frame_stack=1 for other stacks"
                 )
 
     def _newest_frames(self, values: Leaves, num_leading: int) -> Leaves:
-        """Return the stored part of observation leaves: of frame stacks the newest frame."""
+        """Return the stored part of observation leaves, which is the newest frame of frame stacks."""
         newest = (slice(None),) * num_leading + (-1,)
         return [value[newest] if i < self._num_stacked else value for i, value in enumerate(values)]
 
@@ -392,7 +392,7 @@ class Ring:
         return (rows[:, None] - back * self.num_envs) % self.size
 
     def clear(self) -> None:
-        """Remove all rows. Their indices stay used, so priorities that arrive later are ignored."""
+        """Remove all rows. Their indices are not reused, so priorities that arrive later are ignored."""
         self._release_slots(slice(None))
         self.cleared_before = self.count.copy()
         self.next_episode_start[:] = self.count
@@ -410,7 +410,7 @@ class Ring:
         boundary = index[self.is_boundary(index)]
         if since is not None:
             index = self.indices_since(since)
-            # the newest row of that time may have become a boundary since
+            # the newest row at that time may have become a boundary
             position, column = np.divmod(boundary, self.num_envs)
             boundary = boundary[position >= since[column] - 1]
         rows = index % self.size
@@ -424,14 +424,14 @@ class Ring:
         }
 
     def import_rows(self, leaves: Mapping[str, Array]) -> int:
-        """Restore what `export_rows` returned and the counts say is still stored. Return the number of rows."""
+        """Restore the rows of `export_rows` that the counts include. Return their number."""
         index, boundary = leaves["index"], leaves["boundary"]
         keep, rows = self.is_stored(index), index % self.size
         self.episode_start[rows[keep]] = (index // self.num_envs - leaves["age"])[keep]
         self.store.import_rows(rows, leaves, keep)
         successors = {name.removeprefix("final."): leaf for name, leaf in leaves.items() if name.startswith("final.")}
         keep_boundary, rows = self.is_stored(boundary), boundary % self.size
-        self._release_slots(rows[keep_boundary])  # two consecutive segments may both have the boundary between them
+        self._release_slots(rows[keep_boundary])  # two consecutive segments may both contain the boundary between them
         self.slot[rows[keep_boundary]] = self.final_obs_pool.allocate(int(keep_boundary.sum()))
         self.final_obs_pool.store.import_rows(self.slot[rows], successors, keep_boundary)
         return int(keep.sum())
@@ -462,7 +462,7 @@ class Ring:
 def _equal(a: Array, b: Array, num_leading: int) -> Array:
     """Return whether all elements behind the leading dimensions are equal. A NaN equals a NaN."""
     equal = a == b
-    if equal.all():  # common, and much faster than testing each row
+    if equal.all():  # the common case, much faster than testing each row
         return np.ones(equal.shape[:num_leading], bool)
     if a.dtype.kind == "f":
         equal |= np.isnan(a) & np.isnan(b)

@@ -70,15 +70,15 @@ def _choose(candidates: Array | None, n: int, rng: np.random.Generator, ring: Ri
 
 def raise_empty(ring: Ring) -> NoReturn:
     raise UserError(
-        f"nothing to sample yet: {len(ring)} transitions are stored, and a sample of this view can begin at none of "
-        f"them; add more steps first"
+        f"nothing to sample yet: {len(ring)} transitions are stored, and none of them can begin a sample of "
+        f"this view; add more steps first"
     )
 
 
 class Priorities:
-    """The priorities of a ring's rows under `Prioritized`. Rows that can't be sampled have the weight 0 meanwhile.
+    """The priorities of a ring's rows under `Prioritized`. Rows that can't be sampled have the weight 0.
 
-    New rows get their priority only when it is needed (`_add_new_rows`): many at once cost little more than one.
+    New rows get their priority when it is first needed (`_add_new_rows`): many at once cost little more than one.
     """
 
     def __init__(self, settings: Prioritized, ring: Ring, lookahead: int) -> None:
@@ -100,7 +100,7 @@ class Priorities:
         rows = ring.to_row(index)
         self.priority[rows] = self.max_priority
         columns = np.arange(N)
-        # the row of the newest successor is no transition
+        # the row of the newest successor isn't a transition
         self.tree.set(ring.to_row(ring.count * N + columns), 0.0)
         if self._all_complete:
             self.tree.set(rows, self.max_priority)
@@ -121,11 +121,11 @@ class Priorities:
         self.tree.set(rows, np.where(self.ring.is_complete(index, self.lookahead), self.priority[rows], 0.0))
 
     def set(self, index: Array, priority: Array) -> None:
-        """Set the priorities of sampled rows, except those that were overwritten since."""
+        """Set the priorities of sampled rows, except rows that have been overwritten."""
         if index.shape != priority.shape:
             raise UserError(f"set_priority got {list(priority.shape)} priorities for {list(index.shape)} indices")
         self._add_new_rows()
-        # a non-finite error says nothing about its row; the check of losses reports it
+        # non-finite errors are not priorities; the check of losses reports them
         usable = self.ring.is_stored(index) & np.isfinite(priority)
         if 0 in usable.tobytes():
             index, priority = index[usable], priority[usable]

@@ -83,7 +83,7 @@ class NStep:
         used = np.ones(path.shape, bool)
         used[:, 1:] = np.logical_and.accumulate(continues, axis=1)
         factor = np.where(used, self.gamma ** np.arange(self.n), 0.0).astype(np.float32)
-        # an unused step may lie on an unrelated row, whose reward must not count, not even as 0 · NaN
+        # unused steps may be unrelated rows, whose reward must not count, even if it is NaN, since 0 · NaN is NaN
         rows = ring.to_row(np.where(used, path, index[:, None]).reshape(-1))
         reward = ring.take("reward", rows)
         if self.alive_only:
@@ -130,7 +130,7 @@ class SequenceView:
 class EpisodeView:
     """Complete episodes [B,T], where T is the length of the longest one sampled.
 
-    `valid` is false on the padding of shorter episodes, which repeats their last row so that it holds ordinary numbers.
+    `valid` is false on the padding of shorter episodes, which repeats their last row to contain valid numbers.
     """
 
     lookahead = 0
@@ -164,8 +164,8 @@ def _episode_lengths(ring: Ring, index: Array) -> Array:
 def _gather_windows(ring: Ring, path: Array) -> dict[str, Tree]:
     """Return every field at the rows `path` [B,T].
 
-    Successors are assembled only when read, because most learners shift `obs` instead. The values for it that are not
-    in the window (after its last row and after boundaries) are copied now, because new rows may overwrite them.
+    Successors are assembled only when read, because most learners shift `obs` instead. Values outside the window (after
+    its last row and after boundaries) are copied immediately, because new rows may overwrite them.
     """
 
     def unflatten(leaf: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Optimizers and target networks with flat storage.
 
 Parameters, gradients and moments of a group are one flat tensor each, so Adam, clipping and Polyak averaging are one
-call each, whatever the number of layers.
+call each, for any number of layers.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Optimizer:
 
     def compute_gradients(self, loss: Tensor) -> list[Tensor]:
         """Return the gradients of `loss` in the flat layout. The next call overwrites them."""
-        # what torch.autograd.grad ends in, without its checks per call (50 µs, a twentieth of a small update)
+        # calls the engine as torch.autograd.grad does, without its checks (50 µs, a twentieth of a small update)
         if loss.dtype != torch.float32:
             loss = loss.float()
         gradients = _ENGINE.run_backward(
@@ -176,11 +176,11 @@ class Optimizer:
             self.nonfinite_parameters = [p for p, view in pairs if not bool(view.isfinite().all())]
 
     def clip_divisor(self, norm: Tensor) -> Tensor | None:
-        """Return the divisor that clips gradients of this norm, or None if they needn't be. Waits for the device."""
+        """Return the divisor that clips gradients of this norm, or None for no clipping. Waits for the device."""
         return None if self.max_grad_norm is None or norm.item() <= self.max_grad_norm else norm / self.max_grad_norm
 
     def move(self, gradients: list[Tensor], divisor: Tensor | None, nonfinite: Tensor | None = None) -> None:
-        """Move the weights along gradients divided by `divisor`, unless `nonfinite` is 1."""
+        """Move the weights to follow gradients divided by `divisor`, unless `nonfinite` is 1."""
         rule = self._adam if self.kind == "adam" else self._rmsprop
         for i, gradient in enumerate(gradients):
             rule(i, gradient, divisor, nonfinite)
@@ -204,8 +204,8 @@ class Optimizer:
             self._step_counts[i] += 1.0
         else:
             self.steps[i] += 1.0 - nonfinite
-        # the one kernel that torch.optim.Adam(fused=True) ends in, without its bookkeeping per step (60 µs);
-        # it leaves weights and moments alone if `found_inf` is 1
+        # the kernel of torch.optim.Adam(fused=True), without its bookkeeping per step (60 µs); it doesn't change
+        # weights and moments if `found_inf` is 1
         torch._fused_adam_(
             [self._weights[i]],
             [gradient],
@@ -235,7 +235,7 @@ class Optimizer:
         self._weights[i].addcdiv_(clipped, moment.sqrt().add_(self.epsilon), value=-self.lr)
 
     def _apply_traced(self, gradients: list[Tensor], norm: Tensor) -> None:
-        """Do the same in plain operations, which a compiler fuses into one loop."""
+        """Clip and apply in plain operations, which a compiler fuses into one loop."""
         finite = norm.isfinite()
         self.skipped += (~finite).float()
         factor = None if self.max_grad_norm is None else (self.max_grad_norm / norm).clamp(max=1.0)
@@ -284,7 +284,7 @@ class Optimizer:
 
 
 def _bias_correction(decay: float, steps: Tensor) -> Tensor:
-    """Return 1 - decay^steps, without the loss of half of the digits in the first steps.
+    """Return 1 - decay^steps. Computed as written, half of the digits would be lost in the first steps.
 
     Compilers evaluate it for each weight. They vectorize tanh but not expm1, so the whole step takes half the time.
     """

@@ -35,7 +35,7 @@ class Decision(NamedTuple):
     extras: Mapping[str, Tensor] = {}
 
     def field(self, name: str, hidden_before: Tree) -> Tree:
-        """Return what a learner stores as the field `name`. The field "hidden" is the state before the decision."""
+        """Return the value to store in the field `name`. The field "hidden" stores the state before the decision."""
         if name == "hidden":
             return hidden_before
         return self.extras[name] if name in self.extras else getattr(self, name)

@@ -162,7 +162,7 @@ class RSSM(nn.Module):
         return torch.rand(*lead, self.variables, generator=rng, device=rng.device)
 
     def sample(self, probability: Tensor, uniform_noise: Tensor | None) -> Tensor:
-        """Return a one-hot sample of z with straight-through gradients, or the mode if there is no noise."""
+        """Return a one-hot sample of z with straight-through gradients, or the mode without noise."""
         return straight_through(probability, uniform_noise).flatten(-2)
 
     def observe(self, embedded: Tensor, action: Tensor, is_first: Tensor, uniform_noise: Tensor | None) -> RSSMOutput:

@@ -13,8 +13,8 @@ from zhixing.core.batch import Batch
 def num_minibatches(total: int, size: int) -> int:
     """Return how many minibatches of at most `size` samples an epoch over `total` samples takes.
 
-    Cut evenly, they differ by one sample at most, so no leftover of a few samples makes a full update. A size of 2
-    becomes 3 where an odd sample would be left alone: advantages of one sample can't be normalized.
+    Minibatches differ in size by one sample at most, so no small remainder makes an update. With size 2 and an odd
+    total, one minibatch has 3 samples, because the advantage of a single sample can't be normalized.
     """
     count = -(-total // size)
     return count if size == 1 else min(count, max(1, total // 2))

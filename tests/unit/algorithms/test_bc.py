@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import CONTINUOUS, DISCRETE, LOGITS, OBS, batch, set_net_output
+from by_hand import CONTINUOUS, DISCRETE, LOGITS, OBS, batch, gradient_of, set_net_output
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.bc import BC
@@ -21,81 +20,77 @@ from zhixing.errors import UserError
 from zhixing.nets.critics import BoundedGaussian
 
 
-def learner(spaces: Spaces = DISCRETE, **settings: Any) -> BC:
+def make_learner(spaces: Spaces = DISCRETE, **settings: Any) -> BC:
     base = {"net__hidden_sizes": []}  # one linear layer
     cfg = zx.config.load(algorithm="bc", env="Acrobot-v1", **(base | settings))
-    made = zx.algorithms.get("bc").make(cfg, spaces)
-    assert isinstance(made, BC)
-    return made
-
-
-def gradient_of(loss: Tensor, parameter: Tensor) -> list[float]:
-    return torch.autograd.grad(loss, [parameter])[0].flatten().tolist()
+    learner = zx.algorithms.get("bc").make(cfg, spaces)
+    assert isinstance(learner, BC)
+    return learner
 
 
 # --- losses ---
 
 
 def test_choices_are_cloned_by_cross_entropy() -> None:
-    made = learner()
-    set_net_output(made.actor, *LOGITS)
-    loss = made.loss(batch())
+    learner = make_learner()
+    set_net_output(learner.actor, *LOGITS)
+    loss = learner.loss(batch())
     # -(ln 1/2 + ln 1/4 + ln 1/4) / 3 = 5/3 ln 2; by the logits: chances minus how often each was taken
     assert loss.item() == pytest.approx(5 / 3 * math.log(2))
-    assert gradient_of(loss, made.actor.layers.linears[0].bias) == pytest.approx([1 / 2 - 1 / 3, -1 / 12, -1 / 12])
+    assert gradient_of(loss, learner.actor.layers.linears[0].bias) == pytest.approx([1 / 2 - 1 / 3, -1 / 12, -1 / 12])
 
 
 def test_forbidden_choices_have_no_share() -> None:
-    made = learner()
-    set_net_output(made.actor, *LOGITS)
+    learner = make_learner()
+    set_net_output(learner.actor, *LOGITS)
     mask = torch.tensor([[True, False, True]]).expand(3, 3)
-    loss = made.loss(batch(action=torch.tensor([0, 2, 2]), mask=mask))
-    # chances 2/3 and 1/3: -(ln 2/3 + 2 ln 1/3) / 3
+    loss = learner.loss(batch(action=torch.tensor([0, 2, 2]), mask=mask))
+    # probabilities 2/3 and 1/3: -(ln 2/3 + 2 ln 1/3) / 3
     assert loss.item() == pytest.approx(math.log(3) - math.log(2) / 3)
-    assert gradient_of(loss, made.actor.layers.linears[0].bias) == pytest.approx([1 / 3, 0.0, -1 / 3])
+    assert gradient_of(loss, learner.actor.layers.linears[0].bias) == pytest.approx([1 / 3, 0.0, -1 / 3])
 
 
 def test_several_choices_are_cloned_together() -> None:
-    made = learner(Spaces(OBS, MultiDiscrete([2, 3])))
-    set_net_output(made.actor, math.log(0.8), math.log(0.2), *LOGITS)
-    loss = made.loss(batch(action=torch.tensor([[0, 0], [1, 1], [0, 2]])))
+    learner = make_learner(Spaces(OBS, MultiDiscrete([2, 3])))
+    set_net_output(learner.actor, math.log(0.8), math.log(0.2), *LOGITS)
+    loss = learner.loss(batch(action=torch.tensor([[0, 0], [1, 1], [0, 2]])))
     # -ln of 0.8 * 0.5, 0.2 * 0.25 and 0.8 * 0.25
     assert loss.item() == pytest.approx(-(math.log(0.4) + math.log(0.05) + math.log(0.2)) / 3)
 
 
 def test_moves_are_cloned_by_squared_error() -> None:
-    made = learner(CONTINUOUS)
-    set_net_output(made.actor, math.atanh(0.5))
-    loss = made.loss(batch(action=torch.tensor([[0.5], [0.0], [-0.5]])))
+    learner = make_learner(CONTINUOUS)
+    set_net_output(learner.actor, math.atanh(0.5))
+    loss = learner.loss(batch(action=torch.tensor([[0.5], [0.0], [-0.5]])))
     # squares 0, 0.25 and 1; by what is squashed: (2 * 0.5 + 2 * 1) / 3 times 1 - 0.5²
     assert loss.item() == pytest.approx(1.25 / 3)
-    assert gradient_of(loss, made.actor.layers.linears[0].bias) == pytest.approx([0.75])
-    both = learner(Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32)))
+    assert gradient_of(loss, learner.actor.layers.linears[0].bias) == pytest.approx([0.75])
+    both = make_learner(Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32)))
     set_net_output(both.actor, math.atanh(0.5), 0.0)
     # the mean over an action's numbers: (0.25 + 1 + 0 + 0 + 0.25 + 1) / 6
-    shown = batch(action=torch.tensor([[0.0, 1.0], [0.5, 0.0], [1.0, -1.0]]))
-    assert both.loss(shown).item() == pytest.approx(2.5 / 6)
+    data = batch(action=torch.tensor([[0.0, 1.0], [0.5, 0.0], [1.0, -1.0]]))
+    assert both.loss(data).item() == pytest.approx(2.5 / 6)
 
 
 def test_moves_on_the_bounds_have_a_finite_likelihood() -> None:
-    made = learner(CONTINUOUS, likelihood=True)
-    set_net_output(made.actor, 0.0, std=0.5)
-    loss = made.loss(batch(action=torch.tensor([[1.0], [0.0], [-1.0]])))
+    learner = make_learner(CONTINUOUS, likelihood=True)
+    set_net_output(learner.actor, 0.0, std=0.5)
+    loss = learner.loss(batch(action=torch.tensor([[1.0], [0.0], [-1.0]])))
     # -ln N(a; 0, 0.5) = a² / (2 * 0.25) + ln 0.5 + 0.5 ln 2π: 2 for two of three
     assert loss.item() == pytest.approx(4 / 3 - math.log(2) + 0.5 * math.log(2 * math.pi))
-    set_net_output(made.actor, 3.0, std=0.01)  # nearly at the bound, and nearly sure
-    assert made.loss(batch(action=torch.ones(3, 1))).isfinite()
+    set_net_output(learner.actor, 3.0, std=0.01)  # nearly at the bound, and nearly sure
+    assert learner.loss(batch(action=torch.ones(3, 1))).isfinite()
     assert all(
-        math.isfinite(g) for g in gradient_of(made.loss(batch(action=-torch.ones(3, 1))), made.actor.log_std_raw)
+        math.isfinite(g) for g in gradient_of(learner.loss(batch(action=-torch.ones(3, 1))), learner.actor.log_std_raw)
     )
 
 
 def test_likelihoods_learn_mean_and_spread() -> None:
-    made = learner(CONTINUOUS, likelihood=True, lr=3e-2)
+    learner = make_learner(CONTINUOUS, likelihood=True, lr=3e-2)
     actions = torch.tensor([[0.1], [0.3], [0.5]])  # mean 0.3, standard deviation sqrt(0.08 / 3) = 0.1633
     for _ in range(800):
-        made.update(batch(action=actions))
-    policy = made.actor(torch.zeros(1, 2))
+        learner.update(batch(action=actions))
+    policy = learner.actor(torch.zeros(1, 2))
     assert policy.mode().item() == pytest.approx(0.3, abs=0.01)
     assert policy.normal.log_std.exp().item() == pytest.approx(0.1633, rel=0.03)
 
@@ -116,72 +111,72 @@ def test_bounded_normals_draw_within_the_bounds_and_compare_as_normals() -> None
 
 
 def test_it_clones_choices() -> None:
-    made = learner(net__hidden_sizes=[32], lr=1e-2)
+    learner = make_learner(net__hidden_sizes=[32], lr=1e-2)
     obs = torch.randn(512, 2, generator=torch.Generator().manual_seed(0))
     best = (obs[:, 0] > 0).long() + (obs.sum(-1) > 1).long()
     for _ in range(300):
-        made.update(batch(obs=obs, action=best))
-    acts = made.policy.act(obs, None, None, Phase.EVAL, torch.Generator(), 0).action
+        learner.update(batch(obs=obs, action=best))
+    acts = learner.policy.act(obs, None, None, Phase.EVAL, torch.Generator(), 0).action
     assert (acts == best).float().mean().item() > 0.95
 
 
 def test_it_clones_moves() -> None:
-    made = learner(CONTINUOUS, net__hidden_sizes=[32], lr=1e-2)
+    learner = make_learner(CONTINUOUS, net__hidden_sizes=[32], lr=1e-2)
     obs = torch.randn(512, 2, generator=torch.Generator().manual_seed(0))
     right = (0.5 * obs[:, :1] - 0.3 * obs[:, 1:].abs()).clamp(-1.0, 1.0)  # variance 0.26
     for _ in range(400):
-        made.update(batch(obs=obs, action=right))
-    assert made.loss(batch(obs=obs, action=right)).item() < 0.005
+        learner.update(batch(obs=obs, action=right))
+    assert learner.loss(batch(obs=obs, action=right)).item() < 0.005
 
 
 # --- acting, what is refused, saved and told ---
 
 
 def test_a_policy_of_moves_is_the_same_in_all_phases_but_at_random() -> None:
-    made = learner(CONTINUOUS)
-    set_net_output(made.actor, math.atanh(0.5))
+    learner = make_learner(CONTINUOUS)
+    set_net_output(learner.actor, math.atanh(0.5))
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(1000, 2)
     for phase in (Phase.COLLECT, Phase.EVAL):
-        assert torch.allclose(made.policy.act(obs, None, None, phase, rng, 0).action, torch.tensor(0.5))
-    assert made.value(obs) is None
+        assert torch.allclose(learner.policy.act(obs, None, None, phase, rng, 0).action, torch.tensor(0.5))
+    assert learner.value(obs) is None
 
 
 def test_a_policy_of_choices_is_drawn_while_collecting_and_the_likeliest_in_evaluations() -> None:
-    made = learner()
-    set_net_output(made.actor, *LOGITS)
+    learner = make_learner()
+    set_net_output(learner.actor, *LOGITS)
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(20_000, 2)
-    taken = made.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action
+    taken = learner.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action
     # three standard errors are 0.011
     assert (taken.bincount(minlength=3) / 20_000).tolist() == pytest.approx([0.5, 0.25, 0.25], abs=0.011)
-    assert made.policy.act(obs, None, None, Phase.EVAL, rng, 0).action.unique().tolist() == [0]
+    assert learner.policy.act(obs, None, None, Phase.EVAL, rng, 0).action.unique().tolist() == [0]
 
 
-def test_what_it_cannot_do_is_refused_by_name() -> None:
+def test_unsupported_settings_and_spaces_are_rejected() -> None:
     for space in (Box(-np.inf, np.inf, (1,), np.float32), Box(-1.0, 1.0, (2, 2), np.float32)):
         with pytest.raises(UserError, match="bc needs continuous actions in a bounded one-dimensional Box"):
-            learner(Spaces(OBS, space))
+            make_learner(Spaces(OBS, space))
     with pytest.raises(UserError, match=r"bc does not support recurrent networks: set net\.recurrent=none"):
-        learner(net__recurrent="gru")
+        make_learner(net__recurrent="gru")
     with pytest.raises(UserError, match="bc needs an environment with one agent"):
-        learner(Spaces(OBS, Discrete(3), num_agents=2))
+        make_learner(Spaces(OBS, Discrete(3), num_agents=2))
 
 
 @pytest.mark.parametrize("likelihood", [False, True])
-def test_state_round_trip_gives_the_same_next_update(likelihood: bool) -> None:
-    shown = batch(action=torch.tensor([[1.0], [0.0], [-0.5]]))
+def test_restored_learner_continues_identically(likelihood: bool) -> None:
+    data = batch(action=torch.tensor([[1.0], [0.0], [-0.5]]))
     settings = {"net__hidden_sizes": [8], "likelihood": likelihood}
-    made, other = learner(CONTINUOUS, **settings), learner(CONTINUOUS, **settings, seed=9)
-    made.update(shown)
-    other.load_state_dict(made.state_dict())
+    learner, other = make_learner(CONTINUOUS, **settings), make_learner(CONTINUOUS, **settings, seed=9)
+    learner.update(data)
+    other.load_state_dict(learner.state_dict())
     for _ in range(3):
-        first, second = made.update(shown), other.update(shown)
+        first, second = learner.update(data), other.update(data)
         assert set(first.metrics) == set(BC.metrics)
         assert all(torch.equal(first.metrics[name], second.metrics[name]) for name in first.metrics)
 
 
 def test_observations_are_normalised_where_asked() -> None:
-    made = learner(normalize_obs=True)
-    made.update_normalizers(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
-    # means 2 and 2, spreads 1 and 2
-    seen = made.actor.features(torch.tensor([[3.0, 0.0]]))
+    learner = make_learner(normalize_obs=True)
+    learner.update_normalizers(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
+    # means 2 and 2, stds 1 and 2
+    seen = learner.actor.features(torch.tensor([[3.0, 0.0]]))
     assert torch.allclose(seen, torch.tensor([[1.0, -1.0]]), atol=1e-5)

@@ -27,20 +27,20 @@ def test_networks_without_hidden_layers_act(name):
 
 
 def test_redqs_actor_of_choices_climbs_the_mean_too():
-    made = make("redq", ONE, net__hidden_sizes=[], critics=2, target_critics=1, alpha=1e-9)
+    learner = make("redq", ONE, net__hidden_sizes=[], critics=2, target_critics=1, alpha=1e-9)
     with torch.no_grad():
-        made.critics.towers.weights[0].zero_()
-        made.critics.towers.biases[0].copy_(torch.tensor([[[6.0, 0.0]], [[-4.0, 0.0]]]))
-        made.actor.layers.linears[0].weight.zero_()
-        made.actor.layers.linears[0].bias.copy_(torch.tensor([50.0, 0.0]))  # the first action, always
-    assert made.actor_loss(Batch(obs=torch.zeros(1, 1)))[0].item() == pytest.approx(-(6 - 4) / 2)
+        learner.critics.towers.weights[0].zero_()
+        learner.critics.towers.biases[0].copy_(torch.tensor([[[6.0, 0.0]], [[-4.0, 0.0]]]))
+        learner.actor.layers.linears[0].weight.zero_()
+        learner.actor.layers.linears[0].bias.copy_(torch.tensor([50.0, 0.0]))  # the first action, always
+    assert learner.actor_loss(Batch(obs=torch.zeros(1, 1)))[0].item() == pytest.approx(-(6 - 4) / 2)
 
 
 @pytest.mark.parametrize("baseline", [True, False])
 def test_a_single_known_return_is_not_normalised_to_nothing(baseline):
-    made = make("pg", ONE, baseline=baseline)
+    learner = make("pg", ONE, baseline=baseline)
     no = torch.zeros(1, 1, dtype=torch.bool)
-    shown = Batch(
+    data = Batch(
         obs=torch.ones(1, 1, 1),
         next_obs=torch.ones(1, 1, 1),
         action=torch.zeros(1, 1, dtype=torch.long),
@@ -49,10 +49,10 @@ def test_a_single_known_return_is_not_normalised_to_nothing(baseline):
         terminated=~no,
         truncated=no,
     )
-    assert made.update(shown).metrics["policy_loss"].item() == pytest.approx(5 * np.log(2), rel=0.01)
+    assert learner.update(data).metrics["policy_loss"].item() == pytest.approx(5 * np.log(2), rel=0.01)
 
 
-def team(made, **fields):
+def team(learner, **fields):
     base = {
         "obs": torch.zeros(1, 2, 1),
         "critic_obs": torch.zeros(1, 2, 1),
@@ -62,7 +62,7 @@ def team(made, **fields):
         "alive": torch.tensor([[True, False]]),
         "logp": torch.full((1, 2), float(np.log(0.5))),
     }
-    return probe(made, Batch(**{**base, **fields}), "gradient_step").metrics
+    return probe(learner, Batch(**{**base, **fields}), "gradient_step").metrics
 
 
 def test_a_single_living_agent_is_not_normalised_to_nothing():
@@ -93,12 +93,12 @@ def rollout(obs):
 
 
 def test_statistics_of_observations_are_those_of_the_living():
-    made = make("mappo", TEAM, normalize_obs=True)
-    made.update(rollout(torch.tensor([1.0, 5.0]).view(1, 1, 2, 1).expand(3, 1, 2, 1)))
-    assert made.actor.agent_nets[0].torso.encoder.part("obs").norm.mean.item() == 1.0
+    learner = make("mappo", TEAM, normalize_obs=True)
+    learner.update(rollout(torch.tensor([1.0, 5.0]).view(1, 1, 2, 1).expand(3, 1, 2, 1)))
+    assert learner.actor.agent_nets[0].torso.encoder.part("obs").norm.mean.item() == 1.0
 
 
 def test_ippos_statistics_of_returns_are_those_of_the_living():
-    made = make("ippo", TEAM)
-    made.update(rollout(torch.zeros(3, 1, 2, 1)))
-    assert made.value_norm.mean.item() == pytest.approx(10.0)
+    learner = make("ippo", TEAM)
+    learner.update(rollout(torch.zeros(3, 1, 2, 1)))
+    assert learner.value_norm.mean.item() == pytest.approx(10.0)

@@ -30,50 +30,50 @@ class Counting(Policy):
         return Decision(hidden[:, 0].long() % 3, hidden=hidden + 1)
 
 
-def learner(**settings: Any) -> DAgger:
+def make_learner(**settings: Any) -> DAgger:
     cfg = zx.config.load(algorithm="dagger", env="Acrobot-v1", env_steps=1_000, **settings)
     spaces = Spaces(OBS, Discrete(3))
-    made = zx.algorithms.get("dagger").make(cfg, spaces)
-    assert isinstance(made, DAgger)
-    made.set_expert(Counting(spaces))
-    return made
+    learner = zx.algorithms.get("dagger").make(cfg, spaces)
+    assert isinstance(learner, DAgger)
+    learner.set_expert(Counting(spaces))
+    return learner
 
 
 def test_the_expert_acts_less_and_less() -> None:
-    made = learner(expert_fraction=0.5)
+    learner = make_learner(expert_fraction=0.5)
     # over half of 1000 steps from 1 to 0
-    assert [made.expert_probability(steps) for steps in (0, 250, 500, 900)] == [1.0, 0.5, 0.0, 0.0]
+    assert [learner.expert_probability(steps) for steps in (0, 250, 500, 900)] == [1.0, 0.5, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(("env_steps", "share"), [(0, 1.0), (125, 0.5), (999, 0.0)])
 def test_who_acts_is_drawn_and_what_the_expert_says_is_always_kept(env_steps: int, share: float) -> None:
-    made = learner(expert_fraction=0.25)
+    learner = make_learner(expert_fraction=0.25)
     with torch.no_grad():
-        made.actor.layers.linears[-1].weight.zero_()
-        made.actor.layers.linears[-1].bias.copy_(torch.tensor([0.0, 0.0, 9.0]))  # the student always takes 2
+        learner.actor.layers.linears[-1].weight.zero_()
+        learner.actor.layers.linears[-1].bias.copy_(torch.tensor([0.0, 0.0, 9.0]))  # the student always takes 2
     hidden = torch.ones(2_000, 1)  # the expert says 1
-    decision = made.policy.act(torch.zeros(2_000, 2), hidden, None, Phase.COLLECT, torch.Generator(), env_steps)
+    decision = learner.policy.act(torch.zeros(2_000, 2), hidden, None, Phase.COLLECT, torch.Generator(), env_steps)
     assert (decision.extras["expert_action"] == 1).all()
     assert (decision.action == 1).float().mean().item() == pytest.approx(share, abs=0.04)
     assert ((decision.action == 1) | (decision.action == 2)).all()
     assert (decision.hidden == 2).all()  # its memory goes on, whoever acts
-    alone = made.policy.act(torch.zeros(5, 2), hidden[:5], None, Phase.EVAL, torch.Generator(), env_steps)
+    alone = learner.policy.act(torch.zeros(5, 2), hidden[:5], None, Phase.EVAL, torch.Generator(), env_steps)
     assert (alone.action == 2).all()
 
 
 def test_it_learns_what_the_expert_said_and_not_what_was_done() -> None:
-    made = learner()
+    learner = make_learner()
     steps = {
         "obs": torch.zeros(4, 2),
         "action": torch.tensor([2, 2, 2, 2]),
         "expert_action": torch.tensor([0, 0, 1, 1]),
     }
     with torch.no_grad():
-        made.actor.layers.linears[-1].weight.zero_()
-        made.actor.layers.linears[-1].bias.copy_(torch.log(torch.tensor([0.5, 0.25, 0.25])))
+        learner.actor.layers.linears[-1].weight.zero_()
+        learner.actor.layers.linears[-1].bias.copy_(torch.log(torch.tensor([0.5, 0.25, 0.25])))
     # -(2 log 0.5 + 2 log 0.25) / 4
     expected = -(2 * np.log(0.5) + 2 * np.log(0.25)) / 4
-    assert made.loss(Batch(**steps)).item() == pytest.approx(expected, rel=1e-5)
+    assert learner.loss(Batch(**steps)).item() == pytest.approx(expected, rel=1e-5)
 
 
 class Beyond(Policy):
@@ -85,9 +85,9 @@ class Beyond(Policy):
 
 def test_labels_are_clipped_to_the_bounds_of_actions() -> None:
     spaces = Spaces(OBS, Box(-2.0, 2.0, (3,), np.float32))
-    made = zx.algorithms.get("dagger").make(zx.config.load(algorithm="dagger", env="Pendulum-v1"), spaces)
-    made.set_expert(Beyond(spaces))
-    decision = made.policy.act(torch.zeros(2, 2), None, None, Phase.COLLECT, torch.Generator(), 0)
+    learner = zx.algorithms.get("dagger").make(zx.config.load(algorithm="dagger", env="Pendulum-v1"), spaces)
+    learner.set_expert(Beyond(spaces))
+    decision = learner.policy.act(torch.zeros(2, 2), None, None, Phase.COLLECT, torch.Generator(), 0)
     assert decision.extras["expert_action"].tolist() == [[1.0, -1.0, 0.25]] * 2
     assert decision.action.tolist() == [[1.0, -1.0, 0.25]] * 2  # at first the expert acts
 

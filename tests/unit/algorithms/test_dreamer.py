@@ -27,11 +27,11 @@ SPACES = Spaces(VECTOR, Discrete(2))
 SMALL = {"net__hidden_sizes": [16], "memory_size": 16, "variables": 3, "classes": 4, "horizon": 4, "bins": 31}
 
 
-def learner(spaces: Spaces = SPACES, **settings: Any) -> Dreamer:
+def make_learner(spaces: Spaces = SPACES, **settings: Any) -> Dreamer:
     cfg = zx.config.load(algorithm="dreamer", env="toy/match", **(SMALL | {"replay__sequence_length": 6} | settings))
-    made = zx.algorithms.get("dreamer").make(cfg, spaces)
-    assert isinstance(made, Dreamer)
-    return made
+    learner = zx.algorithms.get("dreamer").make(cfg, spaces)
+    assert isinstance(learner, Dreamer)
+    return learner
 
 
 def sequences(num: int = 4, length: int = 6, seed: int = 0, **more: Tensor) -> Batch:
@@ -71,7 +71,7 @@ def imagined(dreamer: Dreamer, num: int = 5) -> ImaginedRollout:
 
 @pytest.mark.parametrize("part", ["world", "actor", "critic"])
 def test_each_loss_moves_its_own_part_only(part: str) -> None:
-    dreamer = learner()
+    dreamer = make_learner()
     gradients = probe(dreamer, sequences()).gradients
     assert set(gradients) == {"world_optimizer", "actor_optimizer", "critic_optimizer"}
     assert all(g.isfinite().all() for tensors in gradients.values() for g in tensors)
@@ -79,7 +79,7 @@ def test_each_loss_moves_its_own_part_only(part: str) -> None:
 
 
 def test_behaviour_reaches_neither_model_nor_each_other() -> None:
-    dreamer = learner()
+    dreamer = make_learner()
     dream = imagined(dreamer)
     actor_loss, _ = dreamer.actor_loss(dream, torch.ones(4, 5))
     critic_loss, _, _ = dreamer.critic_loss(dream)
@@ -92,7 +92,7 @@ def test_behaviour_reaches_neither_model_nor_each_other() -> None:
 
 
 def test_gradients_change_nothing() -> None:
-    dreamer = learner()
+    dreamer = make_learner()
     before = dreamer.state_dict()
     probe(dreamer, sequences())
     after = dreamer.state_dict()
@@ -104,7 +104,7 @@ def test_gradients_change_nothing() -> None:
 
 
 def test_a_better_action_becomes_likelier() -> None:
-    dreamer = learner(actor_lr=1e-2)
+    dreamer = make_learner(actor_lr=1e-2)
     dream = imagined(dreamer, 50)
     good = torch.where(dream.action == 1, 1.0, -1.0)
     first = dreamer.actor(dream.features[:-1]).logp.exp()[..., 1].mean().item()
@@ -119,12 +119,12 @@ def test_a_better_action_becomes_likelier() -> None:
 
 
 def test_actor_loss_by_hand() -> None:
-    dreamer = learner(gamma=0.5, entropy_coef=0.1, uniform_mix=0.0, horizon=2)
+    dreamer = make_learner(gamma=0.5, entropy_coef=0.1, uniform_mix=0.0, horizon=2)
     last = dreamer.actor.net.last
     assert last is not None
     with torch.no_grad():
         last.weight.zero_()
-        last.bias.copy_(torch.tensor([math.log(3), 0.0]))  # chances 3/4 and 1/4
+        last.bias.copy_(torch.tensor([math.log(3), 0.0]))  # probabilities 3/4 and 1/4
     dream = ImaginedRollout(
         torch.zeros(3, 1, 28), torch.tensor([[0], [1]]), None, torch.zeros(2, 1), torch.full((2, 1), 0.8)
     )
@@ -138,7 +138,7 @@ def test_actor_loss_by_hand() -> None:
 
 def test_critic_loss_by_hand() -> None:
     """Neither critic has an opinion: values 0, returns r + γ c r' = 1 + 0.5 · 0.8 · 1, and 1."""
-    dreamer = learner(gamma=0.5, horizon=2, td_lambda=1.0)
+    dreamer = make_learner(gamma=0.5, horizon=2, td_lambda=1.0)
     dream = ImaginedRollout(
         torch.zeros(3, 1, 28), torch.zeros(2, 1, dtype=torch.long), None, torch.ones(2, 1), torch.full((2, 1), 0.8)
     )
@@ -150,7 +150,7 @@ def test_critic_loss_by_hand() -> None:
 
 
 def test_the_scale_of_returns_is_a_slow_average_of_their_range() -> None:
-    dreamer = learner()
+    dreamer = make_learner()
     assert dreamer.return_range.item() == 0.0
     ranges = []
     scale = 0.0
@@ -169,7 +169,7 @@ def test_the_scale_of_returns_is_a_slow_average_of_their_range() -> None:
 
 
 def test_the_slow_critic_follows() -> None:
-    dreamer = learner(tau=0.25)
+    dreamer = make_learner(tau=0.25)
     with torch.no_grad():
         for p in dreamer.critic.parameters():
             p.fill_(1.0)
@@ -183,7 +183,7 @@ def test_the_slow_critic_follows() -> None:
 
 
 def test_burn_in_rows_have_no_loss_but_warm_the_memory() -> None:
-    dreamer = learner(replay__burn_in=2, replay__sequence_length=4)
+    dreamer = make_learner(replay__burn_in=2, replay__sequence_length=4)
     last = dreamer.world.reward_head.net.last
     assert last is not None
     torch.nn.init.normal_(last.weight, generator=torch.Generator().manual_seed(0))  # an opinion of rewards
@@ -205,7 +205,7 @@ def test_burn_in_rows_have_no_loss_but_warm_the_memory() -> None:
 
 
 def test_only_termination_ends_the_world() -> None:
-    dreamer = learner()
+    dreamer = make_learner()
     flags = torch.zeros(4, 6, dtype=torch.bool)
     flags[:, 2] = True
     start = dreamer.rng.get_state()
@@ -219,7 +219,7 @@ def test_only_termination_ends_the_world() -> None:
 
 def test_masks_are_learned_and_kept_to() -> None:
     spaces = Spaces(VECTOR, Discrete(3), mask=3)
-    dreamer = learner(spaces, lr=1e-2)
+    dreamer = make_learner(spaces, lr=1e-2)
     mask = torch.ones(4, 6, 3, dtype=torch.bool)
     mask[..., 2] = False
     for i in range(60):
@@ -236,7 +236,7 @@ def test_masks_are_learned_and_kept_to() -> None:
 
 
 def test_a_cleared_memory_is_that_of_an_episodes_start() -> None:
-    dreamer = learner()
+    dreamer = make_learner()
     policy, rng = dreamer.policy, torch.Generator().manual_seed(0)
     obs = torch.randn(2, 3)
     with torch.no_grad():
@@ -267,14 +267,14 @@ def test_a_cleared_memory_is_that_of_an_episodes_start() -> None:
         ({"bins": 32}, "must be odd"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(settings: dict[str, Any], words: str) -> None:
+def test_unsupported_settings_and_spaces_are_rejected(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(zx.UserError, match=words):
-        learner(**settings)
+        make_learner(**settings)
 
 
 def test_actions_without_bounds_are_refused() -> None:
     with pytest.raises(zx.UserError, match="dreamer needs continuous actions in a bounded one-dimensional Box"):
-        learner(Spaces(VECTOR, Box(-np.inf, np.inf, (2,), np.float32)))
+        make_learner(Spaces(VECTOR, Box(-np.inf, np.inf, (2,), np.float32)))
 
 
 # --- pictures
@@ -317,12 +317,12 @@ def test_pictures_of_dreams_are_written_and_change_nothing(tmp_path: Path) -> No
 
 
 def test_a_task_without_pictures_has_none(tmp_path: Path) -> None:
-    assert learner().dream_frames(sequences()) is None
+    assert make_learner().dream_frames(sequences()) is None
 
 
 def test_dreams_tell_real_frames_and_the_difference() -> None:
     spaces = Spaces(Box(0, 255, (8, 8, 3), np.uint8), Discrete(2))
-    dreamer = learner(spaces, cnn_depth=2)
+    dreamer = make_learner(spaces, cnn_depth=2)
     obs = torch.randint(0, 256, (4, 6, 8, 8, 3), dtype=torch.uint8)
     frames = dreamer.dream_frames(sequences(obs=obs))
     assert frames is not None
@@ -337,8 +337,8 @@ def test_dreams_tell_real_frames_and_the_difference() -> None:
 
 def test_the_model_learns_to_foresee() -> None:
     """A number counts up to 3 and starts again, where the episode ends; the reward is the action, the third step pays
-    ten. After some updates the model, shown the first step only, knows the rewards to come and the end."""
-    dreamer = learner(lr=1e-2, net__hidden_sizes=[32], memory_size=32)
+    ten. After some updates the model, data the first step only, knows the rewards to come and the end."""
+    dreamer = make_learner(lr=1e-2, net__hidden_sizes=[32], memory_size=32)
     rng = torch.Generator().manual_seed(0)
 
     def counted(num: int) -> Batch:

@@ -22,20 +22,20 @@ from zhixing.core.spaces import Spaces
 OBS = Box(-9.0, 9.0, (2,), np.float32)
 
 
-def learner(action: Any = None, expert: Batch | None = None, **settings: Any) -> GAIL:
+def make_learner(action: Any = None, expert: Batch | None = None, **settings: Any) -> GAIL:
     cfg = zx.config.load(algorithm="gail", env="Acrobot-v1", dataset="somewhere", **settings)
-    made = zx.algorithms.get("gail").make(cfg, Spaces(OBS, action or Discrete(2)))
-    assert isinstance(made, GAIL)
-    made.set_demonstrations(expert or Batch(obs=torch.randn(50, 2), action=torch.zeros(50, dtype=torch.long)))
-    return made
+    learner = zx.algorithms.get("gail").make(cfg, Spaces(OBS, action or Discrete(2)))
+    assert isinstance(learner, GAIL)
+    learner.set_demonstrations(expert or Batch(obs=torch.randn(50, 2), action=torch.zeros(50, dtype=torch.long)))
+    return learner
 
 
-def with_logit(made: GAIL, value: float) -> GAIL:
+def with_logit(learner: GAIL, value: float) -> GAIL:
     """A discriminator that says the same of every step."""
     with torch.no_grad():
-        made.discriminator.layers.linears[-1].weight.zero_()
-        made.discriminator.layers.linears[-1].bias.fill_(value)
-    return made
+        learner.discriminator.layers.linears[-1].weight.zero_()
+        learner.discriminator.layers.linears[-1].bias.fill_(value)
+    return learner
 
 
 STEPS = Batch(obs=torch.randn(4, 2), action=torch.tensor([0, 1, 0, 1]))
@@ -43,7 +43,7 @@ STEPS = Batch(obs=torch.randn(4, 2), action=torch.tensor([0, 1, 0, 1]))
 
 def test_the_policy_is_paid_for_being_taken_for_the_expert() -> None:
     # D = 1 / (1 + e^-2) = 0.8808; -log(1 - D) = log(1 + e^2) = 2.1269; log D - log(1 - D) is the logit
-    gail, airl = (with_logit(learner(imitation_reward=kind), 2.0) for kind in ("gail", "airl"))
+    gail, airl = (with_logit(make_learner(imitation_reward=kind), 2.0) for kind in ("gail", "airl"))
     assert gail.imitation_reward(STEPS).tolist() == pytest.approx([math.log(1 + math.e**2)] * 4)
     assert airl.imitation_reward(STEPS).tolist() == pytest.approx([2.0] * 4)
 
@@ -51,21 +51,21 @@ def test_the_policy_is_paid_for_being_taken_for_the_expert() -> None:
 def test_the_discriminators_loss_by_hand() -> None:
     # of a constant logit 2 the slope is 0: the penalty is (0 - 1)² = 1 times its weight.
     # cross-entropy: half the steps are the expert's, log(1 + e^-2) = 0.1269, half are not, log(1 + e^2) = 2.1269
-    made = with_logit(learner(gradient_penalty=3.0, discriminator_batch_size=4), 2.0)
-    found = probe(made, STEPS, "discriminator_step")
+    learner = with_logit(make_learner(gradient_penalty=3.0, discriminator_batch_size=4), 2.0)
+    result = probe(learner, STEPS, "discriminator_step")
     expected = 0.5 * (math.log(1 + math.e**-2) + math.log(1 + math.e**2)) + 3.0
-    assert found.metrics["discriminator_loss"].item() == pytest.approx(expected)
-    assert found.metrics["discriminator_accuracy"].item() == 0.5
-    assert list(found.gradients) == ["discriminator_optimizer"]
+    assert result.metrics["discriminator_loss"].item() == pytest.approx(expected)
+    assert result.metrics["discriminator_accuracy"].item() == 0.5
+    assert list(result.gradients) == ["discriminator_optimizer"]
 
 
 def test_the_slope_that_is_penalised_is_that_between_both_kinds_of_steps() -> None:
-    made = learner(gradient_penalty=1.0)
+    learner = make_learner(gradient_penalty=1.0)
     linear = torch.nn.Linear(4, 1)
     with torch.no_grad():
         linear.weight.copy_(torch.tensor([[0.0, 3.0, 0.0, 4.0]]))  # a slope of 5 everywhere
-    made.discriminator.layers = linear
-    assert made.gradient_penalty(torch.randn(6, 4), torch.randn(6, 4)).item() == pytest.approx((5 - 1) ** 2)
+    learner.discriminator.layers = linear
+    assert learner.gradient_penalty(torch.randn(6, 4), torch.randn(6, 4)).item() == pytest.approx((5 - 1) ** 2)
 
 
 @pytest.mark.parametrize("action", [Discrete(3), MultiDiscrete([2, 3]), Box(-2.0, 2.0, (1,), np.float32)])
@@ -74,11 +74,11 @@ def test_it_learns_to_tell_them_apart_whatever_the_actions(action: Any) -> None:
         acts = torch.as_tensor(np.stack([action.sample() for _ in range(200)]))
         return Batch(obs=torch.randn(200, 2) * 0.1 + shift, action=acts)
 
-    made = learner(action, steps(1.0), discriminator_lr=1e-2, discriminator_batch_size=64, gradient_penalty=0.1)
+    learner = make_learner(action, steps(1.0), discriminator_lr=1e-2, discriminator_batch_size=64, gradient_penalty=0.1)
     own = steps(-1.0)
     for _ in range(60):
-        made.discriminator_step(made.sample_steps(own))
-    assert made.imitation_reward(steps(1.0)).mean() > 3 * made.imitation_reward(own).mean()
+        learner.discriminator_step(learner.sample_steps(own))
+    assert learner.imitation_reward(steps(1.0)).mean() > 3 * learner.imitation_reward(own).mean()
 
 
 def test_the_tasks_own_rewards_change_nothing(short_config: Callable, tmp_path: Path) -> None:

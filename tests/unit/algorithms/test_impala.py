@@ -16,15 +16,15 @@ from zhixing.core.batch import Batch
 def learners(*names: str, **settings: float) -> tuple[list[zx.Learner], Batch]:
     """Learners with equal networks, and a rollout of the first one's policy."""
     env = zx.envs.make_vector("CartPole-v1", 2, backend="serial")
-    made = []
+    learner = []
     for name in names:
         plain = {"max_grad_norm": None} | ({"gae_lambda": 1.0} if name == "a2c" else {})
         cfg = zx.config.load(algorithm=name, env="CartPole-v1", **plain, **settings)
-        made.append(zx.algorithms.get(name).make(cfg, env.spaces))
-    actor = zx.Actor(made[0].policy, env, {**made[0].extra_fields, **made[-1].extra_fields})
+        learner.append(zx.algorithms.get(name).make(cfg, env.spaces))
+    actor = zx.Actor(learner[0].policy, env, {**learner[0].extra_fields, **learner[-1].extra_fields})
     batch = actor.collect(steps=30).batch.map(np.array).to("cpu")
     env.close()
-    return made, batch
+    return learner, batch
 
 
 def test_of_its_own_steps_it_learns_what_a2c_learns() -> None:
@@ -43,9 +43,9 @@ def test_steps_that_the_policy_would_hardly_take_hardly_count() -> None:
         [g.flatten() for g in probe(impala, impala.add_bootstrap_values(batch), "gradient_step").gradients["optimizer"]]
     ).clone()
     other = batch.replace(logp=batch.logp + 5.0)
-    found = probe(impala, impala.add_bootstrap_values(other), "gradient_step")
-    assert found.metrics["ratio"].item() == pytest.approx(np.exp(-5.0), rel=1e-4)
-    rare = torch.cat([g.flatten() for g in found.gradients["optimizer"]])
+    result = probe(impala, impala.add_bootstrap_values(other), "gradient_step")
+    assert result.metrics["ratio"].item() == pytest.approx(np.exp(-5.0), rel=1e-4)
+    rare = torch.cat([g.flatten() for g in result.gradients["optimizer"]])
     # the next state's target, V + rho delta, is another too: so not exactly, but in size
     assert rare.norm().item() < 3 * np.exp(-5.0) * usual.norm().item()
 

@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from by_hand import column, flag_at, named_weights
 from gymnasium.spaces import Box, Dict, Discrete
 from probe import probe
 from torch import Tensor, nn
@@ -26,28 +27,17 @@ HALVES = [math.log(0.5), math.log(0.25), math.log(0.25)]  # logits of a policy w
 ENTROPY = 1.5 * math.log(2)
 
 
-def learner(plain: bool = True, spaces: Spaces = SPACES, **settings: Any) -> PG:
-    """A `plain` one has no layers but its heads; its baseline says what is shown, its actor likes the first action."""
+def make_learner(plain: bool = True, spaces: Spaces = SPACES, **settings: Any) -> PG:
+    """A `plain` one has no layers but its heads; its baseline says what is data, its actor likes the first action."""
     base = {"gamma": 0.5, "num_envs": 1, "max_grad_norm": None, "normalize_advantage": False}
     cfg = zx.config.load(algorithm="pg", env="Acrobot-v1", **(base | {"net__hidden_sizes": [8]} | settings))
-    made = PG(cfg, spaces, net=(lambda space: nn.Identity()) if plain else None)
+    learner = PG(cfg, spaces, net=(lambda space: nn.Identity()) if plain else None)
     if plain:
         with torch.no_grad():
-            made.net.value_head.linear.weight.fill_(1.0)
-            made.net.policy_head.linear.weight.zero_()
-            made.net.policy_head.linear.bias.copy_(torch.tensor(HALVES))
-    return made
-
-
-def column(*numbers: Any) -> Tensor:
-    """`[T,1]`: one environment."""
-    return torch.tensor(numbers)[:, None]
-
-
-def at(*places: int, steps: int = 4) -> Tensor:
-    flag = torch.zeros(steps, 1, dtype=torch.bool)
-    flag[list(places)] = True
-    return flag
+            learner.net.value_head.linear.weight.fill_(1.0)
+            learner.net.policy_head.linear.weight.zero_()
+            learner.net.policy_head.linear.bias.copy_(torch.tensor(HALVES))
+    return learner
 
 
 def rollout(**fields: Any) -> Batch:
@@ -66,26 +56,22 @@ def rollout(**fields: Any) -> Batch:
     return Batch(**{**base, **fields})
 
 
-def returns(made: PG, **fields: Any) -> tuple[list[float], list[bool]]:
-    ret, known = made.returns(rollout(**fields))
+def returns(learner: PG, **fields: Any) -> tuple[list[float], list[bool]]:
+    ret, known = learner.returns(rollout(**fields))
     return ret.flatten().tolist(), known.flatten().tolist()
 
 
-def prepared(made: PG, shown: Batch) -> Batch:
+def prepared(learner: PG, data: Batch) -> Batch:
     """What an update hands to the losses."""
-    with mock.patch.object(made, "gradient_step", wraps=made.gradient_step) as losses:
-        made.update(shown)
+    with mock.patch.object(learner, "gradient_step", wraps=learner.gradient_step) as losses:
+        learner.update(data)
     return losses.call_args.args[0]
 
 
-def by_parameter(made: PG) -> dict[str, Tensor]:
-    """What `gradients` found last, by parameter."""
-    found = dict(zip(made.optimizer.parameters, made.optimizer._gradient_views, strict=True))
-    return {name: found[parameter].clone() for name, parameter in made.net.named_parameters()}
-
-
-def weights(made: PG) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in made.net.named_parameters()}
+def by_parameter(learner: PG) -> dict[str, Tensor]:
+    """What `gradients` result last, by parameter."""
+    result = dict(zip(learner.optimizer.parameters, learner.optimizer._gradient_views, strict=True))
+    return {name: result[parameter].clone() for name, parameter in learner.net.named_parameters()}
 
 
 # --- returns ---
@@ -93,9 +79,9 @@ def weights(made: PG) -> dict[str, Tensor]:
 
 def test_returns_with_a_baseline_go_on_with_its_value_where_an_episode_is_cut() -> None:
     # the rollout's end: 4 + 0.5 * 8 = 8; 3 + 4 = 7; 2 + 3.5 = 5.5; 1 + 2.75
-    assert returns(learner()) == (pytest.approx([3.75, 5.5, 7.0, 8.0]), [True] * 4)
+    assert returns(make_learner()) == (pytest.approx([3.75, 5.5, 7.0, 8.0]), [True] * 4)
     # truncated: 2 + 0.5 * 7 = 5.5 from what it really led to; the next episode's rewards don't enter: 1 + 2.75
-    ret, known = returns(learner(), truncated=at(1), reward=column(1.0, 2.0, 50.0, 4.0))
+    ret, known = returns(make_learner(), truncated=flag_at(1, length=4), reward=column(1.0, 2.0, 50.0, 4.0))
     assert ret == pytest.approx([3.75, 5.5, 54.0, 8.0])
     assert known == [True] * 4
 
@@ -103,37 +89,39 @@ def test_returns_with_a_baseline_go_on_with_its_value_where_an_episode_is_cut() 
 def test_returns_end_with_death() -> None:
     # 2; 1 + 1
     for baseline in (True, False):
-        ret, _ = returns(learner(baseline=baseline), terminated=at(1, 3))
+        ret, _ = returns(make_learner(baseline=baseline), terminated=flag_at(1, 3, length=4))
         assert ret == pytest.approx([2.0, 2.0, 5.0, 4.0])
 
 
 def test_returns_with_a_baseline_dont_depend_on_it_within_an_episode() -> None:
-    made = learner()
-    plain, _ = returns(made, terminated=at(3))
-    other, _ = returns(made, terminated=at(3), value=column(5.0, -3.0, 20.0, 0.0))
+    learner = make_learner()
+    plain, _ = returns(learner, terminated=flag_at(3, length=4))
+    other, _ = returns(learner, terminated=flag_at(3, length=4), value=column(5.0, -3.0, 20.0, 0.0))
     # 4; 3 + 2; 2 + 2.5; 1 + 2.25
     assert plain == pytest.approx([3.25, 4.5, 5.0, 4.0])
     assert other == pytest.approx(plain)
 
 
 def test_without_a_baseline_steps_that_no_end_follows_are_unknown() -> None:
-    ret, known = returns(learner(baseline=False), terminated=at(1))
+    ret, known = returns(make_learner(baseline=False), terminated=flag_at(1, length=4))
     assert ret[:2] == pytest.approx([2.0, 2.0])
     assert known == [True, True, False, False]
-    assert returns(learner(baseline=False))[1] == [False] * 4
-    assert returns(learner(baseline=False), truncated=at(3))[1] == [True] * 4
+    assert returns(make_learner(baseline=False))[1] == [False] * 4
+    assert returns(make_learner(baseline=False), truncated=flag_at(3, length=4))[1] == [True] * 4
 
 
 def test_without_a_baseline_a_truncated_return_is_what_was_paid() -> None:
     # 2, not 2 + 0.5 * 7; 1 + 1; the next episode, to its end: 3 + 2, 4
-    ret, known = returns(learner(baseline=False), truncated=at(1), terminated=at(3))
+    ret, known = returns(make_learner(baseline=False), truncated=flag_at(1, length=4), terminated=flag_at(3, length=4))
     assert ret == pytest.approx([2.0, 2.0, 5.0, 4.0])
     assert known == [True] * 4
 
 
 def test_ends_are_each_environments_own() -> None:
-    made = learner(baseline=False, num_envs=2)
-    _, known = made.returns(Batch.cat([rollout(terminated=at(2)), rollout(terminated=at(0))], 1))
+    learner = make_learner(baseline=False, num_envs=2)
+    _, known = learner.returns(
+        Batch.cat([rollout(terminated=flag_at(2, length=4)), rollout(terminated=flag_at(0, length=4))], 1)
+    )
     assert known.tolist() == [[True, True], [True, False], [True, False], [False, False]]
 
 
@@ -153,95 +141,99 @@ def losses(**fields: Any) -> Batch:
 
 
 def test_losses_without_a_baseline_by_hand() -> None:
-    made = learner(baseline=False)
-    told = probe(made, losses(), "gradient_step").metrics
+    learner = make_learner(baseline=False)
+    told = probe(learner, losses(), "gradient_step").metrics
     # -(4 ln 0.5 + ln 0.25) / 2
     assert told["policy_loss"].item() == pytest.approx(3 * math.log(2))
     assert told["entropy"].item() == pytest.approx(ENTROPY)
     # by the logits: the mean of -G (1{a} - p) over the known two
     p = np.array([0.5, 0.25, 0.25])
     expected = -(4 * (np.array([1.0, 0.0, 0.0]) - p) + (np.array([0.0, 1.0, 0.0]) - p)) / 2
-    assert by_parameter(made)["policy_head.linear.bias"].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    assert by_parameter(learner)["policy_head.linear.bias"].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_losses_with_a_baseline_by_hand() -> None:
-    made = learner(value_coef=0.5)
-    told = probe(made, losses(known=column(True, True, True), returns=column(4.0, 1.0, 3.0)), "gradient_step").metrics
+    learner = make_learner(value_coef=0.5)
+    told = probe(
+        learner, losses(known=column(True, True, True), returns=column(4.0, 1.0, 3.0)), "gradient_step"
+    ).metrics
     # advantages 3, -1, 0: -(3 ln 0.5 - ln 0.25) / 3; errors of the baseline -3, 1, 0
     assert told["policy_loss"].item() == pytest.approx(math.log(2) / 3)
     assert told["value_loss"].item() == pytest.approx(10 / 3)
     # by its bias: half of 2 (-3 + 1) / 3
-    assert by_parameter(made)["value_head.linear.bias"].item() == pytest.approx(-2 / 3)
+    assert by_parameter(learner)["value_head.linear.bias"].item() == pytest.approx(-2 / 3)
 
 
 def test_the_baseline_is_what_was_noted_and_has_no_gradient_of_the_policys_loss() -> None:
-    made = learner(value_coef=0.0)
-    told = probe(made, losses(known=column(True, True, True), value=column(4.0, 1.0, 99.0)), "gradient_step").metrics
+    learner = make_learner(value_coef=0.0)
+    told = probe(learner, losses(known=column(True, True, True), value=column(4.0, 1.0, 99.0)), "gradient_step").metrics
     # advantages 0, 0, 1: -ln 0.25 / 3
     assert told["policy_loss"].item() == pytest.approx(2 / 3 * math.log(2))
-    assert by_parameter(made)["value_head.linear.bias"].item() == 0.0
+    assert by_parameter(learner)["value_head.linear.bias"].item() == 0.0
 
 
 def test_without_a_baseline_the_critic_learns_nothing() -> None:
-    made = learner(plain=False, baseline=False, lr=1e-2)
-    before = weights(made)
-    made.update(rollout(terminated=at(3)))
-    after = weights(made)
+    learner = make_learner(plain=False, baseline=False, lr=1e-2)
+    before = named_weights(learner.net)
+    learner.update(rollout(terminated=flag_at(3, length=4)))
+    after = named_weights(learner.net)
     moved = {name for name in after if not torch.equal(after[name], before[name])}
     assert "policy_head.linear.bias" in moved
     assert not any(name.startswith("value_head") for name in moved)
     assert torch.equal(after["towers.weights.0"][1], before["towers.weights.0"][1])
     assert not torch.equal(after["towers.weights.0"][0], before["towers.weights.0"][0])
-    assert made.value(torch.zeros(1, 1)) is None
-    value = learner().value(torch.tensor([[4.0]]))
+    assert learner.value(torch.zeros(1, 1)) is None
+    value = make_learner().value(torch.tensor([[4.0]]))
     assert value is not None
     assert value.tolist() == [4.0]
 
 
 def test_an_unknown_step_changes_nothing() -> None:
-    made = learner(baseline=False, normalize_advantage=True)
-    found = probe(made, losses(), "gradient_step").gradients["optimizer"][0].clone()
+    learner = make_learner(baseline=False, normalize_advantage=True)
+    result = probe(learner, losses(), "gradient_step").gradients["optimizer"][0].clone()
     for changed in ({"returns": column(4.0, 1.0, -7.0)}, {"action": torch.tensor([[0], [1], [0]])}):
-        assert torch.equal(probe(made, losses(**changed), "gradient_step").gradients["optimizer"][0], found)
+        assert torch.equal(probe(learner, losses(**changed), "gradient_step").gradients["optimizer"][0], result)
 
 
 def test_entropy_is_weighed() -> None:
-    made = learner(baseline=False, entropy_coef=0.3)
-    probe(made, losses(returns=column(0.0, 0.0, 0.0)), "gradient_step")
+    learner = make_learner(baseline=False, entropy_coef=0.3)
+    probe(learner, losses(returns=column(0.0, 0.0, 0.0)), "gradient_step")
     p = np.array([0.5, 0.25, 0.25])
     # the entropy's gradient by the logits is -p (ln p + H)
     expected = 0.3 * p * (np.log(p) + ENTROPY)
-    assert by_parameter(made)["policy_head.linear.bias"].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    assert by_parameter(learner)["policy_head.linear.bias"].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_normalised_returns_count_the_known_only() -> None:
-    made = learner(baseline=False, normalize_advantage=True)
-    told = probe(made, losses(returns=column(4.0, 1.0, 1e6)), "gradient_step").metrics
+    learner = make_learner(baseline=False, normalize_advantage=True)
+    told = probe(learner, losses(returns=column(4.0, 1.0, 1e6)), "gradient_step").metrics
     # mean 2.5, spread 1.5: 1 and -1, so -(ln 0.5 - ln 0.25) / 2
     assert told["policy_loss"].item() == pytest.approx(-math.log(2) / 2, rel=1e-5)
 
 
 def test_normalised_advantages_are_returns_less_the_baseline() -> None:
-    made = learner(normalize_advantage=True)
-    told = probe(made, losses(known=column(True, True, True), returns=column(4.0, 5.0, 12.0)), "gradient_step").metrics
+    learner = make_learner(normalize_advantage=True)
+    told = probe(
+        learner, losses(known=column(True, True, True), returns=column(4.0, 5.0, 12.0)), "gradient_step"
+    ).metrics
     # 3, 3, 9: mean 5, spread √((4 + 4 + 16) / 3) = √8: -(-2 ln 0.5 - 2 ln 0.25 + 4 ln 0.25) / 3 / √8
     assert told["policy_loss"].item() == pytest.approx(2 / 3 * math.log(2) / 8**0.5, rel=1e-5)
 
 
 def test_a_rollout_of_which_nothing_is_known_moves_nothing() -> None:
     for normalise in (True, False):
-        made = learner(baseline=False, normalize_advantage=normalise)
-        before = weights(made)
-        told = made.update(rollout())
+        learner = make_learner(baseline=False, normalize_advantage=normalise)
+        before = named_weights(learner.net)
+        told = learner.update(rollout())
         assert told.metrics["policy_loss"].item() == 0.0
-        assert all(torch.equal(p, before[name]) for name, p in weights(made).items())
-        assert made.skipped_steps() == 0
+        assert all(torch.equal(p, before[name]) for name, p in named_weights(learner.net).items())
+        assert learner.skipped_steps() == 0
 
 
 def test_better_returns_become_likelier() -> None:
-    made = learner(baseline=False, normalize_advantage=True, lr=1e-3)
-    made.update(rollout(terminated=at(0, 1, 2, 3), reward=column(0.0, 1.0, 0.0, 1.0)))
-    chances = made.net(torch.zeros(1, 1)).distribution.logp.exp()[0]
+    learner = make_learner(baseline=False, normalize_advantage=True, lr=1e-3)
+    learner.update(rollout(terminated=flag_at(0, 1, 2, 3, length=4), reward=column(0.0, 1.0, 0.0, 1.0)))
+    chances = learner.net(torch.zeros(1, 1)).distribution.logp.exp()[0]
     assert chances[1].item() > 0.25
     assert chances[0].item() < 0.5
 
@@ -250,47 +242,47 @@ def test_better_returns_become_likelier() -> None:
 
 
 def test_an_update_hands_over_returns_and_what_is_known() -> None:
-    made = learner(baseline=False)
+    learner = make_learner(baseline=False)
     mask = torch.tensor([True, True, False]).expand(4, 1, 3)
-    data = prepared(made, rollout(terminated=at(1), mask=mask))
+    data = prepared(learner, rollout(terminated=flag_at(1, length=4), mask=mask))
     assert data.returns[:2].flatten().tolist() == pytest.approx([2.0, 2.0])
     assert data.known.flatten().tolist() == [True, True, False, False]
     assert torch.equal(data.mask, mask)
-    assert made.updates == 1
+    assert learner.updates == 1
 
 
 def test_a_forbidden_action_gets_no_gradient() -> None:
-    made = learner(baseline=False, entropy_coef=0.1)
+    learner = make_learner(baseline=False, entropy_coef=0.1)
     mask = torch.tensor([True, True, False]).expand(3, 1, 3)
-    told = probe(made, losses(mask=mask), "gradient_step").metrics
-    # chances 2/3 and 1/3: -(4 ln(2/3) + ln(1/3)) / 2; the third step, unknown, was forbidden too
+    told = probe(learner, losses(mask=mask), "gradient_step").metrics
+    # probabilities 2/3 and 1/3: -(4 ln(2/3) + ln(1/3)) / 2; the third step, unknown, was forbidden too
     assert told["policy_loss"].item() == pytest.approx(-2 * math.log(2 / 3) - 0.5 * math.log(1 / 3), rel=1e-5)
-    assert by_parameter(made)["policy_head.linear.bias"][2].item() == 0.0
+    assert by_parameter(learner)["policy_head.linear.bias"][2].item() == 0.0
 
 
 def test_gradients_are_clipped_to_the_norm() -> None:
-    made = learner(max_grad_norm=0.01)
-    norm = made.update(rollout()).metrics["grad_norm"].item()
+    learner = make_learner(max_grad_norm=0.01)
+    norm = learner.update(rollout()).metrics["grad_norm"].item()
     assert norm > 0.01  # what is told is the norm before clipping
     # Adam's first moment is a tenth of what it was given
-    assert made.optimizer.first_moment[0].norm().item() == pytest.approx(0.1 * 0.01, rel=1e-3)
+    assert learner.optimizer.first_moment[0].norm().item() == pytest.approx(0.1 * 0.01, rel=1e-3)
 
 
 @pytest.mark.parametrize("baseline", [True, False])
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str, baseline: bool) -> None:
     settings = {"net__recurrent": kind, "net__recurrent_size": 4, "num_envs": 2, "baseline": baseline}
-    made = learner(plain=False, **settings)
+    learner = make_learner(plain=False, **settings)
     T, N, rng = 4, 2, torch.Generator().manual_seed(0)
     obs = torch.randn(T, N, 1, generator=rng)
     # the first environment's memory is cleared after its second step; both episodes end with the rollout
     ended = torch.tensor([[False, False], [True, False], [False, False], [True, True]])
     with torch.no_grad():  # some memory of what was before the rollout
-        hidden = made.net(torch.randn(N, 1, generator=rng)).hidden
+        hidden = learner.net(torch.randn(N, 1, generator=rng)).hidden
     memories, actions, logps, values = [], [], [], []
     for t in range(T):
         memories.append(tree_map(torch.Tensor.detach, hidden))
-        out = made.net(obs[t], hidden)
+        out = learner.net(obs[t], hidden)
         actions.append(out.distribution.sample(rng))
         logps.append(out.distribution.log_prob(actions[-1]))
         values.append(out.value)
@@ -298,7 +290,7 @@ def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str
         hidden = tree_map(lambda leaf, keep=keep: leaf * keep, out.hidden)
     logp, value = torch.stack(logps), torch.stack(values)
     reward = torch.randn(T, N, generator=rng)
-    shown = Batch(
+    data = Batch(
         obs=obs,
         next_obs=torch.zeros(T, N, 1),
         action=torch.stack(actions),
@@ -314,33 +306,33 @@ def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str
     loss = -(logp * (ret - value.detach() if baseline else ret)).mean()
     if baseline:
         loss = loss + 0.5 * (value - ret).square().mean()
-    expected = made.optimizer.compute_gradients(loss)[0].clone()
-    data = prepared(made, shown)
+    expected = learner.optimizer.compute_gradients(loss)[0].clone()
+    data = prepared(learner, data)
     assert torch.allclose(data.returns, ret, atol=1e-6)
-    fresh = learner(plain=False, **settings)  # the update has moved the other
+    fresh = make_learner(plain=False, **settings)  # the update has moved the other
     assert torch.allclose(probe(fresh, data, "gradient_step").gradients["optimizer"][0], expected, atol=1e-6)
 
 
-# --- what is refused, saved and told ---
+# --- rejected settings, state and metrics ---
 
 
 def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(UserError, match=r"action space .* is not supported; use Discrete, MultiDiscrete or a"):
-        learner(spaces=Spaces(OBS, Dict({"a": Discrete(2)})))
+        make_learner(spaces=Spaces(OBS, Dict({"a": Discrete(2)})))
     with pytest.raises(UserError, match="pg needs an environment with one agent"):
-        learner(spaces=Spaces(OBS, Discrete(3), num_agents=2))
+        make_learner(spaces=Spaces(OBS, Discrete(3), num_agents=2))
 
 
-def test_state_round_trip_gives_the_same_next_update() -> None:
-    made, other = learner(plain=False), learner(plain=False, seed=9)
-    made.update(rollout())
-    other.load_state_dict(made.state_dict())
+def test_restored_learner_continues_identically() -> None:
+    learner, other = make_learner(plain=False), make_learner(plain=False, seed=9)
+    learner.update(rollout())
+    other.load_state_dict(learner.state_dict())
     for _ in range(2):
-        first, second = made.update(rollout()), other.update(rollout())
+        first, second = learner.update(rollout()), other.update(rollout())
         assert all(torch.equal(first.metrics[name], second.metrics[name]) for name in first.metrics)
-    assert all(torch.equal(p, weights(other)[name]) for name, p in weights(made).items())
+    assert all(torch.equal(p, named_weights(other.net)[name]) for name, p in named_weights(learner.net).items())
 
 
-def test_what_an_update_tells_is_what_it_names() -> None:
+def test_update_returns_exactly_the_declared_metrics() -> None:
     for baseline in (True, False):
-        assert set(learner(baseline=baseline).update(rollout()).metrics) == set(PG.metrics)
+        assert set(make_learner(baseline=baseline).update(rollout()).metrics) == set(PG.metrics)

@@ -21,7 +21,7 @@ from zhixing.core.tree import tree_map
 SPACES = Spaces(Box(-1.0, 1.0, (3,), np.float32), Discrete(3))
 
 
-def learner(**settings: Any) -> PPG:
+def make_learner(**settings: Any) -> PPG:
     short = {"net__hidden_sizes": [16], "num_envs": 4, "rollout_steps": 8, "minibatch_size": 16}
     short |= {"epochs": 2, "policy_iterations": 3, "auxiliary_epochs": 2}
     cfg = zx.config.load(algorithm="ppg", env="Acrobot-v1", **(short | settings))
@@ -61,38 +61,38 @@ def moved(ppg: PPG, before: dict[str, Tensor]) -> set[str]:
 
 
 def test_the_auxiliary_loss_by_hand() -> None:
-    ppg = learner()
+    ppg = make_learner()
     data = Batch(obs=torch.rand(4, 3), returns=torch.tensor([1.0, 2.0, 3.0, 4.0]))
     with torch.no_grad():
         ppg.auxiliary_head.linear.weight.zero_()
         ppg.auxiliary_head.linear.bias.fill_(2.0)
-    found = probe(ppg, data, "auxiliary_step", old=ppg.net)
+    result = probe(ppg, data, "auxiliary_step", old=ppg.net)
     # half the mean of 1, 0, 1, 4; the policy is the old one
-    assert found.metrics["auxiliary_loss"].item() == pytest.approx(0.75)
-    assert found.metrics["clone_kl"].item() == pytest.approx(0.0, abs=1e-7)
+    assert result.metrics["auxiliary_loss"].item() == pytest.approx(0.75)
+    assert result.metrics["clone_kl"].item() == pytest.approx(0.0, abs=1e-7)
 
 
 def test_the_joint_loss_is_the_auxiliary_one_and_beta_times_the_kl() -> None:
-    ppg = learner(clone_coef=0.7, max_grad_norm=None)
+    ppg = make_learner(clone_coef=0.7, max_grad_norm=None)
     data = Batch(obs=torch.rand(6, 3), returns=torch.rand(6))
     old = copy.deepcopy(ppg.net)
     with torch.no_grad():
         old.policy_head.linear.bias += torch.tensor([0.5, 0.0, -0.5])
-    found = probe(ppg, data, "auxiliary_step", old=old).gradients["actor_optimizer"][0].clone()
+    result = probe(ppg, data, "auxiliary_step", old=old).gradients["actor_optimizer"][0].clone()
     features = ppg.net.actor(data.obs)
     old_logp, logp = (
         p.log_softmax(-1) for p in (old.policy_head.linear(old.actor(data.obs)), ppg.net.policy_head.linear(features))
     )
     kl = (old_logp.detach().exp() * (old_logp.detach() - logp)).sum(-1).mean()
     loss = 0.5 * (ppg.auxiliary_head(features) - data.returns).square().mean() + 0.7 * kl
-    assert torch.allclose(found, ppg.actor_optimizer.compute_gradients(loss)[0], atol=1e-6)
+    assert torch.allclose(result, ppg.actor_optimizer.compute_gradients(loss)[0], atol=1e-6)
 
 
 # --- phases ---
 
 
 def test_auxiliary_phases_happen_exactly_every_policy_iterations() -> None:
-    ppg = learner(policy_iterations=3)
+    ppg = make_learner(policy_iterations=3)
     happened: list[int] = []
     phase = ppg.auxiliary_phase
     for iteration in range(1, 8):
@@ -103,7 +103,7 @@ def test_auxiliary_phases_happen_exactly_every_policy_iterations() -> None:
 
 
 def test_an_auxiliary_phase_sees_every_state_since_the_last() -> None:
-    ppg = learner(policy_iterations=2)
+    ppg = make_learner(policy_iterations=2)
     seen: list[Batch] = []
     ppg.auxiliary_phase = seen.append
     first, second = rollout(ppg, seed=1), rollout(ppg, seed=2)
@@ -116,7 +116,7 @@ def test_an_auxiliary_phase_sees_every_state_since_the_last() -> None:
 
 
 def test_the_number_of_updates_is_that_of_both_phases() -> None:
-    ppg = learner()  # 32 steps a rollout in minibatches of 16
+    ppg = make_learner()  # 32 steps a rollout in minibatches of 16
     for i in range(2):
         ppg.update(rollout(ppg, i))
     assert ppg.updates == 2 * 2 * 2
@@ -125,7 +125,7 @@ def test_the_number_of_updates_is_that_of_both_phases() -> None:
 
 
 def test_policy_phases_never_move_the_auxiliary_head() -> None:
-    ppg = learner(policy_iterations=2)
+    ppg = make_learner(policy_iterations=2)
     for i in range(2):
         ppg.update(rollout(ppg, i))
     before = weights(ppg)  # an auxiliary phase has passed: its momentum must not go on
@@ -134,7 +134,7 @@ def test_policy_phases_never_move_the_auxiliary_head() -> None:
 
 
 def test_each_phase_has_moments_of_its_own() -> None:
-    ppg = learner(policy_iterations=2, epochs=1, auxiliary_epochs=3)
+    ppg = make_learner(policy_iterations=2, epochs=1, auxiliary_epochs=3)
     for i in range(2):
         ppg.update(rollout(ppg, i))
     assert ppg.actor_optimizer.steps[0] == 2 * 2
@@ -143,7 +143,7 @@ def test_each_phase_has_moments_of_its_own() -> None:
 
 
 def test_the_auxiliary_head_learns_while_the_policy_stays() -> None:
-    ppg = learner(auxiliary_epochs=150, minibatch_size=96, lr=1e-2, clone_coef=10.0)
+    ppg = make_learner(auxiliary_epochs=150, minibatch_size=96, lr=1e-2, clone_coef=10.0)
     with torch.no_grad():  # a policy that has something to lose
         ppg.net.policy_head.linear.weight *= 100
     obs = torch.rand(8, 12, 3, generator=torch.Generator().manual_seed(0))
@@ -162,7 +162,7 @@ def test_the_auxiliary_head_learns_while_the_policy_stays() -> None:
 def test_without_the_clone_term_the_policy_drifts() -> None:
     kls = []
     for clone_coef in (0.0, 10.0):
-        ppg = learner(auxiliary_epochs=50, minibatch_size=96, lr=1e-2, clone_coef=clone_coef)
+        ppg = make_learner(auxiliary_epochs=50, minibatch_size=96, lr=1e-2, clone_coef=clone_coef)
         with torch.no_grad():
             ppg.net.policy_head.linear.weight *= 100
         obs = torch.rand(8, 12, 3, generator=torch.Generator().manual_seed(0))
@@ -180,7 +180,7 @@ def test_without_the_clone_term_the_policy_drifts() -> None:
 def test_state_round_trip_gives_the_same_next_phases(iterations: int, settings: dict[str, Any]) -> None:
     """Before an auxiliary phase, whose rollouts are in the state, and after one, whose moments are."""
     settings = settings | {"normalize_obs": True, "normalize_reward": True}
-    ppg, other = learner(**settings), learner(**settings, seed=9)
+    ppg, other = make_learner(**settings), make_learner(**settings, seed=9)
     for i in range(iterations):
         ppg.update(rollout(ppg, i))
     state = copy.deepcopy(ppg.state_dict())
@@ -194,7 +194,7 @@ def test_state_round_trip_gives_the_same_next_phases(iterations: int, settings: 
 
 
 def test_a_gradient_that_is_not_finite_is_counted_in_either_phase() -> None:
-    ppg = learner(policy_iterations=1)
+    ppg = make_learner(policy_iterations=1)
     batch = rollout(ppg)
     before = weights(ppg)
     ppg.update(batch.replace(reward=torch.full_like(batch.reward, torch.nan)))
@@ -219,6 +219,6 @@ def test_dict_observations_are_stored() -> None:
     assert ppg.update(batch).metrics["auxiliary_loss"] > 0
 
 
-def test_what_an_update_tells_is_what_it_names() -> None:
-    ppg = learner()
+def test_update_returns_exactly_the_declared_metrics() -> None:
+    ppg = make_learner()
     assert set(ppg.update(rollout(ppg)).metrics) == set(PPG.metrics)

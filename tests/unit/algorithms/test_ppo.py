@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import changed_parts, named_weights
 from gymnasium.spaces import Box, Discrete
 from probe import probe
-from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.ppo import PPO
@@ -29,7 +29,7 @@ def minibatches_of(learner: PPO, data: Batch) -> Iterator[Batch]:
     return minibatches(data, learner.cfg.minibatch_size, learner.rng, learner.net.recurrent)
 
 
-def learner(**settings: Any) -> PPO:
+def make_learner(**settings: Any) -> PPO:
     short = {"net__hidden_sizes": [8], "num_envs": 2, "rollout_steps": 6, "minibatch_size": 4, "epochs": 2}
     plain = {"normalize_obs": False, "normalize_reward": False}
     cfg = zx.config.load(algorithm="ppo", env="Acrobot-v1", **(short | plain | settings))
@@ -37,7 +37,7 @@ def learner(**settings: Any) -> PPO:
 
 
 def rollout(ppo: PPO, steps: int = 6, envs: int = 2, seed: int = 0) -> Batch:
-    """A rollout of random observations with the decisions that `ppo` would have made."""
+    """A rollout of random observations with the decisions that `ppo` would have learner."""
     g, T, N = torch.Generator().manual_seed(seed), steps, envs
     obs = torch.rand(T + 1, N, 3, generator=g)
     fields: dict[str, Any] = {}
@@ -57,19 +57,11 @@ def rollout(ppo: PPO, steps: int = 6, envs: int = 2, seed: int = 0) -> Batch:
     return Batch(obs=obs[:-1], reward=reward, terminated=end, truncated=end.clone(), next_obs=obs[1:], **fields)
 
 
-def parameters(ppo: PPO) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in ppo.net.named_parameters()}
-
-
-def moved(ppo: PPO, before: dict[str, Tensor]) -> set[str]:
-    return {name.split(".")[0] for name, p in ppo.net.named_parameters() if not torch.equal(p, before[name])}
-
-
 # --- losses by hand ---
 
 
 def test_policy_loss_by_hand() -> None:
-    ppo = learner(normalize_advantage=False, clip_range=0.2)
+    ppo = make_learner(normalize_advantage=False, clip_range=0.2)
     ratio = torch.tensor([1.5, 0.5, 1.5, 0.5])
     batch = Batch(advantage=torch.tensor([1.0, 1.0, -1.0, -1.0]), logp=torch.tensor([-1.0, -1.0, -1.0, -1.0]))
     loss, log_ratio = ppo.policy_loss(ratio.log() - 1.0, batch)
@@ -80,7 +72,7 @@ def test_policy_loss_by_hand() -> None:
 
 
 def test_clipped_ratios_have_no_gradient() -> None:
-    ppo = learner(normalize_advantage=False, clip_range=0.2)
+    ppo = make_learner(normalize_advantage=False, clip_range=0.2)
     logp = torch.tensor([1.5, 0.5, 1.5, 0.5]).log().requires_grad_()
     batch = Batch(advantage=torch.tensor([1.0, 1.0, -1.0, -1.0]), logp=torch.zeros(4))
     ppo.policy_loss(logp, batch)[0].backward()
@@ -90,7 +82,7 @@ def test_clipped_ratios_have_no_gradient() -> None:
 
 
 def test_advantages_are_normalised_per_minibatch() -> None:
-    ppo = learner(clip_range=10.0)
+    ppo = make_learner(clip_range=10.0)
     logp = torch.zeros(3, requires_grad=True)
     ppo.policy_loss(logp, Batch(advantage=torch.tensor([1.0, 2.0, 6.0]), logp=torch.zeros(3)))[0].backward()
     # mean 3; deviations -2, -1, 3; variance (4 + 1 + 9) / 2 = 7; the gradient is -A / 3
@@ -100,7 +92,7 @@ def test_advantages_are_normalised_per_minibatch() -> None:
 
 
 def test_a_single_advantage_is_not_normalised_to_nothing() -> None:
-    loss, _ = learner().policy_loss(torch.zeros(1), Batch(advantage=torch.tensor([3.0]), logp=torch.zeros(1)))
+    loss, _ = make_learner().policy_loss(torch.zeros(1), Batch(advantage=torch.tensor([3.0]), logp=torch.zeros(1)))
     assert loss.item() == -3.0
 
 
@@ -108,27 +100,27 @@ def test_value_loss_by_hand() -> None:
     batch = Batch(returns=torch.tensor([2.0, 2.0]), value=torch.tensor([0.0, 5.0]))
     value = torch.tensor([1.0, 3.0])
     # (1 - 2)² = 1 and (3 - 2)² = 1
-    assert learner().value_loss(value, batch).item() == 1.0
+    assert make_learner().value_loss(value, batch).item() == 1.0
     # clipped to within 0.5 of the old: 0.5 and 4.5: (0.5 - 2)² = 2.25 and (4.5 - 2)² = 6.25, both larger
-    assert learner(value_clip_range=0.5).value_loss(value, batch).item() == 4.25
+    assert make_learner(value_clip_range=0.5).value_loss(value, batch).item() == 4.25
 
 
 def test_the_whole_loss_is_policy_value_and_entropy() -> None:
     weights = {"value_coef": 0.3, "entropy_coef": 0.07}
-    ppo = learner(**weights, normalize_advantage=False, max_grad_norm=None)
+    ppo = make_learner(**weights, normalize_advantage=False, max_grad_norm=None)
     data = ppo.add_advantages(rollout(ppo)).flatten()
-    found = probe(ppo, data, "gradient_step").gradients["optimizer"][0].clone()
+    result = probe(ppo, data, "gradient_step").gradients["optimizer"][0].clone()
     out = ppo.net(data.obs)
     logp, entropy = out.distribution.log_prob(data.action), out.distribution.entropy()
     # before the first step the ratio is 1
     loss = -(data.advantage * (logp - logp.detach()).exp()).mean()
     loss = loss + 0.3 * (out.value - data.returns).square().mean() - 0.07 * entropy.mean()
     expected = ppo.optimizer.compute_gradients(loss)[0]
-    assert torch.allclose(found, expected, atol=1e-6)
+    assert torch.allclose(result, expected, atol=1e-6)
 
 
 def test_metrics_by_hand() -> None:
-    ppo = learner(clip_range=0.2)
+    ppo = make_learner(clip_range=0.2)
     data = ppo.add_advantages(rollout(ppo)).flatten()
     ratio = torch.full((12,), 1.0)
     ratio[:3] = 1.3
@@ -142,7 +134,7 @@ def test_metrics_by_hand() -> None:
 
 
 def test_truncated_step_bootstraps_and_terminated_step_does_not() -> None:
-    ppo = learner(gamma=0.5, gae_lambda=0.0)
+    ppo = make_learner(gamma=0.5, gae_lambda=0.0)
     batch = rollout(ppo, steps=3)
     terminated, truncated = (torch.zeros(3, 2, dtype=torch.bool) for _ in range(2))
     terminated[1, 0] = truncated[1, 1] = True
@@ -161,7 +153,7 @@ def test_truncated_step_bootstraps_and_terminated_step_does_not() -> None:
 
 
 def test_explained_variance_by_hand() -> None:
-    ppo = learner(gamma=0.0, gae_lambda=0.0)
+    ppo = make_learner(gamma=0.0, gae_lambda=0.0)
     batch = rollout(ppo)
     value = torch.arange(12.0).view(6, 2)
     # gamma 0: the return is the reward. Rewards 2v: the error v has the variance of v, the return four times that
@@ -170,7 +162,10 @@ def test_explained_variance_by_hand() -> None:
 
 
 def test_rewards_are_scaled_before_advantages() -> None:
-    plain, scaled = learner(gamma=0.0, gae_lambda=0.0), learner(gamma=0.0, gae_lambda=0.0, normalize_reward=True)
+    plain, scaled = (
+        make_learner(gamma=0.0, gae_lambda=0.0),
+        make_learner(gamma=0.0, gae_lambda=0.0, normalize_reward=True),
+    )
     batch = rollout(plain)
     # gamma 0: the return is the reward itself, so rewards are divided by their own spread
     expected = batch.reward / batch.reward.std(unbiased=False)
@@ -179,7 +174,7 @@ def test_rewards_are_scaled_before_advantages() -> None:
 
 
 def test_observations_are_taken_into_the_statistics_after_learning() -> None:
-    ppo = learner(normalize_obs=True)
+    ppo = make_learner(normalize_obs=True)
     batch = rollout(ppo)
     ppo.update(batch)
     assert torch.allclose(ppo.net.encoder.norm.mean, batch.obs.double().mean((0, 1)))
@@ -190,7 +185,7 @@ def test_observations_are_taken_into_the_statistics_after_learning() -> None:
 
 
 def test_minibatches_cover_each_step_once() -> None:
-    ppo = learner(minibatch_size=4)
+    ppo = make_learner(minibatch_size=4)
     data = ppo.add_advantages(rollout(ppo)).replace(advantage=torch.arange(12.0).view(6, 2))
     for _ in range(3):
         parts = [part.advantage for part in minibatches_of(ppo, data)]
@@ -201,7 +196,7 @@ def test_minibatches_cover_each_step_once() -> None:
 
 
 def test_rows_of_a_minibatch_stay_together() -> None:
-    ppo = learner(minibatch_size=4)
+    ppo = make_learner(minibatch_size=4)
     batch = rollout(ppo)
     data = ppo.add_advantages(batch.replace(obs=batch.obs.clone(), value=batch.obs[..., 0].clone()))
     for part in minibatches_of(ppo, data):
@@ -209,7 +204,7 @@ def test_rows_of_a_minibatch_stay_together() -> None:
 
 
 def test_recurrent_minibatches_keep_sequences() -> None:
-    ppo = learner(net__recurrent="gru", net__recurrent_size=4, num_envs=4, minibatch_size=12)
+    ppo = make_learner(net__recurrent="gru", net__recurrent_size=4, num_envs=4, minibatch_size=12)
     data = ppo.add_advantages(rollout(ppo, envs=4))
     numbers = torch.arange(24.0).view(6, 4)  # 4 t + n
     columns = []
@@ -222,7 +217,7 @@ def test_recurrent_minibatches_keep_sequences() -> None:
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_recurrent_probabilities_are_those_of_collecting(kind: str) -> None:
-    ppo = learner(net__recurrent=kind, net__recurrent_size=4)
+    ppo = make_learner(net__recurrent=kind, net__recurrent_size=4)
     batch = rollout(ppo)
     truncated = batch.truncated.clone()
     truncated[2, 1] = True  # the memory of environment 1 is cleared after its third step
@@ -237,10 +232,10 @@ def test_recurrent_probabilities_are_those_of_collecting(kind: str) -> None:
 
 
 def test_the_number_of_updates_is_epochs_times_minibatches() -> None:
-    ppo = learner(epochs=3, minibatch_size=4)
+    ppo = make_learner(epochs=3, minibatch_size=4)
     ppo.update(rollout(ppo))
     assert ppo.updates == 3 * 3
-    whole = learner(epochs=3, minibatch_size=100)
+    whole = make_learner(epochs=3, minibatch_size=100)
     whole.update(rollout(whole))
     assert whole.updates == 3
 
@@ -249,25 +244,25 @@ def test_the_number_of_updates_is_epochs_times_minibatches() -> None:
 
 
 def test_actor_and_critic_move_only_their_own_parts() -> None:
-    ppo = learner(critic_lr=1e-2)
+    ppo = make_learner(critic_lr=1e-2)
     data = ppo.add_advantages(rollout(ppo)).flatten()
-    before = parameters(ppo)
+    before = named_weights(ppo.net)
     ppo.gradient_step(data, critic=False)
-    assert moved(ppo, before) == {"actor", "policy_head"}
-    before = parameters(ppo)
+    assert changed_parts(ppo.net, before) == {"actor", "policy_head"}
+    before = named_weights(ppo.net)
     ppo.gradient_step(data, actor=False)
-    assert moved(ppo, before) == {"critic", "value_head"}
+    assert changed_parts(ppo.net, before) == {"critic", "value_head"}
 
 
 def test_critic_lr_is_the_critics_alone() -> None:
-    ppo = learner(lr=1e-4, critic_lr=1e-2, max_grad_norm=None, epochs=1, minibatch_size=100)
-    before = parameters(ppo)
+    ppo = make_learner(lr=1e-4, critic_lr=1e-2, max_grad_norm=None, epochs=1, minibatch_size=100)
+    before = named_weights(ppo.net)
     ppo.update(rollout(ppo))
     steps = {
         part: max((p - before[name]).abs().max().item() for name, p in ppo.net.named_parameters() if part in name)
         for part in ("actor", "policy_head", "critic", "value_head")
     }
-    # Adam's first step is as long as the learning rate
+    # the first step of Adam changes a weight by the learning rate
     assert steps["actor"] == pytest.approx(1e-4, rel=0.05)
     assert steps["policy_head"] == pytest.approx(1e-4, rel=0.05)
     assert steps["critic"] == pytest.approx(1e-2, rel=0.05)
@@ -275,31 +270,31 @@ def test_critic_lr_is_the_critics_alone() -> None:
 
 
 def test_critic_epochs_are_the_critics_alone() -> None:
-    more = learner(epochs=2, critic_epochs=5, minibatch_size=100)
+    more = make_learner(epochs=2, critic_epochs=5, minibatch_size=100)
     more.update(rollout(more))
     assert more.actor_optimizer.steps[0] == 2
     assert more.critic_optimizer.steps[0] == 5
-    none = learner(epochs=2, critic_epochs=0, minibatch_size=100)
-    before = parameters(none)
+    none = make_learner(epochs=2, critic_epochs=0, minibatch_size=100)
+    before = named_weights(none.net)
     none.update(rollout(none))
-    assert moved(none, before) == {"actor", "policy_head"}
+    assert changed_parts(none.net, before) == {"actor", "policy_head"}
 
 
 def test_shared_network_moves_with_both_losses_and_refuses_two_rates() -> None:
-    ppo = learner(shared_network=True)
+    ppo = make_learner(shared_network=True)
     assert ppo.net.critic is ppo.net.actor
-    before = parameters(ppo)
+    before = named_weights(ppo.net)
     ppo.update(rollout(ppo))
-    assert moved(ppo, before) == {"actor", "policy_head", "value_head"}
+    assert changed_parts(ppo.net, before) == {"actor", "policy_head", "value_head"}
     with pytest.raises(UserError, match="shared_network=true has one optimizer"):
-        learner(shared_network=True, critic_lr=1e-3)
+        make_learner(shared_network=True, critic_lr=1e-3)
 
 
 def test_value_coefficient_of_zero_leaves_the_critic_where_it_was() -> None:
-    ppo = learner(value_coef=0.0)
-    before = parameters(ppo)
+    ppo = make_learner(value_coef=0.0)
+    before = named_weights(ppo.net)
     ppo.update(rollout(ppo))
-    assert moved(ppo, before) == {"towers", "policy_head"}
+    assert changed_parts(ppo.net, before) == {"towers", "policy_head"}
     weight, old = ppo.net.towers.weights[0], before["towers.weights.0"]
     assert not torch.equal(weight[0], old[0])
     assert torch.equal(weight[1], old[1])
@@ -310,31 +305,31 @@ def test_value_coefficient_of_zero_leaves_the_critic_where_it_was() -> None:
 
 def test_target_kl_ends_the_epochs() -> None:
     settings = {"lr": 0.5, "epochs": 10, "minibatch_size": 100}
-    free, bound = learner(**settings), learner(**settings, target_kl=0.01)
+    free, bound = make_learner(**settings), make_learner(**settings, target_kl=0.01)
     free.update(rollout(free))
     bound.update(rollout(bound))
     assert free.updates == 10
     # the first epoch sees a ratio of 1; after a step of 0.5 per weight the second is far beyond 0.015
     assert bound.updates == 2
-    near = learner(**settings, target_kl=1e6)
+    near = make_learner(**settings, target_kl=1e6)
     near.update(rollout(near))
     assert near.updates == 10
 
 
 def test_learning_rates_fall_to_zero_with_anneal_lr() -> None:
-    ppo = learner(lr=4e-3, anneal_lr=True)
+    ppo = make_learner(lr=4e-3, anneal_lr=True)
     ppo.set_progress(0.25)
     assert ppo.optimizer.lr == pytest.approx(3e-3)
-    own = learner(lr=4e-3, critic_lr=8e-3, anneal_lr=True)
+    own = make_learner(lr=4e-3, critic_lr=8e-3, anneal_lr=True)
     own.set_progress(0.75)
     assert (own.actor_optimizer.lr, own.critic_optimizer.lr) == pytest.approx((1e-3, 2e-3))
-    constant = learner(lr=4e-3)
+    constant = make_learner(lr=4e-3)
     constant.set_progress(0.75)
     assert constant.optimizer.lr == 4e-3
 
 
 def test_gradients_are_clipped_to_the_norm() -> None:
-    ppo = learner(max_grad_norm=0.01, epochs=1, minibatch_size=100)
+    ppo = make_learner(max_grad_norm=0.01, epochs=1, minibatch_size=100)
     data = ppo.add_advantages(rollout(ppo)).flatten()
     norm = probe(ppo, data, "gradient_step").metrics["grad_norm"]
     assert norm > 0.01  # the metric is the norm before clipping
@@ -346,17 +341,17 @@ def test_gradients_are_clipped_to_the_norm() -> None:
 
 def test_the_first_weights_depend_on_the_seed_only() -> None:
     torch.manual_seed(1)
-    a = learner(seed=5)
+    a = make_learner(seed=5)
     torch.manual_seed(2)
-    b, c = learner(seed=5), learner(seed=6)
+    b, c = make_learner(seed=5), make_learner(seed=6)
     assert all(torch.equal(p, q) for p, q in zip(a.net.parameters(), b.net.parameters(), strict=True))
     assert not torch.equal(a.net.towers.weights[0], c.net.towers.weights[0])
 
 
-def test_state_round_trip_gives_the_same_next_update() -> None:
-    ppo = learner(normalize_obs=True, normalize_reward=True)
+def test_restored_learner_continues_identically() -> None:
+    ppo = make_learner(normalize_obs=True, normalize_reward=True)
     ppo.update(rollout(ppo, seed=1))
-    other = learner(normalize_obs=True, normalize_reward=True, seed=9)
+    other = make_learner(normalize_obs=True, normalize_reward=True, seed=9)
     other.load_state_dict(ppo.state_dict())
     batch = rollout(ppo, seed=2)
     first, second = ppo.update(batch), other.update(batch)
@@ -365,6 +360,6 @@ def test_state_round_trip_gives_the_same_next_update() -> None:
     assert other.updates == ppo.updates
 
 
-def test_what_an_update_tells_is_what_it_names() -> None:
-    ppo = learner()
+def test_update_returns_exactly_the_declared_metrics() -> None:
+    ppo = make_learner()
     assert set(ppo.update(rollout(ppo)).metrics) == set(PPO.metrics)

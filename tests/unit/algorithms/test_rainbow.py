@@ -1,4 +1,4 @@
-"""Rainbow: each of its six parts is really in use."""
+"""Rainbow uses each of its six parts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ from zhixing.nets.noisy import NoisyLinear, zero_noise
 from zhixing.nets.qnet import epsilon_at
 
 SPACES = Spaces(Box(-9.0, 9.0, (3,), np.float32), Discrete(2))
-SURE = 50.0  # a logit beside zeros whose probability is 1 in 32 bits
+SURE = 50.0  # a logit whose probability, next to logits of 0, is 1 in float32
 
 
-def learner(**settings: Any) -> C51:
+def make_learner(**settings: Any) -> C51:
     settings = {"net__hidden_sizes": [8], "atoms": 3, "v_min": 0.0, "v_max": 10.0} | settings
-    made = zx.algorithms.get("rainbow").make(zx.config.load(algorithm="rainbow", env="Acrobot-v1", **settings), SPACES)
-    assert isinstance(made, C51)
-    return made
+    learner = zx.algorithms.get("rainbow").make(
+        zx.config.load(algorithm="rainbow", env="Acrobot-v1", **settings), SPACES
+    )
+    assert isinstance(learner, C51)
+    return learner
 
 
 def batch(num: int = 3) -> Batch:
@@ -46,8 +48,8 @@ def batch(num: int = 3) -> Batch:
     )
 
 
-def advantages(net: Any, logits: list[list[float]]) -> None:
-    """Silent, with the same value for everything and these advantages [n,atoms]."""
+def set_advantages(net: Any, logits: list[list[float]]) -> None:
+    """Make a network return these advantages `[n,atoms]` and a value of 0 for any observation, without noise."""
     with torch.no_grad():
         for stream in (net.head.value, net.head.advantage):
             for parameter in stream.parameters():
@@ -55,21 +57,21 @@ def advantages(net: Any, logits: list[list[float]]) -> None:
         net.head.advantage[-1].bias.copy_(torch.tensor(logits).flatten())
 
 
-def test_the_network_chooses_and_its_target_values() -> None:
-    rainbow = learner()
-    # the network prefers the first action (10 against 0), which its target holds for surely 5, the second for 10.
-    # the mean over actions is taken off, so each side needs the double
-    advantages(rainbow.net, [[0.0, 0.0, 2 * SURE], [2 * SURE, 0.0, 0.0]])
-    advantages(rainbow.target_net, [[0.0, 2 * SURE, 0.0], [0.0, 0.0, 2 * SURE]])
+def test_target_network_evaluates_the_networks_choice() -> None:
+    rainbow = make_learner()
+    # the network prefers the first action (10 to 0), whose return is 5 in the target network (10 for the second).
+    # The head subtracts the mean over the two actions, so logits are doubled
+    set_advantages(rainbow.net, [[0.0, 0.0, 2 * SURE], [2 * SURE, 0.0, 0.0]])
+    set_advantages(rainbow.target_net, [[0.0, 2 * SURE, 0.0], [0.0, 0.0, 2 * SURE]])
     assert torch.allclose(rainbow.target_distribution(batch(), batch())[0], torch.tensor([0.0, 1.0, 0.0]), atol=1e-6)
 
 
-def test_streams_are_dueling_and_their_layers_noisy() -> None:
-    rainbow = learner()
+def test_head_is_dueling_with_noisy_layers() -> None:
+    rainbow = make_learner()
     assert isinstance(rainbow.net.head, DuelingHead)
     layers = [type(module) for module in rainbow.net.head.modules() if hasattr(module, "weight")]
     assert layers == [NoisyLinear] * 4
-    # dueling: the mean over actions of the logits is the value stream's
+    # dueling: the mean of the logits over actions is the output of the value stream
     zero_noise(rainbow.net)
     x = torch.randn(5, 3)
     logits = rainbow.net(x)[0]
@@ -92,8 +94,8 @@ def test_replay_is_prioritized_with_n_step_returns(tmp_path: Path) -> None:
     assert (defaults.replay.prioritized, defaults.replay.n_step) == (True, 3)
 
 
-def test_noise_explores_instead_of_epsilon_and_is_silent_in_evaluations() -> None:
-    rainbow = learner(noise=1.0, net__hidden_sizes=[32])
+def test_noise_replaces_epsilon_and_is_off_in_evaluations() -> None:
+    rainbow = make_learner(noise=1.0, net__hidden_sizes=[32])
     assert epsilon_at(rainbow.cfg, 0) == epsilon_at(rainbow.cfg, 10**6) == 0.0
     obs, rng = torch.randn(256, 3, generator=torch.Generator().manual_seed(1)), torch.Generator().manual_seed(0)
 
@@ -102,55 +104,53 @@ def test_noise_explores_instead_of_epsilon_and_is_silent_in_evaluations() -> Non
 
     with torch.no_grad():
         assert len({tuple(act(Phase.COLLECT).tolist()) for _ in range(8)}) > 1
-        best = act(Phase.EVAL)
+        greedy = act(Phase.EVAL)
         for _ in range(3):
             act(Phase.COLLECT)
-            assert torch.equal(act(Phase.EVAL), best)
-        assert torch.equal(rainbow.policy.net(obs)[0].argmax(-1), best)
+            assert torch.equal(act(Phase.EVAL), greedy)
+        assert torch.equal(rainbow.policy.net(obs)[0].argmax(-1), greedy)
 
 
-def test_each_gradient_has_noise_of_its_own_and_the_target_another() -> None:
-    rainbow = learner()
-    seen = set()
+def test_each_update_resamples_the_noise_of_both_networks() -> None:
+    rainbow = make_learner()
+    noises = set()
     for _ in range(3):
         rainbow.update(batch())
         for net in (rainbow.net, rainbow.target_net):
-            seen.add(tuple(next(net.head.value[0].buffers()).tolist()))
-    assert len(seen) == 6
+            noises.add(tuple(next(net.head.value[0].buffers()).tolist()))
+    assert len(noises) == 6
     before = rainbow.net.head.value[0].weight_sigma.clone()
     rainbow.update(batch())
-    assert not torch.equal(rainbow.net.head.value[0].weight_sigma, before)  # how much to explore is learned
+    assert not torch.equal(rainbow.net.head.value[0].weight_sigma, before)  # the scale of the noise is learned
 
 
-def test_values_are_without_noise() -> None:
-    rainbow = learner()
+def test_value_is_computed_without_noise() -> None:
+    rainbow = make_learner()
     x = torch.randn(4, 3)
     first = rainbow.value(x)
     probe(rainbow, batch())
     assert torch.equal(rainbow.value(x), first)
 
 
-def test_what_was_drawn_before_saving_does_not_matter_afterwards() -> None:
-    rainbow, other = learner(), learner(seed=9)
+def test_restored_learner_continues_identically_without_saved_noise() -> None:
+    rainbow, other = make_learner(), make_learner(seed=9)
     rainbow.update(batch())
     other.load_state_dict(rainbow.state_dict())
     for _ in range(2):
         rainbow.update(batch())
         other.update(batch())
-    assert all(
-        torch.equal(mine, theirs) for mine, theirs in zip(rainbow.net.parameters(), other.net.parameters(), strict=True)
-    )
+    assert all(torch.equal(p, q) for p, q in zip(rainbow.net.parameters(), other.net.parameters(), strict=True))
     assert not any("noise" in name for name in rainbow.policy.state_dict())
 
 
-def test_noise_can_be_left_out() -> None:
-    rainbow = learner(noise=0.0)
+def test_noise_is_a_setting() -> None:
+    rainbow = make_learner(noise=0.0)
     assert not any(isinstance(module, NoisyLinear) for module in rainbow.net.modules())
     noisy_c51 = zx.algorithms.get("c51").make(zx.config.load(algorithm="c51", env="Acrobot-v1", noise=0.5), SPACES)
     assert sum(isinstance(module, NoisyLinear) for module in noisy_c51.policy.modules()) == 1
 
 
-def test_memory_needs_single_steps() -> None:
+def test_recurrent_network_requires_one_step_returns() -> None:
     with pytest.raises(UserError, match=r"rainbow with a recurrent network .* set replay.n_step=1"):
-        learner(net__recurrent="gru")
-    assert learner(net__recurrent="gru", replay__n_step=1).sample_type == "sequences"
+        make_learner(net__recurrent="gru")
+    assert make_learner(net__recurrent="gru", replay__n_step=1).sample_type == "sequences"

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import all_equal, copy_weights, set_critic_outputs, set_net_output
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from probe import probe
-from torch import Tensor, nn
 
 import zhixing as zx
 from zhixing.algorithms.td3 import TD3
@@ -23,28 +23,12 @@ OBS = Box(-9.0, 9.0, (2,), np.float32)
 SPACES = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32))
 
 
-def learner(name: str = "td3", spaces: Spaces = SPACES, **settings: Any) -> TD3:
+def make_learner(name: str = "td3", spaces: Spaces = SPACES, **settings: Any) -> TD3:
     base = {"net__hidden_sizes": [], "target_policy_noise": 0.0}  # one linear layer each
     cfg = zx.config.load(algorithm=name, env="Acrobot-v1", **(base | settings))
-    made = zx.algorithms.get(name).make(cfg, spaces)
-    assert isinstance(made, TD3)
-    return made
-
-
-def judging(critics: Any, *lines: tuple[float, float]) -> None:
-    """Each critic says slope · action + constant, whatever is shown."""
-    with torch.no_grad():
-        weight, bias = critics.towers.weights[0], critics.towers.biases[0]
-        weight.zero_()
-        weight[:, -1, 0] = torch.tensor(lines)[:, 0]  # of [obs, obs, action]
-        bias[:, 0, 0] = torch.tensor(lines)[:, 1]
-
-
-def acting(actor: Any, action: float) -> None:
-    """The actor does the same whatever is shown."""
-    with torch.no_grad():
-        actor.layers.linears[0].weight.zero_()
-        actor.layers.linears[0].bias.fill_(math.atanh(action))
+    learner = zx.algorithms.get(name).make(cfg, spaces)
+    assert isinstance(learner, TD3)
+    return learner
 
 
 def batch(rows: int = 1, **fields: Any) -> Batch:
@@ -62,116 +46,108 @@ def batch(rows: int = 1, **fields: Any) -> Batch:
     return Batch(**{name: field.repeat_interleave(rows, 0) for name, field in {**base, **fields}.items()})
 
 
-def weights(net: nn.Module) -> list[Tensor]:
-    return [p.detach().clone() for p in net.parameters()]
-
-
-def same(a: list[Tensor], b: list[Tensor]) -> bool:
-    return all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
-
-
 # --- targets ---
 
 
 def test_targets_by_hand() -> None:
-    made = learner()
-    judging(made.target_critics, (2.0, 10.0), (4.0, 8.0))  # of 0.5: 11 and 10
-    judging(made.critics, (0.0, 99.0), (0.0, 99.0))  # not asked
-    acting(made.target_actor, 0.5)
-    acting(made.actor, -0.9)  # not asked
-    # the least of both: 1 + 0.9 * 10 = 10; death: 1; truncation bootstraps: 10
-    assert made.target_value(batch()).tolist() == pytest.approx([10.0, 1.0, 10.0])
+    learner = make_learner()
+    set_critic_outputs(learner.target_critics, (2.0, 10.0), (4.0, 8.0))  # of 0.5: 11 and 10
+    set_critic_outputs(learner.critics, (0.0, 99.0), (0.0, 99.0))  # not used
+    set_net_output(learner.target_actor, math.atanh(0.5))
+    set_net_output(learner.actor, math.atanh(-0.9))  # not used
+    # the minimum of both: 1 + 0.9 * 10 = 10; terminated: 1; truncation bootstraps: 10
+    assert learner.target_value(batch()).tolist() == pytest.approx([10.0, 1.0, 10.0])
 
 
-def test_n_step_targets_use_their_own_discount() -> None:
-    made = learner()
-    judging(made.target_critics, (0.0, 10.0), (0.0, 50.0))
-    # 1 + 0.9 * 10; 2 (died); 3 + 0.9³ * 10 = 3 + 7.29
-    shown = batch(reward=torch.tensor([1.0, 2.0, 3.0]), discount=torch.tensor([0.9, 0.81, 0.729]))
-    assert made.target_value(shown).tolist() == pytest.approx([10.0, 2.0, 10.29])
+def test_targets_use_the_discount_of_each_row() -> None:
+    learner = make_learner()
+    set_critic_outputs(learner.target_critics, (0.0, 10.0), (0.0, 50.0))
+    # 1 + 0.9 * 10; 2 (terminated); 3 + 0.9³ * 10 = 3 + 7.29
+    data = batch(reward=torch.tensor([1.0, 2.0, 3.0]), discount=torch.tensor([0.9, 0.81, 0.729]))
+    assert learner.target_value(data).tolist() == pytest.approx([10.0, 2.0, 10.29])
 
 
 def test_ddpg_has_one_critic_and_doesnt_smooth() -> None:
     cfg = zx.config.load(algorithm="ddpg", env="Acrobot-v1", net__hidden_sizes=[])
-    made = TD3(cfg, SPACES)
-    judging(made.target_critics, (10.0, 0.0))
-    acting(made.target_actor, 0.5)
-    assert made.critics(torch.zeros(4, 2), torch.zeros(4, 1)).shape == (1, 4)
-    assert made.target_value(batch(rows=5)).tolist() == pytest.approx([5.5] * 5 + [1.0] * 5 + [5.5] * 5)
+    learner = TD3(cfg, SPACES)
+    set_critic_outputs(learner.target_critics, (10.0, 0.0))
+    set_net_output(learner.target_actor, math.atanh(0.5))
+    assert learner.critics(torch.zeros(4, 2), torch.zeros(4, 1)).shape == (1, 4)
+    assert learner.target_value(batch(rows=5)).tolist() == pytest.approx([5.5] * 5 + [1.0] * 5 + [5.5] * 5)
     assert (cfg.policy_delay, cfg.noise_kind) == (1, "ou")
 
 
 def test_the_noise_on_target_actions_is_clipped() -> None:
-    made = learner(target_policy_noise=1e6, target_noise_clip=0.5)  # whatever is drawn is far beyond the clip
-    judging(made.target_critics, (10.0, 0.0), (10.0, 0.0))
-    acting(made.target_actor, 0.2)
-    found = (made.target_value(batch(rows=100)) - 1) / 0.9
+    learner = make_learner(target_policy_noise=1e6, target_noise_clip=0.5)  # whatever is drawn is far beyond the clip
+    set_critic_outputs(learner.target_critics, (10.0, 0.0), (10.0, 0.0))
+    set_net_output(learner.target_actor, math.atanh(0.2))
+    result = (learner.target_value(batch(rows=100)) - 1) / 0.9
     # 10 (0.2 + 0.5) = 7 or 10 (0.2 - 0.5) = -3, and 0 after death
-    assert found[100:200].abs().max() == 0
-    alive = torch.cat([found[:100], found[200:]])
+    assert result[100:200].abs().max() == 0
+    alive = torch.cat([result[:100], result[200:]])
     assert sorted({round(q, 3) for q in alive.tolist()}) == [-3.0, 7.0]
 
 
 def test_noisy_target_actions_stay_within_bounds() -> None:
-    made = learner(target_policy_noise=1e6, target_noise_clip=0.5)
-    judging(made.target_critics, (10.0, 0.0), (10.0, 0.0))
+    learner = make_learner(target_policy_noise=1e6, target_noise_clip=0.5)
+    set_critic_outputs(learner.target_critics, (10.0, 0.0), (10.0, 0.0))
     for action, expected in ((0.8, [3.0, 10.0]), (-0.8, [-10.0, -3.0])):  # not 13, nor -13
-        acting(made.target_actor, action)
-        found = (made.target_value(batch(rows=100))[:100] - 1) / 0.9
-        assert sorted({round(q, 3) for q in found.tolist()}) == expected
+        set_net_output(learner.target_actor, math.atanh(action))
+        result = (learner.target_value(batch(rows=100))[:100] - 1) / 0.9
+        assert sorted({round(q, 3) for q in result.tolist()}) == expected
 
 
 def test_the_noise_on_target_actions_has_its_spread_and_is_each_steps_own() -> None:
-    made = learner(target_policy_noise=0.1, target_noise_clip=0.5)
-    judging(made.target_critics, (10.0, 0.0), (10.0, 0.0))
-    acting(made.target_actor, 0.2)
-    found = (made.target_value(batch(rows=10_000))[:10_000] - 1) / 0.9
+    learner = make_learner(target_policy_noise=0.1, target_noise_clip=0.5)
+    set_critic_outputs(learner.target_critics, (10.0, 0.0), (10.0, 0.0))
+    set_net_output(learner.target_actor, math.atanh(0.2))
+    result = (learner.target_value(batch(rows=10_000))[:10_000] - 1) / 0.9
     # 10 times 0.1; three standard errors are 0.03 and 0.021
-    assert found.mean().item() == pytest.approx(2.0, abs=0.03)
-    assert found.std().item() == pytest.approx(1.0, abs=0.021)
+    assert result.mean().item() == pytest.approx(2.0, abs=0.03)
+    assert result.std().item() == pytest.approx(1.0, abs=0.021)
 
 
 # --- losses ---
 
 
 def test_critic_loss_by_hand() -> None:
-    made = learner()
-    judging(made.critics, (2.0, 1.0), (0.0, 4.0))
-    judging(made.target_critics, (0.0, 0.0), (0.0, 0.0))
-    loss, error, q_mean = made.critic_loss(batch())
+    learner = make_learner()
+    set_critic_outputs(learner.critics, (2.0, 1.0), (0.0, 4.0))
+    set_critic_outputs(learner.target_critics, (0.0, 0.0), (0.0, 0.0))
+    loss, error, q_mean = learner.critic_loss(batch())
     # targets are 1; 1 + 2 a = 2, 1, 0 and 4, 4, 4: squares 1 + 9, 0 + 9, 1 + 9
     assert loss.item() == pytest.approx(29 / 3)
-    assert error.tolist() == pytest.approx([2.0, 1.5, 2.0])  # the mean over critics, for priorities
+    assert error.tolist() == pytest.approx([2.0, 1.5, 2.0])  # mean over critics
     assert q_mean.item() == pytest.approx(2.5)
 
 
-def test_importance_weights_weigh_each_error_and_not_its_priority() -> None:
-    made = learner()
-    judging(made.critics, (2.0, 1.0), (0.0, 4.0))
-    judging(made.target_critics, (0.0, 0.0), (0.0, 0.0))
-    found = probe(made, batch(weight=torch.tensor([1.0, 0.5, 0.1])))
+def test_importance_weights_scale_losses_but_not_priorities() -> None:
+    learner = make_learner()
+    set_critic_outputs(learner.critics, (2.0, 1.0), (0.0, 4.0))
+    set_critic_outputs(learner.target_critics, (0.0, 0.0), (0.0, 0.0))
+    result = probe(learner, batch(weight=torch.tensor([1.0, 0.5, 0.1])))
     # 10 + 0.5 * 9 + 0.1 * 10
-    assert found.metrics["critic_loss"].item() == pytest.approx(15.5 / 3)
-    assert found.priority is not None
-    assert found.priority.tolist() == pytest.approx([2.0, 1.5, 2.0])
+    assert result.metrics["critic_loss"].item() == pytest.approx(15.5 / 3)
+    assert result.priority is not None
+    assert result.priority.tolist() == pytest.approx([2.0, 1.5, 2.0])
 
 
 def test_the_critics_gradient_doesnt_pass_through_the_target() -> None:
-    made = learner()
-    judging(made.critics, (2.0, 1.0), (0.0, 4.0))
-    judging(made.target_critics, (0.0, 0.0), (0.0, 0.0))
-    (gradient,) = torch.autograd.grad(made.critic_loss(batch())[0], [made.critics.towers.biases[0]])
+    learner = make_learner()
+    set_critic_outputs(learner.critics, (2.0, 1.0), (0.0, 4.0))
+    set_critic_outputs(learner.target_critics, (0.0, 0.0), (0.0, 0.0))
+    (gradient,) = torch.autograd.grad(learner.critic_loss(batch())[0], [learner.critics.towers.biases[0]])
     # twice the mean errors (1 + 0 - 1) / 3 and 3
     assert gradient.flatten().tolist() == pytest.approx([0.0, 6.0], abs=1e-6)
 
 
 def test_the_actor_climbs_the_first_critic() -> None:
-    made = learner()
-    judging(made.critics, (3.0, 1.0), (-5.0, 0.0))
-    acting(made.actor, 0.5)
-    loss = made.actor_loss(batch())
+    learner = make_learner()
+    set_critic_outputs(learner.critics, (3.0, 1.0), (-5.0, 0.0))
+    set_net_output(learner.actor, math.atanh(0.5))
+    loss = learner.actor_loss(batch())
     assert loss.item() == pytest.approx(-2.5)  # -(3 * 0.5 + 1); of the second, or the least, it would be 2.5
-    (gradient,) = torch.autograd.grad(loss, [made.actor.layers.linears[0].bias])
+    (gradient,) = torch.autograd.grad(loss, [learner.actor.layers.linears[0].bias])
     assert gradient.item() == pytest.approx(-3 * (1 - 0.25))
 
 
@@ -179,64 +155,64 @@ def test_the_actor_climbs_the_first_critic() -> None:
 
 
 def test_the_actor_moves_every_so_many_updates() -> None:
-    made = learner(policy_delay=3, net__hidden_sizes=[8])
+    learner = make_learner(policy_delay=3, net__hidden_sizes=[8])
     moved, told = [], []
     for _ in range(7):
-        before, critics = weights(made.actor), weights(made.critics)
-        told.append(made.update(batch()).metrics["actor_loss"].item())
-        moved.append(not same(before, weights(made.actor)))
-        assert not same(critics, weights(made.critics))
+        before, critics = copy_weights(learner.actor), copy_weights(learner.critics)
+        told.append(learner.update(batch()).metrics["actor_loss"].item())
+        moved.append(not all_equal(before, copy_weights(learner.actor)))
+        assert not all_equal(critics, copy_weights(learner.critics))
     assert moved == [False, False, True, False, False, True, False]
     assert told[0] == told[1] == 0.0 != told[2] == told[3] == told[4] != told[5] == told[6]
 
 
 def test_all_targets_follow_slowly_also_between_the_actors_updates() -> None:
-    made = learner(tau=0.1, policy_delay=2, net__hidden_sizes=[8])
-    pairs = [(made.target_actor, made.actor), (made.target_critics, made.critics)]
-    made.update(batch())
+    learner = make_learner(tau=0.1, policy_delay=2, net__hidden_sizes=[8])
+    pairs = [(learner.target_actor, learner.actor), (learner.target_critics, learner.critics)]
+    learner.update(batch())
     for _ in range(2):
-        before = [weights(target) for target, _ in pairs]
-        made.update(batch())
+        before = [copy_weights(target) for target, _ in pairs]
+        learner.update(batch())
         for (target, net), start in zip(pairs, before, strict=True):
-            assert not same(weights(target), start)
-            for now, then, new in zip(weights(target), start, weights(net), strict=True):
+            assert not all_equal(copy_weights(target), start)
+            for now, then, new in zip(copy_weights(target), start, copy_weights(net), strict=True):
                 assert torch.allclose(now, 0.9 * then + 0.1 * new, atol=1e-7)
 
 
-def test_gradients_change_nothing_and_are_each_networks_own() -> None:
-    made = learner(net__hidden_sizes=[8])
-    parts = (made.actor, made.critics, made.target_actor, made.target_critics)
-    before = [p for part in parts for p in weights(part)]
-    found = probe(made, batch()).gradients["critic_optimizer"][0].clone()
-    assert same(before, [p for part in parts for p in weights(part)])
+def test_each_loss_has_gradients_of_its_own_network_only() -> None:
+    learner = make_learner(net__hidden_sizes=[8])
+    parts = (learner.actor, learner.critics, learner.target_actor, learner.target_critics)
+    before = [p for part in parts for p in copy_weights(part)]
+    result = probe(learner, batch()).gradients["critic_optimizer"][0].clone()
+    assert all_equal(before, [p for part in parts for p in copy_weights(part)])
     assert not any(p.requires_grad for part in parts[2:] for p in part.parameters())
     # what the critics take is the gradient of their own loss, not the actor's too
-    assert torch.equal(found, made.critic_optimizer.compute_gradients(made.critic_loss(batch())[0])[0])
+    assert torch.equal(result, learner.critic_optimizer.compute_gradients(learner.critic_loss(batch())[0])[0])
 
 
 def test_actor_lr_is_the_actors_alone() -> None:
-    made = learner(lr=1e-2, actor_lr=1e-4, net__hidden_sizes=[8], policy_delay=1)
-    actor, critics = weights(made.actor), weights(made.critics)
-    made.update(batch())
-    # Adam's first step is as long as the learning rate
-    for net, before, lr in ((made.actor, actor, 1e-4), (made.critics, critics, 1e-2)):
-        longest = max((p - old).abs().max().item() for p, old in zip(net.parameters(), before, strict=True))
-        assert longest == pytest.approx(lr, rel=0.05)
+    learner = make_learner(lr=1e-2, actor_lr=1e-4, net__hidden_sizes=[8], policy_delay=1)
+    actor, critics = copy_weights(learner.actor), copy_weights(learner.critics)
+    learner.update(batch())
+    # the first step of Adam changes a weight by the learning rate
+    for net, before, lr in ((learner.actor, actor, 1e-4), (learner.critics, critics, 1e-2)):
+        largest = max((p - old).abs().max().item() for p, old in zip(net.parameters(), before, strict=True))
+        assert largest == pytest.approx(lr, rel=0.05)
 
 
 def test_critics_start_different_and_targets_equal() -> None:
-    made = learner(net__hidden_sizes=[8])
-    first, second = made.critics(torch.ones(1, 2), torch.ones(1, 1))
+    learner = make_learner(net__hidden_sizes=[8])
+    first, second = learner.critics(torch.ones(1, 2), torch.ones(1, 1))
     assert first.item() != second.item()
-    assert same(weights(made.critics), weights(made.target_critics))
-    assert same(weights(made.actor), weights(made.target_actor))
+    assert all_equal(copy_weights(learner.critics), copy_weights(learner.target_critics))
+    assert all_equal(copy_weights(learner.actor), copy_weights(learner.target_actor))
 
 
 def test_normalised_observations_reach_actor_critics_and_targets() -> None:
-    made = learner(normalize_obs=True)
-    made.update_normalizers(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
-    # means 2 and 2, spreads 1 and 2
-    for net in (made.actor, made.critics, made.target_actor, made.target_critics):
+    learner = make_learner(normalize_obs=True)
+    learner.update_normalizers(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
+    # means 2 and 2, stds 1 and 2
+    for net in (learner.actor, learner.critics, learner.target_actor, learner.target_critics):
         assert torch.allclose(net.features(torch.tensor([[3.0, 0.0]])), torch.tensor([[1.0, -1.0]]), atol=1e-5)
 
 
@@ -244,27 +220,27 @@ def test_normalised_observations_reach_actor_critics_and_targets() -> None:
 
 
 def test_actions_have_noise_while_collecting_only() -> None:
-    made = learner(exploration_noise=0.2)
-    acting(made.actor, 0.1)
+    learner = make_learner(exploration_noise=0.2)
+    set_net_output(learner.actor, math.atanh(0.1))
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(20_000, 2)
-    assert made.policy.act(obs[:1], None, None, Phase.EVAL, rng, 0).action.item() == pytest.approx(0.1)
-    tried = made.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action
+    assert learner.policy.act(obs[:1], None, None, Phase.EVAL, rng, 0).action.item() == pytest.approx(0.1)
+    tried = learner.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action
     assert tried.mean().item() == pytest.approx(0.1, abs=0.005)
     assert tried.std().item() == pytest.approx(0.2, rel=0.03)
-    acting(made.actor, 0.99)
-    assert made.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action.max().item() == 1.0
-    uniform = made.policy.act(obs, None, None, Phase.RANDOM, rng, 0).action
+    set_net_output(learner.actor, math.atanh(0.99))
+    assert learner.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action.max().item() == 1.0
+    uniform = learner.policy.act(obs, None, None, Phase.RANDOM, rng, 0).action
     assert uniform.std().item() == pytest.approx(3**-0.5, rel=0.03)
 
 
 def test_ddpgs_noise_drifts() -> None:
-    made = learner("ddpg", exploration_noise=0.1, ou_theta=0.2)
-    acting(made.actor, 0.0)
+    learner = make_learner("ddpg", exploration_noise=0.1, ou_theta=0.2)
+    set_net_output(learner.actor, math.atanh(0.0))
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(20_000, 2)
-    hidden = made.policy.initial_hidden(20_000)
+    hidden = learner.policy.initial_hidden(20_000)
     steps = []
     for _ in range(2):
-        decision = made.policy.act(obs, hidden, None, Phase.COLLECT, rng, 0)
+        decision = learner.policy.act(obs, hidden, None, Phase.COLLECT, rng, 0)
         hidden = decision.hidden
         steps.append(decision.action[:, 0])
     # 0.8 of what it was is left: variances 0.01 and 0.0164, covariance 0.008
@@ -272,51 +248,51 @@ def test_ddpgs_noise_drifts() -> None:
     assert first.var().item() == pytest.approx(0.01, rel=0.05)
     assert second.var().item() == pytest.approx(0.0164, rel=0.05)
     assert (first * second).mean().item() == pytest.approx(0.008, rel=0.05)
-    assert learner().policy.initial_hidden(3) is None  # td3's is independent
+    assert make_learner().policy.initial_hidden(3) is None  # td3's is independent
 
 
 def test_value_is_the_least_of_what_the_actor_would_do() -> None:
-    made = learner()
-    judging(made.critics, (3.0, 1.0), (-5.0, 0.0))
-    acting(made.actor, 0.5)
-    assert made.value(torch.zeros(2, 2)).tolist() == pytest.approx([-2.5] * 2)
+    learner = make_learner()
+    set_critic_outputs(learner.critics, (3.0, 1.0), (-5.0, 0.0))
+    set_net_output(learner.actor, math.atanh(0.5))
+    assert learner.value(torch.zeros(2, 2)).tolist() == pytest.approx([-2.5] * 2)
 
 
-# --- what is refused, saved and told ---
+# --- rejected settings, state and metrics ---
 
 
 @pytest.mark.parametrize("name", ["td3", "ddpg"])
-def test_what_it_cannot_do_is_refused_by_name(name: str) -> None:
+def test_unsupported_settings_and_spaces_are_rejected(name: str) -> None:
     spaces = Discrete(3), MultiDiscrete([2, 2]), Box(-np.inf, np.inf, (1,), np.float32), Box(-1, 1, (2, 2), np.float32)
     for space in spaces:
         with pytest.raises(UserError, match=f"{name} needs continuous actions in a bounded one-dimensional Box"):
-            learner(name, Spaces(OBS, space))
+            make_learner(name, Spaces(OBS, space))
     with pytest.raises(UserError, match=rf"{name} does not support recurrent networks: set net\.recurrent=none"):
-        learner(name, net__recurrent="lstm")
+        make_learner(name, net__recurrent="lstm")
     with pytest.raises(UserError, match=f"{name} needs an environment with one agent"):
-        learner(name, Spaces(OBS, SPACES.action, num_agents=2))
+        make_learner(name, Spaces(OBS, SPACES.action, num_agents=2))
 
 
-def test_values_approach_the_targets() -> None:
-    made = learner(net__hidden_sizes=[8], lr=1e-2)
-    shown = batch(terminated=torch.ones(3, dtype=torch.bool), reward=torch.tensor([1.0, -2.0, 3.0]))
-    first = made.update(shown).metrics["critic_loss"].item()
+def test_q_values_converge_to_the_targets() -> None:
+    learner = make_learner(net__hidden_sizes=[8], lr=1e-2)
+    data = batch(terminated=torch.ones(3, dtype=torch.bool), reward=torch.tensor([1.0, -2.0, 3.0]))
+    first = learner.update(data).metrics["critic_loss"].item()
     for _ in range(400):
-        last = made.update(shown).metrics["critic_loss"].item()
+        last = learner.update(data).metrics["critic_loss"].item()
     assert last < 0.05 * first
 
 
-def test_state_round_trip_gives_the_same_next_update() -> None:
+def test_restored_learner_continues_identically() -> None:
     settings = {"net__hidden_sizes": [8], "target_policy_noise": 0.2}
-    made, other = learner(**settings), learner(**settings, seed=9)
-    made.update(batch())
-    other.load_state_dict(made.state_dict())
+    learner, other = make_learner(**settings), make_learner(**settings, seed=9)
+    learner.update(batch())
+    other.load_state_dict(learner.state_dict())
     for _ in range(3):
-        first, second = made.update(batch()), other.update(batch())
+        first, second = learner.update(batch()), other.update(batch())
         assert all(torch.equal(first.metrics[name], second.metrics[name]) for name in first.metrics)
     for name in ("actor", "critics", "target_actor", "target_critics"):
-        assert same(weights(getattr(made, name)), weights(getattr(other, name)))
+        assert all_equal(copy_weights(getattr(learner, name)), copy_weights(getattr(other, name)))
 
 
-def test_what_an_update_tells_is_what_it_names() -> None:
-    assert set(learner().update(batch()).metrics) == set(TD3.metrics)
+def test_update_returns_exactly_the_declared_metrics() -> None:
+    assert set(make_learner().update(batch()).metrics) == set(TD3.metrics)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import set_critic_outputs, set_net_output
 from gymnasium.spaces import Box, Discrete
 from probe import probe
 
@@ -21,27 +22,12 @@ OBS = Box(-9.0, 9.0, (2,), np.float32)
 SPACES = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32))
 
 
-def learner(name: str = "td3bc", spaces: Spaces = SPACES, **settings: Any) -> TD3:
+def make_learner(name: str = "td3bc", spaces: Spaces = SPACES, **settings: Any) -> TD3:
     base = {"net__hidden_sizes": [], "target_policy_noise": 0.0, "normalize_obs": False}  # one linear layer each
     cfg = zx.config.load(algorithm=name, env="Acrobot-v1", **(base | settings))
-    made = zx.algorithms.get(name).make(cfg, spaces)
-    assert isinstance(made, TD3)
-    return made
-
-
-def judging(critics: Any, *lines: tuple[float, float]) -> None:
-    """Each critic says slope · action + constant, whatever is shown."""
-    with torch.no_grad():
-        weight, bias = critics.towers.weights[0], critics.towers.biases[0]
-        weight.zero_()
-        weight[:, -1, 0] = torch.tensor(lines)[:, 0]  # of [obs, obs, action]
-        bias[:, 0, 0] = torch.tensor(lines)[:, 1]
-
-
-def acting(actor: Any, action: float) -> None:
-    with torch.no_grad():
-        actor.layers.linears[0].weight.zero_()
-        actor.layers.linears[0].bias.fill_(math.atanh(action))
+    learner = zx.algorithms.get(name).make(cfg, spaces)
+    assert isinstance(learner, TD3)
+    return learner
 
 
 def batch(**fields: Any) -> Batch:
@@ -59,56 +45,56 @@ def batch(**fields: Any) -> Batch:
 
 
 def test_actor_loss_by_hand() -> None:
-    made = learner(alpha=2.0)
-    judging(made.critics, (3.0, 1.0), (-5.0, 0.0))
-    acting(made.actor, 0.5)
-    loss = made.actor_loss(batch())
+    learner = make_learner(alpha=2.0)
+    set_critic_outputs(learner.critics, (3.0, 1.0), (-5.0, 0.0))
+    set_net_output(learner.actor, math.atanh(0.5))
+    loss = learner.actor_loss(batch())
     # Q = 3 * 0.5 + 1 = 2.5 of the first critic, so λ = 2 / 2.5 = 0.8; squares (0 + 0.25 + 1) / 3 less 0.8 * 2.5
     assert loss.item() == pytest.approx(1.25 / 3 - 2.0)
-    (gradient,) = torch.autograd.grad(loss, [made.actor.layers.linears[0].bias])
+    (gradient,) = torch.autograd.grad(loss, [learner.actor.layers.linears[0].bias])
     # 2 (0 + 0.5 + 1) / 3 = 1 towards the data, 0.8 * 3 = 2.4 up; λ itself has no gradient
     assert gradient.item() == pytest.approx((1 - 2.4) * (1 - 0.25))
 
 
 def test_the_size_of_rewards_changes_nothing() -> None:
-    found = []
+    result = []
     for size in (1.0, -1.0, 1000.0):
-        made = learner()
-        judging(made.critics, (abs(size) * 3.0, size), (0.0, 0.0))
-        acting(made.actor, 0.0)
-        found += torch.autograd.grad(made.actor_loss(batch()), [made.actor.layers.linears[0].bias])
+        learner = make_learner()
+        set_critic_outputs(learner.critics, (abs(size) * 3.0, size), (0.0, 0.0))
+        set_net_output(learner.actor, math.atanh(0.0))
+        result += torch.autograd.grad(learner.actor_loss(batch()), [learner.actor.layers.linears[0].bias])
     # |Q| = size at zero: 2.5 / size * 3 size, also where values are negative
-    assert [g.item() for g in found] == pytest.approx([-7.5] * 3)
+    assert [g.item() for g in result] == pytest.approx([-7.5] * 3)
 
 
 def test_values_of_zero_dont_divide_by_zero() -> None:
-    made = learner()
-    judging(made.critics, (0.0, 0.0), (0.0, 0.0))
-    assert made.actor_loss(batch()).isfinite()
+    learner = make_learner()
+    set_critic_outputs(learner.critics, (0.0, 0.0), (0.0, 0.0))
+    assert learner.actor_loss(batch()).isfinite()
 
 
 def test_actions_of_several_numbers_are_near_on_average() -> None:
-    made = learner(spaces=Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32)), alpha=1.0)
-    judging(made.critics, (0.0, 2.0), (0.0, 2.0))
-    acting(made.actor, 0.5)
-    shown = batch(action=torch.tensor([[0.0, 1.0], [0.5, 0.5], [1.0, -0.5]]))
+    learner = make_learner(spaces=Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32)), alpha=1.0)
+    set_critic_outputs(learner.critics, (0.0, 2.0), (0.0, 2.0))
+    set_net_output(learner.actor, math.atanh(0.5))
+    data = batch(action=torch.tensor([[0.0, 1.0], [0.5, 0.5], [1.0, -0.5]]))
     # (0.25 + 0.25 + 0 + 0 + 0.25 + 1) / 6 - 1 / 2 * 2
-    assert made.actor_loss(shown).item() == pytest.approx(1.75 / 6 - 1.0)
+    assert learner.actor_loss(data).item() == pytest.approx(1.75 / 6 - 1.0)
 
 
 def test_the_critics_take_no_gradient_of_the_actors_loss() -> None:
-    made = learner(net__hidden_sizes=[8], policy_delay=1)
-    found = probe(made, batch())
-    assert set(found.gradients) == {"critic_optimizer", "actor_optimizer"}
-    critic = found.gradients["critic_optimizer"][0].clone()
-    assert torch.equal(critic, made.critic_optimizer.compute_gradients(made.critic_loss(batch())[0])[0])
+    learner = make_learner(net__hidden_sizes=[8], policy_delay=1)
+    result = probe(learner, batch())
+    assert set(result.gradients) == {"critic_optimizer", "actor_optimizer"}
+    critic = result.gradients["critic_optimizer"][0].clone()
+    assert torch.equal(critic, learner.critic_optimizer.compute_gradients(learner.critic_loss(batch())[0])[0])
 
 
 def test_targets_are_td3s() -> None:
-    made = learner()
-    judging(made.target_critics, (2.0, 10.0), (4.0, 8.0))  # of 0.5: 11 and 10
-    acting(made.target_actor, 0.5)
-    assert made.target_value(batch()).tolist() == pytest.approx([10.0, 1.0, 10.0])
+    learner = make_learner()
+    set_critic_outputs(learner.target_critics, (2.0, 10.0), (4.0, 8.0))  # of 0.5: 11 and 10
+    set_net_output(learner.target_actor, math.atanh(0.5))
+    assert learner.target_value(batch()).tolist() == pytest.approx([10.0, 1.0, 10.0])
 
 
 def test_alpha_says_how_far_it_goes_from_the_data() -> None:
@@ -119,29 +105,29 @@ def test_alpha_says_how_far_it_goes_from_the_data() -> None:
     action = torch.linspace(-1.0, 0.6, 128).unsqueeze(-1)
     zeros, ended = torch.zeros(128, 2), torch.ones(128, dtype=torch.bool)
     rows = {"obs": zeros, "next_obs": zeros, "action": action, "reward": 1 - (action[:, 0] - 0.3).square()}
-    shown = batch(**rows, terminated=ended, truncated=~ended, discount=torch.ones(128), index=torch.arange(128))
+    data = batch(**rows, terminated=ended, truncated=~ended, discount=torch.ones(128), index=torch.arange(128))
     for alpha in (1e-3, 0.5, 2.5):
-        made = learner(alpha=alpha, net__hidden_sizes=[32], lr=1e-2)
+        learner = make_learner(alpha=alpha, net__hidden_sizes=[32], lr=1e-2)
         for _ in range(600):
-            made.update(shown)
+            learner.update(data)
         expected = (0.3 * alpha - 0.2) / (1 + alpha)  # -0.2, -0.03 and 0.16
-        assert made.actor(torch.zeros(1, 2)).item() == pytest.approx(expected, abs=0.07)
+        assert learner.actor(torch.zeros(1, 2)).item() == pytest.approx(expected, abs=0.07)
 
 
 def test_its_observations_are_normalised_by_default() -> None:
     cfg = zx.config.load(algorithm="td3bc", env="Acrobot-v1", net__hidden_sizes=[])
-    made = zx.algorithms.get("td3bc").make(cfg, SPACES)
-    made.update_normalizers(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
-    # means 2 and 2, spreads 1 and 2
-    for net in (made.actor, made.critics, made.target_actor, made.target_critics):
+    learner = zx.algorithms.get("td3bc").make(cfg, SPACES)
+    learner.update_normalizers(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
+    # means 2 and 2, stds 1 and 2
+    for net in (learner.actor, learner.critics, learner.target_actor, learner.target_critics):
         assert torch.allclose(net.features(torch.tensor([[3.0, 0.0]])), torch.tensor([[1.0, -1.0]]), atol=1e-5)
-    assert made.cfg.alpha == 2.5
+    assert learner.cfg.alpha == 2.5
 
 
-def test_what_it_cannot_do_is_refused_by_name() -> None:
+def test_unsupported_settings_and_spaces_are_rejected() -> None:
     with pytest.raises(UserError, match="td3bc needs continuous actions in a bounded one-dimensional Box"):
-        learner(spaces=Spaces(OBS, Discrete(3)))
+        make_learner(spaces=Spaces(OBS, Discrete(3)))
     with pytest.raises(UserError, match=r"td3bc does not support recurrent networks: set net\.recurrent=none"):
-        learner(net__recurrent="gru")
+        make_learner(net__recurrent="gru")
     with pytest.raises(UserError, match="unknown setting: `alpha`"):
-        learner("td3", alpha=1.0)
+        make_learner("td3", alpha=1.0)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import changed_parts, named_weights
 from gymnasium.spaces import Box, Discrete
-from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.trpo import TRPO
@@ -23,14 +23,14 @@ OBS = Box(-1.0, 1.0, (3,), np.float32)
 DISCRETE, CONTINUOUS = Spaces(OBS, Discrete(3)), Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32))
 
 
-def learner(spaces: Spaces = DISCRETE, **settings: Any) -> TRPO:
+def make_learner(spaces: Spaces = DISCRETE, **settings: Any) -> TRPO:
     short = {"net__hidden_sizes": [8], "num_envs": 4, "rollout_steps": 16, "minibatch_size": 16}
     cfg = zx.config.load(algorithm="trpo", env="Acrobot-v1", **(short | settings))
     return TRPO(cfg, spaces)
 
 
 def rollout(trpo: TRPO, seed: int = 0) -> Batch:
-    """Random observations and rewards with the decisions that `trpo` would have made."""
+    """Random observations and rewards with the decisions that `trpo` would have learner."""
     T, N = 16, 4
     g = torch.Generator().manual_seed(seed)
     obs = torch.rand(T + 1, N, 3, generator=g)
@@ -48,26 +48,18 @@ def rollout(trpo: TRPO, seed: int = 0) -> Batch:
     return Batch(obs=obs[:-1], reward=reward, terminated=end, truncated=end.clone(), next_obs=obs[1:], **fields)
 
 
-def parameters(trpo: TRPO) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in trpo.net.named_parameters()}
-
-
-def moved(trpo: TRPO, before: dict[str, Tensor]) -> set[str]:
-    return {name.split(".")[0] for name, p in trpo.net.named_parameters() if not torch.equal(p, before[name])}
-
-
 def test_policy_loss_by_hand() -> None:
     policy = Categorical(torch.tensor([[0.6, 0.4], [0.3, 0.7]]).log())
     old = torch.tensor([0.5, 0.5]).log()
     data = Batch(action=torch.tensor([0, 1]), logp=old, advantage=torch.tensor([1.0, -2.0]))
     # ratios 1.2 and 1.4: -(1.2 · 1 - 1.4 · 2) / 2 = 0.8
-    assert learner().policy_loss(policy, data).item() == pytest.approx(0.8, rel=1e-5)
+    assert make_learner().policy_loss(policy, data).item() == pytest.approx(0.8, rel=1e-5)
 
 
 @pytest.mark.parametrize("spaces", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
 @pytest.mark.parametrize("max_kl", [0.001, 0.05])
 def test_the_step_improves_the_surrogate_within_the_trust_region(spaces: Spaces, max_kl: float) -> None:
-    trpo = learner(spaces, max_kl=max_kl, damping=1e-3)
+    trpo = make_learner(spaces, max_kl=max_kl, damping=1e-3)
     metrics = trpo.update(rollout(trpo)).metrics
     assert metrics["policy_loss"] < 0  # it was 0: normalised advantages under a ratio of 1
     assert 0.3 * max_kl < metrics["kl"] <= max_kl
@@ -76,7 +68,7 @@ def test_the_step_improves_the_surrogate_within_the_trust_region(spaces: Spaces,
 
 def test_what_is_told_of_the_kl_is_the_divergence_between_old_and_new() -> None:
     """Also of the spread of continuous actions, which is a weight itself and moves under the old policy's feet."""
-    trpo = learner(CONTINUOUS, max_kl=0.05, damping=1e-3)
+    trpo = make_learner(CONTINUOUS, max_kl=0.05, damping=1e-3)
     batch = rollout(trpo)
     before = trpo.net.policy_head.distribution.log_std.detach().clone()
     obs = batch.obs.flatten(0, 1)
@@ -91,16 +83,16 @@ def test_what_is_told_of_the_kl_is_the_divergence_between_old_and_new() -> None:
 
 
 def test_a_step_that_is_not_accepted_leaves_the_policy_where_it_was() -> None:
-    trpo = learner()
+    trpo = make_learner()
     trpo.measure = lambda old, data: (torch.tensor(1.0), torch.tensor(0.0))  # never better
-    before = parameters(trpo)
+    before = named_weights(trpo.net)
     metrics = trpo.update(rollout(trpo)).metrics
     assert metrics["step_fraction"] == 0
-    assert moved(trpo, before) == {"critic", "value_head"}
+    assert changed_parts(trpo.net, before) == {"critic", "value_head"}
 
 
 def test_the_line_search_shortens_until_the_kl_fits() -> None:
-    trpo = learner(line_search_shrink=0.5)
+    trpo = make_learner(line_search_shrink=0.5)
     kls = iter([0.5, 0.02, 0.009, 0.009])  # of three trials, and of what is told
     trpo.measure = lambda old, data: (torch.tensor(-1.0), torch.tensor(next(kls)))
     assert trpo.update(rollout(trpo)).metrics["step_fraction"].item() == 0.25
@@ -108,42 +100,42 @@ def test_the_line_search_shortens_until_the_kl_fits() -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e38])
 def test_a_step_that_is_not_finite_is_told_and_not_taken(value: float) -> None:
-    trpo = learner()
+    trpo = make_learner()
     batch = rollout(trpo)
-    before = parameters(trpo)
+    before = named_weights(trpo.net)
     metrics = trpo.update(batch.replace(reward=torch.full_like(batch.reward, value))).metrics
     assert not all(torch.isfinite(one) for one in metrics.values())
-    assert moved(trpo, before) == set()
+    assert changed_parts(trpo.net, before) == set()
 
 
 def test_equal_advantages_give_no_step_and_no_alarm() -> None:
-    trpo = learner()
+    trpo = make_learner()
     data = rollout(trpo).flatten()
-    before = parameters(trpo)
+    before = named_weights(trpo.net)
     metrics = trpo.policy_step(Batch(obs=data.obs, action=data.action, logp=data.logp, advantage=torch.zeros(64)))
-    assert moved(trpo, before) == set()
+    assert changed_parts(trpo.net, before) == set()
     assert metrics["kl"] == 0
     assert metrics["step_fraction"] == 0
 
 
 def test_a_rollout_moves_the_policy_once_and_the_critic_in_minibatches() -> None:
-    trpo = learner(critic_epochs=3)
+    trpo = make_learner(critic_epochs=3)
     trpo.update(rollout(trpo))
     assert trpo.critic_optimizer.steps[0] == 3 * 4  # 64 steps in minibatches of 16
     assert trpo.updates == 1 + 3 * 4
 
 
 def test_the_critic_alone_moves_by_its_gradients() -> None:
-    trpo = learner()
+    trpo = make_learner()
     data = Batch(obs=torch.rand(5, 3), returns=torch.ones(5))
-    before = parameters(trpo)
+    before = named_weights(trpo.net)
     trpo.critic_step(data)
-    assert moved(trpo, before) == {"critic", "value_head"}
+    assert changed_parts(trpo.net, before) == {"critic", "value_head"}
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_one_body_at_a_time_reads_what_both_would(kind: str) -> None:
-    trpo = learner(net__recurrent=kind, net__recurrent_size=4)
+    trpo = make_learner(net__recurrent=kind, net__recurrent_size=4)
     batch = rollout(trpo)
     is_first = torch.zeros(16, 4, dtype=torch.bool)
     is_first[5, 1] = is_first[9, 3] = True
@@ -156,20 +148,20 @@ def test_one_body_at_a_time_reads_what_both_would(kind: str) -> None:
 
 
 def test_recurrent_step_stays_within_the_trust_region() -> None:
-    trpo = learner(net__recurrent="gru", net__recurrent_size=4, damping=1e-3)
+    trpo = make_learner(net__recurrent="gru", net__recurrent_size=4, damping=1e-3)
     metrics = trpo.update(rollout(trpo)).metrics
     assert metrics["policy_loss"] < 0
     assert 0 < metrics["kl"] <= 0.01
 
 
 def test_observations_are_taken_into_the_statistics_after_learning() -> None:
-    trpo = learner(normalize_obs=True)
+    trpo = make_learner(normalize_obs=True)
     batch = rollout(trpo)
     trpo.update(batch)
     for body in (trpo.net.actor, trpo.net.critic):
         assert torch.allclose(body.encoder.norm.mean, batch.obs.double().mean((0, 1)))
 
 
-def test_what_an_update_tells_is_what_it_names() -> None:
-    trpo = learner()
+def test_update_returns_exactly_the_declared_metrics() -> None:
+    trpo = make_learner()
     assert set(trpo.update(rollout(trpo)).metrics) == set(TRPO.metrics)

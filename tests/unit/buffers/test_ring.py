@@ -145,7 +145,7 @@ def test_errors_name_the_field_with_its_actual_and_expected_form(step_as_block):
         buffer.add(batch(obs=np.zeros((2, 3))))
     with pytest.raises(UserError, match="'truncated' has dtype float64, expected bool"):
         buffer.add(batch(truncated=np.zeros(2)))
-    with pytest.raises(UserError, match="expected 1 columns"):
+    with pytest.raises(UserError, match=r"expected len\(env_ids\)=1 as last dimension"):
         buffer.add(batch(), env_ids=np.array([0]))
     with pytest.raises(UserError, match=r"env_ids \[0, 2\]"):
         buffer.add(batch(), env_ids=np.array([0, 2]))
