@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import zhixing as zx
 from zhixing.core.batch import Batch
@@ -42,3 +42,16 @@ def probe(learner: zx.Learner, batch: Batch, step: str = "update", **options: An
 def last_gradients(optimizer: Optimizer) -> dict[Tensor, Tensor]:
     """Return the gradients that an optimizer has computed last, by parameter."""
     return dict(zip(optimizer.parameters, optimizer._gradient_views, strict=True))
+
+
+def named_gradients(net: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the gradients that an optimizer has computed last, by the name of the parameter in `net`."""
+    gradients = last_gradients(optimizer)
+    return {name: gradients[parameter].clone() for name, parameter in net.named_parameters()}
+
+
+def gradient_step_data(learner: Any, rollout: Batch) -> Batch:
+    """Update `learner` from a rollout, and return the data that `update` passes to `gradient_step`."""
+    with patch.object(learner, "gradient_step", wraps=learner.gradient_step) as gradient_step:
+        learner.update(rollout)
+    return gradient_step.call_args.args[0]

@@ -1,18 +1,17 @@
-"""REINFORCE's returns by hand, with and without a baseline, and which steps of a rollout are learned from."""
+"""Returns and losses of REINFORCE with and without a baseline, with numbers worked out by hand."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from by_hand import column, flag_at, named_weights
+from by_hand import ENTROPY, LOGITS, column, flag_at, named_weights
 from gymnasium.spaces import Box, Dict, Discrete
-from probe import probe
-from torch import Tensor, nn
+from probe import gradient_step_data, named_gradients, probe
+from torch import nn
 
 import zhixing as zx
 from zhixing.algorithms.pg import PG
@@ -23,12 +22,10 @@ from zhixing.errors import UserError
 
 OBS = Box(-99.0, 99.0, (1,), np.float32)
 SPACES = Spaces(OBS, Discrete(3))
-HALVES = [math.log(0.5), math.log(0.25), math.log(0.25)]  # logits of a policy with entropy 1.5 ln 2
-ENTROPY = 1.5 * math.log(2)
 
 
 def make_learner(plain: bool = True, spaces: Spaces = SPACES, **settings: Any) -> PG:
-    """A `plain` one has no layers but its heads; its baseline says what is data, its actor likes the first action."""
+    """Return a learner. If `plain`, it has no hidden layers, the observation as value, and the policy of `LOGITS`."""
     base = {"gamma": 0.5, "num_envs": 1, "max_grad_norm": None, "normalize_advantage": False}
     cfg = zx.config.load(algorithm="pg", env="Acrobot-v1", **(base | {"net__hidden_sizes": [8]} | settings))
     learner = PG(cfg, spaces, net=(lambda space: nn.Identity()) if plain else None)
@@ -36,12 +33,12 @@ def make_learner(plain: bool = True, spaces: Spaces = SPACES, **settings: Any) -
         with torch.no_grad():
             learner.net.value_head.linear.weight.fill_(1.0)
             learner.net.policy_head.linear.weight.zero_()
-            learner.net.policy_head.linear.bias.copy_(torch.tensor(HALVES))
+            learner.net.policy_head.linear.bias.copy_(torch.tensor(LOGITS))
     return learner
 
 
 def rollout(**fields: Any) -> Batch:
-    """Four steps from places worth 1, 2, 3, 4. What the second led to was worth 7, what the last led to 8."""
+    """Return four steps in states with values 1 to 4. The next state of the second has value 7, of the last 8."""
     never = torch.zeros(4, 1, dtype=torch.bool)
     base = {
         "obs": column(1.0, 2.0, 3.0, 4.0)[..., None],
@@ -61,48 +58,35 @@ def returns(learner: PG, **fields: Any) -> tuple[list[float], list[bool]]:
     return ret.flatten().tolist(), known.flatten().tolist()
 
 
-def prepared(learner: PG, data: Batch) -> Batch:
-    """What an update hands to the losses."""
-    with mock.patch.object(learner, "gradient_step", wraps=learner.gradient_step) as losses:
-        learner.update(data)
-    return losses.call_args.args[0]
-
-
-def by_parameter(learner: PG) -> dict[str, Tensor]:
-    """What `gradients` result last, by parameter."""
-    result = dict(zip(learner.optimizer.parameters, learner.optimizer._gradient_views, strict=True))
-    return {name: result[parameter].clone() for name, parameter in learner.net.named_parameters()}
-
-
 # --- returns ---
 
 
-def test_returns_with_a_baseline_go_on_with_its_value_where_an_episode_is_cut() -> None:
-    # the rollout's end: 4 + 0.5 * 8 = 8; 3 + 4 = 7; 2 + 3.5 = 5.5; 1 + 2.75
+def test_returns_with_a_baseline_bootstrap_from_it() -> None:
+    # end of the rollout: 4 + 0.5 * 8 = 8; before that 3 + 4 = 7; 2 + 3.5 = 5.5; 1 + 2.75
     assert returns(make_learner()) == (pytest.approx([3.75, 5.5, 7.0, 8.0]), [True] * 4)
-    # truncated: 2 + 0.5 * 7 = 5.5 from what it really led to; the next episode's rewards don't enter: 1 + 2.75
+    # truncated: 2 + 0.5 * 7 = 5.5, from the final observation and without rewards of the next episode; 1 + 2.75
     ret, known = returns(make_learner(), truncated=flag_at(1, length=4), reward=column(1.0, 2.0, 50.0, 4.0))
     assert ret == pytest.approx([3.75, 5.5, 54.0, 8.0])
     assert known == [True] * 4
 
 
-def test_returns_end_with_death() -> None:
-    # 2; 1 + 1
+def test_termination_stops_bootstrapping() -> None:
+    # terminated: 2; before that 1 + 1
     for baseline in (True, False):
         ret, _ = returns(make_learner(baseline=baseline), terminated=flag_at(1, 3, length=4))
         assert ret == pytest.approx([2.0, 2.0, 5.0, 4.0])
 
 
-def test_returns_with_a_baseline_dont_depend_on_it_within_an_episode() -> None:
+def test_returns_of_complete_episodes_do_not_depend_on_the_baseline() -> None:
     learner = make_learner()
-    plain, _ = returns(learner, terminated=flag_at(3, length=4))
-    other, _ = returns(learner, terminated=flag_at(3, length=4), value=column(5.0, -3.0, 20.0, 0.0))
+    first, _ = returns(learner, terminated=flag_at(3, length=4))
+    second, _ = returns(learner, terminated=flag_at(3, length=4), value=column(5.0, -3.0, 20.0, 0.0))
     # 4; 3 + 2; 2 + 2.5; 1 + 2.25
-    assert plain == pytest.approx([3.25, 4.5, 5.0, 4.0])
-    assert other == pytest.approx(plain)
+    assert first == pytest.approx([3.25, 4.5, 5.0, 4.0])
+    assert second == pytest.approx(first)
 
 
-def test_without_a_baseline_steps_that_no_end_follows_are_unknown() -> None:
+def test_returns_without_a_baseline_are_unknown_unless_the_episode_ends() -> None:
     ret, known = returns(make_learner(baseline=False), terminated=flag_at(1, length=4))
     assert ret[:2] == pytest.approx([2.0, 2.0])
     assert known == [True, True, False, False]
@@ -110,18 +94,17 @@ def test_without_a_baseline_steps_that_no_end_follows_are_unknown() -> None:
     assert returns(make_learner(baseline=False), truncated=flag_at(3, length=4))[1] == [True] * 4
 
 
-def test_without_a_baseline_a_truncated_return_is_what_was_paid() -> None:
-    # 2, not 2 + 0.5 * 7; 1 + 1; the next episode, to its end: 3 + 2, 4
+def test_truncated_returns_without_a_baseline_are_sums_of_rewards() -> None:
+    # truncated: 2, not 2 + 0.5 * 7; before that 1 + 1; the next episode: 3 + 2, 4
     ret, known = returns(make_learner(baseline=False), truncated=flag_at(1, length=4), terminated=flag_at(3, length=4))
     assert ret == pytest.approx([2.0, 2.0, 5.0, 4.0])
     assert known == [True] * 4
 
 
-def test_ends_are_each_environments_own() -> None:
+def test_environments_are_independent() -> None:
     learner = make_learner(baseline=False, num_envs=2)
-    _, known = learner.returns(
-        Batch.cat([rollout(terminated=flag_at(2, length=4)), rollout(terminated=flag_at(0, length=4))], 1)
-    )
+    rollouts = [rollout(terminated=flag_at(t, length=4)) for t in (2, 0)]
+    _, known = learner.returns(Batch.cat(rollouts, 1))
     assert known.tolist() == [[True, True], [True, False], [True, False], [False, False]]
 
 
@@ -129,7 +112,7 @@ def test_ends_are_each_environments_own() -> None:
 
 
 def losses(**fields: Any) -> Batch:
-    """Returns 4 and 1 are known, 100 isn't; the baseline said 1, 2 and 3."""
+    """Return three steps with the known returns 4 and 1, the unknown return 100 and the baselines 1, 2 and 3."""
     base = {
         "obs": column(1.0, 2.0, 3.0)[..., None],
         "value": column(1.0, 2.0, 3.0),
@@ -142,44 +125,48 @@ def losses(**fields: Any) -> Batch:
 
 def test_losses_without_a_baseline_by_hand() -> None:
     learner = make_learner(baseline=False)
-    told = probe(learner, losses(), "gradient_step").metrics
+    metrics = probe(learner, losses(), "gradient_step").metrics
     # -(4 ln 0.5 + ln 0.25) / 2
-    assert told["policy_loss"].item() == pytest.approx(3 * math.log(2))
-    assert told["entropy"].item() == pytest.approx(ENTROPY)
-    # by the logits: the mean of -G (1{a} - p) over the known two
+    assert metrics["policy_loss"].item() == pytest.approx(3 * math.log(2))
+    assert metrics["entropy"].item() == pytest.approx(ENTROPY)
+    # gradient of the logits: the mean of -G (1{a} - p) over the two known steps
     p = np.array([0.5, 0.25, 0.25])
     expected = -(4 * (np.array([1.0, 0.0, 0.0]) - p) + (np.array([0.0, 1.0, 0.0]) - p)) / 2
-    assert by_parameter(learner)["policy_head.linear.bias"].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    assert named_gradients(learner.net, learner.optimizer)["policy_head.linear.bias"].tolist() == pytest.approx(
+        expected.tolist(), abs=1e-6
+    )
 
 
 def test_losses_with_a_baseline_by_hand() -> None:
     learner = make_learner(value_coef=0.5)
-    told = probe(
+    metrics = probe(
         learner, losses(known=column(True, True, True), returns=column(4.0, 1.0, 3.0)), "gradient_step"
     ).metrics
-    # advantages 3, -1, 0: -(3 ln 0.5 - ln 0.25) / 3; errors of the baseline -3, 1, 0
-    assert told["policy_loss"].item() == pytest.approx(math.log(2) / 3)
-    assert told["value_loss"].item() == pytest.approx(10 / 3)
-    # by its bias: half of 2 (-3 + 1) / 3
-    assert by_parameter(learner)["value_head.linear.bias"].item() == pytest.approx(-2 / 3)
+    # advantages 3, -1, 0: -(3 ln 0.5 - ln 0.25) / 3; value errors -3, 1, 0
+    assert metrics["policy_loss"].item() == pytest.approx(math.log(2) / 3)
+    assert metrics["value_loss"].item() == pytest.approx(10 / 3)
+    # gradient of the value's bias: half of 2 (-3 + 1) / 3
+    assert named_gradients(learner.net, learner.optimizer)["value_head.linear.bias"].item() == pytest.approx(-2 / 3)
 
 
-def test_the_baseline_is_what_was_noted_and_has_no_gradient_of_the_policys_loss() -> None:
+def test_baseline_is_the_stored_value_and_gets_no_gradient_of_the_policy_loss() -> None:
     learner = make_learner(value_coef=0.0)
-    told = probe(learner, losses(known=column(True, True, True), value=column(4.0, 1.0, 99.0)), "gradient_step").metrics
+    metrics = probe(
+        learner, losses(known=column(True, True, True), value=column(4.0, 1.0, 99.0)), "gradient_step"
+    ).metrics
     # advantages 0, 0, 1: -ln 0.25 / 3
-    assert told["policy_loss"].item() == pytest.approx(2 / 3 * math.log(2))
-    assert by_parameter(learner)["value_head.linear.bias"].item() == 0.0
+    assert metrics["policy_loss"].item() == pytest.approx(2 / 3 * math.log(2))
+    assert named_gradients(learner.net, learner.optimizer)["value_head.linear.bias"].item() == 0.0
 
 
-def test_without_a_baseline_the_critic_learns_nothing() -> None:
+def test_without_a_baseline_the_critic_is_not_trained() -> None:
     learner = make_learner(plain=False, baseline=False, lr=1e-2)
     before = named_weights(learner.net)
     learner.update(rollout(terminated=flag_at(3, length=4)))
     after = named_weights(learner.net)
-    moved = {name for name in after if not torch.equal(after[name], before[name])}
-    assert "policy_head.linear.bias" in moved
-    assert not any(name.startswith("value_head") for name in moved)
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert "policy_head.linear.bias" in changed
+    assert not any(name.startswith("value_head") for name in changed)
     assert torch.equal(after["towers.weights.0"][1], before["towers.weights.0"][1])
     assert not torch.equal(after["towers.weights.0"][0], before["towers.weights.0"][0])
     assert learner.value(torch.zeros(1, 1)) is None
@@ -188,100 +175,102 @@ def test_without_a_baseline_the_critic_learns_nothing() -> None:
     assert value.tolist() == [4.0]
 
 
-def test_an_unknown_step_changes_nothing() -> None:
+def test_unknown_steps_have_no_effect() -> None:
     learner = make_learner(baseline=False, normalize_advantage=True)
-    result = probe(learner, losses(), "gradient_step").gradients["optimizer"][0].clone()
-    for changed in ({"returns": column(4.0, 1.0, -7.0)}, {"action": torch.tensor([[0], [1], [0]])}):
-        assert torch.equal(probe(learner, losses(**changed), "gradient_step").gradients["optimizer"][0], result)
+    expected = probe(learner, losses(), "gradient_step").gradients["optimizer"][0]
+    for fields in ({"returns": column(4.0, 1.0, -7.0)}, {"action": torch.tensor([[0], [1], [0]])}):
+        assert torch.equal(probe(learner, losses(**fields), "gradient_step").gradients["optimizer"][0], expected)
 
 
-def test_entropy_is_weighed() -> None:
+def test_entropy_coef_is_the_weight_of_the_entropy() -> None:
     learner = make_learner(baseline=False, entropy_coef=0.3)
     probe(learner, losses(returns=column(0.0, 0.0, 0.0)), "gradient_step")
     p = np.array([0.5, 0.25, 0.25])
-    # the entropy's gradient by the logits is -p (ln p + H)
+    # gradient of the entropy with respect to logits: -p (ln p + H)
     expected = 0.3 * p * (np.log(p) + ENTROPY)
-    assert by_parameter(learner)["policy_head.linear.bias"].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    assert named_gradients(learner.net, learner.optimizer)["policy_head.linear.bias"].tolist() == pytest.approx(
+        expected.tolist(), abs=1e-6
+    )
 
 
-def test_normalised_returns_count_the_known_only() -> None:
+def test_normalization_uses_only_known_returns() -> None:
     learner = make_learner(baseline=False, normalize_advantage=True)
-    told = probe(learner, losses(returns=column(4.0, 1.0, 1e6)), "gradient_step").metrics
-    # mean 2.5, spread 1.5: 1 and -1, so -(ln 0.5 - ln 0.25) / 2
-    assert told["policy_loss"].item() == pytest.approx(-math.log(2) / 2, rel=1e-5)
+    metrics = probe(learner, losses(returns=column(4.0, 1.0, 1e6)), "gradient_step").metrics
+    # mean 2.5, std 1.5: 1 and -1, so -(ln 0.5 - ln 0.25) / 2
+    assert metrics["policy_loss"].item() == pytest.approx(-math.log(2) / 2, rel=1e-5)
 
 
-def test_normalised_advantages_are_returns_less_the_baseline() -> None:
+def test_advantages_are_normalized_after_the_baseline_is_subtracted() -> None:
     learner = make_learner(normalize_advantage=True)
-    told = probe(
+    metrics = probe(
         learner, losses(known=column(True, True, True), returns=column(4.0, 5.0, 12.0)), "gradient_step"
     ).metrics
-    # 3, 3, 9: mean 5, spread √((4 + 4 + 16) / 3) = √8: -(-2 ln 0.5 - 2 ln 0.25 + 4 ln 0.25) / 3 / √8
-    assert told["policy_loss"].item() == pytest.approx(2 / 3 * math.log(2) / 8**0.5, rel=1e-5)
+    # advantages 3, 3, 9: mean 5, std √((4 + 4 + 16) / 3) = √8: -(-2 ln 0.5 - 2 ln 0.25 + 4 ln 0.25) / 3 / √8
+    assert metrics["policy_loss"].item() == pytest.approx(2 / 3 * math.log(2) / 8**0.5, rel=1e-5)
 
 
-def test_a_rollout_of_which_nothing_is_known_moves_nothing() -> None:
-    for normalise in (True, False):
-        learner = make_learner(baseline=False, normalize_advantage=normalise)
+def test_rollout_without_known_returns_changes_no_weights() -> None:
+    for normalize in (True, False):
+        learner = make_learner(baseline=False, normalize_advantage=normalize)
         before = named_weights(learner.net)
-        told = learner.update(rollout())
-        assert told.metrics["policy_loss"].item() == 0.0
+        update = learner.update(rollout())
+        assert update.metrics["policy_loss"].item() == 0.0
         assert all(torch.equal(p, before[name]) for name, p in named_weights(learner.net).items())
         assert learner.skipped_steps() == 0
 
 
-def test_better_returns_become_likelier() -> None:
+def test_actions_with_better_returns_become_more_likely() -> None:
     learner = make_learner(baseline=False, normalize_advantage=True, lr=1e-3)
     learner.update(rollout(terminated=flag_at(0, 1, 2, 3, length=4), reward=column(0.0, 1.0, 0.0, 1.0)))
-    chances = learner.net(torch.zeros(1, 1)).distribution.logp.exp()[0]
-    assert chances[1].item() > 0.25
-    assert chances[0].item() < 0.5
+    probabilities = learner.net(torch.zeros(1, 1)).distribution.logp.exp()[0]
+    assert probabilities[1].item() > 0.25
+    assert probabilities[0].item() < 0.5
 
 
 # --- updates ---
 
 
-def test_an_update_hands_over_returns_and_what_is_known() -> None:
+def test_update_passes_returns_known_flags_and_masks_to_the_gradient_step() -> None:
     learner = make_learner(baseline=False)
     mask = torch.tensor([True, True, False]).expand(4, 1, 3)
-    data = prepared(learner, rollout(terminated=flag_at(1, length=4), mask=mask))
+    data = gradient_step_data(learner, rollout(terminated=flag_at(1, length=4), mask=mask))
     assert data.returns[:2].flatten().tolist() == pytest.approx([2.0, 2.0])
     assert data.known.flatten().tolist() == [True, True, False, False]
     assert torch.equal(data.mask, mask)
     assert learner.updates == 1
 
 
-def test_a_forbidden_action_gets_no_gradient() -> None:
+def test_invalid_actions_get_no_gradient() -> None:
     learner = make_learner(baseline=False, entropy_coef=0.1)
     mask = torch.tensor([True, True, False]).expand(3, 1, 3)
-    told = probe(learner, losses(mask=mask), "gradient_step").metrics
-    # probabilities 2/3 and 1/3: -(4 ln(2/3) + ln(1/3)) / 2; the third step, unknown, was forbidden too
-    assert told["policy_loss"].item() == pytest.approx(-2 * math.log(2 / 3) - 0.5 * math.log(1 / 3), rel=1e-5)
-    assert by_parameter(learner)["policy_head.linear.bias"][2].item() == 0.0
+    metrics = probe(learner, losses(mask=mask), "gradient_step").metrics
+    # probabilities 2/3 and 1/3: -(4 ln(2/3) + ln(1/3)) / 2; the third step has an unknown return and an invalid action
+    assert metrics["policy_loss"].item() == pytest.approx(-2 * math.log(2 / 3) - 0.5 * math.log(1 / 3), rel=1e-5)
+    assert named_gradients(learner.net, learner.optimizer)["policy_head.linear.bias"][2].item() == 0.0
 
 
-def test_gradients_are_clipped_to_the_norm() -> None:
+def test_gradients_are_clipped_to_max_grad_norm() -> None:
     learner = make_learner(max_grad_norm=0.01)
     norm = learner.update(rollout()).metrics["grad_norm"].item()
-    assert norm > 0.01  # what is told is the norm before clipping
-    # Adam's first moment is a tenth of what it was given
+    assert norm > 0.01  # the metric is the norm before clipping
+    # the first moment of Adam is a tenth of the gradient
     assert learner.optimizer.first_moment[0].norm().item() == pytest.approx(0.1 * 0.01, rel=1e-3)
 
 
 @pytest.mark.parametrize("baseline", [True, False])
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str, baseline: bool) -> None:
+def test_recurrent_gradients_equal_those_of_single_steps(kind: str, baseline: bool) -> None:
     settings = {"net__recurrent": kind, "net__recurrent_size": 4, "num_envs": 2, "baseline": baseline}
     learner = make_learner(plain=False, **settings)
     T, N, rng = 4, 2, torch.Generator().manual_seed(0)
     obs = torch.randn(T, N, 1, generator=rng)
-    # the first environment's memory is cleared after its second step; both episodes end with the rollout
+    # the hidden state of the first environment is reset after its second step; both episodes end with the rollout
     ended = torch.tensor([[False, False], [True, False], [False, False], [True, True]])
-    with torch.no_grad():  # some memory of what was before the rollout
+    with torch.no_grad():  # a hidden state from before the rollout
         hidden = learner.net(torch.randn(N, 1, generator=rng)).hidden
-    memories, actions, logps, values = [], [], [], []
+    hiddens, actions, logps, values = [], [], [], []
     for t in range(T):
-        memories.append(tree_map(torch.Tensor.detach, hidden))
+        hiddens.append(tree_map(torch.Tensor.detach, hidden))
         out = learner.net(obs[t], hidden)
         actions.append(out.distribution.sample(rng))
         logps.append(out.distribution.log_prob(actions[-1]))
@@ -294,29 +283,29 @@ def test_recurrent_gradients_are_those_of_stepping_through_the_rollout(kind: str
         obs=obs,
         next_obs=torch.zeros(T, N, 1),
         action=torch.stack(actions),
-        hidden=tree_map(lambda *steps: torch.stack(steps), *memories),
+        hidden=tree_map(lambda *steps: torch.stack(steps), *hiddens),
         reward=reward,
         value=value.detach(),
         terminated=ended,
         truncated=torch.zeros(T, N, dtype=torch.bool),
     )
-    ret, later = torch.zeros(T, N), torch.zeros(N)
+    expected_returns, later_return = torch.zeros(T, N), torch.zeros(N)
     for t in reversed(range(T)):
-        later = ret[t] = reward[t] + 0.5 * later * ~ended[t]
-    loss = -(logp * (ret - value.detach() if baseline else ret)).mean()
+        later_return = expected_returns[t] = reward[t] + 0.5 * later_return * ~ended[t]
+    loss = -(logp * (expected_returns - value.detach() if baseline else expected_returns)).mean()
     if baseline:
-        loss = loss + 0.5 * (value - ret).square().mean()
+        loss = loss + 0.5 * (value - expected_returns).square().mean()
     expected = learner.optimizer.compute_gradients(loss)[0].clone()
-    data = prepared(learner, data)
-    assert torch.allclose(data.returns, ret, atol=1e-6)
-    fresh = make_learner(plain=False, **settings)  # the update has moved the other
+    data = gradient_step_data(learner, data)
+    assert torch.allclose(data.returns, expected_returns, atol=1e-6)
+    fresh = make_learner(plain=False, **settings)  # with the weights before the update
     assert torch.allclose(probe(fresh, data, "gradient_step").gradients["optimizer"][0], expected, atol=1e-6)
 
 
 # --- rejected settings, state and metrics ---
 
 
-def test_what_it_cannot_do_is_refused() -> None:
+def test_unsupported_settings_and_spaces_are_rejected() -> None:
     with pytest.raises(UserError, match=r"action space .* is not supported; use Discrete, MultiDiscrete or a"):
         make_learner(spaces=Spaces(OBS, Dict({"a": Discrete(2)})))
     with pytest.raises(UserError, match="pg needs an environment with one agent"):
