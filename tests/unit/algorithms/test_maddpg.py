@@ -1,17 +1,17 @@
-"""MADDPG's targets by hand, its losses, its joint actions, and what those who have left don't do."""
+"""Targets, losses and policies of MADDPG, also with agents that have left, with numbers worked out by hand."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from by_hand import all_equal, copy_weights
+from by_hand import all_equal, check_polyak_update, copy_weights
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
-from probe import probe
 from torch import Tensor
 
 import zhixing as zx
@@ -23,13 +23,14 @@ from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 
 OBS = Box(-9.0, 9.0, (2,), np.float32)
-CHOICES = Spaces(OBS, Discrete(3), num_agents=2)
-MOVES = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32), num_agents=2)
-LEAVING = dataclasses.replace(CHOICES, alive=True)
-TEAM = dataclasses.replace(LEAVING, reward_kind="shared")
+DISCRETE = Spaces(OBS, Discrete(3), num_agents=2)
+CONTINUOUS = Spaces(OBS, Box(-1.0, 1.0, (1,), np.float32), num_agents=2)
+INDIVIDUAL = dataclasses.replace(DISCRETE, alive=True)
+SHARED = dataclasses.replace(INDIVIDUAL, reward_kind="shared")
+ALL_ALIVE = torch.ones(3, 2, dtype=torch.bool)
 
 
-def make_learner(spaces: Spaces = CHOICES, **settings: Any) -> MADDPG:
+def make_learner(spaces: Spaces = DISCRETE, **settings: Any) -> MADDPG:
     base = {"net__hidden_sizes": [], "output_penalty": 0.0, "max_grad_norm": None}  # one linear layer each
     cfg = zx.config.load(algorithm="maddpg", env="toy/team-match", **(base | settings))
     learner = zx.algorithms.get("maddpg").make(cfg, spaces)
@@ -37,29 +38,30 @@ def make_learner(spaces: Spaces = CHOICES, **settings: Any) -> MADDPG:
     return learner
 
 
-def put(net: Any, weight: list[list[float]], bias: list[list[float]]) -> None:
-    """Let tower k of a single layer be weight[k] · x + bias[k]; a weight counts for every output."""
+def set_towers(net: Any, weight: list[list[float]], bias: list[list[float]]) -> None:
+    """Make the outputs of tower k weight[k] · x + bias[k]. All outputs of a tower have the same weights."""
     with torch.no_grad():
         net.towers.weights[0].copy_(torch.tensor(weight).unsqueeze(-1).expand_as(net.towers.weights[0]))
         net.towers.biases[0].copy_(torch.tensor(bias).unsqueeze(1))
 
 
-def acting(net: Any, first: list[float], second: list[float]) -> None:
-    """The two actors say the same of every observation."""
-    put(net, [[0.0, 0.0]] * 2, [first, second])
+def set_actor_outputs(net: Any, first: list[float], second: list[float]) -> None:
+    """Make the outputs of the two actors constant."""
+    set_towers(net, [[0.0, 0.0]] * 2, [first, second])
 
 
-# critics of choices see [o1 o1 o2 o2 | 1 2 3 of agent one | 1 2 3 of agent two]; here they count actions alone:
-# Q_1 = 1, 2, 3 for the first agent's action plus 10, 20, 30 for the second's; Q_2 = 100 minus that
-WORTH = [0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 10.0, 20.0, 30.0]
+# inputs of critics are [o1 o1 o2 o2 | one-hot action 1 | one-hot action 2]. Here values depend only on the actions:
+# Q_1 is 1, 2 or 3 for the first agent's action plus 10, 20 or 30 for the second's; Q_2 = 100 - Q_1
+WEIGHTS = [0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 10.0, 20.0, 30.0]
 
 
-def judging(net: Any) -> None:
-    put(net, [WORTH, [-w for w in WORTH]], [[0.0], [100.0]])
+def set_critics(net: Any) -> None:
+    """Make the critics return Q_1 and Q_2 as described above."""
+    set_towers(net, [WEIGHTS, [-w for w in WEIGHTS]], [[0.0], [100.0]])
 
 
 def batch(**fields: Any) -> Batch:
-    """Three equal steps: one that goes on, one that terminates, one that is truncated."""
+    """Return three equal steps: one within an episode, one that terminates, one that is truncated."""
     base = {
         "obs": torch.zeros(3, 2, 2),
         "next_obs": torch.zeros(3, 2, 2),
@@ -73,63 +75,59 @@ def batch(**fields: Any) -> Batch:
     return Batch(**{**base, **fields})
 
 
-def everybody(here: bool = True) -> Tensor:
-    return torch.full((3, 2), here)
-
-
 def test_targets_by_hand() -> None:
     learner = make_learner()
-    judging(learner.target_critics)
-    acting(learner.target_actor, [0.0, 0.0, 5.0], [1.0, 0.0, 0.0])  # the third action, and the first
-    acting(learner.actor, [9.0, 0.0, 0.0], [0.0, 9.0, 0.0])  # not used
-    # Q'_1 = 3 + 10 = 13, Q'_2 = 100 - 13 = 87: 1 + 0.9 * 13 = 12.7 and -1 + 0.9 * 87 = 77.3; death leaves the rewards;
-    # truncation bootstraps
+    set_critics(learner.target_critics)
+    set_actor_outputs(learner.target_actor, [0.0, 0.0, 5.0], [1.0, 0.0, 0.0])  # the third action, and the first
+    set_actor_outputs(learner.actor, [9.0, 0.0, 0.0], [0.0, 9.0, 0.0])  # not used
+    # Q'_1 = 3 + 10 = 13, Q'_2 = 100 - 13 = 87: 1 + 0.9 * 13 = 12.7 and -1 + 0.9 * 87 = 77.3; terminated: the rewards;
+    # truncated bootstraps
     expected = torch.tensor([[12.7, 77.3], [1.0, -1.0], [12.7, 77.3]])
     assert torch.allclose(learner.target_value(batch()), expected)
 
 
-def test_targets_use_the_discount_of_their_steps() -> None:
+def test_targets_use_the_discount_of_each_row() -> None:
     learner = make_learner()
-    judging(learner.target_critics)
-    acting(learner.target_actor, [0.0, 0.0, 5.0], [1.0, 0.0, 0.0])
+    set_critics(learner.target_critics)
+    set_actor_outputs(learner.target_actor, [0.0, 0.0, 5.0], [1.0, 0.0, 0.0])
     data = batch(discount=torch.tensor([0.5, 0.9, 0.1]))
     assert torch.allclose(learner.target_value(data)[:, 0], torch.tensor([1 + 6.5, 1.0, 1 + 1.3]))
 
 
 def test_targets_ignore_invalid_actions() -> None:
     learner = make_learner()
-    judging(learner.target_critics)
-    acting(learner.target_actor, [0.0, 1.0, 5.0], [1.0, 0.0, 0.0])
-    allowed = torch.tensor([[[True, True, False], [False, False, True]]]).expand(3, 2, 3)
-    # the first agent's second best, 2, and the only one that the second has, 30: 1 + 0.9 * 32
-    data = batch(mask=torch.ones(3, 2, 3, dtype=torch.bool), next_mask=allowed)
+    set_critics(learner.target_critics)
+    set_actor_outputs(learner.target_actor, [0.0, 1.0, 5.0], [1.0, 0.0, 0.0])
+    next_mask = torch.tensor([[[True, True, False], [False, False, True]]]).expand(3, 2, 3)
+    # the second action of the first agent, 2, and the third of the second agent, 30: 1 + 0.9 * 32
+    data = batch(mask=torch.ones(3, 2, 3, dtype=torch.bool), next_mask=next_mask)
     assert learner.target_value(data)[0].tolist() == pytest.approx([29.8, -1 + 0.9 * 68])
 
 
-def test_who_has_left_has_no_future_and_does_nothing_in_that_of_others() -> None:
-    learner = make_learner(LEAVING)
-    judging(learner.target_critics)
-    acting(learner.target_actor, [0.0, 0.0, 5.0], [1.0, 0.0, 0.0])
-    left = torch.tensor([[True, False]]).expand(3, 2)
-    # Q'_1 = 3 without the second agent's 10: 1 + 0.9 * 3; the second keeps its last reward
-    result = learner.target_value(batch(alive=everybody(), next_alive=left))
+def test_with_individual_rewards_a_dead_agent_does_not_bootstrap() -> None:
+    learner = make_learner(INDIVIDUAL)
+    set_critics(learner.target_critics)
+    set_actor_outputs(learner.target_actor, [0.0, 0.0, 5.0], [1.0, 0.0, 0.0])
+    next_alive = torch.tensor([[True, False]]).expand(3, 2)
+    # Q'_1 = 3, without the second agent's 10: 1 + 0.9 * 3; the second agent has its last reward only
+    result = learner.target_value(batch(alive=ALL_ALIVE, next_alive=next_alive))
     assert torch.allclose(result, torch.tensor([[3.7, -1.0], [1.0, -1.0], [3.7, -1.0]]))
 
 
-def test_a_shared_reward_has_a_future_for_who_has_left() -> None:
-    learner = make_learner(TEAM)
-    judging(learner.target_critics)
-    acting(learner.target_actor, [0.0, 0.0, 5.0], [1.0, 0.0, 0.0])
-    left = torch.tensor([[True, False]]).expand(3, 2)
-    # Q'_1 = 3 without the second agent's 10, Q'_2 = 100 - 3: -1 + 0.9 * 97; the episode's end is an end for both
-    result = learner.target_value(batch(alive=everybody(), next_alive=left))
+def test_with_shared_rewards_a_dead_agent_bootstraps() -> None:
+    learner = make_learner(SHARED)
+    set_critics(learner.target_critics)
+    set_actor_outputs(learner.target_actor, [0.0, 0.0, 5.0], [1.0, 0.0, 0.0])
+    next_alive = torch.tensor([[True, False]]).expand(3, 2)
+    # Q'_1 = 3, without the second agent's 10, Q'_2 = 100 - 3: -1 + 0.9 * 97; termination stops both
+    result = learner.target_value(batch(alive=ALL_ALIVE, next_alive=next_alive))
     assert torch.allclose(result, torch.tensor([[3.7, 86.3], [1.0, -1.0], [3.7, 86.3]]))
 
 
-@pytest.mark.parametrize(("spaces", "second"), [(LEAVING, 1.0), (TEAM, 9.55)])
-def test_rewards_that_come_after_an_agents_end_are_not_added_over_several_steps(spaces: Spaces, second: float) -> None:
+@pytest.mark.parametrize(("spaces", "second"), [(INDIVIDUAL, 1.0), (SHARED, 9.55)])
+def test_n_step_rewards_end_with_the_agent_unless_they_are_shared(spaces: Spaces, second: float) -> None:
     learner = make_learner(spaces, gamma=0.9)
-    put(learner.target_critics, [[0.0] * 10] * 2, [[100.0], [100.0]])
+    set_towers(learner.target_critics, [[0.0] * 10] * 2, [[100.0], [100.0]])
     buffer = Buffer(spaces.fields(), 8, view=NStep(3, 0.9, alive_only=spaces.individual_termination))
     for t, reward in enumerate(([2.0, 1.0], [2.0, 5.0], [2.0, 5.0])):
         step = {"obs": np.zeros((1, 2, 2), np.float32), "action": np.zeros((1, 2), np.int64)}
@@ -137,27 +135,28 @@ def test_rewards_that_come_after_an_agents_end_are_not_added_over_several_steps(
         alive = {"alive": np.array([[True, t == 0]]), "next_alive": np.array([[True, False]])}
         buffer.add(Batch(**step, **ends, **alive, next_obs=step["obs"], reward=np.array([reward], np.float32)))
     data = buffer.sample(64, np.random.default_rng(0))
-    # three steps pay the first agent 2 (1 + 0.9 + 0.81). The second left by the first of them, which paid it 1; where
-    # the team shares its reward, 0.9 * 5 + 0.81 * 5 follow
+    # the first agent gets 2 (1 + 0.9 + 0.81). The second leaves with the first step and its reward 1; if the reward is
+    # shared, 0.9 * 5 + 0.81 * 5 are added
     targets = learner.target_value(data)[data.index == 0]
     assert targets[0].tolist() == pytest.approx([5.42, second])
 
 
-@pytest.mark.parametrize(("env", "alone"), [("dummy_envs:MaskedEnv", True), ("skirmish/3m", False)])
-def test_the_replay_knows_whether_rewards_end_with_an_agent(env: str, alone: bool, tmp_path: Path) -> None:
-    options = {"env__agents": 2} if alone else {}
+@pytest.mark.parametrize(("env", "individual"), [("dummy_envs:MaskedEnv", True), ("skirmish/3m", False)])
+def test_replay_sums_rewards_of_alive_agents_only_if_they_are_individual(
+    env: str, individual: bool, tmp_path: Path
+) -> None:
+    options = {"env__agents": 2} if individual else {}
     cfg = zx.config.load(algorithm="maddpg", env=env, replay__n_step=3, tensorboard=False, **options)
     session = zx.Session(cfg, tmp_path / "run", quiet=True)
-    assert session.loop.buffer.view == NStep(3, cfg.gamma, alive_only=alone)
+    assert session.loop.buffer.view == NStep(3, cfg.gamma, alive_only=individual)
     session.close()
 
 
 def test_continuous_targets_by_hand() -> None:
-    learner = make_learner(MOVES)
-    # of [o1 o1 o2 o2 a1 a2]: Q_1 = 2 a1 + 4 a2, Q_2 = 10 a2
-    put(learner.target_critics, [[0.0] * 4 + [2.0, 4.0], [0.0] * 4 + [0.0, 10.0]], [[0.0], [0.0]])
-    half, fifth = float(np.arctanh(0.5)), float(np.arctanh(0.2))
-    acting(learner.target_actor, [half], [fifth])  # before tanh
+    learner = make_learner(CONTINUOUS)
+    # inputs are [o1 o1 o2 o2 a1 a2]: Q_1 = 2 a1 + 4 a2, Q_2 = 10 a2
+    set_towers(learner.target_critics, [[0.0] * 4 + [2.0, 4.0], [0.0] * 4 + [0.0, 10.0]], [[0.0], [0.0]])
+    set_actor_outputs(learner.target_actor, [math.atanh(0.5)], [math.atanh(0.2)])
     data = batch(action=torch.zeros(3, 2, 1))
     # 2 * 0.5 + 4 * 0.2 = 1.8 and 10 * 0.2 = 2
     expected = torch.tensor([[1 + 1.62, -1 + 1.8], [1.0, -1.0], [1 + 1.62, -1 + 1.8]])
@@ -166,56 +165,54 @@ def test_continuous_targets_by_hand() -> None:
 
 def test_critic_loss_by_hand() -> None:
     learner = make_learner()
-    judging(learner.critics)
-    put(learner.target_critics, [[0.0] * 10] * 2, [[0.0], [0.0]])
-    # targets are the rewards 1 and -1; the actions taken, first and second, are worth 1 + 20 and 100 - 21
+    set_critics(learner.critics)
+    set_towers(learner.target_critics, [[0.0] * 10] * 2, [[0.0], [0.0]])
+    # the targets are the rewards 1 and -1; Q-values of the actions are 1 + 20 and 100 - 21
     loss, error, q_mean = learner.critic_loss(batch())
     assert loss.item() == pytest.approx(20.0**2 + 80.0**2)
-    assert error.tolist() == pytest.approx([50.0] * 3)  # the mean of 20 and 80
+    assert error.tolist() == pytest.approx([50.0] * 3)  # mean of 20 and 80
     assert q_mean.item() == pytest.approx(50.0)
     weighted, _, _ = learner.critic_loss(batch(weight=torch.tensor([1.0, 0.5, 0.0])))
     assert weighted.item() == pytest.approx(6800.0 * 1.5 / 3)
 
 
-def test_critic_loss_leaves_out_who_has_left() -> None:
-    learner = make_learner(LEAVING)
-    judging(learner.critics)
-    put(learner.target_critics, [[0.0] * 10] * 2, [[0.0], [0.0]])
+def test_with_individual_rewards_the_critic_of_a_dead_agent_is_not_trained() -> None:
+    learner = make_learner(INDIVIDUAL)
+    set_critics(learner.critics)
+    set_towers(learner.target_critics, [[0.0] * 10] * 2, [[0.0], [0.0]])
     alive = torch.tensor([[True, False]]).expand(3, 2)
-    # the second agent's 20 isn't in Q_1 = 1 either: no error is left
+    # Q_1 = 1, without the second agent's 20, equals its target
     loss, error, q_mean = learner.critic_loss(batch(alive=alive, next_alive=alive))
     assert loss.item() == 0.0
     assert error.tolist() == [0.0] * 3
     assert q_mean.item() == pytest.approx(1.0)
 
 
-def test_critics_of_a_shared_reward_learn_of_who_has_left() -> None:
-    learner = make_learner(TEAM)
-    judging(learner.critics)
-    put(learner.target_critics, [[0.0] * 10] * 2, [[0.0], [0.0]])
+def test_with_shared_rewards_the_critic_of_a_dead_agent_is_trained_but_not_its_actor() -> None:
+    learner = make_learner(SHARED)
+    set_critics(learner.critics)
+    set_towers(learner.target_critics, [[0.0] * 10] * 2, [[0.0], [0.0]])
     alive = torch.tensor([[True, False]]).expand(3, 2)
-    # Q_1 = 1 and Q_2 = 100 - 1 against the rewards 1 and -1
+    # Q_1 = 1 and Q_2 = 100 - 1, targets 1 and -1
     loss, error, q_mean = learner.critic_loss(batch(alive=alive, next_alive=alive))
     assert loss.item() == pytest.approx(100.0**2)
     assert error.tolist() == pytest.approx([50.0] * 3)
     assert q_mean.item() == pytest.approx(50.0)
-    # but its actor does nothing that could be better
-    (gradient,) = torch.autograd.grad(
-        learner.actor_loss(batch(alive=alive, next_alive=alive)), [learner.actor.towers.biases[0]]
-    )
+    actor_loss = learner.actor_loss(batch(alive=alive, next_alive=alive))
+    (gradient,) = torch.autograd.grad(actor_loss, [learner.actor.towers.biases[0]])
     assert gradient[1].abs().sum() == 0
 
 
-def test_the_default_penalty_is_the_authors() -> None:
+def test_default_output_penalty_is_that_of_the_authors_code() -> None:
     cfg = zx.config.load(algorithm="maddpg", env="mpe/simple_spread")
     assert cfg.output_penalty == 1e-3  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("spaces", [LEAVING, dataclasses.replace(MOVES, alive=True)])
-def test_who_has_left_gets_no_gradient(spaces: Spaces) -> None:
+@pytest.mark.parametrize("spaces", [INDIVIDUAL, dataclasses.replace(CONTINUOUS, alive=True)])
+def test_agents_that_have_left_get_no_gradient(spaces: Spaces) -> None:
     learner = make_learner(spaces, net__hidden_sizes=[8], output_penalty=1e-2)
     alive = torch.tensor([[True, False]]).expand(3, 2)
-    action = torch.tensor([[0, 1]]).expand(3, 2) if spaces is LEAVING else torch.zeros(3, 2, 1)
+    action = torch.tensor([[0, 1]]).expand(3, 2) if spaces is INDIVIDUAL else torch.zeros(3, 2, 1)
     data = batch(obs=torch.randn(3, 2, 2), action=action, alive=alive, next_alive=alive)
     for net, loss in ((learner.actor, learner.actor_loss(data)), (learner.critics, learner.critic_loss(data)[0])):
         for gradient in torch.autograd.grad(loss, list(net.parameters())):
@@ -223,44 +220,44 @@ def test_who_has_left_gets_no_gradient(spaces: Spaces) -> None:
             assert gradient[1].abs().sum() == 0
 
 
-def test_each_actor_climbs_its_own_critic_with_the_others_actions_of_the_replay() -> None:
-    learner = make_learner(MOVES, net__hidden_sizes=[])
+def test_each_actor_maximizes_its_critic_given_the_other_actions_of_the_batch() -> None:
+    learner = make_learner(CONTINUOUS, net__hidden_sizes=[])
     # Q_1 = 2 a1 + 4 a2, Q_2 = 7 a1 + 10 a2
-    put(learner.critics, [[0.0] * 4 + [2.0, 4.0], [0.0] * 4 + [7.0, 10.0]], [[0.0], [0.0]])
-    acting(learner.actor, [0.0], [float(np.arctanh(0.5))])
-    taken = torch.tensor([[[0.3], [-0.2]]]).expand(3, 2, 1)
-    loss = learner.actor_loss(batch(action=taken))
+    set_towers(learner.critics, [[0.0] * 4 + [2.0, 4.0], [0.0] * 4 + [7.0, 10.0]], [[0.0], [0.0]])
+    set_actor_outputs(learner.actor, [0.0], [math.atanh(0.5)])
+    action = torch.tensor([[[0.3], [-0.2]]]).expand(3, 2, 1)
+    loss = learner.actor_loss(batch(action=action))
     # -(2 * 0 + 4 * -0.2) - (7 * 0.3 + 10 * 0.5)
     assert loss.item() == pytest.approx(0.8 - 7.1)
     (gradient,) = torch.autograd.grad(loss, [learner.actor.towers.biases[0]])
-    # by the outputs: -2 (1 - 0²) and -10 (1 - 0.5²); what agents do to each other's critics isn't in it
+    # gradient of the outputs: -2 (1 - 0²) and -10 (1 - 0.5²), without effects on the other agent's critic
     assert gradient.flatten().tolist() == pytest.approx([-2.0, -7.5])
 
 
-def test_the_penalty_is_on_the_actors_outputs() -> None:
+def test_output_penalty_is_on_the_squared_outputs_of_actors() -> None:
     learner = make_learner(output_penalty=0.5)
-    put(learner.critics, [[0.0] * 10] * 2, [[0.0], [0.0]])
-    acting(learner.actor, [3.0, 0.0, 0.0], [0.0, 0.0, 0.0])
+    set_towers(learner.critics, [[0.0] * 10] * 2, [[0.0], [0.0]])
+    set_actor_outputs(learner.actor, [3.0, 0.0, 0.0], [0.0, 0.0, 0.0])
     assert learner.actor_loss(batch()).item() == pytest.approx(0.5 * 9 / 3)
 
 
-def test_samples_are_one_hot_and_their_gradient_is_that_of_the_softmax() -> None:
+def test_gumbel_softmax_samples_are_one_hot_with_the_gradient_of_the_softmax() -> None:
     learner = make_learner(gumbel_temperature=2.0)
     out = torch.tensor([1.0, 0.0, -1.0]).expand(4000, 2, 3).clone().requires_grad_()
     sample = learner.differentiable_action(out, None)
     assert torch.equal(sample.detach().round(), sample.detach().round().clamp(0, 1))
     assert torch.allclose(sample.detach().sum(-1), torch.ones(4000, 2))
-    # e, 1 and 1/e of their sum 4.0862; three standard errors are 0.016
-    shares = sample.detach().round().flatten(0, 1).mean(0)
-    assert shares.tolist() == pytest.approx([0.6652, 0.2447, 0.0900], abs=0.016)
+    # softmax: e, 1 and 1/e divided by their sum 4.0862; three standard errors are 0.016
+    frequencies = sample.detach().round().flatten(0, 1).mean(0)
+    assert frequencies.tolist() == pytest.approx([0.6652, 0.2447, 0.0900], abs=0.016)
     (gradient,) = torch.autograd.grad(sample[..., 0].sum(), out)
-    # p (1 - p) / 2 for the own logit, never more than 1 / 8; probabilities add up to one, so the rest has its opposite
+    # p (1 - p) / 2 for the same logit, at most 1 / 8; probabilities sum to 1, so the other logits have the opposite
     assert gradient[..., 0].min() > 0
     assert gradient[..., 0].max() <= 0.125
     assert torch.allclose(gradient.sum(-1), torch.zeros(4000, 2), atol=1e-6)
 
 
-def test_forbidden_actions_are_not_in_samples_and_get_no_gradient() -> None:
+def test_samples_ignore_invalid_actions() -> None:
     learner = make_learner()
     out = torch.tensor([0.0, 9.0, 0.0]).expand(2000, 2, 3).clone().requires_grad_()
     mask = torch.tensor([True, False, True]).expand(2000, 2, 3)
@@ -272,57 +269,57 @@ def test_forbidden_actions_are_not_in_samples_and_get_no_gradient() -> None:
     assert learner.greedy_action(out, mask)[0, 0].tolist() == [1.0, 0.0, 0.0]
 
 
-def shares(learner: MADDPG, phase: Phase, mask: Tensor | None = None) -> list[list[float]]:
+def action_fractions(learner: MADDPG, phase: Phase, mask: Tensor | None = None) -> list[list[float]]:
+    """Return how often the policy of each agent takes each action."""
     rng = torch.Generator().manual_seed(0)
     mask = None if mask is None else mask.expand(20_000, 2, 3)
     action = learner.policy.act(torch.zeros(20_000, 2, 2), None, mask, phase, rng, 0).action
     return [(action[:, i].bincount(minlength=3) / 20_000).tolist() for i in range(2)]
 
 
-def test_choices_are_drawn_while_collecting_and_the_likeliest_in_evaluations() -> None:
+def test_policy_samples_while_collecting_and_takes_the_mode_in_evaluations() -> None:
     learner = make_learner()
-    acting(learner.actor, [0.0, float(np.log(2.0)), 0.0], [float(np.log(8.0)), 0.0, 0.0])
-    collected = shares(learner, Phase.COLLECT)  # three standard errors are 0.011
+    set_actor_outputs(learner.actor, [0.0, math.log(2.0), 0.0], [math.log(8.0), 0.0, 0.0])
+    collected = action_fractions(learner, Phase.COLLECT)  # three standard errors are 0.011
     assert collected[0] == pytest.approx([0.25, 0.5, 0.25], abs=0.011)
     assert collected[1] == pytest.approx([0.8, 0.1, 0.1], abs=0.011)
-    assert shares(learner, Phase.RANDOM)[1] == pytest.approx([1 / 3] * 3, abs=0.011)
-    assert shares(learner, Phase.EVAL) == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+    assert action_fractions(learner, Phase.RANDOM)[1] == pytest.approx([1 / 3] * 3, abs=0.011)
+    assert action_fractions(learner, Phase.EVAL) == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
 
 
-def test_forbidden_actions_are_never_taken() -> None:
+def test_invalid_actions_are_never_taken() -> None:
     learner = make_learner()
-    acting(learner.actor, [0.0, 9.0, 1.0], [9.0, 0.0, 0.0])
+    set_actor_outputs(learner.actor, [0.0, 9.0, 1.0], [9.0, 0.0, 0.0])
     mask = torch.tensor([[True, False, True], [False, True, True]])
     for phase in Phase:
-        first, second = shares(learner, phase, mask)
+        first, second = action_fractions(learner, phase, mask)
         assert first[1] == second[0] == 0.0
-    assert shares(learner, Phase.EVAL, mask)[0] == [0.0, 0.0, 1.0]
+    assert action_fractions(learner, Phase.EVAL, mask)[0] == [0.0, 0.0, 1.0]
 
 
-def test_continuous_actions_have_noise_while_collecting_only() -> None:
-    learner = make_learner(MOVES, exploration_noise=0.2)
-    acting(learner.actor, [0.0], [9.0])
+def test_continuous_actions_have_noise_only_while_collecting() -> None:
+    learner = make_learner(CONTINUOUS, exploration_noise=0.2)
+    set_actor_outputs(learner.actor, [0.0], [9.0])
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(20_000, 2, 2)
-    best = learner.policy.act(obs, None, None, Phase.EVAL, rng, 0).action
-    assert best[0].flatten().tolist() == pytest.approx([0.0, 1.0], abs=1e-6)
-    tried = learner.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action
-    assert tried[:, 0].std().item() == pytest.approx(0.2, rel=0.03)
-    assert tried.abs().max() <= 1.0
-    assert learner.policy.act(obs, None, None, Phase.RANDOM, rng, 0).action[:, 1].std().item() == pytest.approx(
-        3**-0.5, rel=0.03
-    )
+    action = learner.policy.act(obs, None, None, Phase.EVAL, rng, 0).action
+    assert action[0].flatten().tolist() == pytest.approx([0.0, 1.0], abs=1e-6)
+    action = learner.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action
+    assert action[:, 0].std().item() == pytest.approx(0.2, rel=0.03)
+    assert action.abs().max() <= 1.0
+    action = learner.policy.act(obs, None, None, Phase.RANDOM, rng, 0).action
+    assert action[:, 1].std().item() == pytest.approx(3**-0.5, rel=0.03)
 
 
-def test_agents_have_weights_of_their_own() -> None:
+def test_agents_have_separate_weights() -> None:
     learner = make_learner(net__hidden_sizes=[8])
     out = learner.actor(torch.ones(1, 2, 2))
     assert not torch.equal(out[0, 0], out[0, 1])
-    # what one sees is nothing to the other's actor, and something to its critic
-    other = torch.ones(1, 2, 2)
-    other[0, 1] = 2.0
-    assert torch.equal(learner.actor(other)[0, 0], out[0, 0])
+    # an agent's observation affects the other agent's critic, but not its actor
+    obs = torch.ones(1, 2, 2)
+    obs[0, 1] = 2.0
+    assert torch.equal(learner.actor(obs)[0, 0], out[0, 0])
     action = torch.zeros(1, 2, 3)
-    assert not torch.equal(learner.critics(other, action)[0, 0], learner.critics(torch.ones(1, 2, 2), action)[0, 0])
+    assert not torch.equal(learner.critics(obs, action)[0, 0], learner.critics(torch.ones(1, 2, 2), action)[0, 0])
 
 
 def test_target_networks_are_polyak_averaged() -> None:
@@ -331,41 +328,31 @@ def test_target_networks_are_polyak_averaged() -> None:
     before = [copy_weights(target) for target, _ in pairs]
     learner.update(batch())
     for (target, net), start in zip(pairs, before, strict=True):
-        assert not all_equal(copy_weights(net), start)
-        for now, then, new in zip(copy_weights(target), start, copy_weights(net), strict=True):
-            assert torch.allclose(now, 0.9 * then + 0.1 * new, atol=1e-7)
-
-
-def test_gradients_change_nothing() -> None:
-    learner = make_learner(net__hidden_sizes=[8])
-    before = copy_weights(learner.actor) + copy_weights(learner.critics)
-    probe(learner, batch())
-    assert all_equal(before, copy_weights(learner.actor) + copy_weights(learner.critics))
-    assert not any(p.requires_grad for p in (*learner.target_actor.parameters(), *learner.target_critics.parameters()))
+        check_polyak_update(target, start, net, tau=0.1)
 
 
 def test_dict_observations_are_encoded_for_each_agent() -> None:
-    spaces = Spaces(Dict({"place": Discrete(3), "speed": OBS}), Discrete(3), num_agents=2)
+    spaces = Spaces(Dict({"position": Discrete(3), "velocity": OBS}), Discrete(3), num_agents=2)
     learner = make_learner(spaces)
-    place, speed = torch.tensor([[0, 2]]), torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
-    # one-hot and as it is, agent by agent
+    obs = {"position": torch.tensor([[0, 2]]), "velocity": torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])}
+    # one-hot positions and unchanged velocities of each agent
     expected = [[[1.0, 0.0, 0.0, 1.0, 2.0], [0.0, 0.0, 1.0, 3.0, 4.0]]]
-    assert learner.actor.features({"place": place, "speed": speed}).tolist() == expected
+    assert learner.actor.features(obs).tolist() == expected
 
 
-def test_normalised_observations_reach_actors_critics_and_their_targets() -> None:
+def test_actors_critics_and_targets_normalize_observations() -> None:
     learner = make_learner(normalize_obs=True)
     learner.update_normalizers(Batch(obs=torch.tensor([[[[1.0, 0.0], [3.0, 4.0]]]])))
     # means 2 and 2, stds 1 and 2, over both agents
     for net in (learner.actor, learner.critics, learner.target_actor, learner.target_critics):
-        seen = net.features(torch.tensor([[[2.0, 0.0], [3.0, 4.0]]]))
-        assert torch.allclose(seen, torch.tensor([[[0.0, -1.0], [1.0, 1.0]]]), atol=1e-5)
+        features = net.features(torch.tensor([[[2.0, 0.0], [3.0, 4.0]]]))
+        assert torch.allclose(features, torch.tensor([[[0.0, -1.0], [1.0, 1.0]]]), atol=1e-5)
 
 
-def test_value_is_that_of_what_the_actors_would_do() -> None:
+def test_value_is_that_of_the_greedy_actions() -> None:
     learner = make_learner()
-    judging(learner.critics)
-    acting(learner.actor, [0.0, 0.0, 5.0], [1.0, 0.0, 0.0])
+    set_critics(learner.critics)
+    set_actor_outputs(learner.actor, [0.0, 0.0, 5.0], [1.0, 0.0, 0.0])
     assert learner.value(torch.zeros(2, 2, 2)).tolist() == [[13.0, 87.0]] * 2
 
 
