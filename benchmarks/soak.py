@@ -25,14 +25,14 @@ from typing import Any
 from common import HERE, ONE_THREAD, ROOT, cpu, read_results, table, write_page, write_results
 
 sys.path.insert(0, str(ROOT / "tests" / "reliability"))
-from killing import COMBINATIONS
+from kill_and_resume import COMBINATIONS
 
 RESULTS = HERE / "results" / "soak.json"
 PAGE = ROOT / "docs" / "reliability.md"
 FULL = {"ZHIXING_KILLS": "40", "ZHIXING_EXAMPLES": "100000", "ZHIXING_LONG_STEPS": "2000000"}
 TESTS = Path("tests/reliability")
 KILL_TEST = f"{TESTS}/test_kills.py::test_kills_at_random_moments_change_nothing"
-FUZZ_TEST = f"{TESTS}/test_bad_input.py::test_only_our_own_error_comes_out"
+FUZZ_TEST = f"{TESTS}/test_bad_input.py::test_readers_raise_only_user_error"
 LEAK_TEST = f"{TESTS}/test_leaks.py::test_memory_and_resources_dont_leak"
 # arguments of pytest by name; the longest parts come last
 PARTS: dict[str, list[str]] = {
@@ -52,7 +52,7 @@ def run_part(part: str, quick: bool, kills: int | None = None) -> tuple[bool, di
     """Run the tests of a part. Return whether all passed, and their counts and hours."""
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts.jsonl"
-        environment = {**os.environ, **ONE_THREAD, **({} if quick else FULL), "ZHIXING_FIGURES": str(counts)}
+        environment = {**os.environ, **ONE_THREAD, **({} if quick else FULL), "ZHIXING_COUNTS": str(counts)}
         if kills is not None:
             environment["ZHIXING_KILLS"] = str(kills)
         command = [sys.executable, "-m", "pytest", *PARTS[part], "--timeout=36000"]

@@ -1,6 +1,6 @@
-"""Disks that are full or read-only while a run writes: it says so, keeps what it has, and goes on where it can.
+"""A disk that is full or read-only during a run: the run reports it, loses no saved data, and continues if it can.
 
-A real disk of a few hundred kilobytes, mounted in a process of its own, is filled up and freed while a run trains.
+A subprocess mounts a small disk, which is filled and freed while a run trains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import differing_tensors, metrics_rows
-from soaking import count
+from soak_config import record
 
 import zhixing as zx
 from zhixing.training.run_folder import RunFolder
@@ -31,24 +31,24 @@ COMMON |= {"eval_episodes": 1, "vector__backend": "serial", "net__hidden_sizes":
 
 
 class Fault(zx.Callback):
-    """Breaks the disk before step `since` and mends it before step `until`."""
+    """Breaks the disk at step `begin` and repairs it at step `end`."""
 
-    def __init__(self, kind: str, disk: Path, since: int, until: int) -> None:
-        self.kind, self.disk, self.since, self.until = kind, disk, since, until
+    def __init__(self, kind: str, disk: Path, begin: int, end: int) -> None:
+        self.kind, self.disk, self.begin, self.end = kind, disk, begin, end
         self.filler = disk / "filler"
 
     def iteration_begin(self, loop: zx.TrainingLoop) -> None:
-        if loop.env_steps == self.since:
-            self.set(True)
-        elif loop.env_steps == self.until:
-            self.set(False)
+        if loop.env_steps == self.begin:
+            self.set(broken=True)
+        elif loop.env_steps == self.end:
+            self.set(broken=False)
 
     def set(self, broken: bool) -> None:
         if self.kind == "read-only":
             for folder in (self.disk / "run" / "checkpoints", self.disk / "run" / "replay"):
                 folder.mkdir(exist_ok=True)
-                steps = [["--bind", folder, folder], ["-o", "remount,bind,ro", folder]]
-                for command in [["mount", *words] for words in steps] if broken else [["umount", folder]]:
+                mounts = [["mount", "--bind", folder, folder], ["mount", "-o", "remount,bind,ro", folder]]
+                for command in mounts if broken else [["umount", folder]]:
                     subprocess.run(command, check=True)
         elif broken:
             with self.filler.open("wb", buffering=0) as file, suppress(OSError):
@@ -58,104 +58,107 @@ class Fault(zx.Callback):
             self.filler.unlink()
 
 
-def train(name: str, out: Path, *callbacks: zx.Callback, **further: Any) -> Mapping[str, Any]:
+def train(name: str, out: Path, *callbacks: zx.Callback, **settings: Any) -> Mapping[str, Any]:
     return zx.train(
-        name, "CartPole-v1", out=out, quiet=True, callbacks=callbacks, **COMMON, **SETTINGS[name], **further
+        name, "CartPole-v1", out=out, quiet=True, callbacks=callbacks, **COMMON, **SETTINGS[name], **settings
     )
 
 
-# --- what runs in a process that has a disk of its own ---
+# --- cases, run in the subprocess with the mounted disk ---
 
 
-def passing(kind: str, name: str, disk: Path) -> None:
-    """The disk fails for some checkpoints and rows, and works again before the end."""
+def temporary(kind: str, name: str, disk: Path) -> None:
+    """Some checkpoints and rows of metrics can't be written, but the disk works again before the end."""
     train(name, disk / "run", Fault(kind, disk, 250, 650), tensorboard=True)
 
 
-def lasting(kind: str, name: str, disk: Path) -> None:
-    """It stays broken: the last checkpoint can't be written, the one before is there."""
+def permanent(kind: str, name: str, disk: Path) -> None:
+    """The last checkpoint can't be written. The run resumes from the one before once the disk is repaired."""
     fault = Fault(kind, disk, 450, -1)
     with pytest.raises(zx.UserError, match=r"the last checkpoint is lost, .*zhixing resume .* after step 400"):
         train(name, disk / "run", fault, tensorboard=False)
     assert RunFolder.open(disk / "run").load()["steps"] == 400
-    fault.set(False)
+    fault.set(broken=False)
     zx.Session.resume(disk / "run", quiet=True).run()
 
 
 def video(kind: str, name: str, disk: Path) -> None:
+    """A video that can't be written doesn't replace the existing file."""
     train(name, disk / "run", tensorboard=False)
-    (disk / "a.mp4").write_bytes(b"the old one")
-    Fault(kind, disk, 0, 0).set(True)
+    (disk / "a.mp4").write_bytes(b"existing")
+    Fault(kind, disk, 0, 0).set(broken=True)
     from zhixing.report.video import record_video
 
     with pytest.raises(zx.UserError, match=r"can't write the video .*a.mp4: "):
         record_video(disk / "run", disk / "a.mp4")
-    assert (disk / "a.mp4").read_bytes() == b"the old one"
+    assert (disk / "a.mp4").read_bytes() == b"existing"
     assert not list(disk.glob(".a*"))
 
 
 def main(folder: Path) -> None:
-    """All of them, each on a disk of its own; what is on it at the end is copied to a folder that outlives us."""
+    """Run every case on a new disk. Copy the run and its messages to a folder that remains."""
     torch.set_num_threads(1)
     for name in SETTINGS:
         train(name, folder / f"whole-{name}", tensorboard=False)
     for case in CASES:
-        job, kind, name = case.split()
+        function, kind, name = case.split()
         disk = folder / "disk"
         disk.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=640k", "none", disk], check=True)
-        with (folder / f"{case}.txt").open("w") as said, redirect_stderr(said):
-            globals()[job](kind, name, disk)
+        with (folder / f"{case}.txt").open("w") as messages, redirect_stderr(messages):
+            CASE_FUNCTIONS[function](kind, name, disk)
         shutil.copytree(disk / "run", folder / case)
         subprocess.run(["umount", disk], check=True)
         disk.rmdir()
 
 
-# --- and who looks at what came out ---
+CASE_FUNCTIONS = {"temporary": temporary, "permanent": permanent, "video": video}
+CASES = ["temporary full ppo", "temporary full dqn", "temporary read-only dqn"]
+CASES += ["permanent full dqn", "permanent read-only ppo", "video full ppo"]
 
-CASES = ["passing full ppo", "passing full dqn", "passing read-only dqn"]
-CASES += ["lasting full dqn", "lasting read-only ppo", "video full ppo"]
+
+# --- tests of the results ---
 
 
 @pytest.fixture(scope="module")
 def disks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    can = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=64k none /mnt"]
-    if shutil.which("unshare") is None or subprocess.run(can, capture_output=True).returncode:
-        pytest.skip("this system lets users mount no disk of their own")
+    mount = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=64k none /mnt"]
+    if shutil.which("unshare") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("users can't mount disks on this system")
     folder = tmp_path_factory.mktemp("disks")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = ["unshare", "-rm", sys.executable, __file__, str(folder)]
-    told = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert told.returncode == 0, told.stderr
-    count("faults", injected=len(CASES), what="disks that are full or read-only")
+    completed = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert completed.returncode == 0, completed.stderr
+    record("faults", injected=len(CASES), what="disks that are full or read-only")
     return folder
 
 
-def same_end(disks: Path, case: str) -> None:
+def assert_same_end(disks: Path, case: str) -> None:
     whole = disks / f"whole-{case.split()[2]}"
     assert differing_tensors(whole, disks / case) == []
-    assert metrics_rows(whole) == metrics_rows(disks / case)  # rows that had to wait are all there
+    assert metrics_rows(whole) == metrics_rows(disks / case)  # including rows that were written late
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("passing")])
-def test_a_disk_that_fails_for_a_while_costs_nothing(case: str, disks: Path) -> None:
-    said = (disks / f"{case}.txt").read_text()
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("temporary")])
+def test_temporary_failure_changes_nothing(case: str, disks: Path) -> None:
+    messages = (disks / f"{case}.txt").read_text()
     reason = "No space left on device" if "full" in case else "Read-only file system"
-    assert f"note: no checkpoint at step 300, {disks}/disk/run can't be written: {reason}" in said
-    assert "the last one is from step 200, training continues" in said
+    assert f"note: no checkpoint at step 300, {disks}/disk/run can't be written: {reason}" in messages
+    assert "the last one is from step 200, training continues" in messages
     if "full" in case:
-        assert "metrics.csv can't be written: No space left on device; training continues and retries later" in said
-        assert "TensorBoard events in" in said
-    same_end(disks, case)
+        assert "metrics.csv can't be written: No space left on device; training continues and retries later" in messages
+        assert "TensorBoard events in" in messages
+    assert_same_end(disks, case)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("lasting")])
-def test_a_disk_that_stays_broken_leaves_the_last_good_checkpoint(case: str, disks: Path) -> None:
-    same_end(disks, case)  # resumed from it, see above
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("permanent")])
+def test_permanent_failure_keeps_the_last_good_checkpoint(case: str, disks: Path) -> None:
+    assert_same_end(disks, case)  # `permanent` has resumed it
 
 
-def test_a_video_that_does_not_fit_is_told_and_leaves_the_old_one(disks: Path) -> None:
-    assert (disks / "video full ppo").is_dir()  # what is asked of it stands above
+def test_failed_video_keeps_the_existing_file(disks: Path) -> None:
+    assert (disks / "video full ppo").is_dir()  # the assertions are in `video`
 
 
 if __name__ == "__main__":

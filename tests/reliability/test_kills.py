@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 from conftest import checkpoint_tensors, differing_tensors, metrics_rows
-from killing import COMBINATIONS
-from soaking import KILLS, SOAKING, count
+from kill_and_resume import COMBINATIONS
+from soak_config import KILLS, SOAK, record
 
-KILLER = Path(__file__).parent / "killing.py"
+SCRIPT = Path(__file__).parent / "kill_and_resume.py"
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("combination", COMBINATIONS if SOAKING else COMBINATIONS[:2])
+@pytest.mark.parametrize("combination", COMBINATIONS if SOAK else COMBINATIONS[:2])
 def test_kills_at_random_moments_change_nothing(combination: str, tmp_path: Path) -> None:
     seed = random.randrange(10**6)
-    command = [sys.executable, str(KILLER), str(tmp_path), str(KILLS), str(seed), combination]
+    command = [sys.executable, str(SCRIPT), str(tmp_path), str(KILLS), str(seed), combination]
     completed = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert completed.returncode == 0, (seed, completed.stderr)
     counts = json.loads(completed.stdout.splitlines()[-1])
@@ -36,7 +36,7 @@ def assert_identical(whole: Path, killed: Path, seed: int, combination: str, cou
     expected, actual = metrics_rows(whole), metrics_rows(killed)
     lost_rows = [row for row in expected if row not in actual] + [row for row in actual if row not in expected]
     lost = sum(checkpoint_tensors(whole)[part].nbytes for part in changed) + len(str(lost_rows)) * bool(lost_rows)
-    count("kills", combination=combination, **counts, bytes_lost=lost)
+    record("kills", combination=combination, **counts, bytes_lost=lost)
     assert changed == [], seed
     assert actual == expected, seed
     assert list(killed.rglob("*.tmp")) == []  # no temporary file is left

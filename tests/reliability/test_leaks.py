@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from soaking import LONG_STEPS, count
+from soak_config import LONG_STEPS, record
 
-SCRIPT = Path(__file__).parent / "leaking.py"
+SCRIPT = Path(__file__).parent / "measure_leaks.py"
 
 
 @pytest.mark.timeout(36_000)
@@ -25,6 +25,6 @@ def test_memory_and_resources_dont_leak(name: str, how: str, tmp_path: Path) -> 
     completed = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert completed.returncode == 0, completed.stderr
     measured = json.loads(completed.stdout.splitlines()[-1])
-    count("long runs", algorithm=name, how=how, steps=steps, seconds=round(time.monotonic() - start), **measured)
+    record("long runs", algorithm=name, how=how, steps=steps, seconds=round(time.monotonic() - start), **measured)
     assert measured["left"] == {"files": 0, "threads": 0, "processes": 0, "shared_memory": 0}
     assert measured["growth_percent"] < 2.0, measured

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from soaking import SOAKING, count
+from soak_config import SOAK, record
 
 import zhixing as zx
 from zhixing.collect.actor import Actor
@@ -65,7 +65,7 @@ def poison_rollouts(actor: Actor) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", zx.algorithms.names() if SOAKING else ["ppo", "dqn", "sac", "bc", "a3c"]
+    "name", zx.algorithms.names() if SOAK else ["ppo", "dqn", "sac", "bc", "a3c"]
 )  # one of each scheme
 def test_nan_stops_the_run_before_it_reaches_the_weights(name: str, short_config: Callable, tmp_path: Path) -> None:
     cfg = short_config(name, checkpoint_every_steps=100, vector__backend="serial", env_steps=600, eval_every_steps=0)
@@ -82,7 +82,7 @@ def test_nan_stops_the_run_before_it_reaches_the_weights(name: str, short_config
     assert np.isnan(np.asarray(batch.reward if "reward" in batch else batch.obs)).any()
     state = RunFolder.open(tmp_path / "run").load()
     assert state["steps"] in range(200, 401)  # from before the first NaN
-    count("faults", injected=1, what=f"NaN in a batch of {name}")
+    record("faults", injected=1, what=f"NaN in a batch of {name}")
 
 
 def test_error_names_the_parameter(short_config: Callable, tmp_path: Path) -> None:

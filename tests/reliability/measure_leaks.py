@@ -1,4 +1,4 @@
-"""Train several times and measure leaks: `python leaking.py FOLDER ALGORITHM STEPS HOW...`.
+"""Train several times and measure leaks: `python measure_leaks.py FOLDER ALGORITHM STEPS HOW...`.
 
 HOW is how each training ends: end, raise or interrupt. Prints as JSON how much memory the last one used after a quarter
 of its steps and at its end, and what they left open.

@@ -1,4 +1,4 @@
-"""Files of strangers: nothing in them is imported, executed or followed out of their folder without the user's word."""
+"""Untrusted files: nothing in them is imported, executed, or followed out of their folder without `--trust`."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ TINY = {"env_steps": 64, "eval_every_steps": 0, "eval_episodes": 1, "tensorboard
 
 @pytest.fixture
 def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that exists as soon as the stranger's module, in the current folder, has been imported."""
+    """A path that exists once the untrusted module `evil` in the current folder has been imported."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ZHIXING_TRUST", "0")  # the command line sets it: put back at the end
+    monkeypatch.setenv("ZHIXING_TRUST", "0")  # `--trust` changes it; restored at the end
     monkeypatch.setattr(importing, "approved", set())
     monkeypatch.setattr(sys, "path", [*sys.path])
     sys.modules.pop("evil", None)
-    sprung = tmp_path / "sprung"
-    (tmp_path / "evil.py").write_text(f"open({str(sprung)!r}, 'w')\ndef thing(*args, **options): ...\n")
-    return sprung
+    imported = tmp_path / "imported"
+    (tmp_path / "evil.py").write_text(f"open({str(imported)!r}, 'w')\ndef thing(*args, **options): ...\n")
+    return imported
 
 
-def stranger(folder: Path, algorithm: str, env: str, /, **settings: Any) -> Path:
-    """A run with this configuration and nothing else: whoever opens it builds its parts before reading weights."""
+def write_run(folder: Path, algorithm: str, env: str, /, **settings: Any) -> Path:
+    """Write a run that has only a configuration. Readers build its parts before they read weights."""
     cfg = config.load(algorithm=algorithm, env=env).model_dump(mode="json")
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(config.merge(cfg, settings)))
@@ -67,9 +67,9 @@ HOSTILE: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_strangers_run_imports_nothing(case: str, evil: Path, tmp_path: Path, run_cli: Command) -> None:
-    named, settings = HOSTILE[case]
-    run = stranger(tmp_path / "run", *named, **settings)
+def test_untrusted_run_imports_nothing(case: str, evil: Path, tmp_path: Path, run_cli: Command) -> None:
+    algorithm_and_env, settings = HOSTILE[case]
+    run = write_run(tmp_path / "run", *algorithm_and_env, **settings)
     for words in (("eval",), ("resume",), ("export", "-o", "out"), ("collect", "-o", "data")):
         code, _, error = run_cli(words[0], str(run), *words[1:])
         assert code == 2, words
@@ -82,16 +82,16 @@ def test_a_strangers_run_imports_nothing(case: str, evil: Path, tmp_path: Path, 
     assert not evil.exists()
 
 
-def test_trust_imports_what_the_configuration_names(evil: Path, tmp_path: Path, run_cli: Command) -> None:
-    run = stranger(tmp_path / "run", *TASK, env={"name": "evil:thing"})
+def test_trust_imports_code_named_in_the_configuration(evil: Path, tmp_path: Path, run_cli: Command) -> None:
+    run = write_run(tmp_path / "run", *TASK, env={"name": "evil:thing"})
     code, _, error = run_cli("eval", str(run), "--trust")
     assert code == 2
-    assert "not a gymnasium.Env" in error  # it was asked for one
+    assert "not a gymnasium.Env" in error  # it was called to make one
     assert evil.exists()
 
 
-def test_trust_is_for_the_names_in_the_configuration_only(evil: Path) -> None:
-    """Whatever reaches the import in another form than it has in the file is rejected at the import itself."""
+def test_trust_covers_only_names_in_the_configuration(evil: Path) -> None:
+    """The import itself rejects every name that isn't written exactly like this in the file."""
     with importing.restricted_to({"evil:other"}):
         for name in ("evil:thing", "evil", "evil:other:thing", "évil:thing", "evil:thing\n", b"evil:thing", None):
             with pytest.raises(zx.UserError):
@@ -100,19 +100,19 @@ def test_trust_is_for_the_names_in_the_configuration_only(evil: Path) -> None:
             with pytest.raises(zx.UserError):
                 importing.import_package(name)
     assert not evil.exists()
-    importing.import_object("evil:thing")  # outside, a name comes from the user
+    importing.import_object("evil:thing")  # outside of the restriction, names come from the user
     assert evil.exists()
 
 
 @pytest.mark.parametrize("name", ["evil", "évil:thing", "evil:thing:more", "evil:", ":thing", "../evil:thing", ""])
-def test_unknown_forms_of_names_are_rejected_even_from_the_user(name: str, evil: Path) -> None:
+def test_malformed_names_are_rejected(name: str, evil: Path) -> None:
     with pytest.raises(zx.UserError, match=r"is not a name of code; write your\.module:Name"):
         importing.import_object(name)
     assert not evil.exists()
 
 
 class Importing(gym.Env):
-    """An approved environment that takes a name and imports it, as a later wrapper might."""
+    """An approved environment that itself imports by name."""
 
     def __init__(self, part: str = "evil:th") -> None:
         importing.import_object(f"{part}ing")
@@ -121,13 +121,13 @@ class Importing(gym.Env):
 
 def test_worker_processes_inherit_the_restriction(evil: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    name = "test_strangers:Importing"
+    name = "test_untrusted_files:Importing"
     with importing.restricted_to({name}), pytest.raises(zx.UserError, match="isn't approved"):
         zx.envs.ProcessVectorEnv(zx.envs.RegisteredEnv(name), 1, 1)
     assert not evil.exists()
 
 
-def test_shaping_without_a_colon_is_no_module(evil: Path) -> None:
+def test_shaping_requires_a_colon(evil: Path) -> None:
     env = gym.make("CartPole-v1", render_mode="rgb_array")
     with pytest.raises(zx.UserError, match="'evil' is not a name of code"):
         wrap_pixels(env, shaping="evil")
@@ -143,36 +143,36 @@ def test_shaping_without_a_colon_is_no_module(evil: Path) -> None:
         {"name": "toy/match", "options": {"import": "evil"}},
     ],
 )
-def test_a_strangers_crash_report_imports_nothing(
+def test_untrusted_crash_report_imports_nothing(
     env: dict[str, Any], evil: Path, tmp_path: Path, run_cli: Command
 ) -> None:
     origin = {"seed": 1, "rng": None, "options": None}
     error = {"type": "ValueError", "message": "no", "traceback": ""}
-    told = {"backend": "serial", "step_timeout": None, "index": 0, "seed": 1, "origin": origin, "actions": [0]}
-    crash_report.write(tmp_path, {"env": env, **told, "error": error})
-    code, _, said = run_cli("reproduce", "crash-001.json")
+    report = {"backend": "serial", "step_timeout": None, "index": 0, "seed": 1, "origin": origin, "actions": [0]}
+    crash_report.write(tmp_path, {"env": env, **report, "error": error})
+    code, _, message = run_cli("reproduce", "crash-001.json")
     assert code == 2
-    assert "add --trust" in said
-    if env["name"] == "toy/match":  # naming the task approves the task, not what its options name
+    assert "add --trust" in message
+    if env["name"] == "toy/match":  # --env approves the environment, not code named in its options
         assert run_cli("reproduce", "crash-001.json", "--env", "toy/match")[0] == 2
     assert not evil.exists()
 
 
-def test_a_strangers_dataset_imports_nothing(evil: Path, tmp_path: Path, run_cli: Command) -> None:
+def test_untrusted_dataset_imports_nothing(evil: Path, tmp_path: Path, run_cli: Command) -> None:
     from zhixing.training.collect_data import collect_from_agent
 
     zx.train("dqn", "toy/match", out=tmp_path / "mine", quiet=True, env_steps=20, eval_episodes=1, tensorboard=False)
     collect_from_agent(tmp_path / "mine", "data", 20)
     manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
-    for named in ({"env": "evil:thing"}, {"options": {"shaping": "evil:thing"}}):
-        (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest | named))
-        code, _, said = run_cli("train", "bc", "--dataset", "data")
+    for changes in ({"env": "evil:thing"}, {"options": {"shaping": "evil:thing"}}):
+        (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest | changes))
+        code, _, message = run_cli("train", "bc", "--dataset", "data")
         assert code == 2
-        assert "name the environment with --env" in said
+        assert "name the environment with --env" in message
     assert not evil.exists()
 
 
-def test_a_strangers_study_chooses_only_what_was_asked_for() -> None:
+def test_untrusted_study_chooses_only_values_of_the_search_space() -> None:
     spaces = {"net.kind": Choice(["auto", "mine:Net"]), "lr": Range(1e-4, 1e-2)}
     assert trial_settings({"net.kind": "auto", "lr": 1e-3}, spaces) == {"net": {"kind": "auto"}, "lr": 1e-3}
     for values in ({"net.kind": "evil:thing"}, {"lr": "evil:thing"}, {"lr": 1.0}, {"lr": True}, {"lr": [1e-3]}):
@@ -181,13 +181,13 @@ def test_a_strangers_study_chooses_only_what_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("scenario", ["../evil", "/tmp/evil", "evil.json", ""])
-def test_a_strangers_scenario_of_a_game_is_no_path(scenario: str) -> None:
-    """A scenario of stable-retro may run a script."""
+def test_retro_scenario_must_not_be_a_path(scenario: str) -> None:
+    """A scenario file of stable-retro can run a script."""
     with pytest.raises(zx.UserError, match="names of the game's scenarios"):
         RetroGame("retro/Airstriker-Genesis", scenario=scenario)
 
 
-def test_a_strangers_card_steers_no_terminal(tmp_path: Path, run_cli: Command) -> None:
+def test_agent_json_cant_send_terminal_escape_sequences(tmp_path: Path, run_cli: Command) -> None:
     card = tmp_path / "zoo" / "one" / "agent.json"
     card.parent.mkdir(parents=True)
     card.write_text(json.dumps({"trained_by": "\x1b]0;evil\x07 \x1b[2J train"}))
@@ -198,9 +198,9 @@ def test_a_strangers_card_steers_no_terminal(tmp_path: Path, run_cli: Command) -
     assert run_cli("zoo", str(tmp_path / "zoo"))[0] == 2
 
 
-# --- one's own runs ---
+# --- runs of this user ---
 
-OWN = """
+USER_MODULE = """
 from pathlib import Path
 from zhixing.envs.toy import make
 Path("imported").touch()
@@ -209,20 +209,23 @@ def room(): return make("toy/match", {})
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[int, str]]:
-    """Train in an environment of the user's own; returns what `eval` does with that run in a later process."""
+def evaluate_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[int, str]]:
+    """Train in the user's environment. Return a function that evaluates the run as a new process would.
+
+    It returns an exit code and an error message.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ZHIXING_TRUST", "0")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "configuration"))
     monkeypatch.setattr(sys, "path", [*sys.path])
-    sys.modules.pop("own_rooms", None)
-    Path("own_rooms.py").write_text(OWN)
-    zx.train("a2c", "own_rooms:room", out="run", quiet=True, rollout_steps=8, **TINY)
+    sys.modules.pop("user_rooms", None)
+    Path("user_rooms.py").write_text(USER_MODULE)
+    zx.train("a2c", "user_rooms:room", out="run", quiet=True, rollout_steps=8, **TINY)
 
     def evaluate() -> tuple[int, str]:
         monkeypatch.setattr(importing, "approved", set())
         monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path)])
-        sys.modules.pop("own_rooms", None)
+        sys.modules.pop("user_rooms", None)
         Path("imported").unlink(missing_ok=True)
         try:
             zx.evaluate("run", episodes=1)
@@ -234,15 +237,15 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[i
     return evaluate
 
 
-def test_ones_own_run_needs_no_trust(own: Callable[[], tuple[int, str]], tmp_path: Path) -> None:
-    assert own() == (0, "")
+def test_a_users_run_needs_no_trust(evaluate_run: Callable[[], tuple[int, str]], tmp_path: Path) -> None:
+    assert evaluate_run() == (0, "")
     key = tmp_path / "configuration" / "zhixing" / "key"
     assert (key.stat().st_mode & 0o777, key.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert sorted(path.name for path in key.parent.iterdir()) == ["key"]
     shutil.move("run", "moved")
     shutil.move("moved", "run")
     zx.Session.resume("run", quiet=True, env_steps=128).run()
-    assert own() == (0, "")  # its configuration was written again, and signed again
+    assert evaluate_run() == (0, "")  # resuming writes and signs the configuration again
 
 
 @pytest.mark.parametrize(
@@ -251,62 +254,66 @@ def test_ones_own_run_needs_no_trust(own: Callable[[], tuple[int, str]], tmp_pat
         lambda: Path("run/signature").unlink(),
         lambda: Path("run/signature").write_text("0" * 64),
         lambda: Path("run/config.yaml").write_text(
-            Path("run/config.yaml").read_text().replace("kind: auto", "kind: own_rooms:room")
+            Path("run/config.yaml").read_text().replace("kind: auto", "kind: user_rooms:room")
         ),
         lambda: Path("run/config.yaml").write_text(Path("run/config.yaml").read_text().replace("seed: 0", "seed: 1")),
         lambda: Path("configuration/zhixing/key").write_bytes(bytes(32)),
         lambda: Path("configuration/zhixing/key").unlink(),
         lambda: Path("configuration/zhixing/key").chmod(0o644),
     ],
-    ids=["unsigned", "forged", "other code", "other settings", "another user", "no key", "a key that others know"],
+    ids=["unsigned", "forged", "other code", "other settings", "other key", "no key", "readable key"],
 )
-def test_what_is_not_signed_needs_trust(change: Callable[[], Any], own: Callable[[], tuple[int, str]]) -> None:
+def test_run_without_valid_signature_needs_trust(
+    change: Callable[[], Any], evaluate_run: Callable[[], tuple[int, str]]
+) -> None:
     change()
-    code, error = own()
+    code, error = evaluate_run()
     assert code == 2
-    assert "own_rooms:room" in error
+    assert "user_rooms:room" in error
     assert "--trust" in error
 
 
 def test_another_module_of_the_same_name_needs_trust(
-    own: Callable[[], tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evaluate_run: Callable[[], tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stranger hands back one's own run, with a module of theirs beside it."""
+    """Someone returns a user's run together with another module of the same name."""
     (tmp_path / "elsewhere").mkdir()
     shutil.move("run", "elsewhere/run")
-    Path("elsewhere/own_rooms.py").write_text(OWN)
+    Path("elsewhere/user_rooms.py").write_text(USER_MODULE)
     monkeypatch.chdir("elsewhere")
-    assert own()[0] == 2
+    assert evaluate_run()[0] == 2
 
 
-def test_a_trusted_run_of_a_stranger_is_not_signed(own: Callable[[], tuple[int, str]]) -> None:
+def test_trusted_run_of_someone_else_is_not_signed(evaluate_run: Callable[[], tuple[int, str]]) -> None:
     Path("run/signature").unlink()
     zx.Session.resume("run", quiet=True, env_steps=128, trust=True).run()
     assert not Path("run/signature").exists()
-    assert own()[0] == 2
+    assert evaluate_run()[0] == 2
 
 
-def test_training_goes_on_without_a_configuration_folder(own: Callable[[], tuple[int, str]], tmp_path: Path) -> None:
+def test_training_works_without_a_configuration_folder(
+    evaluate_run: Callable[[], tuple[int, str]], tmp_path: Path
+) -> None:
     shutil.rmtree(tmp_path / "configuration")
-    (tmp_path / "configuration").write_text("")  # no folder can be made here
-    zx.train("a2c", "own_rooms:room", out="second", quiet=True, rollout_steps=8, **TINY)
+    (tmp_path / "configuration").write_text("")  # a file, so the folder can't be created
+    zx.train("a2c", "user_rooms:room", out="second", quiet=True, rollout_steps=8, **TINY)
     assert not Path("second/signature").exists()
-    assert own()[0] == 2
+    assert evaluate_run()[0] == 2
 
 
-def test_runs_without_code_of_ones_own_are_not_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_without_user_code_are_not_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "configuration"))
     zx.train("a2c", "toy/match", out=tmp_path / "run", quiet=True, rollout_steps=8, **TINY)
     assert not (tmp_path / "run" / "signature").exists()
     assert not (tmp_path / "configuration").exists()
 
 
-# --- what a checkpoint restores ---
+# --- values in checkpoints ---
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One run of each kind of actor."""
+    """A finished run with each kind of collector."""
     folder = tmp_path_factory.mktemp("runs")
     zx.train("dqn", "toy/match", out=folder / "dqn", quiet=True, learning_starts=16, batch_size=8, **TINY)
     zx.train("a3c", "toy/match", out=folder / "a3c", quiet=True, **TINY)
@@ -326,8 +333,8 @@ STATES: dict[str, tuple[str, str, Any]] = {
     "steps that are text": ("dqn", "loop.actor.env_steps", "64"),
     "negative steps": ("dqn", "loop.actor.env_steps", -64),
     "updates that are text": ("dqn", "loop.learner.updates", "1"),
-    "metrics that are no tensors": ("dqn", "loop.metrics", {"loss": "precious"}),
-    "episodes that aren't": ("dqn", "loop.recent", ["precious"]),
+    "metrics that aren't tensors": ("dqn", "loop.metrics", {"loss": "precious"}),
+    "episodes that are text": ("dqn", "loop.recent", ["precious"]),
     "a method of a worker": ("a3c", "loop.actor.pending", [[0, "__setattr__", "spec", "precious"]]),
     "a worker that isn't there": ("a3c", "loop.actor.pending", [[-1, "collect", 1, "collect", 0]]),
     "an attribute of the workers": ("a3c", "loop.actor.pool", "precious"),
@@ -335,7 +342,7 @@ STATES: dict[str, tuple[str, str, Any]] = {
 
 
 @pytest.mark.parametrize("case", STATES)
-def test_a_strangers_checkpoint_restores_known_values_only(
+def test_untrusted_checkpoint_restores_only_expected_values(
     case: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, where, value = STATES[case]
@@ -356,7 +363,7 @@ def test_a_strangers_checkpoint_restores_known_values_only(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["precious", "run"]
 
 
-def test_an_untouched_run_resumes(finished: Path, tmp_path: Path) -> None:
+def test_unchanged_run_resumes(finished: Path, tmp_path: Path) -> None:
     for name in ("dqn", "a3c"):
         shutil.copytree(finished / name, tmp_path / name)
         assert zx.Session.resume(tmp_path / name, quiet=True, env_steps=128).run()["env_steps"] >= 128
@@ -369,7 +376,7 @@ LINKS = ("metrics.csv", "config.yaml", "result.json", ".lock", ".config.yaml.tmp
 
 @pytest.mark.parametrize("name", LINKS)
 @pytest.mark.parametrize("hard", [False, True])
-def test_a_link_in_a_strangers_run_leads_nowhere(name: str, hard: bool, finished: Path, tmp_path: Path) -> None:
+def test_link_to_an_outside_file_is_rejected(name: str, hard: bool, finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished / "dqn", tmp_path / "run")
     link, precious = tmp_path / "run" / name, tmp_path / "precious"
     precious.write_text((tmp_path / "run" / "config.yaml").read_text())
@@ -385,7 +392,7 @@ def test_a_link_in_a_strangers_run_leads_nowhere(name: str, hard: bool, finished
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "replay", "crash", "itself"])
-def test_a_folder_that_is_a_link_leads_nowhere(name: str, finished: Path, tmp_path: Path) -> None:
+def test_folder_that_is_a_link_is_rejected(name: str, finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished / "dqn", tmp_path / "run")
     (tmp_path / "precious").mkdir()
     link = tmp_path / "run" / name
@@ -397,7 +404,7 @@ def test_a_folder_that_is_a_link_leads_nowhere(name: str, finished: Path, tmp_pa
     assert list((tmp_path / "precious").iterdir()) == []
 
 
-def test_links_in_a_folder_to_train_or_sweep_in_lead_nowhere(tmp_path: Path, run_cli: Command) -> None:
+def test_links_in_an_output_folder_are_rejected(tmp_path: Path, run_cli: Command) -> None:
     (tmp_path / "precious").write_text(PRECIOUS)
     (tmp_path / "out" / "output").mkdir(parents=True)
     (tmp_path / "out" / "output" / "seed-0.txt").symlink_to(tmp_path / "precious")
@@ -408,24 +415,24 @@ def test_links_in_a_folder_to_train_or_sweep_in_lead_nowhere(tmp_path: Path, run
     assert (tmp_path / "precious").read_text() == PRECIOUS
 
 
-# --- no other way to code ---
+# --- the source has no other way to import or execute code ---
 
 DYNAMIC = {"import_module", "__import__", "eval", "exec", "compile", "load_env_creator", "loads", "make"}
-# who calls these with what can't come from a file of a stranger, and why
+# calls whose arguments can't come from an untrusted file, with the reason
 KNOWN_CALLS = {
     ("zhixing/config/yaml_files.py", "load"),  # YAML with a loader derived from the safe one
     ("zhixing/compile/compiler.py", "compile"),  # torch.compile
     ("zhixing/__init__.py", "import_module"),  # parts of this package, by a fixed table
     ("zhixing/algorithms/__init__.py", "import_module"),  # the files of a folder
-    ("zhixing/utils/importing.py", "import_module"),  # the gate
+    ("zhixing/utils/importing.py", "import_module"),  # checks the restriction
     ("zhixing/utils/importing.py", "loads"),  # JSON of an environment variable
     ("zhixing/training/resolve.py", "import_module"),  # a constant
     ("zhixing/envs/adapters/gymnasium_ids.py", "import_module"),  # a fixed table
     ("zhixing/envs/adapters/gymnasium_ids.py", "load_env_creator"),  # entry points of Gymnasium's registry
-    ("zhixing/envs/adapters/gymnasium_ids.py", "make"),  # ids that stand in Gymnasium's registry
+    ("zhixing/envs/adapters/gymnasium_ids.py", "make"),  # ids in Gymnasium's registry
     ("zhixing/envs/adapters/mujoco_v5.py", "make"),  # the same
-    ("zhixing/envs/adapters/foraging.py", "make"),  # an id made of numbers
-    ("zhixing/envs/adapters/pettingzoo_envs.py", "import_module"),  # a module that was found in a fixed package
+    ("zhixing/envs/adapters/foraging.py", "make"),  # an id composed of numbers
+    ("zhixing/envs/adapters/pettingzoo_envs.py", "import_module"),  # modules of a fixed package
     ("zhixing/envs/adapters/smac.py", "import_module"),  # a fixed table
     ("zhixing/envs/vector/worker.py", "loads"),  # pickles of the parent process, through a pipe
     ("zhixing/envs/vector/worker_process.py", "loads"),  # pickles of a worker process, through a pipe
@@ -436,7 +443,7 @@ KNOWN_CALLS = {
 
 
 def dynamic_calls(path: Path) -> set[str]:
-    """The calls in a file that may turn text into code. `json.loads` and our own `make` don't."""
+    """Return the calls in a file that may turn text into code. `json.loads` and zhixing's `make` don't."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):
@@ -454,11 +461,11 @@ def dynamic_calls(path: Path) -> set[str]:
     return found
 
 
-def test_nothing_else_turns_text_into_code() -> None:
+def test_no_other_call_turns_text_into_code() -> None:
     root = Path(zx.__file__).parents[1]
     found = {
         (str(path.relative_to(root)), name) for path in root.glob("zhixing/**/*.py") for name in dynamic_calls(path)
     }
     assert found - KNOWN_CALLS == set(), (
-        "go through zhixing.utils.importing, or say here why this can't come from a file"
+        "use zhixing.utils.importing, or explain in KNOWN_CALLS why the argument can't come from a file"
     )

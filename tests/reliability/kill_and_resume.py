@@ -1,6 +1,6 @@
 """Train a run in processes that get a signal at random moments, and resume it until it completes.
 
-    python killing.py FOLDER KILLS SEED COMBINATION
+    python kill_and_resume.py FOLDER KILLS SEED COMBINATION
 
 A combination is an algorithm, an environment, a back end and a signal, as in `COMBINATIONS`. Each attempt is a fork of
 this process, which has imported everything, so it can be killed after a few hundredths of a second. Half of the signals
