@@ -1,4 +1,4 @@
-"""A forbidden action is never taken, over a whole training: the task raises if it is."""
+"""Masked actions: agents never take an invalid action, for which the environment raises, and learn the valid ones."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ import pytest
 
 import zhixing as zx
 from zhixing.algorithms.sac import SoftActorCritic
-from zhixing.collect.actor import Actor
-from zhixing.core.policy import Phase
 from zhixing.training.collect_data import collect_from_actor
 
-# random play of dummy_envs:MaskedEnv earns 5 of 10, the best 10; of two agents, who earn for five and ten steps, 7.5
+# dummy_envs:MaskedEnv: the best return is 10, random actions get 5; with two agents, one of which acts for only five of
+# the ten steps, the best mean return is 7.5
 
 
-def test_no_forbidden_action_in_100_000_steps(tmp_path: Path) -> None:
+def test_no_invalid_action_in_100_000_steps(tmp_path: Path) -> None:
     settings = {"env_steps": 100_000, "num_envs": 32, "vector__backend": "serial", "rollout_steps": 64}
     settings |= {"minibatch_size": 512, "epochs": 2, "lr": 1e-3, "eval_every_steps": 0, "tensorboard": False}
     cfg = zx.config.load(algorithm="ppo", env="dummy_envs:MaskedEnv", num_threads=1, **settings)
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     assert result["env_steps"] >= 100_000
-    assert result["final_return"] > 9.5  # and what is allowed is learned
+    assert result["final_return"] > 9.5
 
 
 @pytest.mark.parametrize("name", ["qmix", "mappo"])
-def test_no_agent_of_a_team_takes_a_forbidden_action(name: str, tmp_path: Path) -> None:
+def test_no_agent_of_several_takes_an_invalid_action(name: str, tmp_path: Path) -> None:
     settings = {"env_steps": 20_000, "num_envs": 16, "vector__backend": "serial", "eval_every_steps": 0}
     if name == "qmix":
         settings |= {"updates_per_step": 0.03, "train_every": 10, "lr": 2e-3, "net__recurrent": "none"}
@@ -37,7 +36,7 @@ def test_no_agent_of_a_team_takes_a_forbidden_action(name: str, tmp_path: Path) 
     assert result["final_return"] > 6.5
 
 
-TWELVE = {"name": "dummy_envs:MaskedEnv", "actions": 12}  # one to three are allowed: random play earns 6.1 of 10
+FEW_VALID = {"name": "dummy_envs:MaskedEnv", "actions": 12}  # one to three are valid; random actions get 6.1 of 10
 
 
 def train(name: str, out: Path, **settings: Any) -> tuple[dict[str, Any], zx.Learner]:
@@ -47,28 +46,25 @@ def train(name: str, out: Path, **settings: Any) -> tuple[dict[str, Any], zx.Lea
     if model.scheme == "off_policy":
         settings = {"train_every": 4, "updates_per_step": 0.25, "learning_starts": 500, **settings}
     settings = {"env_steps": 20_000, "vector__backend": "serial", "num_threads": 1, "tensorboard": False} | settings
-    session = zx.Session(zx.config.load(algorithm=name, env=TWELVE, seed=1, **settings), out, quiet=True)
+    session = zx.Session(zx.config.load(algorithm=name, env=FEW_VALID, seed=1, **settings), out, quiet=True)
     return session.run(), session.learner
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """3,000 steps of random play."""
+    """A dataset of 3,000 random steps."""
     env = zx.envs.make_vector("dummy_envs:MaskedEnv", 2, backend="serial", options={"actions": 12})
-    policy = zx.algorithms.get("ppo").make(zx.config.load(algorithm="ppo", env=TWELVE), env.spaces).policy
-    out = str(tmp_path_factory.mktemp("recorded") / "data")
-    collect_from_actor(
-        Actor(policy, env), out, 3_000, env="dummy_envs:MaskedEnv", options={"actions": 12}, note="", phase=Phase.RANDOM
-    )
+    policy = zx.algorithms.get("ppo").make(zx.config.load(algorithm="ppo", env=FEW_VALID), env.spaces).policy
+    out = str(tmp_path_factory.mktemp("random") / "data")
+    actor, options = zx.Actor(policy, env), {"actions": 12}
+    collect_from_actor(actor, out, 3_000, env="dummy_envs:MaskedEnv", options=options, note="", phase=zx.Phase.RANDOM)
     env.close()
     return out
 
 
 @pytest.mark.parametrize("name", ["sac", "redq", "cql"])
-def test_a_learned_temperature_stays_small_where_most_actions_are_forbidden(
-    name: str, data: str, tmp_path: Path
-) -> None:
-    """A target entropy that the allowed actions can't reach would let it grow without end."""
+def test_learned_alpha_stays_small_if_most_actions_are_invalid(name: str, data: str, tmp_path: Path) -> None:
+    """With a target entropy that the valid actions can't reach, it would grow without bound."""
     settings: dict[str, Any] = {"env_steps": 4_000, "updates_per_step": 0.5, "policy_delay": 1, "eval_every_steps": 0}
     if name == "redq":
         settings["critics"] = 4
@@ -81,7 +77,7 @@ def test_a_learned_temperature_stays_small_where_most_actions_are_forbidden(
 
 
 @pytest.mark.parametrize("name", ["awac", "iql"])
-def test_few_allowed_actions_are_learned_from_random_data(name: str, data: str, tmp_path: Path) -> None:
+def test_offline_algorithms_learn_few_valid_actions(name: str, data: str, tmp_path: Path) -> None:
     settings = {"dataset": data, "offline_updates": 4_000, "eval_every_steps": 500, "stop_return": 9.5}
     assert train(name, tmp_path / "run", **settings)[0]["reached"]
 
@@ -90,6 +86,6 @@ def test_few_allowed_actions_are_learned_from_random_data(name: str, data: str, 
     "name",
     ["ppo", "a2c", "a3c", "ac", "pg", "ppg", "trpo", "impala", "dqn", "c51", "qrdqn", "munchausen_dqn", "rainbow"],
 )
-def test_few_allowed_actions_are_learned(name: str, tmp_path: Path) -> None:
+def test_few_valid_actions_are_learned(name: str, tmp_path: Path) -> None:
     settings = {"lr": 2e-3} if name == "impala" else {}
     assert train(name, tmp_path / "run", stop_return=9.5, eval_every_steps=1_000, **settings)[0]["reached"]

@@ -1,6 +1,7 @@
-"""The settings that papers were written with, on their tasks: a few updates of each, from the preset as it is.
+"""Presets with published settings run for a few updates on the environments of the papers.
 
-To learn takes hours, for Dreamer from pictures on an accelerator; these tests show that they run."""
+Whether they learn isn't tested: it takes hours, for Dreamer from images on an accelerator.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +11,25 @@ import pytest
 
 import zhixing as zx
 from zhixing import algorithms
-from zhixing.collect.actor import Actor
-from zhixing.core.policy import Phase
 from zhixing.training.collect_data import collect_from_actor
 
 pytest.importorskip("mujoco")
 
 
-def recorded(task: str, out: Path) -> str:
-    """What chance does on a task."""
-    env = zx.envs.make_vector(task, 2, backend="serial")
-    policy = algorithms.get("sac").make(zx.config.load(algorithm="sac", env=task), env.spaces).policy
-    collect_from_actor(Actor(policy, env), str(out), 600, env=task, note="chance", phase=Phase.RANDOM)
-    env.close()
+def collect_random(env: str, out: Path) -> str:
+    """Write a dataset of 600 random steps. Return its folder."""
+    vector = zx.envs.make_vector(env, 2, backend="serial")
+    policy = algorithms.get("sac").make(zx.config.load(algorithm="sac", env=env), vector.spaces).policy
+    collect_from_actor(zx.Actor(policy, vector), str(out), 600, env=env, note="random", phase=zx.Phase.RANDOM)
+    vector.close()
     return str(out)
 
 
-@pytest.mark.parametrize(("learner", "task"), [("awac", "Ant-v5"), ("iql", "Walker2d-v5"), ("cql", "Hopper-v5")])
-def test_from_data(learner: str, task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "env"), [("awac", "Ant-v5"), ("iql", "Walker2d-v5"), ("cql", "Hopper-v5")])
+def test_offline_algorithms(name: str, env: str, tmp_path: Path) -> None:
     short = {"offline_updates": 5, "eval_every_steps": 0}
-    data = recorded(task, tmp_path / "data")
-    result = zx.train(learner, dataset=data, env=task, out=tmp_path / "run", quiet=True, **short)
+    data = collect_random(env, tmp_path / "data")
+    result = zx.train(name, dataset=data, env=env, out=tmp_path / "run", quiet=True, **short)
     assert result["updates"] == 5
     assert zx.evaluate(tmp_path / "run", 1).mean_return != 0
 
@@ -43,17 +42,17 @@ def test_ddpg_on_halfcheetah(tmp_path: Path) -> None:
 
 def test_gail_on_halfcheetah(tmp_path: Path) -> None:
     short = {"env_steps": 512, "rollout_steps": 64, "eval_every_steps": 0, "vector__backend": "serial"}
-    data = recorded("HalfCheetah-v5", tmp_path / "data")
+    data = collect_random("HalfCheetah-v5", tmp_path / "data")
     result = zx.train(
         "gail", env="HalfCheetah-v5", out=tmp_path / "run", quiet=True, dataset=data, demonstrations=2, **short
     )
     assert result["updates"] > 0
 
 
-def test_dreamer_on_pictures_of_walker_walk(tmp_path: Path) -> None:
+def test_dreamer_on_images_of_walker_walk(tmp_path: Path) -> None:
     pytest.importorskip("dm_control")
     short = {"env_steps": 200, "learning_starts": 196, "num_envs": 1, "batch_size": 1}
-    short |= {"eval_every_steps": 0, "eval_episodes": 1, "env__time_limit": 5}  # the evaluation at the end draws, too
+    short |= {"eval_every_steps": 0, "eval_episodes": 1, "env__time_limit": 5}  # the final evaluation renders too
     try:
         result = zx.train("dreamer", env="dmc/walker-walk", out=tmp_path / "run", quiet=True, **short)
     except zx.UserError as error:

@@ -498,7 +498,7 @@ def doubling_lines(first: str, rest: str) -> str:
 )
 def test_yaml_that_expands_exponentially_is_rejected(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"algorithm: ppo\nenv: CartPole-v1\n{text}")
-    with pytest.raises(zx.UserError, match="again and again"):
+    with pytest.raises(zx.UserError, match="repeats parts many times|merge keys expand"):
         zx.config.load(tmp_path / "a.yaml")
 
 
@@ -566,7 +566,7 @@ def test_code_named_by_a_run_is_imported_only_with_trust(
                 reader(run)
         code, _, error = run_cli("eval", str(run))
         assert code == 2
-        assert "with --trust" in error
+        assert "add --trust" in error
         assert not Path("executed").exists()
     with pytest.raises(zx.UserError, match="stranger"):  # it is imported, but defines no `make`
         zx.load(run, trust=True)

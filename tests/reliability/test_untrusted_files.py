@@ -168,7 +168,7 @@ def test_untrusted_dataset_imports_nothing(evil: Path, tmp_path: Path, run_cli: 
         (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest | changes))
         code, _, message = run_cli("train", "bc", "--dataset", "data")
         assert code == 2
-        assert "name the environment with --env" in message
+        assert "set the environment with --env" in message
     assert not evil.exists()
 
 
