@@ -498,7 +498,7 @@ def doubling_lines(first: str, rest: str) -> str:
 )
 def test_yaml_that_expands_exponentially_is_rejected(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"algorithm: ppo\nenv: CartPole-v1\n{text}")
-    with pytest.raises(zx.UserError, match="repeats parts many times|merge keys expand"):
+    with pytest.raises(zx.UserError, match=r"repeats parts many times|merge keys expand"):
         zx.config.load(tmp_path / "a.yaml")
 
 
