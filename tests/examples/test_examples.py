@@ -84,7 +84,7 @@ def test_recall_requires_memory(folder: Path) -> None:
 def test_custom_environment_takes_its_option_and_is_recorded(run_cli: Command, folder: Path) -> None:
     run_cli("train", "ppo", "--env", "custom_environment:Room", "env.target=23", "env_steps=256", "--out", "room")
     assert zx.load("room").cfg.env.options == {"target": 23}
-    assert "1 episodes" in run_cli("video", "room", "-o", "room.mp4")[0]
+    assert "room.mp4: return" in run_cli("video", "room", "-o", "room.mp4")[0]
     assert (folder / "room.mp4").stat().st_size > 0
 
 

@@ -96,7 +96,7 @@ def video(
     from zhixing.report.video import record_video
 
     returns = record_video(run, out, episodes, seed, checkpoint, max_steps)
-    print(f"{out}: {len(returns)} episodes, returns {', '.join(f'{value:.6g}' for value in returns)}")
+    print(f"{out}: {'return' if len(returns) == 1 else 'returns'} {', '.join(f'{value:.6g}' for value in returns)}")
 
 
 def export(

@@ -325,8 +325,8 @@ def weights_must_fit(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:  # raised by torch
-        lines = [line.strip() for line in str(error).split("\n")]
+        reason = " ".join(line.strip() for line in str(error).split("\n")[:3]).rstrip(".")
         raise UserError(
-            f"the weights of {folder.given} don't fit this network: {' '.join(lines[:3])}; use its net settings "
-            f"and an environment with the same spaces"
+            f"the weights of {folder.given} don't fit this network: {reason}; use the net settings of that run and an "
+            f"environment with the same spaces"
         ) from None

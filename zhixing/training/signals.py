@@ -29,7 +29,7 @@ def interruptible(loop: TrainingLoop) -> Iterator[None]:
                 return
             raise KeyboardInterrupt
         loop.stop(INTERRUPTED)
-        write_stderr("\nstopping after this iteration or evaluation step (again to stop at once)")
+        write_stderr("\nstopping after this iteration or evaluation step; interrupt again to stop immediately")
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:

@@ -299,7 +299,7 @@ def test_second_interrupt_ends_training_immediately(tmp_path: Path) -> None:
     assert process.poll() is None  # it waits for the end of the iteration
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=10)
-    assert "again to stop at once" in err
+    assert "interrupt again to stop immediately" in err
     assert "Traceback" not in err
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
     assert process.returncode == 130
