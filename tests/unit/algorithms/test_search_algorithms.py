@@ -92,7 +92,7 @@ def test_opponents_by_name(agent_run: Path, short_config: Callable, tmp_path: Pa
         assert isinstance(player, SearchPlayer)
         assert player.simulations == simulations
     for name in ("nobody", "mcts:0", "mcts:x"):
-        with pytest.raises(zx.UserError, match="random, perfect, mcts, mcts:SIMULATIONS or a run's folder"):
+        with pytest.raises(zx.UserError, match="random, perfect, mcts, mcts:SIMULATIONS or a run folder"):
             make_opponent(game, name)
     with pytest.raises(zx.UserError, match="was trained on pettingzoo/tictactoe"):
         make_opponent(make_game("pettingzoo/connect_four"), str(agent_run))

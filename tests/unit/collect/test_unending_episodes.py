@@ -196,7 +196,7 @@ def test_collect_truncates_episodes_and_reports_only_complete_ones(run_cli: Comm
     assert np.bincount(data.complete()).tolist() == [8, 16]
     assert "500 steps in 24 episodes" in out
     assert f"mean return {LIMIT} of 16 complete episodes" in out
-    assert "8 episodes were cut by the end of the recording" in out
+    assert "8 episodes are incomplete and not part of the mean return" in out
 
 
 def test_exported_agents_keep_the_longest_episode(run: str, tmp_path: Path) -> None:
