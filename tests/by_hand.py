@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner
+from zhixing.core.policy import Phase
 from zhixing.core.spaces import Spaces
+from zhixing.core.tree import tree_map
 
 OBS = Box(-9.0, 9.0, (2,), np.float32)
 DISCRETE = Spaces(OBS, Discrete(3))
@@ -106,3 +108,21 @@ def next_noise(learner: Learner, rows: int = 3) -> Tensor:
     rng = torch.Generator()
     rng.set_state(learner.rng.get_state())
     return torch.empty(rows, 1).normal_(generator=rng)
+
+
+def collect_random_rollout(learner: Any, steps: int, envs: int, seed: int = 0) -> Batch:
+    """Return a rollout `[T,N]` of the learner's policy on random observations, with random rewards and no ends."""
+    g = torch.Generator().manual_seed(seed)
+    obs = torch.rand(steps + 1, envs, *learner.spaces.obs.shape, generator=g)
+    hidden, decisions, hiddens = learner.policy.initial_hidden(envs), [], []
+    with torch.no_grad():
+        for t in range(steps):
+            decisions.append(learner.policy.act(obs[t], hidden, None, Phase.COLLECT, g, 0))
+            hiddens.append(hidden)
+            hidden = decisions[-1].hidden
+    fields: dict[str, Any] = {n: torch.stack([getattr(d, n) for d in decisions]) for n in ("action", "logp", "value")}
+    if hidden is not None:
+        fields["hidden"] = tree_map(lambda *leaves: torch.stack(leaves), *hiddens)
+    never = torch.zeros(steps, envs, dtype=torch.bool)
+    reward = torch.randn(steps, envs, generator=g)
+    return Batch(obs=obs[:-1], reward=reward, terminated=never, truncated=never.clone(), next_obs=obs[1:], **fields)

@@ -1,4 +1,4 @@
-"""PPO's losses by hand, and what each of its settings does to an update."""
+"""Losses, advantages, minibatches and settings of PPO, with numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import changed_parts, named_weights
+from by_hand import changed_parts, collect_random_rollout, named_weights
 from gymnasium.spaces import Box, Discrete
 from probe import probe
 
@@ -17,7 +17,6 @@ import zhixing as zx
 from zhixing.algorithms.ppo import PPO
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
-from zhixing.core.tree import tree_map
 from zhixing.errors import UserError
 from zhixing.nets.actor_critic import evaluate_actions
 from zhixing.ops.policy_gradient import minibatches
@@ -30,34 +29,17 @@ def minibatches_of(learner: PPO, data: Batch) -> Iterator[Batch]:
 
 
 def make_learner(**settings: Any) -> PPO:
-    short = {"net__hidden_sizes": [8], "num_envs": 2, "rollout_steps": 6, "minibatch_size": 4, "epochs": 2}
-    plain = {"normalize_obs": False, "normalize_reward": False}
-    cfg = zx.config.load(algorithm="ppo", env="Acrobot-v1", **(short | plain | settings))
+    base = {"net__hidden_sizes": [8], "num_envs": 2, "rollout_steps": 6, "minibatch_size": 4, "epochs": 2}
+    base |= {"normalize_obs": False, "normalize_reward": False}
+    cfg = zx.config.load(algorithm="ppo", env="Acrobot-v1", **(base | settings))
     return PPO(cfg, SPACES)
 
 
 def rollout(ppo: PPO, steps: int = 6, envs: int = 2, seed: int = 0) -> Batch:
-    """A rollout of random observations with the decisions that `ppo` would have learner."""
-    g, T, N = torch.Generator().manual_seed(seed), steps, envs
-    obs = torch.rand(T + 1, N, 3, generator=g)
-    fields: dict[str, Any] = {}
-    hidden = ppo.policy.initial_hidden(N)
-    rows: list[Any] = []
-    with torch.no_grad():
-        for t in range(T):
-            decision = ppo.policy.act(obs[t], hidden, None, zx.Phase.COLLECT, g, 0)
-            rows.append((decision.action, decision.logp, decision.value, hidden))
-            hidden = decision.hidden
-    for i, name in enumerate(("action", "logp", "value")):
-        fields[name] = torch.stack([row[i] for row in rows])
-    if ppo.net.recurrent:
-        fields["hidden"] = tree_map(lambda *leaves: torch.stack(leaves), *(row[3] for row in rows))
-    end = torch.zeros(T, N, dtype=torch.bool)
-    reward = torch.randn(T, N, generator=g)
-    return Batch(obs=obs[:-1], reward=reward, terminated=end, truncated=end.clone(), next_obs=obs[1:], **fields)
+    return collect_random_rollout(ppo, steps, envs, seed)
 
 
-# --- losses by hand ---
+# --- losses ---
 
 
 def test_policy_loss_by_hand() -> None:
@@ -76,12 +58,12 @@ def test_clipped_ratios_have_no_gradient() -> None:
     logp = torch.tensor([1.5, 0.5, 1.5, 0.5]).log().requires_grad_()
     batch = Batch(advantage=torch.tensor([1.0, 1.0, -1.0, -1.0]), logp=torch.zeros(4))
     ppo.policy_loss(logp, batch)[0].backward()
-    # where the minimum is the ratio itself, d/dlogp of -rA/4 is -rA/4: -0.125 and 0.375; else it is clipped
+    # if the minimum is the unclipped term, d/dlogp of -rA/4 is -rA/4: -0.125 and 0.375; else it is 0
     assert logp.grad is not None
     assert logp.grad.tolist() == pytest.approx([0.0, -0.125, 0.375, 0.0])
 
 
-def test_advantages_are_normalised_per_minibatch() -> None:
+def test_advantages_are_normalized_per_minibatch() -> None:
     ppo = make_learner(clip_range=10.0)
     logp = torch.zeros(3, requires_grad=True)
     ppo.policy_loss(logp, Batch(advantage=torch.tensor([1.0, 2.0, 6.0]), logp=torch.zeros(3)))[0].backward()
@@ -91,7 +73,7 @@ def test_advantages_are_normalised_per_minibatch() -> None:
     assert logp.grad.tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_single_advantage_is_not_normalised_to_nothing() -> None:
+def test_single_advantage_is_not_normalized_to_zero() -> None:
     loss, _ = make_learner().policy_loss(torch.zeros(1), Batch(advantage=torch.tensor([3.0]), logp=torch.zeros(1)))
     assert loss.item() == -3.0
 
@@ -101,22 +83,21 @@ def test_value_loss_by_hand() -> None:
     value = torch.tensor([1.0, 3.0])
     # (1 - 2)² = 1 and (3 - 2)² = 1
     assert make_learner().value_loss(value, batch).item() == 1.0
-    # clipped to within 0.5 of the old: 0.5 and 4.5: (0.5 - 2)² = 2.25 and (4.5 - 2)² = 6.25, both larger
+    # clipped to within 0.5 of the old values: 0.5 and 4.5; (0.5 - 2)² = 2.25 and (4.5 - 2)² = 6.25 are larger
     assert make_learner(value_clip_range=0.5).value_loss(value, batch).item() == 4.25
 
 
-def test_the_whole_loss_is_policy_value_and_entropy() -> None:
-    weights = {"value_coef": 0.3, "entropy_coef": 0.07}
-    ppo = make_learner(**weights, normalize_advantage=False, max_grad_norm=None)
+def test_gradient_is_the_weighted_sum_of_policy_value_and_entropy() -> None:
+    ppo = make_learner(value_coef=0.3, entropy_coef=0.07, normalize_advantage=False, max_grad_norm=None)
     data = ppo.add_advantages(rollout(ppo)).flatten()
-    result = probe(ppo, data, "gradient_step").gradients["optimizer"][0].clone()
+    gradient = probe(ppo, data, "gradient_step").gradients["optimizer"][0].clone()
     out = ppo.net(data.obs)
     logp, entropy = out.distribution.log_prob(data.action), out.distribution.entropy()
     # before the first step the ratio is 1
     loss = -(data.advantage * (logp - logp.detach()).exp()).mean()
     loss = loss + 0.3 * (out.value - data.returns).square().mean() - 0.07 * entropy.mean()
     expected = ppo.optimizer.compute_gradients(loss)[0]
-    assert torch.allclose(result, expected, atol=1e-6)
+    assert torch.allclose(gradient, expected, atol=1e-6)
 
 
 def test_metrics_by_hand() -> None:
@@ -125,9 +106,9 @@ def test_metrics_by_hand() -> None:
     ratio = torch.full((12,), 1.0)
     ratio[:3] = 1.3
     metrics = probe(ppo, data.replace(logp=data.logp - ratio.log()), "gradient_step").metrics
-    assert metrics["clip_fraction"].item() == 0.25  # 3 of 12 moved further than 0.2
+    assert metrics["clip_fraction"].item() == 0.25  # 3 of 12 ratios differ from 1 by more than 0.2
     assert metrics["kl"].item() == pytest.approx((0.3 - math.log(1.3)) / 4, rel=1e-4)
-    assert metrics["entropy"].item() == pytest.approx(math.log(2), abs=1e-3)  # the first policy is nearly uniform
+    assert metrics["entropy"].item() == pytest.approx(math.log(2), abs=1e-3)  # the initial policy is nearly uniform
 
 
 # --- advantages ---
@@ -138,16 +119,16 @@ def test_truncated_step_bootstraps_and_terminated_step_does_not() -> None:
     batch = rollout(ppo, steps=3)
     terminated, truncated = (torch.zeros(3, 2, dtype=torch.bool) for _ in range(2))
     terminated[1, 0] = truncated[1, 1] = True
-    last = torch.rand(3, 2, 3)
-    batch = batch.replace(terminated=terminated, truncated=truncated, next_obs=last)
+    next_obs = torch.rand(3, 2, 3)
+    batch = batch.replace(terminated=terminated, truncated=truncated, next_obs=next_obs)
     data = ppo.add_advantages(batch)
     with torch.no_grad():
-        after = ppo.value(last.flatten(0, 1)).view(3, 2)
-    # lambda 0: A = r + 0.5 V(next) - V; the next value is the next row's but at ends and in the last row
+        next_value = ppo.value(next_obs.flatten(0, 1)).view(3, 2)
+    # λ = 0: A = r + 0.5 V(next) - V, where V(next) is that of the next row except at truncation and in the last row
     expected = batch.reward - batch.value
     expected[0] += 0.5 * batch.value[1]
-    expected[1, 1] += 0.5 * after[1, 1]
-    expected[2] += 0.5 * after[2]
+    expected[1, 1] += 0.5 * next_value[1, 1]
+    expected[2] += 0.5 * next_value[2]
     assert torch.allclose(data.advantage, expected, atol=1e-6)
     assert torch.allclose(data.returns, data.advantage + batch.value)
 
@@ -156,24 +137,22 @@ def test_explained_variance_by_hand() -> None:
     ppo = make_learner(gamma=0.0, gae_lambda=0.0)
     batch = rollout(ppo)
     value = torch.arange(12.0).view(6, 2)
-    # gamma 0: the return is the reward. Rewards 2v: the error v has the variance of v, the return four times that
+    # with γ = 0 returns are rewards, here 2v. The residual v has the variance of v, the return four times as much
     update = ppo.update(batch.replace(value=value, reward=2 * value))
     assert update.metrics["explained_variance"].item() == pytest.approx(0.75, rel=1e-5)
 
 
-def test_rewards_are_scaled_before_advantages() -> None:
-    plain, scaled = (
-        make_learner(gamma=0.0, gae_lambda=0.0),
-        make_learner(gamma=0.0, gae_lambda=0.0, normalize_reward=True),
-    )
-    batch = rollout(plain)
-    # gamma 0: the return is the reward itself, so rewards are divided by their own spread
+def test_rewards_are_scaled_before_advantages_are_computed() -> None:
+    unscaled = make_learner(gamma=0.0, gae_lambda=0.0)
+    scaled = make_learner(gamma=0.0, gae_lambda=0.0, normalize_reward=True)
+    batch = rollout(unscaled)
+    # with γ = 0 returns are rewards, so rewards are divided by their std
     expected = batch.reward / batch.reward.std(unbiased=False)
     assert torch.allclose(scaled.add_advantages(batch).returns, expected, atol=1e-5)
-    assert torch.allclose(plain.add_advantages(batch).returns, batch.reward, atol=1e-6)
+    assert torch.allclose(unscaled.add_advantages(batch).returns, batch.reward, atol=1e-6)
 
 
-def test_observations_are_taken_into_the_statistics_after_learning() -> None:
+def test_update_updates_observation_statistics() -> None:
     ppo = make_learner(normalize_obs=True)
     batch = rollout(ppo)
     ppo.update(batch)
@@ -184,7 +163,7 @@ def test_observations_are_taken_into_the_statistics_after_learning() -> None:
 # --- minibatches ---
 
 
-def test_minibatches_cover_each_step_once() -> None:
+def test_minibatches_contain_each_step_once() -> None:
     ppo = make_learner(minibatch_size=4)
     data = ppo.add_advantages(rollout(ppo)).replace(advantage=torch.arange(12.0).view(6, 2))
     for _ in range(3):
@@ -195,7 +174,7 @@ def test_minibatches_cover_each_step_once() -> None:
     assert len(orders) == 5
 
 
-def test_rows_of_a_minibatch_stay_together() -> None:
+def test_fields_of_a_minibatch_belong_to_the_same_steps() -> None:
     ppo = make_learner(minibatch_size=4)
     batch = rollout(ppo)
     data = ppo.add_advantages(batch.replace(obs=batch.obs.clone(), value=batch.obs[..., 0].clone()))
@@ -203,7 +182,7 @@ def test_rows_of_a_minibatch_stay_together() -> None:
         assert torch.equal(part.value, part.obs[:, 0])
 
 
-def test_recurrent_minibatches_keep_sequences() -> None:
+def test_recurrent_minibatches_are_whole_sequences() -> None:
     ppo = make_learner(net__recurrent="gru", net__recurrent_size=4, num_envs=4, minibatch_size=12)
     data = ppo.add_advantages(rollout(ppo, envs=4))
     numbers = torch.arange(24.0).view(6, 4)  # 4 t + n
@@ -216,34 +195,34 @@ def test_recurrent_minibatches_keep_sequences() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_recurrent_probabilities_are_those_of_collecting(kind: str) -> None:
+def test_unrolled_outputs_equal_those_while_collecting(kind: str) -> None:
     ppo = make_learner(net__recurrent=kind, net__recurrent_size=4)
     batch = rollout(ppo)
     truncated = batch.truncated.clone()
-    truncated[2, 1] = True  # the memory of environment 1 is cleared after its third step
+    truncated[2, 1] = True  # resets the hidden state of environment 1 after its third step
     data = ppo.add_advantages(batch.replace(truncated=truncated))
     assert data.is_first.tolist() == [[False, False]] * 3 + [[False, True]] + [[False, False]] * 2
     logp, value, _ = evaluate_actions(ppo.net, data)
     assert torch.allclose(logp[:, 0], data.logp[:, 0], atol=1e-6)
     assert torch.allclose(value[:3], data.value[:3], atol=1e-6)
     assert torch.allclose(value[:, 0], data.value[:, 0], atol=1e-6)
-    fresh = ppo.net(data.obs[3], None).value[1]  # what a first step of an episode is worth
-    assert torch.allclose(value[3, 1], fresh, atol=1e-6)
+    reset = ppo.net(data.obs[3], None).value[1]  # with the initial hidden state
+    assert torch.allclose(value[3, 1], reset, atol=1e-6)
 
 
-def test_the_number_of_updates_is_epochs_times_minibatches() -> None:
+def test_number_of_updates_is_epochs_times_minibatches() -> None:
     ppo = make_learner(epochs=3, minibatch_size=4)
     ppo.update(rollout(ppo))
     assert ppo.updates == 3 * 3
-    whole = make_learner(epochs=3, minibatch_size=100)
-    whole.update(rollout(whole))
-    assert whole.updates == 3
+    ppo = make_learner(epochs=3, minibatch_size=100)
+    ppo.update(rollout(ppo))
+    assert ppo.updates == 3
 
 
-# --- two learning rates, two numbers of epochs ---
+# --- separate learning rates and epochs ---
 
 
-def test_actor_and_critic_move_only_their_own_parts() -> None:
+def test_gradient_step_can_update_the_actor_or_the_critic() -> None:
     ppo = make_learner(critic_lr=1e-2)
     data = ppo.add_advantages(rollout(ppo)).flatten()
     before = named_weights(ppo.net)
@@ -254,7 +233,7 @@ def test_actor_and_critic_move_only_their_own_parts() -> None:
     assert changed_parts(ppo.net, before) == {"critic", "value_head"}
 
 
-def test_critic_lr_is_the_critics_alone() -> None:
+def test_critic_lr_applies_only_to_the_critic() -> None:
     ppo = make_learner(lr=1e-4, critic_lr=1e-2, max_grad_norm=None, epochs=1, minibatch_size=100)
     before = named_weights(ppo.net)
     ppo.update(rollout(ppo))
@@ -269,18 +248,18 @@ def test_critic_lr_is_the_critics_alone() -> None:
     assert steps["value_head"] == pytest.approx(1e-2, rel=0.05)
 
 
-def test_critic_epochs_are_the_critics_alone() -> None:
-    more = make_learner(epochs=2, critic_epochs=5, minibatch_size=100)
-    more.update(rollout(more))
-    assert more.actor_optimizer.steps[0] == 2
-    assert more.critic_optimizer.steps[0] == 5
-    none = make_learner(epochs=2, critic_epochs=0, minibatch_size=100)
-    before = named_weights(none.net)
-    none.update(rollout(none))
-    assert changed_parts(none.net, before) == {"actor", "policy_head"}
+def test_critic_epochs_apply_only_to_the_critic() -> None:
+    ppo = make_learner(epochs=2, critic_epochs=5, minibatch_size=100)
+    ppo.update(rollout(ppo))
+    assert ppo.actor_optimizer.steps[0] == 2
+    assert ppo.critic_optimizer.steps[0] == 5
+    ppo = make_learner(epochs=2, critic_epochs=0, minibatch_size=100)
+    before = named_weights(ppo.net)
+    ppo.update(rollout(ppo))
+    assert changed_parts(ppo.net, before) == {"actor", "policy_head"}
 
 
-def test_shared_network_moves_with_both_losses_and_refuses_two_rates() -> None:
+def test_shared_network_is_trained_by_both_losses_and_rejects_critic_lr() -> None:
     ppo = make_learner(shared_network=True)
     assert ppo.net.critic is ppo.net.actor
     before = named_weights(ppo.net)
@@ -290,7 +269,7 @@ def test_shared_network_moves_with_both_losses_and_refuses_two_rates() -> None:
         make_learner(shared_network=True, critic_lr=1e-3)
 
 
-def test_value_coefficient_of_zero_leaves_the_critic_where_it_was() -> None:
+def test_critic_is_not_trained_with_value_coef_zero() -> None:
     ppo = make_learner(value_coef=0.0)
     before = named_weights(ppo.net)
     ppo.update(rollout(ppo))
@@ -300,35 +279,31 @@ def test_value_coefficient_of_zero_leaves_the_critic_where_it_was() -> None:
     assert torch.equal(weight[1], old[1])
 
 
-# --- early end, decay ---
+# --- early stopping, learning rates, clipping and seeds ---
 
 
-def test_target_kl_ends_the_epochs() -> None:
+def test_target_kl_stops_the_epochs() -> None:
     settings = {"lr": 0.5, "epochs": 10, "minibatch_size": 100}
-    free, bound = make_learner(**settings), make_learner(**settings, target_kl=0.01)
-    free.update(rollout(free))
-    bound.update(rollout(bound))
-    assert free.updates == 10
-    # the first epoch sees a ratio of 1; after a step of 0.5 per weight the second is far beyond 0.015
-    assert bound.updates == 2
-    near = make_learner(**settings, target_kl=1e6)
-    near.update(rollout(near))
-    assert near.updates == 10
+    # in the first epoch the ratio is 1; after a step of 0.5 per weight, the KL of the second is far above 0.015
+    for target_kl, updates in ((None, 10), (0.01, 2), (1e6, 10)):
+        ppo = make_learner(**settings, target_kl=target_kl)
+        ppo.update(rollout(ppo))
+        assert ppo.updates == updates
 
 
-def test_learning_rates_fall_to_zero_with_anneal_lr() -> None:
+def test_anneal_lr_anneals_learning_rates_linearly() -> None:
     ppo = make_learner(lr=4e-3, anneal_lr=True)
     ppo.set_progress(0.25)
     assert ppo.optimizer.lr == pytest.approx(3e-3)
-    own = make_learner(lr=4e-3, critic_lr=8e-3, anneal_lr=True)
-    own.set_progress(0.75)
-    assert (own.actor_optimizer.lr, own.critic_optimizer.lr) == pytest.approx((1e-3, 2e-3))
+    separate = make_learner(lr=4e-3, critic_lr=8e-3, anneal_lr=True)
+    separate.set_progress(0.75)
+    assert (separate.actor_optimizer.lr, separate.critic_optimizer.lr) == pytest.approx((1e-3, 2e-3))
     constant = make_learner(lr=4e-3)
     constant.set_progress(0.75)
     assert constant.optimizer.lr == 4e-3
 
 
-def test_gradients_are_clipped_to_the_norm() -> None:
+def test_gradients_are_clipped_to_max_grad_norm() -> None:
     ppo = make_learner(max_grad_norm=0.01, epochs=1, minibatch_size=100)
     data = ppo.add_advantages(rollout(ppo)).flatten()
     norm = probe(ppo, data, "gradient_step").metrics["grad_norm"]
@@ -339,7 +314,7 @@ def test_gradients_are_clipped_to_the_norm() -> None:
     assert squares == pytest.approx(0.01 * 0.01**2, rel=1e-3)
 
 
-def test_the_first_weights_depend_on_the_seed_only() -> None:
+def test_initial_weights_depend_only_on_the_seed() -> None:
     torch.manual_seed(1)
     a = make_learner(seed=5)
     torch.manual_seed(2)

@@ -1,4 +1,4 @@
-"""TD3's and DDPG's targets by hand, their losses, smoothing, the delay, exploration and what they refuse."""
+"""Targets, losses, delayed updates and exploration of TD3 and DDPG, with numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import all_equal, copy_weights, set_critic_outputs, set_net_output
+from by_hand import all_equal, check_polyak_update, copy_weights, set_critic_outputs, set_net_output
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from probe import probe
 
@@ -32,7 +32,7 @@ def make_learner(name: str = "td3", spaces: Spaces = SPACES, **settings: Any) ->
 
 
 def batch(rows: int = 1, **fields: Any) -> Batch:
-    """Steps that go on, that terminate and that are truncated; so many of each."""
+    """Return `rows` steps of each kind: within an episode, terminated and truncated."""
     base = {
         "obs": torch.zeros(3, 2),
         "next_obs": torch.zeros(3, 2),
@@ -51,11 +51,11 @@ def batch(rows: int = 1, **fields: Any) -> Batch:
 
 def test_targets_by_hand() -> None:
     learner = make_learner()
-    set_critic_outputs(learner.target_critics, (2.0, 10.0), (4.0, 8.0))  # of 0.5: 11 and 10
+    set_critic_outputs(learner.target_critics, (2.0, 10.0), (4.0, 8.0))  # 11 and 10 for the action 0.5
     set_critic_outputs(learner.critics, (0.0, 99.0), (0.0, 99.0))  # not used
     set_net_output(learner.target_actor, math.atanh(0.5))
     set_net_output(learner.actor, math.atanh(-0.9))  # not used
-    # the minimum of both: 1 + 0.9 * 10 = 10; terminated: 1; truncation bootstraps: 10
+    # minimum of both: 1 + 0.9 * 10 = 10; terminated: 1; truncated, which bootstraps: 10
     assert learner.target_value(batch()).tolist() == pytest.approx([10.0, 1.0, 10.0])
 
 
@@ -67,7 +67,7 @@ def test_targets_use_the_discount_of_each_row() -> None:
     assert learner.target_value(data).tolist() == pytest.approx([10.0, 2.0, 10.29])
 
 
-def test_ddpg_has_one_critic_and_doesnt_smooth() -> None:
+def test_ddpg_has_one_critic_and_no_target_noise() -> None:
     cfg = zx.config.load(algorithm="ddpg", env="Acrobot-v1", net__hidden_sizes=[])
     learner = TD3(cfg, SPACES)
     set_critic_outputs(learner.target_critics, (10.0, 0.0))
@@ -77,32 +77,32 @@ def test_ddpg_has_one_critic_and_doesnt_smooth() -> None:
     assert (cfg.policy_delay, cfg.noise_kind) == (1, "ou")
 
 
-def test_the_noise_on_target_actions_is_clipped() -> None:
-    learner = make_learner(target_policy_noise=1e6, target_noise_clip=0.5)  # whatever is drawn is far beyond the clip
+def test_target_noise_is_clipped() -> None:
+    learner = make_learner(target_policy_noise=1e6, target_noise_clip=0.5)  # all samples are clipped
     set_critic_outputs(learner.target_critics, (10.0, 0.0), (10.0, 0.0))
     set_net_output(learner.target_actor, math.atanh(0.2))
     result = (learner.target_value(batch(rows=100)) - 1) / 0.9
-    # 10 (0.2 + 0.5) = 7 or 10 (0.2 - 0.5) = -3, and 0 after death
+    # 10 (0.2 + 0.5) = 7 or 10 (0.2 - 0.5) = -3; 0 for terminated steps
     assert result[100:200].abs().max() == 0
-    alive = torch.cat([result[:100], result[200:]])
-    assert sorted({round(q, 3) for q in alive.tolist()}) == [-3.0, 7.0]
+    bootstrapped = torch.cat([result[:100], result[200:]])
+    assert sorted({round(q, 3) for q in bootstrapped.tolist()}) == [-3.0, 7.0]
 
 
-def test_noisy_target_actions_stay_within_bounds() -> None:
+def test_noisy_target_actions_are_clipped_to_bounds() -> None:
     learner = make_learner(target_policy_noise=1e6, target_noise_clip=0.5)
     set_critic_outputs(learner.target_critics, (10.0, 0.0), (10.0, 0.0))
-    for action, expected in ((0.8, [3.0, 10.0]), (-0.8, [-10.0, -3.0])):  # not 13, nor -13
+    for action, expected in ((0.8, [3.0, 10.0]), (-0.8, [-10.0, -3.0])):  # not 13 and -13
         set_net_output(learner.target_actor, math.atanh(action))
         result = (learner.target_value(batch(rows=100))[:100] - 1) / 0.9
         assert sorted({round(q, 3) for q in result.tolist()}) == expected
 
 
-def test_the_noise_on_target_actions_has_its_spread_and_is_each_steps_own() -> None:
+def test_target_noise_has_its_std_and_is_independent_per_step() -> None:
     learner = make_learner(target_policy_noise=0.1, target_noise_clip=0.5)
     set_critic_outputs(learner.target_critics, (10.0, 0.0), (10.0, 0.0))
     set_net_output(learner.target_actor, math.atanh(0.2))
     result = (learner.target_value(batch(rows=10_000))[:10_000] - 1) / 0.9
-    # 10 times 0.1; three standard errors are 0.03 and 0.021
+    # std 10 * 0.1; three standard errors are 0.03 and 0.021
     assert result.mean().item() == pytest.approx(2.0, abs=0.03)
     assert result.std().item() == pytest.approx(1.0, abs=0.021)
 
@@ -115,7 +115,7 @@ def test_critic_loss_by_hand() -> None:
     set_critic_outputs(learner.critics, (2.0, 1.0), (0.0, 4.0))
     set_critic_outputs(learner.target_critics, (0.0, 0.0), (0.0, 0.0))
     loss, error, q_mean = learner.critic_loss(batch())
-    # targets are 1; 1 + 2 a = 2, 1, 0 and 4, 4, 4: squares 1 + 9, 0 + 9, 1 + 9
+    # targets 1, Q-values 1 + 2 a = 2, 1, 0 and 4, 4, 4: squares 1 + 9, 0 + 9, 1 + 9
     assert loss.item() == pytest.approx(29 / 3)
     assert error.tolist() == pytest.approx([2.0, 1.5, 2.0])  # mean over critics
     assert q_mean.item() == pytest.approx(2.5)
@@ -132,21 +132,21 @@ def test_importance_weights_scale_losses_but_not_priorities() -> None:
     assert result.priority.tolist() == pytest.approx([2.0, 1.5, 2.0])
 
 
-def test_the_critics_gradient_doesnt_pass_through_the_target() -> None:
+def test_targets_have_no_gradient() -> None:
     learner = make_learner()
     set_critic_outputs(learner.critics, (2.0, 1.0), (0.0, 4.0))
     set_critic_outputs(learner.target_critics, (0.0, 0.0), (0.0, 0.0))
     (gradient,) = torch.autograd.grad(learner.critic_loss(batch())[0], [learner.critics.towers.biases[0]])
-    # twice the mean errors (1 + 0 - 1) / 3 and 3
+    # two times the mean errors, (1 + 0 - 1) / 3 and 3
     assert gradient.flatten().tolist() == pytest.approx([0.0, 6.0], abs=1e-6)
 
 
-def test_the_actor_climbs_the_first_critic() -> None:
+def test_actor_maximizes_the_first_critic() -> None:
     learner = make_learner()
     set_critic_outputs(learner.critics, (3.0, 1.0), (-5.0, 0.0))
     set_net_output(learner.actor, math.atanh(0.5))
     loss = learner.actor_loss(batch())
-    assert loss.item() == pytest.approx(-2.5)  # -(3 * 0.5 + 1); of the second, or the least, it would be 2.5
+    assert loss.item() == pytest.approx(-2.5)  # -(3 * 0.5 + 1); the second critic, or the minimum, would give 2.5
     (gradient,) = torch.autograd.grad(loss, [learner.actor.layers.linears[0].bias])
     assert gradient.item() == pytest.approx(-3 * (1 - 0.25))
 
@@ -154,19 +154,21 @@ def test_the_actor_climbs_the_first_critic() -> None:
 # --- updates ---
 
 
-def test_the_actor_moves_every_so_many_updates() -> None:
+def test_actor_is_updated_every_policy_delay() -> None:
     learner = make_learner(policy_delay=3, net__hidden_sizes=[8])
-    moved, told = [], []
+    moved, actor_losses = [], []
     for _ in range(7):
         before, critics = copy_weights(learner.actor), copy_weights(learner.critics)
-        told.append(learner.update(batch()).metrics["actor_loss"].item())
+        actor_losses.append(learner.update(batch()).metrics["actor_loss"].item())
         moved.append(not all_equal(before, copy_weights(learner.actor)))
         assert not all_equal(critics, copy_weights(learner.critics))
     assert moved == [False, False, True, False, False, True, False]
-    assert told[0] == told[1] == 0.0 != told[2] == told[3] == told[4] != told[5] == told[6]
+    # between updates of the actor, its last loss is reported
+    assert actor_losses[0] == actor_losses[1] == 0.0
+    assert actor_losses[2] == actor_losses[3] == actor_losses[4] != actor_losses[5] == actor_losses[6]
 
 
-def test_all_targets_follow_slowly_also_between_the_actors_updates() -> None:
+def test_all_targets_are_polyak_averaged_in_every_update() -> None:
     learner = make_learner(tau=0.1, policy_delay=2, net__hidden_sizes=[8])
     pairs = [(learner.target_actor, learner.actor), (learner.target_critics, learner.critics)]
     learner.update(batch())
@@ -174,23 +176,16 @@ def test_all_targets_follow_slowly_also_between_the_actors_updates() -> None:
         before = [copy_weights(target) for target, _ in pairs]
         learner.update(batch())
         for (target, net), start in zip(pairs, before, strict=True):
-            assert not all_equal(copy_weights(target), start)
-            for now, then, new in zip(copy_weights(target), start, copy_weights(net), strict=True):
-                assert torch.allclose(now, 0.9 * then + 0.1 * new, atol=1e-7)
+            check_polyak_update(target, start, net, tau=0.1)
 
 
-def test_each_loss_has_gradients_of_its_own_network_only() -> None:
+def test_critic_optimizer_uses_only_the_critic_loss() -> None:
     learner = make_learner(net__hidden_sizes=[8])
-    parts = (learner.actor, learner.critics, learner.target_actor, learner.target_critics)
-    before = [p for part in parts for p in copy_weights(part)]
-    result = probe(learner, batch()).gradients["critic_optimizer"][0].clone()
-    assert all_equal(before, [p for part in parts for p in copy_weights(part)])
-    assert not any(p.requires_grad for part in parts[2:] for p in part.parameters())
-    # what the critics take is the gradient of their own loss, not the actor's too
-    assert torch.equal(result, learner.critic_optimizer.compute_gradients(learner.critic_loss(batch())[0])[0])
+    gradient = probe(learner, batch()).gradients["critic_optimizer"][0].clone()
+    assert torch.equal(gradient, learner.critic_optimizer.compute_gradients(learner.critic_loss(batch())[0])[0])
 
 
-def test_actor_lr_is_the_actors_alone() -> None:
+def test_actor_lr_applies_only_to_the_actor() -> None:
     learner = make_learner(lr=1e-2, actor_lr=1e-4, net__hidden_sizes=[8], policy_delay=1)
     actor, critics = copy_weights(learner.actor), copy_weights(learner.critics)
     learner.update(batch())
@@ -200,7 +195,7 @@ def test_actor_lr_is_the_actors_alone() -> None:
         assert largest == pytest.approx(lr, rel=0.05)
 
 
-def test_critics_start_different_and_targets_equal() -> None:
+def test_critics_have_different_initial_weights_and_targets_equal_ones() -> None:
     learner = make_learner(net__hidden_sizes=[8])
     first, second = learner.critics(torch.ones(1, 2), torch.ones(1, 1))
     assert first.item() != second.item()
@@ -208,7 +203,7 @@ def test_critics_start_different_and_targets_equal() -> None:
     assert all_equal(copy_weights(learner.actor), copy_weights(learner.target_actor))
 
 
-def test_normalised_observations_reach_actor_critics_and_targets() -> None:
+def test_actor_critics_and_targets_normalize_observations() -> None:
     learner = make_learner(normalize_obs=True)
     learner.update_normalizers(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
     # means 2 and 2, stds 1 and 2
@@ -219,21 +214,21 @@ def test_normalised_observations_reach_actor_critics_and_targets() -> None:
 # --- acting ---
 
 
-def test_actions_have_noise_while_collecting_only() -> None:
+def test_actions_have_noise_only_while_collecting() -> None:
     learner = make_learner(exploration_noise=0.2)
     set_net_output(learner.actor, math.atanh(0.1))
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(20_000, 2)
     assert learner.policy.act(obs[:1], None, None, Phase.EVAL, rng, 0).action.item() == pytest.approx(0.1)
-    tried = learner.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action
-    assert tried.mean().item() == pytest.approx(0.1, abs=0.005)
-    assert tried.std().item() == pytest.approx(0.2, rel=0.03)
+    action = learner.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action
+    assert action.mean().item() == pytest.approx(0.1, abs=0.005)
+    assert action.std().item() == pytest.approx(0.2, rel=0.03)
     set_net_output(learner.actor, math.atanh(0.99))
     assert learner.policy.act(obs, None, None, Phase.COLLECT, rng, 0).action.max().item() == 1.0
     uniform = learner.policy.act(obs, None, None, Phase.RANDOM, rng, 0).action
     assert uniform.std().item() == pytest.approx(3**-0.5, rel=0.03)
 
 
-def test_ddpgs_noise_drifts() -> None:
+def test_noise_of_ddpg_is_an_ornstein_uhlenbeck_process() -> None:
     learner = make_learner("ddpg", exploration_noise=0.1, ou_theta=0.2)
     set_net_output(learner.actor, math.atanh(0.0))
     rng, obs = torch.Generator().manual_seed(0), torch.zeros(20_000, 2)
@@ -243,15 +238,15 @@ def test_ddpgs_noise_drifts() -> None:
         decision = learner.policy.act(obs, hidden, None, Phase.COLLECT, rng, 0)
         hidden = decision.hidden
         steps.append(decision.action[:, 0])
-    # 0.8 of what it was is left: variances 0.01 and 0.0164, covariance 0.008
+    # x' = 0.8 x + noise: variances 0.01 and 0.64 * 0.01 + 0.01 = 0.0164, covariance 0.008
     first, second = steps
     assert first.var().item() == pytest.approx(0.01, rel=0.05)
     assert second.var().item() == pytest.approx(0.0164, rel=0.05)
     assert (first * second).mean().item() == pytest.approx(0.008, rel=0.05)
-    assert make_learner().policy.initial_hidden(3) is None  # td3's is independent
+    assert make_learner().policy.initial_hidden(3) is None  # the noise of td3 is independent
 
 
-def test_value_is_the_least_of_what_the_actor_would_do() -> None:
+def test_value_is_the_minimum_over_critics_for_the_actors_action() -> None:
     learner = make_learner()
     set_critic_outputs(learner.critics, (3.0, 1.0), (-5.0, 0.0))
     set_net_output(learner.actor, math.atanh(0.5))

@@ -1,4 +1,4 @@
-"""What td3bc's actor descends, by hand, and that it stays near what was recorded. The rest is TD3's: test_td3.py."""
+"""Actor loss of TD3+BC, with numbers worked out by hand. test_td3.py tests the rest."""
 
 from __future__ import annotations
 
@@ -49,31 +49,31 @@ def test_actor_loss_by_hand() -> None:
     set_critic_outputs(learner.critics, (3.0, 1.0), (-5.0, 0.0))
     set_net_output(learner.actor, math.atanh(0.5))
     loss = learner.actor_loss(batch())
-    # Q = 3 * 0.5 + 1 = 2.5 of the first critic, so λ = 2 / 2.5 = 0.8; squares (0 + 0.25 + 1) / 3 less 0.8 * 2.5
+    # first critic: Q = 3 * 0.5 + 1 = 2.5, so λ = 2 / 2.5 = 0.8: (0 + 0.25 + 1) / 3 - 0.8 * 2.5
     assert loss.item() == pytest.approx(1.25 / 3 - 2.0)
     (gradient,) = torch.autograd.grad(loss, [learner.actor.layers.linears[0].bias])
-    # 2 (0 + 0.5 + 1) / 3 = 1 towards the data, 0.8 * 3 = 2.4 up; λ itself has no gradient
+    # 2 (0 + 0.5 + 1) / 3 = 1 of the squared error, 0.8 * 3 = 2.4 of Q; λ has no gradient
     assert gradient.item() == pytest.approx((1 - 2.4) * (1 - 0.25))
 
 
-def test_the_size_of_rewards_changes_nothing() -> None:
-    result = []
-    for size in (1.0, -1.0, 1000.0):
+def test_actor_gradient_is_independent_of_the_scale_of_rewards() -> None:
+    gradients = []
+    for scale in (1.0, -1.0, 1000.0):
         learner = make_learner()
-        set_critic_outputs(learner.critics, (abs(size) * 3.0, size), (0.0, 0.0))
+        set_critic_outputs(learner.critics, (abs(scale) * 3.0, scale), (0.0, 0.0))
         set_net_output(learner.actor, math.atanh(0.0))
-        result += torch.autograd.grad(learner.actor_loss(batch()), [learner.actor.layers.linears[0].bias])
-    # |Q| = size at zero: 2.5 / size * 3 size, also where values are negative
-    assert [g.item() for g in result] == pytest.approx([-7.5] * 3)
+        gradients += torch.autograd.grad(learner.actor_loss(batch()), [learner.actor.layers.linears[0].bias])
+    # |Q| = |scale| at the action 0: 2.5 / |scale| * 3 |scale|
+    assert [g.item() for g in gradients] == pytest.approx([-7.5] * 3)
 
 
-def test_values_of_zero_dont_divide_by_zero() -> None:
+def test_actor_loss_is_finite_for_zero_q_values() -> None:
     learner = make_learner()
     set_critic_outputs(learner.critics, (0.0, 0.0), (0.0, 0.0))
     assert learner.actor_loss(batch()).isfinite()
 
 
-def test_actions_of_several_numbers_are_near_on_average() -> None:
+def test_cloning_loss_is_the_mean_over_action_dimensions() -> None:
     learner = make_learner(spaces=Spaces(OBS, Box(-1.0, 1.0, (2,), np.float32)), alpha=1.0)
     set_critic_outputs(learner.critics, (0.0, 2.0), (0.0, 2.0))
     set_net_output(learner.actor, math.atanh(0.5))
@@ -82,26 +82,24 @@ def test_actions_of_several_numbers_are_near_on_average() -> None:
     assert learner.actor_loss(data).item() == pytest.approx(1.75 / 6 - 1.0)
 
 
-def test_the_critics_take_no_gradient_of_the_actors_loss() -> None:
+def test_critic_optimizer_uses_only_the_critic_loss() -> None:
     learner = make_learner(net__hidden_sizes=[8], policy_delay=1)
     result = probe(learner, batch())
     assert set(result.gradients) == {"critic_optimizer", "actor_optimizer"}
-    critic = result.gradients["critic_optimizer"][0].clone()
-    assert torch.equal(critic, learner.critic_optimizer.compute_gradients(learner.critic_loss(batch())[0])[0])
+    gradient = result.gradients["critic_optimizer"][0].clone()
+    assert torch.equal(gradient, learner.critic_optimizer.compute_gradients(learner.critic_loss(batch())[0])[0])
 
 
-def test_targets_are_td3s() -> None:
+def test_targets_equal_those_of_td3() -> None:
     learner = make_learner()
-    set_critic_outputs(learner.target_critics, (2.0, 10.0), (4.0, 8.0))  # of 0.5: 11 and 10
+    set_critic_outputs(learner.target_critics, (2.0, 10.0), (4.0, 8.0))  # 11 and 10 for the action 0.5
     set_net_output(learner.target_actor, math.atanh(0.5))
     assert learner.target_value(batch()).tolist() == pytest.approx([10.0, 1.0, 10.0])
 
 
-def test_alpha_says_how_far_it_goes_from_the_data() -> None:
-    """One state, recorded actions evenly from -1 to 0.6, and rewards 1 - (a - 0.3)², which are near 1 and best at 0.3.
-
-    (π + 0.2)² - α (1 - (π - 0.3)²) is least at π = (0.3 α - 0.2) / (1 + α).
-    """
+def test_alpha_determines_the_distance_from_recorded_actions() -> None:
+    # one state, recorded actions uniform from -1 to 0.6, rewards 1 - (a - 0.3)². With λ ≈ α, the minimum of the loss
+    # (π + 0.2)² - α (1 - (π - 0.3)²) is at π = (0.3 α - 0.2) / (1 + α)
     action = torch.linspace(-1.0, 0.6, 128).unsqueeze(-1)
     zeros, ended = torch.zeros(128, 2), torch.ones(128, dtype=torch.bool)
     rows = {"obs": zeros, "next_obs": zeros, "action": action, "reward": 1 - (action[:, 0] - 0.3).square()}
@@ -114,7 +112,7 @@ def test_alpha_says_how_far_it_goes_from_the_data() -> None:
         assert learner.actor(torch.zeros(1, 2)).item() == pytest.approx(expected, abs=0.07)
 
 
-def test_its_observations_are_normalised_by_default() -> None:
+def test_observations_are_normalized_by_default() -> None:
     cfg = zx.config.load(algorithm="td3bc", env="Acrobot-v1", net__hidden_sizes=[])
     learner = zx.algorithms.get("td3bc").make(cfg, SPACES)
     learner.update_normalizers(Batch(obs=torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]])))
