@@ -57,6 +57,8 @@ HOSTILE: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
     "an environment": (TASK, {"env": {"name": "evil:thing"}}),
     "an environment that a package registers": (TASK, {"env": {"name": "evil:Room-v0"}}),
     "an algorithm": (TASK, {"algorithm": "evil:thing"}),
+    "a trainer": (TASK, {"trainer": "evil:thing"}),
+    "a collector": (TASK, {"collector": "evil:thing"}),
     "an option of the environment": (TASK, {"env": {"name": "toy/match", "shaping": "evil:thing"}}),
     "an option deep inside": (TASK, {"env": {"name": "toy/match", "wrappers": [{"of": ["evil:thing"]}]}}),
     "a key of an option": (TASK, {"env": {"name": "toy/match", "wrappers": {"evil:thing": 1}}}),

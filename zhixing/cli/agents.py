@@ -25,6 +25,24 @@ def evaluate(
             help="Opponent in board games: random, perfect, mcts, mcts:SIMULATIONS or a run.",
         ),
     ] = None,
+    stochastic: Annotated[
+        bool | None,
+        typer.Option(
+            "--stochastic/--greedy",
+            help="Act with the exploration of the end of training, or without any.",
+            show_default="as in the run's evaluations",
+        ),
+    ] = None,
+    num_envs: Annotated[
+        int | None,
+        typer.Option(
+            "--num-envs",
+            metavar="N",
+            min=1,
+            help="Number of parallel environments.",
+            show_default="the run's eval_num_envs",
+        ),
+    ] = None,
     max_steps: MaxSteps = None,
     trust: Trust = False,
 ) -> None:
@@ -34,7 +52,10 @@ def evaluate(
     """
     from zhixing.training.run import evaluate
 
-    summary = evaluate(run, episodes, seed, checkpoint, against, max_steps=max_steps).summary()
+    evaluation = evaluate(
+        run, episodes, seed, checkpoint, against, stochastic=stochastic, num_envs=num_envs, max_steps=max_steps
+    )
+    summary = evaluation.summary()
     if as_json:
         print(json.dumps(summary))
         return

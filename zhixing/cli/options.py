@@ -65,7 +65,9 @@ Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of t
 Checkpoint = Annotated[
     str,
     typer.Option(
-        "--checkpoint", metavar="last|best", help="Weights at the end of training, or those with the best evaluation."
+        "--checkpoint",
+        metavar="last|best|STEP",
+        help="Weights at the end of training, those with the best evaluation, or those of a checkpoint that is kept.",
     ),
 ]
 Trust = Annotated[

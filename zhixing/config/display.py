@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel
 
 from zhixing.config.schema import Group, RunConfig, StrictModel
+from zhixing.utils import named_objects
 
 # settings without an effect on returns: runs that differ only in these have the same configuration
 WITHOUT_EFFECT = {"seed", "log_every_steps", "checkpoint_every_steps", "keep_checkpoints", "tensorboard"}
@@ -36,6 +37,8 @@ def format_value(value: Any) -> str:
     """Return the value of a setting as written on the command line."""
     if value is None:
         return "none"
+    if callable(value):  # a trainer or collector that a class sets
+        return named_objects.register_object(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -95,7 +98,7 @@ def format_type(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin is Literal:
         return " | ".join(str(choice) for choice in arguments)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(format_type(argument) for argument in arguments)
+        return " or ".join(dict.fromkeys(format_type(argument) for argument in arguments))
     if origin is list:
         return f"list of {format_type(arguments[0])}"
     names = {int: "int", float: "float", str: "str", bool: "bool", type(None): "none"}

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic.fields import FieldInfo
 
 from zhixing.config.yaml_files import parse_yaml
+from zhixing.utils import named_objects
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -43,7 +44,13 @@ class Group(Enum):
 class StrictModel(BaseModel):
     """Settings without unknown names or implicit conversions, except that whole floats such as `1e6` are integers."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
+        ignored_types=(type,),  # so a derived class may set `collector = MyCollector`
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -178,12 +185,18 @@ class RunConfig(StrictModel):
     """Compile the update to one graph, which is faster after the first call; needs a C++ compiler."""
     init_from: str | None = None
     """Run whose weights initialize the networks."""
+    trainer: str | Callable[[Any], None] | None = None
+    """Function with the training loop, as your.module:your_trainer; none uses that of the algorithm."""
+    collector: Annotated[str | type | None, Group.COLLECTION] = None
+    """Class that collects experience, as your.module:YourCollector; none chooses a built-in one."""
     log_every_steps: Annotated[Positive, Group.LOGGING] = 1_000
     """Environment steps between rows of metrics."""
     eval_every_steps: Annotated[Count, Group.EVALUATION] = 5_000
     """Environment steps between evaluations; 0 disables them."""
     eval_episodes: Annotated[Positive, Group.EVALUATION] = 10
     """Episodes per evaluation during training."""
+    eval_num_envs: Annotated[Positive | Auto, Group.EVALUATION] = "auto"
+    """Number of parallel evaluation environments; auto is min(eval_episodes, max(10, num_envs))."""
     eval_max_steps: Annotated[Positive | None, Group.EVALUATION] = None
     """Maximum steps per evaluation episode; none uses the time limit, else max(5000, 2 * longest training episode)."""
     eval_env: Annotated[dict[str, Any], Group.EVALUATION] = {}
@@ -200,7 +213,6 @@ class RunConfig(StrictModel):
     """Write TensorBoard event files to the run folder."""
 
     scheme: ClassVar[str] = ""  # training scheme, such as on_policy
-    trainer: ClassVar[Callable[[Any], None] | None] = None  # training function; None is that of the scheme
     needs_data: ClassVar[bool] = False  # whether training requires a dataset
     gradients_on_workers: ClassVar[bool] = False  # whether workers compute the gradients
 
@@ -211,6 +223,14 @@ class RunConfig(StrictModel):
             return values
         groups = {key: {part: values[key]} for key, part in SHORTHANDS.items() if isinstance(values.get(key), str)}
         return {**values, **groups}
+
+    @field_validator("trainer", "collector", mode="before")
+    @classmethod
+    def _name_code(cls, value: Any) -> Any:
+        """Replace a function or class, which may be the default of a derived class, by its name."""
+        if isinstance(value, str) and ":" not in value:
+            raise ValueError("not a name of code; write your.module:Name, or none for the built-in one")
+        return named_objects.register_object(value) if callable(value) else value
 
     @field_validator("device")
     @classmethod

@@ -205,7 +205,7 @@ def _key_name(key: int | str) -> str:
     return {" ": "space", "\r": "return"}.get(character, character)
 
 
-def watch(run: str | Path, episodes: int | None = None, seed: int = 0, checkpoint: str = "last") -> list[float]:
+def watch(run: str | Path, episodes: int | None = None, seed: int = 0, checkpoint: str | int = "last") -> list[float]:
     """Show a run's agent in a window, and return the returns of the finished episodes."""
     with AgentRenderer(run, seed, checkpoint) as renderer:
         try:

@@ -87,12 +87,14 @@ def _pairs(arrays: Tree, fields: Tree) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def load(run: str | Path, checkpoint: str = "last", *, trust: bool = False, env: Any = None, net: Any = None) -> Agent:
+def load(
+    run: str | Path, checkpoint: str | int = "last", *, trust: bool = False, env: Any = None, net: Any = None
+) -> Agent:
     """Load the agent of a run.
 
     Args:
         run: Run folder, or the name of an agent in `zhixing zoo`.
-        checkpoint: `last` for the final weights, or `best` for those with the best evaluation.
+        checkpoint: `last` for the final weights, `best` for the best evaluation, or the step of a checkpoint.
         trust: Allow the import of code that the run names.
         env: Class or function to use if the run's environment can't be imported by name.
         net: Class to use if the run's network can't be imported by name.

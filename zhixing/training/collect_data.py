@@ -40,6 +40,9 @@ class NoisyPolicy(Policy):
         self.policy, self.noise, self.env_steps = policy, noise, env_steps
         self.phase = Phase.COLLECT if explore else Phase.EVAL
 
+    def bind_env(self, env: envs.VectorEnv) -> None:
+        self.policy.bind_env(env)
+
     def initial_hidden(self, num: int) -> Tree:
         return self.policy.initial_hidden(num)
 
@@ -65,7 +68,7 @@ def collect_from_agent(
     noise: float = 0.0,
     explore: bool = False,
     seed: int = 0,
-    checkpoint: str = "last",
+    checkpoint: str | int = "last",
     references: Mapping[str, float] | None = None,
     max_steps: int | None = None,
 ) -> Dataset:

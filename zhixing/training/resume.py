@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 CHANGEABLE = {
     "budgets": ("env_steps", "episodes", "duration", "stop_return", "offline_updates"),
-    "evaluations": ("eval_every_steps", "eval_episodes", "eval_max_steps", "eval_env", "eval_video", "opponent"),
+    "evaluations": (
+        *("eval_every_steps", "eval_episodes", "eval_num_envs", "eval_max_steps"),
+        *("eval_env", "eval_video", "opponent"),
+    ),
     "logs and checkpoints": (
         *("log_every_steps", "plot", "tensorboard"),
         *("checkpoint_every_steps", "keep_checkpoints"),

@@ -12,10 +12,12 @@ import torch
 from zhixing import algorithms, config
 from zhixing.collect.collector import Evaluator
 from zhixing.collect.evaluation import Evaluation, default_eval_steps
+from zhixing.config import RunConfig
 from zhixing.core.learner import Learner
 from zhixing.errors import UserError
 from zhixing.training.builders import build_evaluation_env, build_evaluator
 from zhixing.training.callbacks import Callback
+from zhixing.training.collect_data import NoisyPolicy
 from zhixing.training.data import NO_ENV
 from zhixing.training.matches import MatchEvaluator, make_game
 from zhixing.training.resolve import resolve_device
@@ -55,9 +57,11 @@ def evaluate(
     run: str | Path,
     episodes: int = 100,
     seed: int = 0,
-    checkpoint: str = "last",
+    checkpoint: str | int = "last",
     against: str | None = None,
     *,
+    stochastic: bool | None = None,
+    num_envs: int | None = None,
     max_steps: int | None = None,
     trust: bool = False,
     env: Any = None,
@@ -69,15 +73,17 @@ def evaluate(
         run: Run folder, or the name of an agent in `zhixing zoo`.
         episodes: Number of episodes.
         seed: Seed of the episodes; the same seed gives the same episodes.
-        checkpoint: `last` for the final weights, or `best` for those with the best evaluation.
+        checkpoint: `last` for the final weights, `best` for the best evaluation, or the step of a checkpoint.
         against: Opponent in board games: random, perfect, mcts, mcts:SIMULATIONS or another run.
+        stochastic: True acts with the exploration of the end of training, False with none; by default as configured.
+        num_envs: Number of parallel environments; by default the run's `eval_num_envs`.
         max_steps: Maximum steps per episode; by default the run's `eval_max_steps`.
         trust: Allow the import of code that the run names.
         env: Class or function to use if the run's environment can't be imported by name.
         net: Class to use if the run's network can't be imported by name.
     """
     folder = RunFolder.open(run)
-    cfg = resolve_device(folder.read_config(trust, env, net))
+    cfg = _evaluation_config(resolve_device(folder.read_config(trust, env, net)), stochastic, num_envs)
     torch.set_num_threads(int(cfg.num_threads) if cfg.num_threads != "auto" else 1)
     if cfg.env.name == NO_ENV:
         raise UserError(
@@ -91,12 +97,15 @@ def evaluate(
         agent = folder.load_agent(checkpoint)
         with weights_must_fit(folder):
             learner.policy.load_state_dict(agent["policy"])
+        policy = NoisyPolicy(learner.policy, 0.0, True, cfg.env_steps) if stochastic else learner.policy
         evaluator: Evaluator | None = None
         if against is not None:
-            evaluator = MatchEvaluator(make_game(cfg.env.name), learner.policy, against)
+            evaluator = MatchEvaluator(make_game(cfg.env.name), policy, against)
         else:
-            evaluator = build_evaluator(cfg, learner.policy, folder, env=vector)
+            evaluator = build_evaluator(cfg, policy, folder, env=vector)
         assert evaluator is not None
+        if stochastic and isinstance(evaluator, MatchEvaluator):
+            raise UserError(f"games of {cfg.env.name} are played without exploration; leave out --stochastic")
         step_limit = (
             max_steps or cfg.eval_max_steps or default_eval_steps(vector.max_episode_steps, agent["longest_episode"])
         )
@@ -104,3 +113,11 @@ def evaluate(
     finally:
         vector.close()
     return replace(evaluation, references=folder.read_references())
+
+
+def _evaluation_config(cfg: RunConfig, stochastic: bool | None, num_envs: int | None) -> RunConfig:
+    changes: dict[str, Any] = {} if num_envs is None else {"eval_num_envs": num_envs}
+    if stochastic is False:  # the algorithm may have one of these
+        greedy = {"eval_stochastic": False, "eval_epsilon": 0.0}
+        changes |= {name: value for name, value in greedy.items() if name in type(cfg).model_fields}
+    return cfg.model_copy(update=changes)

@@ -229,13 +229,14 @@ class RunFolder:
         self.notices = [f"{problem}; using the previous one, {file.name}" for problem in problems]
         return state
 
-    def load_agent(self, which: str = "last") -> dict[str, Any]:
+    def load_agent(self, which: str | int = "last") -> dict[str, Any]:
         """Return a dict with the weights (`policy`), the training `steps` before them, and `longest_episode` in steps.
 
-        `which` is `last` or `best`, by evaluation return. An exported agent has only one set of weights.
+        `which` is `last`, `best` (by evaluation return) or the step of a checkpoint. An exported agent has only one set
+        of weights, which is its `last` and its `best`.
         """
         if which not in ("last", "best"):
-            raise UserError(f"unknown checkpoint {which!r}: use last or best")
+            return _with_longest_episode(read_checkpoint(self._checkpoint_of_step(which)))
         best = self.checkpoints / "best.safetensors"
         if which == "best" and not best.is_file() and not self.agent_file.is_file():
             raise UserError(f"{self.path} has no best checkpoint, because it was never evaluated; use last")
@@ -243,8 +244,15 @@ class RunFolder:
             state = read_checkpoint(self.agent_file)
         else:
             state = self.load() if which == "last" else read_checkpoint(best)
-        longest = state.get("loop", state).get("longest_episode", 0)  # older files lack it
-        return {**state, "longest_episode": longest if type(longest) is int and longest > 0 else 0}
+        return _with_longest_episode(state)
+
+    def _checkpoint_of_step(self, step: str | int) -> Path:
+        kept = {int(file.stem): file for file in self._newest_first()}
+        text = str(step)
+        if text.isascii() and text.isdigit() and int(text) in kept:
+            return kept[int(text)]
+        steps = f", or the step of a checkpoint: {', '.join(map(str, sorted(kept)))}" if kept else ""
+        raise UserError(f"{self.given} has no checkpoint {text[:50]!r}: use last or best{steps}")
 
     def write_agent(self, cfg: config.RunConfig, agent: Mapping[str, Any], card: Mapping[str, Any]) -> None:
         """Write the files of an exported agent."""
@@ -284,6 +292,11 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{self.data_file} can't be read: {error}") from None
         return references if len(set(references.values())) == 2 else {}
+
+
+def _with_longest_episode(state: dict[str, Any]) -> dict[str, Any]:
+    longest = state.get("loop", state).get("longest_episode", 0)  # older files lack it
+    return {**state, "longest_episode": longest if type(longest) is int and longest > 0 else 0}
 
 
 def _printable(text: str) -> str:

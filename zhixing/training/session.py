@@ -78,6 +78,9 @@ class Session:
                     f"training on a dataset collects no steps and can't use "
                     f"distributed.workers={cfg.distributed.workers}; set distributed.workers=0"
                 )
+            if cfg.collector is not None and self.data is not None:
+                raise UserError(f"training on a dataset collects no steps and can't use collector={cfg.collector}")
+            self.trainer: Trainer = select_trainer(cfg, from_data=self.data is not None, distributed=self.distributed)
             self.env: VectorEnv | None = None
             if self.data is None:
                 self.env = self._keep(build_env(cfg, self.folder))
@@ -166,11 +169,6 @@ class Session:
             session.close()
             raise UserError(f"{session.why_finished()}; a change of {', '.join(changed)} has no effect")
         return session
-
-    @property
-    def trainer(self) -> Trainer:
-        """The function that runs the training loop."""
-        return select_trainer(self.cfg, from_data=self.data is not None, distributed=self.distributed)
 
     @property
     def finished(self) -> bool:

@@ -1,11 +1,12 @@
 """Trainers: one training loop per scheme, a function `(loop) -> None`.
 
-A config class may name its trainer in the class attribute `trainer`. Otherwise `select_trainer` returns the function of
-the scheme's config class.
+The setting `trainer` may name a custom one. Otherwise `select_trainer` returns the function of the scheme's config
+class.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,7 +26,9 @@ from zhixing.config import (
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner, LearnsOnWorkers
 from zhixing.core.policy import Phase
+from zhixing.errors import UserError
 from zhixing.training.loop import TrainingLoop
+from zhixing.utils.importing import import_object
 
 Trainer = Callable[[TrainingLoop], None]
 Array = np.ndarray[Any, Any]
@@ -221,18 +224,31 @@ TRAINERS: dict[type[RunConfig], Trainer] = {
 
 
 def select_trainer(cfg: RunConfig, *, from_data: bool = False, distributed: bool = False) -> Trainer:
-    """Return the trainer of a run: that of its config class, or the variant that its settings require.
+    """Return the trainer of a run: the custom one, or that of its config class in the variant that settings require.
 
     `from_data` means that a dataset replaces the environment, `distributed` that workers collect.
     """
-    named = type(cfg).trainer
-    if named is not None:
-        return named
-    trainer = next(TRAINERS[kind] for kind in type(cfg).__mro__ if kind in TRAINERS)
+    if isinstance(cfg.trainer, str):
+        return _custom_trainer(cfg.trainer)
+    trainer = next((TRAINERS[kind] for kind in type(cfg).__mro__ if kind in TRAINERS), None)
+    if trainer is None:
+        raise UserError(
+            f"{type(cfg).__name__}, the settings of {cfg.algorithm}, has no training scheme; derive it from "
+            f"{', '.join(kind.__name__ for kind in TRAINERS)}, or set trainer=your.module:your_trainer"
+        )
     if from_data:
         return offline
     if cfg.gradients_on_workers:
         return asynchronous_gradients
     if trainer is off_policy and isinstance(cfg, OffPolicyConfig):
         return off_policy_async if cfg.async_collect else off_policy_distributed if distributed else off_policy
+    return trainer
+
+
+def _custom_trainer(name: str) -> Trainer:
+    trainer: Trainer = import_object(name)
+    try:
+        inspect.signature(trainer).bind(None)
+    except (TypeError, ValueError):
+        raise UserError(f"trainer={name!r} must be a function with one parameter, the training loop") from None
     return trainer

@@ -17,7 +17,7 @@ from zhixing.training.run_folder import RunFolder, bundled_agents
 
 
 def export(
-    run: str | Path, out: str | Path, episodes: int = 100, seed: int = 0, checkpoint: str = "last"
+    run: str | Path, out: str | Path, episodes: int = 100, seed: int = 0, checkpoint: str | int = "last"
 ) -> dict[str, Any]:
     """Evaluate a run's agent and write its configuration, policy and results to a new folder.
 

@@ -167,7 +167,7 @@ def _import_file(file: Path, name: str) -> ModuleType:
     file = file.expanduser().absolute()
     if not file.is_file():
         raise UserError(f"{name}: there is no file {file}; check the path")
-    key = f"_file_{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{file.stem}"
+    key = f"{named_objects.FILE_MODULE}{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{file.stem}"
     if key in sys.modules:
         return sys.modules[key]
     if str(file.parent) not in sys.path:

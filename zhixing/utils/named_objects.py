@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
+FILE_MODULE = "_file_"  # prefix of the names of modules that `importing` reads from a file
+
 _objects: dict[str, Any] = {}  # by name
 
 
@@ -24,7 +26,7 @@ def register_object(given: Any, label: str | None = None) -> str:
     module = getattr(given, "__module__", None) or type(given).__module__
     qualname = getattr(given, "__qualname__", None)
     if label is None and qualname is not None and _is_importable(given, module, qualname):
-        return f"{module}:{qualname}"
+        return f"{sys.modules[module].__file__ if module.startswith(FILE_MODULE) else module}:{qualname}"
     name = f"{module}:{qualname or type(given).__qualname__}" if label is None else label
     if "<" in name or label is not None:  # names of lambdas and instances aren't unique: append a number
         number = 2

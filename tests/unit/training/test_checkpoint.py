@@ -184,7 +184,7 @@ def test_best_checkpoint_has_the_highest_evaluation(short_config: Callable, tmp_
     assert best["kind"] == "agent"
     assert best["return"] == result["best_return"]
     assert zx.load(tmp_path / "run", "best").act(np.eye(4, dtype=np.float32)).shape == (4,)
-    with pytest.raises(UserError, match="unknown checkpoint 'first': use last or best"):
+    with pytest.raises(UserError, match="has no checkpoint 'first': use last or best, or the step"):
         zx.load(tmp_path / "run", "first")
     (tmp_path / "run" / "checkpoints" / "best.safetensors").unlink()
     with pytest.raises(UserError, match="has no best checkpoint"):

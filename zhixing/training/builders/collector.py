@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zhixing.collect.actor import Actor
 from zhixing.collect.collector import Collector
 from zhixing.collect.torch_collector import TorchActor
@@ -10,12 +12,16 @@ from zhixing.core.learner import Learner, LearnsFromSelfPlay
 from zhixing.distributed.collector import make_distributed_collector
 from zhixing.envs import VectorEnv
 from zhixing.envs.torch_native import TorchVectorEnv
+from zhixing.errors import UserError
 from zhixing.training.resolve import is_distributed
 from zhixing.training.run_folder import RunFolder
+from zhixing.utils.importing import import_object
 
 
 def build_collector(cfg: RunConfig, learner: Learner, env: VectorEnv, folder: RunFolder) -> Collector:
-    """Build the collector for the configuration and the type of environments."""
+    """Build the custom collector if there is one, else that for the configuration and the type of environments."""
+    if isinstance(cfg.collector, str):
+        return _custom_collector(cfg.collector, cfg, learner, env)
     if isinstance(learner, LearnsFromSelfPlay):
         return learner.self_play()
     if is_distributed(cfg):
@@ -23,3 +29,14 @@ def build_collector(cfg: RunConfig, learner: Learner, env: VectorEnv, folder: Ru
     if isinstance(env, TorchVectorEnv) and cfg.scheme == "on_policy":  # replay buffers store NumPy arrays
         return TorchActor(learner.policy, env, learner.extra_fields, seed=cfg.seed)
     return Actor(learner.policy, env, learner.extra_fields, seed=cfg.seed, device=cfg.device)
+
+
+def _custom_collector(name: str, cfg: RunConfig, learner: Learner, env: VectorEnv) -> Collector:
+    if isinstance(learner, LearnsFromSelfPlay) or is_distributed(cfg):
+        source = "self-play" if isinstance(learner, LearnsFromSelfPlay) else "workers (distributed.workers, actors)"
+        raise UserError(f"collector={name!r} can't be used with {cfg.algorithm} here, whose steps come from {source}")
+    collector = import_object(name)
+    if not (isinstance(collector, type) and Collector in collector.__mro__):
+        raise UserError(f"collector={name!r} must be a class that derives from zhixing.Collector or zhixing.Actor")
+    make: Callable[..., Collector] = collector
+    return make(cfg, learner, env)

@@ -33,7 +33,7 @@ def build_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
 
 def build_evaluation_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
     """Build the evaluation environments, with the options of `eval_env`."""
-    num = min(cfg.eval_episodes, max(10, cfg.num_envs))
+    num = min(cfg.eval_episodes, max(10, cfg.num_envs)) if cfg.eval_num_envs == "auto" else cfg.eval_num_envs
     options = {**cfg.env.options, **cfg.eval_env}
     failure_policy = envs.FailurePolicy.from_settings(cfg.vector, folder.crashes)
     backend = "serial" if cfg.vector.backend == "ray" else cfg.vector.backend  # Ray is slower for few episodes
