@@ -39,7 +39,7 @@ class C51Config(QLearningConfig):
     v_max: Annotated[Finite, Group.NETWORK] = 10.0
     """Largest atom; higher returns are projected onto it."""
     noise: Annotated[NonNegative, Group.COLLECTION] = 0.0
-    """Initial standard deviation of the noisy head's weights, which explores; 0 disables it."""
+    """Initial standard deviation of the noise on the head's weights, which drives exploration; 0 disables it."""
 
     @model_validator(mode="after")
     def _check_range(self) -> C51Config:

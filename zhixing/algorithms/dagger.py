@@ -3,7 +3,7 @@
 The student acts, and the expert π* labels every state that it visits with an action. So the data contains the states
 that the student's mistakes lead to. With a probability β that falls to zero, the expert acts instead.
 Differs from the paper: one network is trained continuously on a growing replay buffer, instead of a new one in each
-round; β is the probability of single steps, and falls linearly.
+round; β falls linearly, and who acts is chosen at every step.
 """
 
 from __future__ import annotations

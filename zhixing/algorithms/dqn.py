@@ -2,8 +2,8 @@
 
 Double DQN (van Hasselt et al., 2016) evaluates the action argmax_a Q(s', a) with Q' instead. Dueling DQN (Wang et al.,
 2016) is a network with separate outputs for state values and advantages.
-Differs from the paper: Adam by default; n-step returns, prioritized replay and Polyak-averaged targets (`tau`) instead
-of copies as settings.
+Differs from the paper: Adam by default; n-step returns, prioritized replay, and Polyak-averaged targets (`tau`) in
+place of copies, are settings.
 `QLearner`, in this file, is the base class of all single-agent algorithms that learn Q-values.
 """
 

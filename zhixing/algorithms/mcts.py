@@ -1,8 +1,9 @@
-"""Monte-Carlo tree search (Kocsis & Szepesvári, 2006).   UCT: a = argmax_a Q(s, a) + c √(2 ln N(s) / N(s, a))
+"""Monte-Carlo tree search (Kocsis & Szepesvári, 2006).   UCT: argmax_a Q(s, a) + c √(ln N(s) / N(s, a))
 
 Plans instead of learning. It plays two-player games, and acts in environments with one agent and discrete actions whose
 state can be copied. The value of a new node is the mean return of random playouts. With `guide`, a network evaluates
 new nodes and gives prior probabilities of actions, and PUCT selects actions, as in AlphaZero.
+Differs from the paper: outside games, playouts end after `playout_steps`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class MCTSConfig(SearchConfig):
     playout_steps: Positive = 50
     """Maximum length of a playout in environments that are not games."""
     guide: str | None = None
-    """Run whose network evaluates new nodes instead of playouts."""
+    """Run whose network, instead of playouts, evaluates new nodes."""
     vector: VectorConfig = VectorConfig(backend="serial")
 
 

@@ -3,8 +3,8 @@
 π = softmax(Q' / τ) and V(s') = τ log Σ_a exp(Q'(s', a) / τ), both of the target network. The scaled log-probability of
 the action is added to the reward, which widens the gaps between the Q-values of actions. It is clipped at l < 0, since
 it has no lower bound. The settings are τ `temperature`, α `bonus` and -l `bonus_limit`.
-Differs from the paper: squared instead of Huber loss, n-step returns (with the bonus of the first action only),
-prioritized replay and Polyak-averaged targets (`tau`) as settings.
+Differs from the paper: Huber or squared loss, n-step returns (with the bonus of the first action only), prioritized
+replay and Polyak-averaged targets (`tau`) are settings.
 """
 
 from __future__ import annotations

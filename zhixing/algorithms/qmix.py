@@ -8,7 +8,7 @@ The team's reward is the mean of its agents' rewards, which must not be opposed.
 in the mixer. In `idqn` it is still trained if the reward is shared, as in PyMARL; individual rewards end when the agent
 leaves.
 Differs from the papers: double Q-learning, where the network chooses the next action and the target network evaluates
-it; TD(λ) targets as a setting.
+it; TD(λ) targets are a setting.
 """
 
 from __future__ import annotations
@@ -203,5 +203,5 @@ class QMIX(Learner):
 
 
 def _all_states(before: Tree, after: Tree) -> Tree:
-    """Join the values before and after each step `[B,T,...]` to those in all states of the episode, `[T+1,B,...]`."""
+    """Return the values in all states of episodes `[T+1,B,...]`, given those before and after each step `[B,T,...]`."""
     return tree_map(lambda a, b: torch.cat([a[:, :1], b], 1).transpose(0, 1), before, after)

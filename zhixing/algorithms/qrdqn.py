@@ -3,7 +3,7 @@
 The return of an action is a distribution of N equally likely values θ_i, its quantiles at τ_i = (i + ½) / N. a* is the
 action with the highest mean of θ'. ρ_i is the quantile Huber loss for τ_i. Unlike C51, no range of returns is needed.
 Differs from the paper: 50 quantiles by default instead of 200, because the loss compares all pairs; n-step returns and
-prioritized replay, with the error of the mean as priority, as settings.
+prioritized replay, with the error of the mean as priority, are settings.
 """
 
 from __future__ import annotations

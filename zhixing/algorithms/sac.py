@@ -2,8 +2,8 @@
 
 REDQ (Chen et al., 2021) is SAC with an ensemble of critics, where each target is the minimum of a few chosen at random,
 and many updates per step. discrete_sac.py has the losses of discrete actions; cql.py adds a penalty to the critic loss.
-Differs from the paper: the temperature α is learned by default, as in its second version, by gradients of log α instead
-of α.
+Differs from the paper: the temperature α is learned by default, as in the authors' second paper, but its loss is linear
+in log α, not in α.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class REDQConfig(SACConfig):
 
 
 class SoftActorCritic(Learner):
-    """The update of SAC. Subclasses implement the losses of continuous and of discrete actions."""
+    """Networks, optimizers and update of SAC. Subclasses implement the losses of continuous and discrete actions."""
 
     settings = SACConfig
     metrics: ClassVar[tuple[str, ...]] = ("critic_loss", "actor_loss", "q_mean", "alpha", "entropy", "grad_norm")
