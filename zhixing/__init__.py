@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from zhixing.training.run import evaluate, train
     from zhixing.training.session import Session
     from zhixing.training.trainers import off_policy, on_policy
+    from zhixing.training.zoo import export
 
 _PACKAGES = "algorithms buffers config core envs nets offline ops report search training"
 _MODULES = {name: f"zhixing.{name}" for name in _PACKAGES.split()}
@@ -52,6 +53,7 @@ _NAMES = {
     "core.spaces": ("Spaces",),
     "training.loop": ("TrainingLoop",),
     "training.trainers": ("off_policy", "on_policy"),
+    "training.zoo": ("export",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
@@ -79,6 +81,7 @@ __all__ = [
     "config",
     "envs",
     "evaluate",
+    "export",
     "load",
     "nets",
     "off_policy",

@@ -6,6 +6,8 @@ import importlib
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +19,8 @@ import zhixing as zx
 from zhixing.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = sorted(file.stem for file in EXAMPLES.glob("*.py"))
+NOT_TRAINING = {"onnx_inference"}  # run by a test of its own
+NAMES = sorted({file.stem for file in EXAMPLES.glob("*.py")} - NOT_TRAINING)
 
 Command = Callable[..., tuple[str, str]]
 
@@ -58,6 +61,18 @@ def test_example_reaches_its_goal(name: str, folder: Path) -> None:
     assert {file.name for file in folder.iterdir()} <= {"runs", "match.yaml"}
     if result.get("stop_return") is not None:
         assert result["reached"]
+
+
+def test_exported_agent_runs_in_onnx_runtime_alone(run_cli: Command, folder: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    run_cli("export", "cartpole", "-o", "exported", "--format", "onnx")
+    without = "import sys; sys.modules['torch'] = sys.modules['zhixing'] = None; "  # imports of these fail
+    script = f"{without}import runpy; runpy.run_path({str(EXAMPLES / 'onnx_inference.py')!r})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    action = zx.load("cartpole").act([0.0, 0.1, 0.02, -0.1])
+    assert done.stdout.splitlines() == [f"step {step}: action {action}" for step in range(3)]
 
 
 def test_early_stopping_ends_training_and_survives_a_resume(folder: Path) -> None:

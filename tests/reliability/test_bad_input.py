@@ -559,9 +559,13 @@ def test_code_named_by_a_run_is_imported_only_with_trust(
     monkeypatch.delenv("ZHIXING_TRUST", raising=False)
     (tmp_path / "stranger.py").write_text("import pathlib\npathlib.Path('executed').touch()\n")
     text = (run / "config.yaml").read_text()
-    for line, changed in (("name: CartPole-v1", "name: stranger:make"), ("kind: auto", "kind: stranger:make")):
+    env_readers = (zx.evaluate, zx.Session.resume)
+    for line, changed, readers in (
+        ("name: CartPole-v1", "name: stranger:make", env_readers),  # an agent acts without its environment
+        ("kind: auto", "kind: stranger:make", (zx.load, *env_readers)),
+    ):
         (run / "config.yaml").write_text(text.replace(line, changed))
-        for reader in (zx.load, zx.evaluate, zx.Session.resume):
+        for reader in readers:
             with pytest.raises(zx.UserError, match=r"names code to import .*: stranger:make; .*--trust"):
                 reader(run)
         code, _, error = run_cli("eval", str(run))

@@ -123,21 +123,24 @@ def video(
 def export(
     run: Run,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="New folder, such as zoo/NAME.")],
+    format: Annotated[str, typer.Option("--format", help="folder, onnx or torch.")] = "folder",
     episodes: Episodes = 100,
     seed: Seed = 0,
     checkpoint: Checkpoint = "last",
     trust: Trust = False,
 ) -> None:
-    """Export a run's agent, without training state, and evaluate it.
+    """Export a run's agent, without training state.
 
-    Other commands accept the folder as a run.
+    The format folder evaluates it first; other commands accept the folder as a run. The formats onnx and torch write a
+    network that runs without zhixing.
     """
     from zhixing.training.zoo import export
 
     folder = out.absolute()  # an environment may change the working directory
-    card = export(run, folder, episodes, seed, checkpoint)
+    about = export(run, folder, format, episodes, seed, checkpoint)  # type: ignore[arg-type]
     size = sum(file.stat().st_size for file in folder.iterdir())
-    print(f"{out}: {size / 1e3:,.0f} kB, mean return {card['mean_return']:.6g} of {episodes} episodes")
+    result = f", mean return {about['mean_return']:.6g} of {episodes} episodes" if "mean_return" in about else ""
+    print(f"{out}: {size / 1e3:,.0f} kB{result}")
 
 
 def zoo(

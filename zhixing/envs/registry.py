@@ -88,6 +88,12 @@ def make(name: str, **options: Any) -> gym.Env[Any, Any]:
     return limit_steps(env, limit)
 
 
+def frame_options(name: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return how an environment makes observations from screens, or None if it doesn't or is unknown."""
+    get_options = getattr(find_adapter(name), "frame_options", None)
+    return None if get_options is None else get_options(dict(options))
+
+
 @dataclass(frozen=True)
 class RegisteredEnv:
     """Makes an environment by name. Can be sent to other processes, even if they don't know the name."""

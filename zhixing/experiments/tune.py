@@ -23,7 +23,7 @@ from zhixing.errors import UserError
 from zhixing.experiments.executors import ProgressBoard, locked, make_executor, run_jobs
 from zhixing.experiments.jobs import JobEvent
 from zhixing.experiments.sweep import check_buildable, format_result, single_threaded, split_values
-from zhixing.training.data import NO_ENV
+from zhixing.training.resolve import NO_ENV
 from zhixing.utils.files import write_atomically
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"

@@ -15,10 +15,10 @@ import numpy as np
 
 from zhixing import __version__
 from zhixing.buffers.fields import SUCCESSORS
+from zhixing.core import space_json
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_map
 from zhixing.errors import UserError
-from zhixing.offline import space_json
 from zhixing.offline.actions import from_env_by_chunks
 from zhixing.offline.chunks import Array, Header, chunk_rows, named_leaves
 from zhixing.offline.dataset import Dataset

@@ -12,9 +12,9 @@ from typing import IO, Any
 import numpy as np
 
 from zhixing.buffers.fields import SUCCESSORS
+from zhixing.core import space_json
 from zhixing.core.tree import tree_leaves
 from zhixing.errors import UserError
-from zhixing.offline import space_json
 from zhixing.offline.actions import from_env
 from zhixing.offline.checks import check_arrays, check_flags, check_values
 from zhixing.offline.chunks import Chunk, Header

@@ -16,7 +16,8 @@ from zhixing.core.seeding import derive_seed
 from zhixing.envs.wrappers.final_frames import FinalFrameEnv
 from zhixing.envs.wrappers.headless import headless
 from zhixing.errors import UserError, note, write_stderr
-from zhixing.training.agent import load
+from zhixing.training.agent import load_agent
+from zhixing.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from zhixing.config import VectorConfig
@@ -83,8 +84,9 @@ class AgentRenderer:
         env: Any = None,
         net: Any = None,
     ) -> None:
-        self.agent, self.seed = load(run, checkpoint, env=env, net=net), seed
-        cfg = self.agent.cfg
+        folder = RunFolder.open(run)
+        cfg = folder.read_config(env=env, net=net)  # not by `load`, which doesn't check the code of the environment
+        self.agent, self.seed = load_agent(folder, cfg, checkpoint), seed
         self.env = make_rendered_env(cfg.env.name, cfg.env.options, cfg.vector)
         self.agent.policy.bind_env(self.env)
         self.returns: list[float] = []

@@ -1,4 +1,4 @@
-"""Trained agents for deployment: `agent = zx.load(run)`, `action = agent.act(obs)`."""
+"""Trained agents for deployment: `agent = zx.load(run)`, `action = agent.act(obs)`. They need no environment."""
 
 from __future__ import annotations
 
@@ -14,53 +14,96 @@ from zhixing.core.policy import Phase, Policy, as_tensor
 from zhixing.core.seeding import derive_seed
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves, tree_map
+from zhixing.envs.registry import frame_options
+from zhixing.envs.wrappers.frames import FrameProcessor, make_processor
 from zhixing.errors import UserError
+from zhixing.nets.torso import reset_hidden
+from zhixing.training.resolve import NO_ENV, resolve_device
 from zhixing.training.run_folder import RunFolder, weights_must_fit
+
+KEPT: Any = object()  # the agent's own hidden state
 
 
 class Agent:
-    """A trained policy with its normalizers and hidden state.
+    """A trained policy with its normalizers and hidden state. Acts in the environment's terms, for one or many."""
 
-    It takes observations and returns actions as the environment defines them, for one environment or a batch.
-    """
+    def __init__(
+        self,
+        policy: Policy,
+        spaces: Spaces,
+        cfg: RunConfig,
+        longest_episode: int = 0,
+        *,
+        device: torch.device | str = "cpu",
+        frames: FrameProcessor | None = None,
+    ) -> None:
+        """`longest_episode` is the number of steps of the longest episode in training.
 
-    def __init__(self, policy: Policy, spaces: Spaces, cfg: RunConfig, longest_episode: int = 0) -> None:
-        """`longest_episode` is the length of the longest training episode in steps."""
-        self.policy, self.spaces, self.cfg = policy.cpu().eval(), spaces, cfg
-        self.longest_episode = longest_episode
-        self.rng = torch.Generator().manual_seed(derive_seed(cfg.seed, "agent"))
+        `frames` makes observations from screens, for agents that learned from them.
+        """
+        self.device = torch.device(device)
+        self.policy, self.spaces, self.cfg = policy.to(self.device).eval(), spaces, cfg
+        self.longest_episode, self.frames = longest_episode, frames
+        self.rng = torch.Generator(self.device).manual_seed(derive_seed(cfg.seed, "agent"))
         self._hidden: Tree = None
 
-    def reset(self) -> None:
-        """Clear the hidden state at the start of an episode."""
-        self._hidden = None
+    def reset(self, ended: Any = None) -> None:
+        """Start new episodes: clear the hidden state and the stack of screens.
+
+        With `ended [N]`, clear the hidden state only of the episodes where it is true.
+        """
+        if ended is None:
+            self._hidden = None
+            if self.frames is not None:
+                self.frames.reset()
+        elif self._hidden is not None:
+            self._hidden = reset_hidden(self._hidden, torch.as_tensor(ended, dtype=torch.bool, device=self.device))
+
+    def initial_hidden(self, num: int = 1) -> Tree:
+        """Return the hidden state at the start of `num` episodes: tensors `[num,...]`, or None without a memory."""
+        with torch.no_grad():
+            return self.policy.initial_hidden(num)
+
+    def preprocess(self, screens: Any) -> Any:
+        """Return the observation for a uint8 screen `[H,W]` or `[H,W,C]`, or a list of those since the last action.
+
+        Grayscale, resizing and stacking are those of training. `reset` starts a new stack.
+        """
+        if self.frames is None:
+            raise UserError(f"this agent of {self.cfg.env.name} takes no screens; pass observations to act(obs)")
+        return self.frames(screens)
 
     @torch.no_grad()
-    def act(self, obs: Tree, mask: Any = None, explore: bool = False) -> Any:
+    def act(self, obs: Tree, mask: Any = None, stochastic: bool = False, hidden: Tree = KEPT) -> Any:
         """Return the action for one observation, or the actions for a batch `[N,...]`.
 
-        `mask` `[num_actions]` or `[N,num_actions]` marks the allowed actions. With `explore`, actions are sampled with
-        the exploration of the end of training.
+        `mask` `[num_actions]` or `[N,num_actions]` marks the allowed actions.
+        Actions are those of evaluations, or with `stochastic` those of training, with the exploration at its end.
+        The agent keeps its hidden state from call to call. With `hidden`, which `initial_hidden` makes, it uses that
+        instead and returns the action and the next hidden state.
         """
         obs, is_batch = self._to_batch(obs)
         num = len(tree_leaves(obs)[0])
-        if self._hidden is None:
+        if hidden is KEPT and self._hidden is None:
             self._hidden = self.policy.initial_hidden(num)
-        elif len(tree_leaves(self._hidden)[0]) != num:
+        before = self._hidden if hidden is KEPT else hidden
+        before_num = num if before is None else len(tree_leaves(before)[0])
+        if before_num != num:
             raise UserError(
-                f"the agent's hidden state is that of {len(tree_leaves(self._hidden)[0])} episodes, but {num} "
-                f"observations were given; call reset() before the number changes"
+                f"the hidden state is that of {before_num} episodes, but {num} observations were given; "
+                f"call reset() first, or pass hidden=agent.initial_hidden({num})"
             )
         if mask is not None:
-            mask = torch.as_tensor(np.asarray(mask, bool).reshape(num, *self.spaces.agents, -1))
-        phase = Phase.COLLECT if explore else Phase.EVAL
-        # after all environment steps, so schedules of the exploration have their final values
-        decision = self.policy.act(
-            as_tensor(obs, torch.device("cpu")), self._hidden, mask, phase, self.rng, self.cfg.env_steps
-        )
-        self._hidden = decision.hidden
-        action = self.spaces.to_env(decision.action.numpy())
-        return action if is_batch else action[0]
+            mask = torch.as_tensor(np.asarray(mask, bool).reshape(num, *self.spaces.agents, -1), device=self.device)
+        phase = Phase.COLLECT if stochastic else Phase.EVAL
+        # env_steps: with the exploration at the end of training
+        decision = self.policy.act(as_tensor(obs, self.device), before, mask, phase, self.rng, self.cfg.env_steps)
+        actions = self.spaces.to_env(decision.action.cpu().numpy())
+        action = actions if is_batch else actions[0]
+        if hidden is KEPT:
+            self._hidden = decision.hidden
+            return action
+        return action, decision.hidden
 
     def _to_batch(self, obs: Tree) -> tuple[Tree, bool]:
         """Return observations `[N,...]` with the dtypes of the space, and whether the input was a batch."""
@@ -88,25 +131,57 @@ def _pairs(arrays: Tree, fields: Tree) -> list[tuple[Any, Any]]:
 
 
 def load(
-    run: str | Path, checkpoint: str | int = "last", *, trust: bool = False, env: Any = None, net: Any = None
+    run: str | Path,
+    checkpoint: str | int = "last",
+    *,
+    device: str | torch.device = "cpu",
+    trust: bool = False,
+    env: Any = None,
+    net: Any = None,
 ) -> Agent:
     """Load the agent of a run.
+
+    The environment isn't made and its code isn't imported, except for runs of versions before `spaces.json`.
 
     Args:
         run: Run folder, or the name of an agent in `zhixing zoo`.
         checkpoint: `last` for the final weights, `best` for the best evaluation, or the step of a checkpoint.
+        device: Device of torch, such as `cuda`, or `auto`.
         trust: Allow the import of code that the run names.
-        env: Class or function to use if the run's environment can't be imported by name.
+        env: Class or function to use if the run's environment is needed and can't be imported by name.
         net: Class to use if the run's network can't be imported by name.
     """
     folder = RunFolder.open(run)
-    cfg = folder.read_config(trust, env, net)
+    cfg = folder.read_config(trust, env, net, without_env=folder.spaces_file.is_file())
+    return load_agent(folder, cfg, checkpoint, device)
+
+
+def load_agent(
+    folder: RunFolder, cfg: RunConfig, checkpoint: str | int = "last", device: str | torch.device = "cpu"
+) -> Agent:
+    """Return the agent in a folder whose configuration is read."""
+    device = resolve_device(cfg.model_copy(update={"device": str(device)})).device
     with folder.restricted():
-        vector = envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, cfg.env.options), 1, cfg.vector)
-        spaces = vector.spaces
-        vector.close()
-        policy = algorithms.get(cfg.algorithm).make(cfg, spaces, "cpu").policy
+        spaces, frames = read_spaces(folder, cfg)
+        acting = cfg.model_copy(update={"compile": False})
+        policy = algorithms.get(cfg.algorithm).make(acting, spaces, device).policy
+    processor = None if frames is None else make_processor(frames, spaces.obs)
     state = folder.load_agent(checkpoint)
     with weights_must_fit(folder):
         policy.load_state_dict(state["policy"])
-    return Agent(policy, spaces, cfg, state["longest_episode"])
+    return Agent(policy, spaces, cfg, state["longest_episode"], device=device, frames=processor)
+
+
+def read_spaces(folder: RunFolder, cfg: RunConfig) -> tuple[Spaces, Any]:
+    """Return the saved spaces and options of frames. Runs of versions that saved none need their environment."""
+    saved = folder.read_spaces()
+    if saved is not None:
+        return saved
+    if cfg.env.name == NO_ENV:
+        raise UserError(
+            f"{folder.given} was trained with --env none by a version that saved no spaces: copy spaces.json from a "
+            f"new run on the same data into it"
+        )
+    vector = envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, cfg.env.options), 1, cfg.vector)
+    vector.close()
+    return vector.spaces, frame_options(cfg.env.name, cfg.env.options)

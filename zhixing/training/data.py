@@ -19,11 +19,10 @@ from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 from zhixing.offline import Dataset
 from zhixing.training.agent import load
+from zhixing.training.resolve import NO_ENV
 
 if TYPE_CHECKING:
     from zhixing.training.loop import TrainingLoop
-
-NO_ENV = "none"  # --env none: train on a dataset without evaluations
 
 
 def open_data(cfg: RunConfig) -> Dataset | None:

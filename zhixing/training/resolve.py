@@ -22,6 +22,8 @@ from zhixing.errors import UserError
 from zhixing.utils import importing
 from zhixing.utils.cpus import cpu_count
 
+NO_ENV = "none"  # --env none: train on a dataset without evaluations
+
 
 def default_out(cfg: RunConfig) -> Path:
     """Create a new folder for a run. Runs that start in the same second get different folders."""

@@ -18,9 +18,8 @@ from zhixing.errors import UserError
 from zhixing.training.builders import build_evaluation_env, build_evaluator
 from zhixing.training.callbacks import Callback
 from zhixing.training.collect_data import NoisyPolicy
-from zhixing.training.data import NO_ENV
 from zhixing.training.matches import MatchEvaluator, make_game
-from zhixing.training.resolve import resolve_device
+from zhixing.training.resolve import NO_ENV, resolve_device
 from zhixing.training.run_folder import RunFolder, weights_must_fit
 from zhixing.training.session import Session
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import zhixing
 from zhixing import config
+from zhixing.core import space_json
+from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 from zhixing.training import signing
 from zhixing.training.checkpoint_file import read_archive, write_archive
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from zhixing.core.batch import Batch
     from zhixing.training.loop import TrainingLoop
 
+MAX_SPACES_BYTES = 32 << 20
+ENV_SETTINGS = ("env", "eval_env", "imports", "distributed")  # needed only where environments are stepped
 FORMAT = 1  # version of checkpoints; later versions of zhixing read older formats
 
 
@@ -49,6 +53,7 @@ class RunFolder:
         path = path.absolute()  # an environment may change the working directory
         self.path = path
         self.config_file = path / "config.yaml"
+        self.spaces_file = path / "spaces.json"  # lets the agent act without its environment
         self.metrics_file = path / "metrics.csv"
         self.crashes = path / "crash"
         self.result_file = path / "result.json"
@@ -95,6 +100,23 @@ class RunFolder:
         if self.own and names:
             signing.sign(self.path, values, names)
 
+    def write_spaces(self, spaces: Spaces, frames: Mapping[str, Any] | None) -> None:
+        """Save the spaces and, if observations are made from screens, the options of `FrameProcessor`."""
+        self._write_text(self.spaces_file, json.dumps({**space_json.encode(spaces), "frames": frames}, indent=2) + "\n")
+
+    def read_spaces(self) -> tuple[Spaces, Any] | None:
+        """Return the spaces and the options of frames, or None for runs of versions that saved none."""
+        if not self.spaces_file.is_file():
+            return None
+        try:
+            if self.spaces_file.stat().st_size > MAX_SPACES_BYTES:
+                raise ValueError(f"it is larger than {MAX_SPACES_BYTES:,} bytes")
+            data = json.loads(self.spaces_file.read_text(encoding="utf-8"))
+            frames = data.pop("frames")
+            return space_json.decode(data), frames
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, AssertionError) as error:
+            raise UserError(f"{self.spaces_file} is damaged ({error}); remove it to use the environment") from None
+
     def _write_text(self, file: Path, text: str) -> None:
         try:
             write_atomically(file, lambda out: out.write(text.encode()))
@@ -132,21 +154,30 @@ class RunFolder:
         """Return a context in which only the names in `code` are imported. Use it to build parts of the run."""
         return importing.restricted_to(self.code)
 
-    def read_config(self, trust: bool | set[str] = False, env: Any = None, net: Any = None) -> config.RunConfig:
+    def read_config(
+        self, trust: bool | set[str] = False, env: Any = None, net: Any = None, *, without_env: bool = False
+    ) -> config.RunConfig:
         """Return the run's configuration.
 
         A run of another user may name malicious code. `trust` is the set of names that may be imported, or true for
         all; runs that this user has signed don't need it. `env` and `net` are objects to use instead of those that the
-        run names.
+        run names. `without_env` is for agents that only act: the code of their environment is not imported, so it needs
+        no trust.
         """
         try:
             values = config.read_yaml(self.config_file)
             config.register_objects(values, env=env, net=net)
             names = importing.names_in(values)
             self.own = bool(names) and signing.is_signed(self.path, values, names)
-            self.code = importing.check_names(values, trust or self.own)
+            packages = values.get("imports")
+            needed = values
+            if without_env:
+                values["imports"] = []
+                needed = {name: value for name, value in values.items() if name not in ENV_SETTINGS}
+            self.code = importing.check_names(needed, trust or self.own)
             with self.restricted():
-                return config.build([values], {})
+                cfg = config.build([values], {})
+            return cfg.model_copy(update={"imports": packages}) if without_env and packages else cfg
         except UserError as error:
             raise UserError(f"{self.config_file}: {error}") from None
 

@@ -16,6 +16,7 @@ from zhixing.collect.collector import Collector, Evaluator
 from zhixing.config import SHORTHANDS, RunConfig
 from zhixing.core.learner import Learner
 from zhixing.envs import VectorEnv
+from zhixing.envs.registry import frame_options
 from zhixing.errors import UserError
 from zhixing.training import builders
 from zhixing.training.callbacks import Callback, Evaluate
@@ -196,6 +197,7 @@ class Session:
                 self.folder.write_config(self.cfg)  # settings may have changed
             else:
                 self.folder.create(self.cfg)
+            self.folder.write_spaces(self.spaces, frame_options(self.cfg.env.name, self.cfg.env.options))
             if self.state is None and self.data is not None:
                 self.folder.write_data(summarize(self.data))
             with interruptible(self.loop), self.folder.restricted():

@@ -6,39 +6,83 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from zhixing import config
 from zhixing.config import RunConfig, flat_settings
 from zhixing.config.display import WITHOUT_EFFECT, format_value
+from zhixing.core import space_json
 from zhixing.errors import UserError
+from zhixing.training.agent import load_agent, read_spaces
+from zhixing.training.resolve import NO_ENV
 from zhixing.training.run import evaluate
 from zhixing.training.run_folder import RunFolder, bundled_agents
 
+Format = Literal["folder", "onnx", "torch"]
+
 
 def export(
-    run: str | Path, out: str | Path, episodes: int = 100, seed: int = 0, checkpoint: str | int = "last"
+    run: str | Path,
+    out: str | Path,
+    format: Format = "folder",
+    episodes: int = 100,
+    seed: int = 0,
+    checkpoint: str | int = "last",
 ) -> dict[str, Any]:
-    """Evaluate a run's agent and write its configuration, policy and results to a new folder.
+    """Write what is needed to act to a new folder, and return what is known of it.
 
-    The folder has no optimizer state and no replay buffer. Commands such as `eval` accept it as a run. Returns the
-    content of its `agent.json`: the results of `episodes` episodes and the command that trains such an agent.
+    `folder` writes weights and configuration, which commands take as a run; it plays `episodes` first and keeps their
+    results in `agent.json`. `onnx` and `torch` write a network that runs without zhixing, `agent.onnx` or `agent.pt2`,
+    and its inputs and outputs in `interface.json`. They need no environment.
     """
+    if format not in get_args(Format):
+        raise UserError(f"format={format!r}: allowed are {', '.join(get_args(Format))}")
     source, target = RunFolder.open(run), RunFolder(Path(out))
     target.check_free()
+    if format != "folder":
+        return _export_network(source, target.path, format, checkpoint)
     cfg = source.read_config()
     agent = source.load_agent(checkpoint)
+    with source.restricted():
+        spaces, frames = read_spaces(source, cfg)
+    summary = {} if cfg.env.name == NO_ENV else evaluate(run, episodes, seed, checkpoint).summary()
     card = {
         "algorithm": cfg.algorithm,
         "env": cfg.env.name,
         "steps": agent["steps"],
         "trained_by": train_command(cfg),
         "eval_seed": seed,
-        **{name: round(value, 4) for name, value in evaluate(run, episodes, seed, checkpoint).summary().items()},
+        **{name: round(value, 4) for name, value in summary.items()},
     }
     # the agent may run on another machine
     target.write_agent(cfg.model_copy(update={"device": "auto"}), agent, card)
+    target.write_spaces(spaces, frames)
     return card
+
+
+def _export_network(source: RunFolder, out: Path, format: str, checkpoint: str | int) -> dict[str, Any]:
+    from zhixing.training.deploy import ActionModule, write_onnx, write_torch  # slow to import
+
+    file = out / ("agent.onnx" if format == "onnx" else "agent.pt2")
+    if file.exists():
+        raise UserError(f"{file} exists already; choose another folder")
+    cfg = source.read_config(without_env=source.spaces_file.is_file())
+    greedy = {"eval_stochastic": False, "eval_epsilon": 0.0}
+    cfg = cfg.model_copy(update={name: value for name, value in greedy.items() if name in type(cfg).model_fields})
+    agent = load_agent(source, cfg, checkpoint)
+    module = ActionModule(agent.policy, agent.spaces)
+    about = {"algorithm": cfg.algorithm, "env": cfg.env.name, **module.interface()}
+    about |= {"spaces": space_json.encode(agent.spaces)}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if format == "onnx":
+            write_onnx(module, file, about)
+        else:
+            write_torch(module, file)
+        (out / "interface.json").write_text(json.dumps(about, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(f"the folder {out} can't be written: {error.strerror or error}") from None
+    return about
 
 
 def train_command(cfg: RunConfig) -> str:

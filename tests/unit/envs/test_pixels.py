@@ -15,6 +15,7 @@ from zhixing.core.batch import Batch
 from zhixing.core.tree import Field
 from zhixing.envs.vector.serial import SerialVectorEnv
 from zhixing.envs.wrappers import resize
+from zhixing.envs.wrappers.frames import make_processor, select_frame_options
 from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, noop, split_options, wrap_pixels
 from zhixing.errors import UserError
 
@@ -379,3 +380,18 @@ def test_unsuitable_envs_are_rejected() -> None:
         env.reset(seed=0)
     with pytest.raises(UserError, match="expected uint8 images"):
         wrap_pixels(gym.make("CartPole-v1"))
+
+
+@pytest.mark.parametrize("options", [{"skip": 4}, {"skip": 1, "grayscale": False, "size": [2, 3], "stack": 2}])
+def test_processor_makes_the_observations_of_the_wrappers(options: dict[str, Any]) -> None:
+    """Without an environment: it gets all screens since the last action."""
+    game, raw = CountingGame(length=40, noise=True), CountingGame(length=40, noise=True)
+    env = wrap_pixels(game, **{"size": None, **options})
+    processor = make_processor(select_frame_options({"size": None, **options}), env.observation_space)
+    screen = raw.reset(seed=3)[0]
+    assert np.array_equal(env.reset(seed=3)[0], processor(screen))
+    for _ in range(5):
+        screens = [raw.step(0)[0] for _ in range(options["skip"])]
+        assert np.array_equal(env.step(0)[0], processor(screens))
+    with pytest.raises(UserError, match="don't fit the observations"):
+        make_processor(select_frame_options({"stack": 3}), env.observation_space)

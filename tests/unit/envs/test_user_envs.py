@@ -155,8 +155,9 @@ def test_untrusted_run_imports_no_package(package: Path, monkeypatch: pytest.Mon
     (package / "my_rooms.py").write_text("raise SystemExit('imported')")
     for number in "01":
         (package / number / "signature").unlink()  # proves that this user made the run
-        script = f"import zhixing as zx\nzx.load({number!r})"
+        script = f"import zhixing as zx\nzx.load({number!r})\nprint('loaded')\nzx.evaluate({number!r})"
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=package)
+        assert done.stdout == "loaded\n"  # an agent acts without the code of its environment
         assert "it names code to import" in done.stderr
         assert "my_rooms" in done.stderr
         assert "imported\n" not in done.stderr
@@ -278,8 +279,10 @@ def test_untrusted_run_imports_no_file(tmp_path: Path, clean: None) -> None:
     zx.train("ppo", env=f"{file}:Room", out=tmp_path / "run", quiet=True, **FAST)
     file.write_text("raise SystemExit('imported')")
     (tmp_path / "run" / "signature").unlink()
-    script = f"import zhixing as zx\nzx.load({str(tmp_path / 'run')!r})"
+    run = str(tmp_path / "run")
+    script = f"import zhixing as zx\nzx.load({run!r})\nprint('loaded')\nzx.evaluate({run!r})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "loaded\n"  # an agent acts without the code of its environment
     assert f"it names code to import (or a cluster to join): {file}:Room" in done.stderr
 
 

@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zhixing import offline
+from zhixing.core import space_json
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import tree_leaves
 from zhixing.errors import UserError
-from zhixing.offline import space_json
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -59,6 +59,7 @@ def test_exported_agent_acts_like_its_run_and_works_with_other_commands(
         "agent.json",
         "agent.safetensors",
         "config.yaml",
+        "spaces.json",
     ]
     expected, exported = zx.load("run").policy.state_dict(), zx.load("zoo/one").policy.state_dict()
     assert all(exported[key].equal(expected[key]) for key in expected)

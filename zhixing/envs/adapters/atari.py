@@ -23,6 +23,7 @@ from zhixing.envs.options import construct_env
 from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import ScalarInfo, State
+from zhixing.envs.wrappers.frames import select_frame_options
 from zhixing.envs.wrappers.pixels import wrap_pixels
 from zhixing.errors import UserError
 from zhixing.utils.extras import require_extra
@@ -89,6 +90,11 @@ def make_preprocessed(
         size=size,
         stack=stack,
     )
+
+
+def frame_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return how observations are made from screens, for agents that act without the emulator."""
+    return select_frame_options(options)
 
 
 class AtariEnv(gym.Env[Any, Any]):

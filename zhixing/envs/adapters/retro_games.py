@@ -18,6 +18,7 @@ import numpy as np
 from zhixing.envs.adapters.mario.retro_core import Emulator, one_per_process_error
 from zhixing.envs.options import check_options, construct_env
 from zhixing.envs.vector.step_buffers import Array
+from zhixing.envs.wrappers.frames import select_frame_options
 from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, Info, split_options, wrap_pixels
 from zhixing.errors import UserError, unknown
 from zhixing.utils.extras import require_extra
@@ -46,6 +47,11 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     except Exception:
         env.close()  # frees the emulator
         raise
+
+
+def frame_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return how observations are made from screens, for agents that act without the emulator."""
+    return select_frame_options(options)
 
 
 class RetroGame(gym.Env[Any, Any]):

@@ -292,15 +292,22 @@ def _check_options(
     skip: int, pool: str, sticky: float, noops: int, limit: int | None, size: Any, stack: int
 ) -> tuple[int | None, int | None]:
     """Return height and width, or None where they stay unchanged. Raise `UserError` for an invalid option."""
-    for name, value, minimum in (("skip", skip, 1), ("noops", noops, 0), ("stack", stack, 1)):
-        if not _is_int(value) or value < minimum:
-            raise UserError(f"env.{name}={value!r}: must be an integer of at least {minimum}")
+    if not _is_int(noops) or noops < 0:
+        raise UserError(f"env.noops={noops!r}: must be an integer of at least 0")
     if limit is not None and (not _is_int(limit) or limit < 1):
         raise UserError(f"env.max_episode_steps={limit!r}: must be an integer of at least 1, or null for no limit")
-    if pool not in POOLS:
-        raise UserError(f"env.pool={pool!r}: allowed are {' and '.join(POOLS)}")
     if not 0.0 <= sticky < 1.0:
         raise UserError(f"env.sticky={sticky!r}: must be a probability of at least 0 and below 1")
+    return check_frame_options(skip, pool, size, stack)
+
+
+def check_frame_options(skip: int, pool: str, size: Any, stack: int) -> tuple[int | None, int | None]:
+    """Return height and width, or None where they stay unchanged. Raise `UserError` for an invalid option."""
+    for name, value in (("skip", skip), ("stack", stack)):
+        if not _is_int(value) or value < 1:
+            raise UserError(f"env.{name}={value!r}: must be an integer of at least 1")
+    if pool not in POOLS:
+        raise UserError(f"env.pool={pool!r}: allowed are {' and '.join(POOLS)}")
     if size is None:
         return None, None
     sides = [size, size] if _is_int(size) else list(size) if isinstance(size, (list, tuple)) else []

@@ -10,8 +10,9 @@ from zhixing.envs import VectorEnv
 from zhixing.offline import Dataset
 from zhixing.search import GAMES
 from zhixing.training.builders.env import build_evaluation_env
-from zhixing.training.data import NO_ENV, check_data
+from zhixing.training.data import check_data
 from zhixing.training.matches import MatchEvaluator, make_game
+from zhixing.training.resolve import NO_ENV
 from zhixing.training.run_folder import RunFolder
 
 

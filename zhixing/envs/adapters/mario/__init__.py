@@ -15,6 +15,7 @@ import gymnasium as gym
 from zhixing.envs.adapters.mario.env import SuperMarioEnv
 from zhixing.envs.adapters.mario.rules import score_shaping
 from zhixing.envs.options import check_options, construct_env
+from zhixing.envs.wrappers.frames import select_frame_options
 from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, split_options, wrap_pixels
 from zhixing.errors import UserError
 
@@ -46,6 +47,11 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     except Exception:
         env.close()  # frees the emulator
         raise
+
+
+def frame_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return how observations are made from screens, for agents that act without the emulator."""
+    return select_frame_options(options)
 
 
 def _resolve_shaping(name: str, shaping: Any) -> Any:

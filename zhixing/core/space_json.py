@@ -7,13 +7,13 @@ from typing import Any, get_args
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from zhixing.core.spaces import RewardKind, Spaces
 from zhixing.errors import UserError
-from zhixing.offline.chunks import Array
 
 Json = Any
+Array = np.ndarray[Any, np.dtype[Any]]
 
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 DTYPES = ["bool", *INTEGERS, "float16", "float32", "float64"]
@@ -21,7 +21,7 @@ MAX_ELEMENTS = 1 << 24  # in one space
 
 
 def encode(spaces: Spaces) -> dict[str, Json]:
-    """Return spaces as JSON. They must be storable as arrays, which `Header` checks."""
+    """Return spaces as JSON. Raise `UserError` for spaces that arrays can't store."""
     return {
         "obs": _encode(spaces.obs),
         "action": _encode(spaces.action),
@@ -64,7 +64,13 @@ def _encode(space: gym.Space[Any]) -> dict[str, Json]:
         return {"type": "MultiDiscrete", **parts, "dtype": str(space.dtype)}
     if isinstance(space, MultiBinary):
         return {"type": "MultiBinary", "n": [int(n) for n in space.n] if isinstance(space.n, tuple) else int(space.n)}
-    assert isinstance(space, Box)
+    if isinstance(space, Tuple):
+        return {"type": "Tuple", "parts": [_encode(part) for part in space.spaces]}
+    if not isinstance(space, Box):
+        raise UserError(
+            f"the space {space} can't be recorded; allowed are Box, Dict, Discrete, MultiBinary, "
+            f"MultiDiscrete and Tuple"
+        )
     shape = [int(n) for n in space.shape]
     if math.prod(shape) > MAX_ELEMENTS:
         raise UserError(f"the space {space} is too large to be recorded: at most {MAX_ELEMENTS} elements are allowed")
@@ -90,6 +96,11 @@ def _decode(data: Json) -> gym.Space[Any]:
         if not isinstance(data["parts"], dict):
             raise ValueError("the parts of a Dict must be an object of spaces by name")
         return Dict([(key, _decode(part)) for key, part in data["parts"].items()])
+    if kind == "Tuple":
+        _check_keys(data, "type", "parts")
+        if not isinstance(data["parts"], list):
+            raise ValueError("the parts of a Tuple must be a list of spaces")
+        return Tuple([_decode(part) for part in data["parts"]])
     if kind == "Discrete":
         _check_keys(data, "type", "n", "start", "dtype")
         start = data["start"]
@@ -108,7 +119,9 @@ def _decode(data: Json) -> gym.Space[Any]:
         _check_keys(data, "type", "shape", "dtype", "low", "high")
         shape, dtype = _shape(data["shape"]), _dtype(data)
         return Box(_bounds(data["low"], shape, dtype), _bounds(data["high"], shape, dtype), tuple(shape), dtype.type)
-    raise ValueError(f"a space has the type {kind!r}; allowed are Box, Dict, Discrete, MultiBinary and MultiDiscrete")
+    raise ValueError(
+        f"a space has the type {kind!r}; allowed are Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple"
+    )
 
 
 def _bounds(data: Json, shape: list[int], dtype: np.dtype[Any]) -> Array:

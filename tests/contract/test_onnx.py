@@ -1,0 +1,141 @@
+"""An exported network acts as its policy: the same greedy actions in ONNX Runtime, for every algorithm."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import multi_agent
+from gymnasium.spaces import Box, Dict, Discrete
+
+import zhixing as zx
+from zhixing.config import SearchConfig
+from zhixing.core.policy import Phase, as_tensor
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import tree_leaves, tree_map
+from zhixing.training.deploy import ActionModule, write_onnx, write_torch
+
+ROWS = 1000
+OBS = Box(-1.0, 1.0, (5,), np.float32)
+CHOICES, RANGE = Discrete(4, start=2), Box(np.float32([-2, 0]), np.float32([2, 1]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runtime() -> Any:
+    """ONNX Runtime. Torch parses the source of its 500 operators at each export, which takes longer than the rest."""
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
+    with pytest.MonkeyPatch.context() as patch:
+        from_torchlib = staticmethod(functools.cache(registration.ONNXRegistry.from_torchlib))
+        patch.setattr(registration.ONNXRegistry, "from_torchlib", from_torchlib)
+        yield runtime
+
+
+def make_policy(algorithm: str, spaces: Spaces, scale: float = 0.3, **settings: Any) -> zx.Policy:
+    settings = {"net__hidden_sizes": [8], **settings}
+    cfg = zx.config.load(algorithm=algorithm, env="toy/match", preset=False, **settings)
+    policy = zx.algorithms.get(algorithm).make(cfg, spaces).policy.eval()
+    with torch.no_grad():
+        for parameter in policy.parameters():  # initial policies hardly depend on the observation
+            parameter.add_(scale * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    return policy
+
+
+def random_inputs(policy: zx.Policy, spaces: Spaces) -> tuple[Any, Any, Any]:
+    """Return observations, masks and hidden states."""
+    rng = np.random.default_rng(0)
+    fields = spaces.fields()
+
+    def draw(field: Any) -> np.ndarray:
+        shape = (ROWS, *field.shape)
+        if np.issubdtype(field.dtype, np.floating):
+            return rng.uniform(-1, 1, shape).astype(field.dtype)
+        return rng.integers(0, 256 if field.dtype == np.uint8 else 3, shape).astype(field.dtype)
+
+    obs = tree_map(draw, fields["obs"])
+    mask = None
+    if "mask" in fields:
+        mask = rng.random((ROWS, *fields["mask"].shape)) < 0.5
+        mask[..., 0] |= ~mask.any(-1)
+    hidden = policy.initial_hidden(ROWS)
+    if hidden is not None:
+        hidden = tree_map(lambda leaf: torch.from_numpy(draw(leaf.numpy()[0])), hidden)
+    return obs, mask, hidden
+
+
+def check_parity(runtime: Any, policy: zx.Policy, spaces: Spaces, file: Path) -> list[str]:
+    """Compare actions and hidden states over random observations; return the names of the inputs."""
+    obs, mask, hidden = random_inputs(policy, spaces)
+    module = ActionModule(policy, spaces)
+    write_onnx(module, file, {"algorithm": "any"})
+    with torch.no_grad():
+        masks = None if mask is None else torch.from_numpy(mask)
+        expected = policy.act(as_tensor(obs, torch.device("cpu")), hidden, masks, Phase.EVAL, torch.Generator(), 0)
+    session = runtime.InferenceSession(str(file))
+    names = [port.name for port in session.get_inputs()]
+    given = [*tree_leaves(obs), *([] if mask is None else [mask])]
+    given += [] if module.hidden is None else [leaf.numpy() for leaf in tree_leaves(hidden)]
+    action, *next_hidden = session.run(None, dict(zip(names, given, strict=True)))
+    wanted = spaces.to_env(expected.action.numpy())
+    assert (action.dtype, action.shape) == (wanted.dtype, wanted.shape)
+    assert len(np.unique(wanted.reshape(ROWS, -1), axis=0)) > 1  # else equal actions would prove nothing
+    if spaces.discrete:
+        assert np.array_equal(action, wanted)
+    else:
+        np.testing.assert_allclose(action, wanted, atol=1e-5)
+    if module.hidden is not None:
+        for leaf, reference in zip(next_hidden, tree_leaves(expected.hidden), strict=True):
+            np.testing.assert_allclose(leaf, reference.numpy(), atol=1e-5)
+    return names
+
+
+def test_network_has_the_same_actions_in_onnx_runtime(algorithm: str, runtime: Any, tmp_path: Path) -> None:
+    if issubclass(zx.algorithms.get(algorithm).settings, SearchConfig):
+        pytest.skip("plans by search")
+    agents = 3 if multi_agent(algorithm) else 1
+    try:
+        spaces = Spaces(OBS, CHOICES, agents)
+        policy = make_policy(algorithm, spaces)
+    except zx.UserError:
+        spaces = Spaces(OBS, RANGE, agents)
+        policy = make_policy(algorithm, spaces)
+    check_parity(runtime, policy, spaces, tmp_path / "agent.onnx")
+
+
+@pytest.mark.parametrize("case", ["ppo gru, dict and mask", "dqn lstm", "ppo box", "sac box, image"])
+def test_memory_masks_dicts_and_images_have_parity(case: str, runtime: Any, tmp_path: Path) -> None:
+    algorithm = case.split()[0]
+    spaces, settings, names = Spaces(OBS, CHOICES), {}, ["obs"]
+    if "gru" in case:
+        parts = {"cue": Discrete(3), "more": Dict({"image": Box(0, 255, (1, 12, 12), np.uint8), "x": OBS})}
+        spaces = Spaces(Dict(parts), CHOICES, mask=4)
+        settings = {"net__recurrent": "gru", "net__recurrent_size": 6, "net__cnn": "simple"}
+        names = ["obs.cue", "obs.more.image", "obs.more.x", "mask", "hidden.0", "hidden.1"]
+    elif "lstm" in case:
+        settings, names = {"net__recurrent": "lstm", "net__recurrent_size": 6}, ["obs", "hidden.0", "hidden.1"]
+    elif "image" in case:
+        spaces, settings = Spaces(Box(0, 255, (12, 12, 3), np.uint8), RANGE), {"net__cnn": "simple"}
+    else:
+        spaces = Spaces(OBS, RANGE)
+    policy = make_policy(algorithm, spaces, 0.02 if "image" in str(names) + case else 0.3, **settings)
+    assert check_parity(runtime, policy, spaces, tmp_path / "agent.onnx") == names
+
+
+def test_torch_program_has_parity_for_any_number_of_rows(tmp_path: Path) -> None:
+    spaces = Spaces(OBS, RANGE)
+    policy = make_policy("td3", spaces)
+    write_torch(ActionModule(policy, spaces), tmp_path / "agent.pt2")
+    program = torch.export.load(tmp_path / "agent.pt2").module()
+    obs, _, _ = random_inputs(policy, spaces)
+    with torch.no_grad():
+        wanted = spaces.to_env(
+            policy.act(as_tensor(obs, torch.device("cpu")), None, None, Phase.EVAL, None, 0).action.numpy()
+        )
+    for rows in (1, ROWS):
+        np.testing.assert_allclose(program(torch.from_numpy(obs[:rows]))[0].numpy(), wanted[:rows], atol=1e-6)
