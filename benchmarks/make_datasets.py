@@ -37,9 +37,9 @@ class Plan(NamedTuple):
 # settings of the preset when the datasets were created
 HOPPER = {"batch_size": 256, "updates_per_step": 1, "critic_norm": False}
 PLANS = {
-    "Pendulum-v1": Plan("sac", -800, -180, 50_000, {"eval_every_steps": 100, "env_steps": 20_000}),
-    "CartPole-v1": Plan("double_dqn", 150, 475, 50_000, {"eval_every_steps": 500, "env_steps": 100_000}),
-    "Hopper-v5": Plan("sac", 1_200, 3_000, 200_000, {"eval_every_steps": 5_000, "env_steps": 400_000, **HOPPER}),
+    "Pendulum-v1": Plan("sac", -800, -180, 50_000, {"eval_every": 100, "env_steps": 20_000}),
+    "CartPole-v1": Plan("double_dqn", 150, 475, 50_000, {"eval_every": 500, "env_steps": 100_000}),
+    "Hopper-v5": Plan("sac", 1_200, 3_000, 200_000, {"eval_every": 5_000, "env_steps": 400_000, **HOPPER}),
 }
 
 

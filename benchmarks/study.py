@@ -126,10 +126,10 @@ def run_ours(job: Job, log: IO[str], deadline: float | None) -> dict[str, Any]:
     zhixing = [python_of("ours", job.study), "-m", "zhixing"]
     settings = {
         "env_steps": row.env_steps,
-        "eval_every_steps": row.env_steps // EVALUATIONS,
+        "eval_every": row.env_steps // EVALUATIONS,
         "eval_episodes": EVAL_EPISODES,
-        "log_every_steps": row.env_steps // EVALUATIONS,
-        "checkpoint_every_steps": row.env_steps // 10,
+        "log_every": row.env_steps // EVALUATIONS,
+        "checkpoint_every": row.env_steps // 10,
         "keep_checkpoints": 1,
         "tensorboard": False,
         "num_threads": 1,

@@ -49,7 +49,7 @@ def train_ours(work: Mapping[str, Any]) -> dict[str, Any]:
             seed=work["seed"],
             num_threads=1,
             stop_return=work["threshold"],
-            eval_every_steps=work["every"],
+            eval_every=work["every"],
             eval_episodes=10,
             tensorboard=False,
         )

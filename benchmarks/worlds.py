@@ -51,7 +51,7 @@ COMPILED = {"compile": True}  # changes only rounding
 # the paper's discount of 0.999 becomes 0.996
 BIGFISH = {"env": {"skip": 4}, "net": {"cnn": "small"}, "gamma": 0.996, "num_threads": 1}
 # one hour on one core: a network a third as expensive as Nature's, and environments in the same process
-PONG = {"num_envs": 8, "vector": {"backend": "serial"}, "net": {"cnn": "small"}, "eval_every_steps": 102_400}
+PONG = {"num_envs": 8, "vector": {"backend": "serial"}, "net": {"cnn": "small"}, "eval_every": 102_400}
 ROWS = [
     Row("ppo", "mario/1-1", {300_000: 1_000, 1_000_000: 1_500}),
     # 1.5 times the return of random actions on unseen levels: 0.82 (0.66 to 0.98, 200 episodes)

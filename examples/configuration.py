@@ -18,7 +18,7 @@ env_steps: 20_000
 num_envs: 4
 rollout_steps: 64
 lr: 1e-3
-eval_every_steps: 1_000
+eval_every: 1_000
 """
 
 

@@ -33,9 +33,7 @@ class EarlyStopping(zx.Callback):
 
 
 def main() -> dict:
-    cfg = zx.config.load(
-        algorithm="ppo", env="toy/match", env_steps=100_000, eval_every_steps=500, eval_episodes=20, lr=3e-3
-    )
+    cfg = zx.config.load(algorithm="ppo", env="toy/match", env_steps=100_000, eval_every=500, eval_episodes=20, lr=3e-3)
     session = zx.Session(cfg, callbacks=[EarlyStopping(patience=3)], quiet=True)
     result = session.run()
     print(f"stopped after {result['env_steps']:,} of {cfg.env_steps:,} steps: {session.loop.stop_reason}")

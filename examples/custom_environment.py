@@ -59,7 +59,7 @@ class Room(gym.Env):
 def main() -> dict:
     return zx.train(
         "ppo", env="custom_environment:Room", env_steps=40_000, stop_return=GOAL, num_envs=8, rollout_steps=64,
-        minibatch_size=128, lr=1e-3, eval_every_steps=2_000,
+        minibatch_size=128, lr=1e-3, eval_every=2_000,
     )  # fmt: skip
 
 

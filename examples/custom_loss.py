@@ -87,7 +87,7 @@ class QLearning(zx.Learner):
 def main() -> dict:
     return zx.train(
         "custom_loss:QLearning", env="toy/match", env_steps=10_000, updates_per_step=0.25, stop_return=GOAL,
-        eval_every_steps=1_000,
+        eval_every=1_000,
     )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def main() -> dict:
     return zx.train(
         "ppo", env="custom_lstm:Recall", net__kind="custom_lstm:LSTM", env_steps=60_000, stop_return=GOAL,
         num_envs=32, vector__backend="serial", rollout_steps=15, minibatch_size=480, lr=5e-3,
-        eval_every_steps=2_000,
+        eval_every=2_000,
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def main() -> dict:
     return zx.train(
         "ppo", env="custom_network:Quadrants", net__kind="custom_network:Net", env_steps=40_000, stop_return=GOAL,
         num_envs=8, rollout_steps=64, minibatch_size=128, lr=2e-3, gamma=0.0,
-        num_threads=1, vector__backend="serial", eval_every_steps=1_000,
+        num_threads=1, vector__backend="serial", eval_every=1_000,
     )  # fmt: skip
 
 

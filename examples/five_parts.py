@@ -123,7 +123,7 @@ def main() -> dict:
     """5. The run."""
     return zx.train(
         "five_parts:QLearning", env="FrozenLake-v1", env__is_slippery=False, env_steps=6_000, stop_return=GOAL,
-        eval_every_steps=500,
+        eval_every=500,
     )  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def expert_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         key = f"{env} {sorted(options.items())}"
         if key not in runs:
             out = runs[key] = str(tmp_path_factory.mktemp("expert") / "run")
-            short = {"env_steps": 64, "rollout_steps": 8, "minibatch_size": 64, "eval_every_steps": 0}
+            short = {"env_steps": 64, "rollout_steps": 8, "minibatch_size": 64, "eval_every": 0}
             short |= {"eval_episodes": 1, "tensorboard": False, "net__cnn": "simple", "vector__backend": "serial"}
             zx.train("ppo", env={"name": env, **options}, out=out, quiet=True, **short)
         return runs[key]
@@ -156,8 +156,8 @@ def short_config(
         scheme = model.scheme
         short: dict[str, Any] = {
             "env_steps": 600 * scale,
-            "log_every_steps": 100,
-            "eval_every_steps": 250 * scale,
+            "log_every": 100,
+            "eval_every": 250 * scale,
             "eval_episodes": 2,
             "num_envs": 2,
             "tensorboard": False,

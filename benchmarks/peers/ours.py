@@ -46,10 +46,10 @@ def settings(row: dict[str, Any]) -> dict[str, Any]:
         "compile": row.get("compile", False),
         "device": "cpu",
         "tensorboard": False,
-        "log_every_steps": NEVER,
-        "eval_every_steps": 0,
+        "log_every": NEVER,
+        "eval_every": 0,
         "eval_episodes": 1,
-        "checkpoint_every_steps": 0,
+        "checkpoint_every": 0,
     }
     return {**common, **ALGORITHMS[row["algorithm"]](row)}
 

@@ -57,8 +57,8 @@ def test_ability_is_supported_or_rejected_by_name(
     model = zx.algorithms.get(algorithm).settings
     short = {
         "env_steps": 128,
-        "log_every_steps": 20,
-        "eval_every_steps": 0,
+        "log_every": 20,
+        "eval_every": 0,
         "num_threads": 1,
         "vector__backend": "serial",
     }

@@ -25,7 +25,7 @@ from zhixing.training.loop import TrainingLoop
 
 ALL = [name for name in zx.algorithms.names() if name not in ("a3c", "mcts")]  # those reject it
 REQUESTED = os.environ.get("ZHIXING_COMPILE", "").split()
-SETTINGS = {"seed": 1, "vector__backend": "serial", "eval_every_steps": 0, "net__recurrent": "none"}
+SETTINGS = {"seed": 1, "vector__backend": "serial", "eval_every": 0, "net__recurrent": "none"}
 
 
 class StopAfter(zx.Callback):

@@ -35,7 +35,7 @@ def test_learned_values_match_the_exact_values(
     if scheme in ("self_play", "play"):
         pytest.skip(f"{algorithm} uses tree search; tests/unit/search checks its returns")
     settings = {"gamma": GAMMA, "env__continuous": not supports_discrete(algorithm), "net__hidden_sizes": [32]}
-    settings |= {"env_steps": 4000, "eval_every_steps": 0, "checkpoint_every_steps": 0, "log_every_steps": 1000}
+    settings |= {"env_steps": 4000, "eval_every": 0, "checkpoint_every": 0, "log_every": 1000}
     if scheme == "off_policy":
         settings |= {"env_steps": 2000, "updates_per_step": 0.5, "lr": 3e-3}
     else:
@@ -88,8 +88,8 @@ LEAVING_AGENT_VALUES = [1.8, 1.0]
 def test_values_of_a_leaving_agent_match_the_exact_values(
     name: str, kind: str, short_config: Callable, tmp_path: Path
 ) -> None:
-    settings = {"gamma": GAMMA, "env__kind": kind, "net__hidden_sizes": [32], "eval_every_steps": 0}
-    settings |= {"checkpoint_every_steps": 0, "log_every_steps": 1000}
+    settings = {"gamma": GAMMA, "env__kind": kind, "net__hidden_sizes": [32], "eval_every": 0}
+    settings |= {"checkpoint_every": 0, "log_every": 1000}
     extra_settings = {
         "idqn": {"td_lambda": 0.5, "target_update_interval": 10, "net__recurrent": "none", "last_action": False},
         "maddpg": {"replay__n_step": 3, "tau": 0.05},

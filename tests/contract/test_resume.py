@@ -26,20 +26,20 @@ class StopAt(zx.Callback):
 
 
 def test_resumed_run_equals_an_uninterrupted_one(algorithm: str, short_config: Callable, tmp_path: Path) -> None:
-    stop_and_resume(short_config(algorithm, seed=3, checkpoint_every_steps=150, vector__backend="serial"), tmp_path)
+    stop_and_resume(short_config(algorithm, seed=3, checkpoint_every=150, vector__backend="serial"), tmp_path)
 
 
 # the state of a back end doesn't depend on the algorithm, so one per scheme is enough
 @pytest.mark.parametrize("backend", ["process", "mixed", "native", "torch"])
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_every_back_end_resumes_exactly(name: str, backend: str, short_config: Callable, tmp_path: Path) -> None:
-    stop_and_resume(short_config(name, seed=3, checkpoint_every_steps=150, vector__backend=backend), tmp_path)
+    stop_and_resume(short_config(name, seed=3, checkpoint_every=150, vector__backend=backend), tmp_path)
 
 
 def test_recurrent_policy_in_a_torch_env_resumes_exactly(short_config: Callable, tmp_path: Path) -> None:
     """The environments are in different steps of their episodes."""
     recurrent = {"net__recurrent": "gru", "net__recurrent_size": 8, "last_action": True, "epochs": 1}
-    settings = {"vector__backend": "torch", "num_envs": 4, "checkpoint_every_steps": 150, **recurrent}
+    settings = {"vector__backend": "torch", "num_envs": 4, "checkpoint_every": 150, **recurrent}
     stop_and_resume(short_config("mappo", "skirmish/3m", seed=3, **settings), tmp_path)
 
 
@@ -65,7 +65,7 @@ def test_run_resumes_exactly_after_a_crash(name: str, short_config: Callable, tm
             if loop.env_steps >= 500:
                 raise RuntimeError("power cut")
 
-    cfg = short_config(name, seed=6, checkpoint_every_steps=200)
+    cfg = short_config(name, seed=6, checkpoint_every=200)
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     with pytest.raises(RuntimeError, match="power cut"):
         zx.Session(cfg, tmp_path / "parts", [CrashAt()], quiet=True).run()
@@ -100,7 +100,7 @@ def test_run_interrupted_and_then_killed_repeats_no_evaluation_or_row(
 ) -> None:
     """Iterations have 64 steps. Evaluations are at 192, 384, 576 and the end, checkpoints at 256 and 512."""
     normalizers = {"normalize_obs": True, "normalize_reward": True, "epochs": 1}
-    steps = {"env_steps": 700, "eval_every_steps": 190, "checkpoint_every_steps": 250, "log_every_steps": 128}
+    steps = {"env_steps": 700, "eval_every": 190, "checkpoint_every": 250, "log_every": 128}
     cfg = short_config("ppo", "toy/reach", seed=5, **normalizers, **steps)
     whole, parts = RecordEvaluations(), RecordEvaluations()
     zx.Session(cfg, tmp_path / "whole", [whole], quiet=True).run()
@@ -121,7 +121,7 @@ def test_run_killed_after_its_last_iteration_resumes_exactly(short_config: Calla
         def train_end(self, loop: zx.TrainingLoop) -> None:
             raise RuntimeError("killed")
 
-    cfg = short_config("ppo", "toy/reach", env_steps=256, eval_every_steps=0, checkpoint_every_steps=256, epochs=1)
+    cfg = short_config("ppo", "toy/reach", env_steps=256, eval_every=0, checkpoint_every=256, epochs=1)
     whole = zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     with pytest.raises(RuntimeError, match="killed"):
         zx.Session(cfg, tmp_path / "parts", [Kill()], quiet=True).run()

@@ -81,7 +81,7 @@ def test_checkpoint_with_pickled_code_is_rejected(
 
 
 def test_damaged_newest_checkpoint_falls_back_to_the_previous_one(short_config: Callable, tmp_path: Path) -> None:
-    zx.Session(short_config("ppo", checkpoint_every_steps=250), tmp_path / "run", quiet=True).run()
+    zx.Session(short_config("ppo", checkpoint_every=250), tmp_path / "run", quiet=True).run()
     newest = max((tmp_path / "run" / "checkpoints").glob("0*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:1000])
     folder = RunFolder.open(tmp_path / "run")

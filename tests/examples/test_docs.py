@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md")
 PAGES = [*(ROOT / page for page in TOP), *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = ROOT / "examples"
-SHORT = ["env_steps=300", "eval_episodes=1", "eval_every_steps=0", "tensorboard=false"]
+SHORT = ["env_steps=300", "eval_episodes=1", "eval_every=0", "tensorboard=false"]
 TINY = {
     "train": SHORT,
     "sweep": [*SHORT, "--seeds", "0"],

@@ -77,7 +77,7 @@ def test_exported_agent_runs_in_onnx_runtime_alone(run_cli: Command, folder: Pat
 
 def test_early_stopping_ends_training_and_survives_a_resume(folder: Path) -> None:
     early_stopping = example("custom_callback").EarlyStopping
-    cfg = zx.config.load(algorithm="ppo", env="toy/match", env_steps=100_000, eval_every_steps=256, lr=3e-3)
+    cfg = zx.config.load(algorithm="ppo", env="toy/match", env_steps=100_000, eval_every=256, lr=3e-3)
     session = zx.Session(cfg, "run", [early_stopping(2)], quiet=True)
     assert session.run()["env_steps"] < 100_000
     assert session.loop.stop_reason == "no improvement in 2 evaluations"
@@ -91,7 +91,7 @@ def test_recall_requires_memory(folder: Path) -> None:
     """Without a recurrent network, the return stays near that of random actions, 1/4."""
     result = zx.train(
         "ppo", "custom_lstm:Recall", out="run", quiet=True, env_steps=6_000, num_envs=32, rollout_steps=15,
-        minibatch_size=480, lr=5e-3, vector__backend="serial", eval_episodes=200, eval_every_steps=0, tensorboard=False,
+        minibatch_size=480, lr=5e-3, vector__backend="serial", eval_episodes=200, eval_every=0, tensorboard=False,
     )  # fmt: skip
     assert result["final_return"] < 0.5
 
@@ -105,7 +105,7 @@ def test_custom_environment_takes_its_option_and_is_recorded(run_cli: Command, f
 
 def test_commands_accept_the_custom_algorithm(run_cli: Command, folder: Path) -> None:
     name = "custom_algorithm:Reinforce"
-    run_cli("train", name, "--env", "toy/match", "stop_return=9", "eval_every_steps=1000", "--out", "run")
+    run_cli("train", name, "--env", "toy/match", "stop_return=9", "eval_every=1000", "--out", "run")
     summary = json.loads(run_cli("eval", "run", "--episodes", "50", "--json")[0])
     assert summary["mean_return"] >= 9.0
     assert summary["episodes"] == 50
@@ -118,7 +118,7 @@ def test_commands_accept_the_custom_algorithm(run_cli: Command, folder: Path) ->
 
 
 def test_resumed_run_of_the_custom_algorithm_equals_an_uninterrupted_one(run_cli: Command, folder: Path) -> None:
-    words = ["train", "custom_algorithm:Reinforce", "--env", "CartPole-v1", "--seed", "2", "eval_every_steps=0"]
+    words = ["train", "custom_algorithm:Reinforce", "--env", "CartPole-v1", "--seed", "2", "eval_every=0"]
     run_cli(*words, "env_steps=2048", "--out", "whole")
     run_cli(*words, "env_steps=1024", "--out", "parts")
     run_cli("resume", "parts", "env_steps=2048")
@@ -139,7 +139,7 @@ def test_custom_algorithm_bootstraps_truncated_episodes(folder: Path) -> None:
     """A reward of 1 per step without end, γ = 0.8: V = 1 / (1 - 0.8) = 5, though episodes are truncated at 5 steps."""
     cfg = zx.config.load(
         algorithm="custom_algorithm:Reinforce", env="dummy_envs:TruncatingEnv", gamma=0.8, env_steps=8_000,
-        eval_every_steps=0, tensorboard=False, vector__backend="serial",
+        eval_every=0, tensorboard=False, vector__backend="serial",
     )  # fmt: skip
     session = zx.Session(cfg, "run", quiet=True)
     session.run()

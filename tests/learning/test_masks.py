@@ -17,7 +17,7 @@ from zhixing.training.collect_data import collect_from_actor
 
 def test_no_invalid_action_in_100_000_steps(tmp_path: Path) -> None:
     settings = {"env_steps": 100_000, "num_envs": 32, "vector__backend": "serial", "rollout_steps": 64}
-    settings |= {"minibatch_size": 512, "epochs": 2, "lr": 1e-3, "eval_every_steps": 0, "tensorboard": False}
+    settings |= {"minibatch_size": 512, "epochs": 2, "lr": 1e-3, "eval_every": 0, "tensorboard": False}
     cfg = zx.config.load(algorithm="ppo", env="dummy_envs:MaskedEnv", num_threads=1, **settings)
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     assert result["env_steps"] >= 100_000
@@ -26,7 +26,7 @@ def test_no_invalid_action_in_100_000_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["qmix", "mappo"])
 def test_no_agent_of_several_takes_an_invalid_action(name: str, tmp_path: Path) -> None:
-    settings = {"env_steps": 20_000, "num_envs": 16, "vector__backend": "serial", "eval_every_steps": 0}
+    settings = {"env_steps": 20_000, "num_envs": 16, "vector__backend": "serial", "eval_every": 0}
     if name == "qmix":
         settings |= {"updates_per_step": 0.03, "train_every": 10, "lr": 2e-3, "net__recurrent": "none"}
     cfg = zx.config.load(
@@ -65,7 +65,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("name", ["sac", "redq", "cql"])
 def test_learned_alpha_stays_small_if_most_actions_are_invalid(name: str, data: str, tmp_path: Path) -> None:
     """With a target entropy that the valid actions can't reach, it would grow without bound."""
-    settings: dict[str, Any] = {"env_steps": 4_000, "updates_per_step": 0.5, "policy_delay": 1, "eval_every_steps": 0}
+    settings: dict[str, Any] = {"env_steps": 4_000, "updates_per_step": 0.5, "policy_delay": 1, "eval_every": 0}
     if name == "redq":
         settings["critics"] = 4
     if name == "cql":
@@ -78,7 +78,7 @@ def test_learned_alpha_stays_small_if_most_actions_are_invalid(name: str, data: 
 
 @pytest.mark.parametrize("name", ["awac", "iql"])
 def test_offline_algorithms_learn_few_valid_actions(name: str, data: str, tmp_path: Path) -> None:
-    settings = {"dataset": data, "offline_updates": 4_000, "eval_every_steps": 500, "stop_return": 9.5}
+    settings = {"dataset": data, "offline_updates": 4_000, "eval_every": 500, "stop_return": 9.5}
     assert train(name, tmp_path / "run", **settings)[0]["reached"]
 
 
@@ -88,4 +88,4 @@ def test_offline_algorithms_learn_few_valid_actions(name: str, data: str, tmp_pa
 )
 def test_few_valid_actions_are_learned(name: str, tmp_path: Path) -> None:
     settings = {"lr": 2e-3} if name == "impala" else {}
-    assert train(name, tmp_path / "run", stop_return=9.5, eval_every_steps=1_000, **settings)[0]["reached"]
+    assert train(name, tmp_path / "run", stop_return=9.5, eval_every=1_000, **settings)[0]["reached"]

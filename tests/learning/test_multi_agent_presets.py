@@ -30,6 +30,6 @@ def test_return_in_skirmish_improves(name: str, env_steps: int, tmp_path: Path) 
         quiet=True,
         tensorboard=False,
         env_steps=env_steps,
-        eval_every_steps=0,
+        eval_every=0,
     )
     assert result["final_return"] > 6.0  # random actions get 1.8

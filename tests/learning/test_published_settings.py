@@ -27,7 +27,7 @@ def collect_random(env: str, out: Path) -> str:
 
 @pytest.mark.parametrize(("name", "env"), [("awac", "Ant-v5"), ("iql", "Walker2d-v5"), ("cql", "Hopper-v5")])
 def test_offline_algorithms(name: str, env: str, tmp_path: Path) -> None:
-    short = {"offline_updates": 5, "eval_every_steps": 0}
+    short = {"offline_updates": 5, "eval_every": 0}
     data = collect_random(env, tmp_path / "data")
     result = zx.train(name, dataset=data, env=env, out=tmp_path / "run", quiet=True, **short)
     assert result["updates"] == 5
@@ -35,13 +35,13 @@ def test_offline_algorithms(name: str, env: str, tmp_path: Path) -> None:
 
 
 def test_ddpg_on_halfcheetah(tmp_path: Path) -> None:
-    short = {"env_steps": 320, "learning_starts": 300, "eval_every_steps": 0}
+    short = {"env_steps": 320, "learning_starts": 300, "eval_every": 0}
     result = zx.train("ddpg", env="HalfCheetah-v5", out=tmp_path / "run", quiet=True, **short)
     assert result["updates"] == 20
 
 
 def test_gail_on_halfcheetah(tmp_path: Path) -> None:
-    short = {"env_steps": 512, "rollout_steps": 64, "eval_every_steps": 0, "vector__backend": "serial"}
+    short = {"env_steps": 512, "rollout_steps": 64, "eval_every": 0, "vector__backend": "serial"}
     data = collect_random("HalfCheetah-v5", tmp_path / "data")
     result = zx.train(
         "gail", env="HalfCheetah-v5", out=tmp_path / "run", quiet=True, dataset=data, demonstrations=2, **short
@@ -52,7 +52,7 @@ def test_gail_on_halfcheetah(tmp_path: Path) -> None:
 def test_dreamer_on_images_of_walker_walk(tmp_path: Path) -> None:
     pytest.importorskip("dm_control")
     short = {"env_steps": 200, "learning_starts": 196, "num_envs": 1, "batch_size": 1}
-    short |= {"eval_every_steps": 0, "eval_episodes": 1, "env__time_limit": 5}  # the final evaluation renders too
+    short |= {"eval_every": 0, "eval_episodes": 1, "env__time_limit": 5}  # the final evaluation renders too
     try:
         result = zx.train("dreamer", env="dmc/walker-walk", out=tmp_path / "run", quiet=True, **short)
     except zx.UserError as error:

@@ -46,7 +46,7 @@ def test_learns_a_toy_env(algorithm: str, actions: str, expert: Callable, tmp_pa
         pytest.skip("games only")
     if actions == "discrete" and not supports_discrete(algorithm):
         pytest.skip("continuous actions only")
-    settings = {"env_steps": 30_000, "eval_every_steps": 1_000, "stop_return": threshold, "seed": 1}
+    settings = {"env_steps": 30_000, "eval_every": 1_000, "stop_return": threshold, "seed": 1}
     if model.scheme == "off_policy":
         settings |= {"train_every": 4, "updates_per_step": 0.25, "learning_starts": 500}
     if model.scheme in ("off_policy", "offline"):
@@ -56,16 +56,16 @@ def test_learns_a_toy_env(algorithm: str, actions: str, expert: Callable, tmp_pa
     if algorithm in FROM_DATA:
         settings["dataset"] = str(expert(env, threshold).parent / "data")
     if model.scheme in ("off_policy", "offline") and algorithm in FROM_DATA:
-        settings |= {"offline_updates": 6_000, "eval_every_steps": 500}
+        settings |= {"offline_updates": 6_000, "eval_every": 500}
     if "horizon" in model.model_fields:
         settings |= {"lr": 2e-3, "batch_size": 16}
     if "output_penalty" in model.model_fields:
         settings["output_penalty"] = 1e-2  # with the authors' 1e-3, 1 of 7 seeds converges too early
     if is_self_play(algorithm):
         settings |= {"opponent": "perfect", "simulations": 32, "net__blocks": 1, "net__channels": 24}
-        settings |= {"updates_per_step": 0.04, "batch_size": 128, "eval_every_steps": 2_000}
+        settings |= {"updates_per_step": 0.04, "batch_size": 128, "eval_every": 2_000}
     if model.scheme == "play":
-        settings |= {"simulations": 20, "playout_steps": 2, "eval_every_steps": 10}
+        settings |= {"simulations": 20, "playout_steps": 2, "eval_every": 10}
     if "expert" in model.model_fields:
         settings["expert"] = str(expert(env, threshold))
     cfg = zx.config.load(algorithm=algorithm, env=env, tensorboard=False, **settings)

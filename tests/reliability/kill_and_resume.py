@@ -71,7 +71,7 @@ STOPPED = 3  # exit code of an attempt that stopped on a signal after saving, or
 def settings(name: str, kills: int, backend: str) -> dict[str, Any]:
     """Return settings for a run that lasts longer than all kills."""
     model = zx.algorithms.get(name).settings
-    intervals = {"log_every_steps": 50, "checkpoint_every_steps": 100, "eval_every_steps": 400, "eval_episodes": 1}
+    intervals = {"log_every": 50, "checkpoint_every": 100, "eval_every": 400, "eval_episodes": 1}
     small = {"num_envs": 2, "vector__backend": backend, "tensorboard": False, "seed": 4, "net__hidden_sizes": [8]}
     values = {"env_steps": 500 + 100 * kills, **intervals, **small, **BY_SCHEME[model.scheme]}
     return {key: value for key, value in values.items() if has_setting(model, key)}
@@ -116,7 +116,7 @@ def main(folder: Path, kills: int, seed: int, combination: str) -> dict[str, Any
     rng = random.Random(seed)
     name, env, _, signal_name = combination.split()
     number = signal.Signals[signal_name]
-    short = {"env_steps": 200, "eval_every_steps": 0}  # warms up torch, so the forks needn't
+    short = {"env_steps": 200, "eval_every": 0}  # warms up torch, so the forks needn't
     zx.train(name, env, out=folder / "warm", quiet=True, **settings(name, kills, "serial") | short)
     start = time.monotonic()
     assert os.waitpid(start_attempt(folder / "whole", combination, kills), 0)[1] == 0

@@ -49,7 +49,7 @@ class MemoryCallback(zx.Callback):
         self.memory: list[float] = []
 
     def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
-        if loop.steps // (self.steps // 20) > loop.steps_before // (self.steps // 20):
+        if loop.steps // (self.steps // 20) > loop.counts_before.steps // (self.steps // 20):
             self.memory.append(memory_mb())
         if self.how != "end" and loop.steps >= self.steps // 2:
             if self.how == "raise":
@@ -59,8 +59,8 @@ class MemoryCallback(zx.Callback):
 
 def train(folder: Path, name: str, steps: int, how: str) -> list[float]:
     callback = MemoryCallback(steps, how)
-    settings = {"env_steps": steps, "eval_every_steps": steps // 4, "eval_episodes": 1, **SETTINGS[name]}
-    settings |= {"checkpoint_every_steps": steps // 20, "log_every_steps": max(1000, steps // 200)}
+    settings = {"env_steps": steps, "eval_every": steps // 4, "eval_episodes": 1, **SETTINGS[name]}
+    settings |= {"checkpoint_every": steps // 20, "log_every": max(1000, steps // 200)}
     try:
         settings |= PROCESSES if how != "end" else {}
         zx.train(name, "CartPole-v1", out=folder, callbacks=[callback], quiet=True, **settings)

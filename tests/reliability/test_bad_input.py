@@ -38,7 +38,7 @@ from zhixing.training.run_folder import RunFolder, read_checkpoint, write_checkp
 MAX_SECONDS, MAX_MEGABYTES = 5.0, 300  # per input, and for all inputs together
 RSS_PER_MB = 2**20 if sys.platform == "darwin" else 2**10  # macOS reports ru_maxrss in bytes, Linux in kilobytes
 TINY = {"env_steps": 60, "learning_starts": 20, "batch_size": 4, "replay__capacity": 50, "net__hidden_sizes": [4]}
-TINY |= {"eval_every_steps": 0, "eval_episodes": 1, "tensorboard": False, "vector__backend": "serial"}
+TINY |= {"eval_every": 0, "eval_episodes": 1, "tensorboard": False, "vector__backend": "serial"}
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
     "ppo": {"rollout_steps": 10, "minibatch_size": 10, "epochs": 1},
     "dqn": {"learning_starts": 50, "batch_size": 8, "updates_per_step": 0.1, "train_every": 10},
 }
-COMMON = {"env_steps": 1000, "log_every_steps": 10, "checkpoint_every_steps": 100, "eval_every_steps": 250, "seed": 2}
+COMMON = {"env_steps": 1000, "log_every": 10, "checkpoint_every": 100, "eval_every": 250, "seed": 2}
 COMMON |= {"eval_episodes": 1, "vector__backend": "serial", "net__hidden_sizes": [8], "num_envs": 1}
 
 

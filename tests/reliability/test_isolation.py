@@ -287,7 +287,7 @@ SHORT: dict[str, Any] = {
     "vector__workers": 1,
     "vector__backend": "process",
     "eval_episodes": 2,
-    "eval_every_steps": 32,
+    "eval_every": 32,
     "tensorboard": False,
     "quiet": True,
 }

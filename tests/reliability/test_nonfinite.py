@@ -68,7 +68,7 @@ def poison_rollouts(actor: Actor) -> None:
     "name", zx.algorithms.names() if SOAK else ["ppo", "dqn", "sac", "bc", "a3c"]
 )  # one of each scheme
 def test_nan_stops_the_run_before_it_reaches_the_weights(name: str, short_config: Callable, tmp_path: Path) -> None:
-    cfg = short_config(name, checkpoint_every_steps=100, vector__backend="serial", env_steps=600, eval_every_steps=0)
+    cfg = short_config(name, checkpoint_every=100, vector__backend="serial", env_steps=600, eval_every=0)
     if not isinstance(cfg, zx.config.OnPolicyConfig | zx.config.DataConfig):
         pytest.skip("learns from positions of board games, which can't be NaN")
     session = zx.Session(cfg, tmp_path / "run", [Poison()], quiet=True)
@@ -86,6 +86,6 @@ def test_nan_stops_the_run_before_it_reaches_the_weights(name: str, short_config
 
 
 def test_error_names_the_parameter(short_config: Callable, tmp_path: Path) -> None:
-    session = zx.Session(short_config("dqn", checkpoint_every_steps=100), tmp_path / "run", [Poison()], quiet=True)
+    session = zx.Session(short_config("dqn", checkpoint_every=100), tmp_path / "run", [Poison()], quiet=True)
     with pytest.raises(NonFiniteError, match=r"the first non-finite gradient is that of net\.[\w.]+\. The batch"):
         session.run()

@@ -22,7 +22,7 @@ from zhixing.training.callbacks import Progress
 from zhixing.training.run_folder import RunFolder
 
 SHORT = ["env_steps=200", "tensorboard=false", "vector.backend=serial", "num_envs=1", "rollout_steps=32"]
-SHORT += ["minibatch_size=32", "eval_every_steps=0", "eval_episodes=1"]
+SHORT += ["minibatch_size=32", "eval_every=0", "eval_episodes=1"]
 
 
 def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -25,7 +25,7 @@ from zhixing.training.run_folder import read_checkpoint, write_checkpoint
 from zhixing.utils import importing
 
 Command = Callable[..., tuple[int, str, str]]
-TINY = {"env_steps": 64, "eval_every_steps": 0, "eval_episodes": 1, "tensorboard": False, "vector__backend": "serial"}
+TINY = {"env_steps": 64, "eval_every": 0, "eval_episodes": 1, "tensorboard": False, "vector__backend": "serial"}
 
 
 @pytest.fixture

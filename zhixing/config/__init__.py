@@ -8,6 +8,7 @@ from zhixing.config.display import (
     format_value,
     list_settings,
 )
+from zhixing.config.intervals import Interval, parse_duration, parse_interval
 from zhixing.config.loading import (
     build,
     dump,
@@ -51,7 +52,6 @@ from zhixing.config.schema import (
     Threads,
     UpdatesPerStep,
     VectorConfig,
-    parse_duration,
 )
 from zhixing.config.validation import (
     has_setting,
@@ -77,6 +77,7 @@ __all__ = [
     "Finite",
     "Fraction",
     "Group",
+    "Interval",
     "LearnerConfig",
     "MultiAgentConfig",
     "NetConfig",
@@ -109,6 +110,7 @@ __all__ = [
     "merge",
     "nest",
     "parse_duration",
+    "parse_interval",
     "parse_overrides",
     "parse_yaml",
     "preset",

@@ -16,7 +16,7 @@ from zhixing.config.schema import Group, RunConfig, StrictModel
 from zhixing.utils import named_objects
 
 # settings without an effect on returns: runs that differ only in these have the same configuration
-WITHOUT_EFFECT = {"seed", "log_every_steps", "checkpoint_every_steps", "keep_checkpoints", "tensorboard"}
+WITHOUT_EFFECT = {"seed", "log_every", "checkpoint_every", "keep_checkpoints", "tensorboard"}
 WITHOUT_EFFECT |= {"eval_video", "plot", "num_threads", "device", "vector.backend", "vector.workers"}
 
 # widths in `zhixing show`

@@ -228,7 +228,7 @@ SAME_VALUE: list[tuple[str, dict[str, str]]] = [
     ("--init-from", {TIANSHOU: "resume_path"}),
 ]
 
-_IN_STEPS = "counted in environment steps, summed over all environments"
+_IN_STEPS = "counted in environment steps, or with a unit, such as '10 episodes'"
 
 # equivalents here (none if empty), how to convert the value, names by library
 OTHER_VALUE: list[tuple[str, str, dict[str, str]]] = [
@@ -337,13 +337,13 @@ OTHER_VALUE: list[tuple[str, str, dict[str, str]]] = [
     ("critics", "2 for twin critics", {RLLIB: "twin_q"}),
     # evaluation, logging
     (
-        "eval_every_steps",
+        "eval_every",
         _IN_STEPS,
         {SB3: "eval_freq", RLLIB: "evaluation_interval", MINDRL: "eval_per_episode eval_interval"},
     ),
     ("eval_stochastic", "with the opposite value", {SB3: "deterministic", TIANSHOU: "deterministic_eval"}),
     (
-        "checkpoint_every_steps",
+        "checkpoint_every",
         _IN_STEPS,
         {
             SB3: "save_freq",
@@ -352,7 +352,7 @@ OTHER_VALUE: list[tuple[str, str, dict[str, str]]] = [
             MINDRL: "save_per_episode num_save_episode",
         },
     ),
-    ("log_every_steps", _IN_STEPS, {SB3: "log_interval", TIANSHOU: "log_interval"}),
+    ("log_every", _IN_STEPS, {SB3: "log_interval", TIANSHOU: "log_interval"}),
     ("normalize_obs", "true or false", {SB3: "normalize", RLLIB: "observation_filter"}),
     ("tensorboard", "true or false; the event files are in the run folder", {SB3: "tensorboard_log"}),
     # no equivalent

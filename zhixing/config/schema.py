@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from zhixing.config.intervals import check_interval, check_positive_interval, check_train_every, parse_duration
 from zhixing.config.yaml_files import parse_yaml
 from zhixing.utils import named_objects
 
@@ -189,10 +190,10 @@ class RunConfig(StrictModel):
     """Function with the training loop, as your.module:your_trainer; none uses that of the algorithm."""
     collector: Annotated[str | type | None, Group.COLLECTION] = None
     """Class that collects experience, as your.module:YourCollector; none chooses a built-in one."""
-    log_every_steps: Annotated[Positive, Group.LOGGING] = 1_000
-    """Environment steps between rows of metrics."""
-    eval_every_steps: Annotated[Count, Group.EVALUATION] = 5_000
-    """Environment steps between evaluations; 0 disables them."""
+    log_every: Annotated[int | str, BeforeValidator(check_positive_interval), Group.LOGGING] = 1_000
+    """Environment steps between rows of metrics, or an interval such as "10 episodes", "100 updates" or "60 s"."""
+    eval_every: Annotated[int | str, BeforeValidator(check_interval), Group.EVALUATION] = 5_000
+    """Environment steps between evaluations, or an interval such as "10 episodes"; 0 disables them."""
     eval_episodes: Annotated[Positive, Group.EVALUATION] = 10
     """Episodes per evaluation during training."""
     eval_num_envs: Annotated[Positive | Auto, Group.EVALUATION] = "auto"
@@ -205,8 +206,8 @@ class RunConfig(StrictModel):
     """Record one episode per evaluation to videos/STEPS.mp4 in the run folder."""
     plot: Annotated[str | None, Group.LOGGING] = None
     """Column of metrics.csv to plot to plot.png in the run folder at each evaluation."""
-    checkpoint_every_steps: Annotated[Count, Group.LOGGING] = 20_000
-    """Environment steps between checkpoints; 0 saves only at the end."""
+    checkpoint_every: Annotated[int | str, BeforeValidator(check_interval), Group.LOGGING] = 20_000
+    """Environment steps between checkpoints, or an interval such as "10 m"; 0 saves only at the end."""
     keep_checkpoints: Annotated[Positive, Group.LOGGING] = 2
     """Number of newest checkpoints to keep in addition to the best."""
     tensorboard: Annotated[bool, Group.LOGGING] = True
@@ -368,8 +369,8 @@ class DataConfig(LearnerConfig):
 class OffPolicyConfig(DataConfig):
     """Settings of algorithms that learn from a replay buffer."""
 
-    train_every: Annotated[Positive, Group.COLLECTION] = 1
-    """Steps per environment between updates."""
+    train_every: Annotated[int | str, BeforeValidator(check_train_every), Group.COLLECTION] = 1
+    """Steps per environment between updates, or a number of episodes, such as "1 episode"."""
     updates_per_step: UpdatesPerStep = 1.0
     """Average number of updates per environment step."""
     learning_starts: Annotated[Count, Group.COLLECTION] = 1_000
@@ -415,19 +416,3 @@ class OffPolicyActorCriticConfig(OffPolicyConfig):
     critic_norm: Annotated[bool, Group.NETWORK] = False
     """Apply layer normalization before each activation of the critics."""
     net: NetConfig = NetConfig(hidden_sizes=[256, 256], activation="relu")
-
-
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def parse_duration(duration: str | float) -> float:
-    """Return `90`, `90s`, `10m` or `1h30m` in seconds."""
-    if isinstance(duration, (int, float)):
-        return float(duration)
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", duration)
-    if not parts or "".join(number + unit for number, unit in parts) != duration:
-        raise ValueError(f"{duration!r} is not a duration; write for example 90s, 10m or 1h30m")
-    total = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if total <= 0:
-        raise ValueError(f"{duration!r} is not a positive duration; write for example 90s, 10m or 1h30m")
-    return total

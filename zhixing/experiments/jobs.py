@@ -96,9 +96,8 @@ class ReportProgress(Callback):
     def _send(self, loop: TrainingLoop, kind: str, mean_return: float) -> None:
         self._last_report = time.monotonic()
         try:
-            keep_training = self.report(
-                kind, {"fraction": loop.progress, "steps": loop.steps, "mean_return": mean_return}
-            )
+            data = {"fraction": loop.progress, "steps": loop.steps, "mean_return": mean_return}
+            keep_training = self.report(kind, {**data, "evaluation": loop.num_intervals(loop.cfg.eval_every)})
         except OSError:
             loop.stop(INTERRUPTED)
             return

@@ -33,7 +33,6 @@ STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialSta
 class Running(NamedTuple):
     trial: Trial
     reported: set[int]  # evaluations reported to Optuna, by number
-    eval_every_steps: int = 0
 
 
 class Study:
@@ -90,7 +89,7 @@ class Study:
             return None
         # a different seed per trial: a shared one would favor settings that suit only that seed
         cfg = cfg.model_copy(update={"seed": cfg.seed + trial.number})
-        self.running[name] = Running(trial, reported, cfg.eval_every_steps)
+        self.running[name] = Running(trial, reported)
         job = Job(name, self.out / name, cfg.model_dump(mode="json"), prunable=True)
         result = read_result(job)
         if result is not None:
@@ -100,9 +99,9 @@ class Study:
 
     def should_continue(self, event: JobEvent) -> bool:
         """Report an evaluation to Optuna and return whether the trial continues. False means it is pruned."""
-        trial, reported, eval_every_steps = self.running[event.job]
+        trial, reported = self.running[event.job]
         # numbered, since trials with other rollout sizes evaluate at slightly different steps
-        number = event.data["steps"] // max(1, eval_every_steps)
+        number = event.data["evaluation"]
         if number not in reported:  # a trial resumed from a checkpoint repeats some
             trial.report(event.data["mean_return"], number)
             reported.add(number)

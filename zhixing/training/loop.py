@@ -9,15 +9,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import Field
 from torch import Tensor
 
 from zhixing.buffers import Buffer
 from zhixing.collect.collector import Collector
 from zhixing.collect.evaluation import Episode, Evaluation
-from zhixing.config import DataConfig, RunConfig, parse_duration
+from zhixing.config import DataConfig, RunConfig, parse_duration, parse_interval
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner
 from zhixing.core.seeding import derive_seed
@@ -26,16 +27,28 @@ from zhixing.errors import UserError
 from zhixing.training.callbacks.base import Callback, EvaluationInterrupted, as_list
 
 INTERRUPTED = "interrupted"
+SavedNumber = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 SAVED = {
     "episodes": Count,
     "longest_episode": Count,
     "seconds": float,
-    "steps_before": Count,
+    "counts": list[SavedNumber],
+    "counts_before": list[SavedNumber],
+    "steps_before": Count,  # of older checkpoints
     "unfinished": tuple[int, bool] | None,
     "finished": bool,
     "recent": list[tuple[float, int, dict[str, float | bool]]],
     "metrics": dict[str, Tensor],
 }
+
+
+class Counts(NamedTuple):
+    """What intervals count, in the units of `parse_interval`. In offline training, steps are updates."""
+
+    steps: float = 0
+    episodes: float = 0
+    updates: float = 0
+    seconds: float = 0.0
 
 
 class TrainingLoop:
@@ -60,7 +73,7 @@ class TrainingLoop:
         self.recent_episodes: deque[Episode] = deque(maxlen=100)
         self.batch: Batch | None = None  # of the last update, or of the first with a non-finite step
         self.metrics: Mapping[str, Tensor] = {}  # of the last iteration with updates
-        self.steps_before = 0  # at the start of this iteration
+        self.counts = self.counts_before = Counts()  # at the end of the last iteration, and of the one before
         self.longest_episode = 0  # steps of the longest finished training episode
         self.stop_reason: str | None = None
         self.interrupt_requested = False
@@ -144,6 +157,19 @@ class TrainingLoop:
         """The largest used fraction of any budget, at most 1."""
         return min(1.0, max(self.budget_fractions.values()))
 
+    def num_intervals(self, every: int | str) -> int:
+        """Return the number of complete intervals so far; 0 with `every=0`."""
+        number, unit = parse_interval(every)
+        return int(getattr(self.counts, unit) // number) if number else 0
+
+    def is_due(self, every: int | str) -> bool:
+        """Return whether this iteration has completed an interval, such as 5000 (steps) or "10 episodes".
+
+        Resumed runs give the same answers, except for intervals in seconds. With `every=0` nothing is ever due.
+        """
+        number, unit = parse_interval(every)
+        return number > 0 and getattr(self.counts, unit) // number > getattr(self.counts_before, unit) // number
+
     def stop(self, reason: str) -> None:
         """End training after this iteration."""
         if reason == INTERRUPTED:  # doesn't replace a reason that ends the run for good
@@ -208,7 +234,6 @@ class TrainingLoop:
         """Yield once per iteration until the budget is used or a callback stops training."""
         self.out_of_budget = self.progress >= 1.0
         while self.stop_reason is None and not self.out_of_budget:
-            self.steps_before = self.steps
             self._set_progress()
             for callback in self.callbacks:
                 callback.iteration_begin(self)
@@ -228,6 +253,9 @@ class TrainingLoop:
         """Count the finished episodes and call the callbacks. `metrics` are those of the last update, if any."""
         self._update_seconds()
         self.episodes += len(episodes)
+        # a snapshot, so a callback that takes long doesn't make the next ones miss an interval
+        self.counts_before = self.counts
+        self.counts = Counts(self.steps, self.episodes, self.updates, self.seconds)
         self.longest_episode = max([self.longest_episode, *(episode.length for episode in episodes)])
         self.out_of_budget = self.progress >= 1.0
         if episodes:
@@ -305,7 +333,8 @@ class TrainingLoop:
             "episodes": self.episodes,
             "longest_episode": self.longest_so_far,
             "seconds": self.seconds,
-            "steps_before": self.steps_before,
+            "counts": [float(count) for count in self.counts],
+            "counts_before": [float(count) for count in self.counts_before],
             "unfinished": self._unfinished,
             "finished": self.finished,
             "recent": [(e.episode_return, e.length, e.info) for e in self.recent_episodes],
@@ -321,7 +350,11 @@ class TrainingLoop:
         self.rng.bit_generator.state = state["rng"]
         self.episodes, self.seconds = saved["episodes"], saved["seconds"]
         # older checkpoints lack these; they were written at the end of an iteration
-        self.longest_episode, self.steps_before = saved.get("longest_episode", 0), saved.get("steps_before", 0)
+        self.longest_episode = saved.get("longest_episode", 0)
+        now = Counts(self.steps, self.episodes, self.updates, self.seconds)
+        self.counts, self.counts_before = (
+            Counts(*saved[name]) if name in saved else now for name in ("counts", "counts_before")
+        )
         self._unfinished, self.finished = saved.get("unfinished"), saved.get("finished", True)
         self.recent_episodes.extend(Episode(*values) for values in saved["recent"])
         self.metrics = saved["metrics"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from zhixing.config import AsynchronousConfig, OffPolicyConfig, OnPolicyConfig, RunConfig
+from zhixing.config import AsynchronousConfig, OffPolicyConfig, OnPolicyConfig, RunConfig, parse_interval
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import tree_leaves, tree_map
 from zhixing.envs import VectorEnv
@@ -98,6 +98,8 @@ def is_distributed(cfg: RunConfig) -> bool:
             "async_collect=true can't be combined with distributed.workers, which collect while the learner updates "
             "anyway; set async_collect=false"
         )
+    if isinstance(cfg, OffPolicyConfig) and (cfg.async_collect or ray_workers):
+        _check_train_every(cfg)
     if ray_workers and cfg.vector.backend == "ray":
         raise UserError(
             "vector.backend=ray can't be combined with distributed.workers, which run on Ray themselves; set "
@@ -110,3 +112,12 @@ def is_distributed(cfg: RunConfig) -> bool:
             f"distributed.learners or vector.backend=ray, or leave the address out"
         )
     return workers > 0
+
+
+def _check_train_every(cfg: OffPolicyConfig) -> None:
+    if parse_interval(cfg.train_every).unit == "episodes":
+        concurrent = "async_collect" if cfg.async_collect else "distributed.workers"
+        raise UserError(
+            f"train_every={cfg.train_every!r} can't be combined with {concurrent}, which collects while the learner "
+            f"updates; set train_every to a number of steps"
+        )

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 CHANGEABLE = {
     "budgets": ("env_steps", "episodes", "duration", "stop_return", "offline_updates"),
     "evaluations": (
-        *("eval_every_steps", "eval_episodes", "eval_num_envs", "eval_max_steps"),
+        *("eval_every", "eval_episodes", "eval_num_envs", "eval_max_steps"),
         *("eval_env", "eval_video", "opponent"),
     ),
     "logs and checkpoints": (
-        *("log_every_steps", "plot", "tensorboard"),
-        *("checkpoint_every_steps", "keep_checkpoints"),
+        *("log_every", "plot", "tensorboard"),
+        *("checkpoint_every", "keep_checkpoints"),
     ),
     "hardware and processes": (
         *("device", "num_threads", "compile", "distributed.workers", "distributed.address"),

@@ -22,6 +22,7 @@ from zhixing.config import (
     RunConfig,
     SearchConfig,
     SelfPlayConfig,
+    parse_interval,
 )
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner, LearnsOnWorkers
@@ -85,9 +86,11 @@ def off_policy(loop: TrainingLoop) -> None:
     assert isinstance(cfg, OffPolicyConfig)
     with loop.running():
         for _ in loop.iterations():
-            experience = collector.collect(steps=cfg.train_every, phase=collect_phase(loop, cfg))
+            experience = collector.collect(steps=steps_per_iteration(cfg), phase=collect_phase(loop, cfg))
             add_to_buffer(loop, cfg, experience.batch)
-            num_updates = num_updates_due(loop, cfg.updates_per_step, cfg.learning_starts)
+            num_updates = 0
+            if training_is_due(loop, cfg, len(experience.episodes)):
+                num_updates = num_updates_due(loop, cfg.updates_per_step, cfg.learning_starts)
             metrics = update_from_samples(loop, cfg.batch_size, num_updates)
             loop.iteration_end(experience.episodes, metrics)
 
@@ -106,7 +109,7 @@ def off_policy_async(loop: TrainingLoop) -> None:
             phase = collect_phase(loop, cfg)
             num_updates = num_updates_due(loop, cfg.updates_per_step, cfg.learning_starts)
             collector.load_weights(learner.policy.state_dict())
-            collecting = executor.submit(collector.collect, steps=cfg.train_every, phase=phase)
+            collecting = executor.submit(collector.collect, steps=steps_per_iteration(cfg), phase=phase)
             metrics = update_from_samples(loop, cfg.batch_size, num_updates)
             experience = collecting.result()
             add_to_buffer(loop, cfg, experience.batch)
@@ -124,7 +127,7 @@ def off_policy_distributed(loop: TrainingLoop) -> None:
     with loop.running():
         for _ in loop.iterations():
             experience = collector.collect_from_worker(
-                cfg.train_every, collect_phase(loop, cfg), priorities=cfg.replay.prioritized
+                steps_per_iteration(cfg), collect_phase(loop, cfg), priorities=cfg.replay.prioritized
             )
             assert experience.batch is not None
             add_to_buffer(loop, cfg, experience.batch, experience.envs, experience.priority)
@@ -168,6 +171,21 @@ def act_only(loop: TrainingLoop) -> None:
 def collect_phase(loop: TrainingLoop, cfg: OffPolicyConfig) -> Phase:
     """Return `Phase.RANDOM` until `learning_starts`, then `Phase.COLLECT`."""
     return Phase.RANDOM if loop.env_steps < cfg.learning_starts else Phase.COLLECT
+
+
+def steps_per_iteration(cfg: OffPolicyConfig) -> int:
+    """Return the steps per environment between updates; 1 if `train_every` counts episodes.
+
+    Single steps bound the memory and let evaluations, checkpoints and budgets come in the middle of a long episode.
+    """
+    number, unit = parse_interval(cfg.train_every)
+    return int(number) if unit == "steps" else 1
+
+
+def training_is_due(loop: TrainingLoop, cfg: OffPolicyConfig, num_ended: int) -> bool:
+    """Return whether updates follow these steps, in which `num_ended` episodes have ended."""
+    number, unit = parse_interval(cfg.train_every)
+    return unit == "steps" or (loop.episodes + num_ended) // number > loop.episodes // number
 
 
 def add_to_buffer(

@@ -284,7 +284,7 @@ def test_imagined_frames_callback_writes_images_without_changing_the_run(tmp_pat
         "train_every": 20,
         "num_threads": 1,
     }
-    settings |= {"eval_every_steps": 80, "eval_episodes": 1, "tensorboard": False, "cnn_depth": 2, "num_envs": 2}
+    settings |= {"eval_every": 80, "eval_episodes": 1, "tensorboard": False, "cnn_depth": 2, "num_envs": 2}
     cfg = zx.config.load(algorithm="dreamer", env="toy/pixel-catch", **(SMALL | settings))
     states = []
     for name, callbacks in (("without", []), ("with", [ImaginedFrames(tmp_path / "with")])):

@@ -51,7 +51,7 @@ def test_policy_gradient_is_scaled_by_the_importance_ratio() -> None:
 def test_learns_cartpole_with_old_weights(tmp_path: Path) -> None:
     # four actors alternate, so rollouts are four updates old. Random actions have a return of about 22
     result = zx.train(
-        "impala", env="CartPole-v1", seed=1, actors=4, env_steps=16_000, eval_every_steps=0, eval_episodes=5,
+        "impala", env="CartPole-v1", seed=1, actors=4, env_steps=16_000, eval_every=0, eval_episodes=5,
         num_threads=1, vector__backend="serial", out=tmp_path / "run", quiet=True, tensorboard=False,
     )  # fmt: skip
     assert result["final_return"] > 200

@@ -165,7 +165,7 @@ def test_mcts_with_default_settings_never_loses_tictactoe(tmp_path: Path) -> Non
 
 def test_mcts_balances_a_pole(tmp_path: Path) -> None:
     """20 simulations of 20 steps keep the pole up; a random policy drops it after about 22 steps."""
-    short = {"env_steps": 20, "simulations": 20, "playout_steps": 20, "eval_episodes": 1, "eval_every_steps": 0}
+    short = {"env_steps": 20, "simulations": 20, "playout_steps": 20, "eval_episodes": 1, "eval_every": 0}
     result = zx.train(
         "mcts", env={"name": "CartPole-v1", "max_episode_steps": 60}, out=tmp_path / "run", quiet=True, **short
     )
@@ -175,7 +175,7 @@ def test_mcts_balances_a_pole(tmp_path: Path) -> None:
 
 def test_mcts_with_a_guide(agent_run: Path, tmp_path: Path) -> None:
     zx.train("ppo", env="CartPole-v1", out=tmp_path / "ppo", quiet=True, env_steps=512, eval_episodes=1)
-    short = {"env_steps": 20, "simulations": 8, "eval_episodes": 1, "eval_every_steps": 0, "quiet": True}
+    short = {"env_steps": 20, "simulations": 8, "eval_episodes": 1, "eval_every": 0, "quiet": True}
     zx.train("mcts", env="CartPole-v1", guide=str(tmp_path / "ppo"), out=tmp_path / "guided", **short)
     zx.train("mcts", env=TICTACTOE, guide=str(agent_run), out=tmp_path / "game", **short)
     with pytest.raises(zx.UserError, match="differ from those of CartPole-v1"):

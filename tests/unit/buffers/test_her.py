@@ -239,7 +239,7 @@ def test_unsuitable_buffers_are_rejected() -> None:
 
 
 def load_config(**settings: Any) -> Any:
-    base = {"env_steps": 600, "learning_starts": 100, "eval_every_steps": 0, "eval_episodes": 2, "batch_size": 16}
+    base = {"env_steps": 600, "learning_starts": 100, "eval_every": 0, "eval_episodes": 2, "batch_size": 16}
     quick = {"updates_per_step": 0.25, "train_every": 2, "num_envs": 2, "tensorboard": False}
     named = {"algorithm": "dqn", "env": "toy/bit-flip-5", "replay__her": True, "net__hidden_sizes": [16]}
     return zx.config.load(**{**named, **base, **quick, **settings})

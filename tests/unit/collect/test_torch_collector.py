@@ -137,7 +137,7 @@ def test_ppo_reaches_150_in_256_cartpoles(tmp_path: Path) -> None:
         epochs=4,
         lr=3e-3,
         env_steps=120_000,
-        eval_every_steps=40_000,
+        eval_every=40_000,
         stop_return=150,
         out=tmp_path / "run",
         quiet=True,

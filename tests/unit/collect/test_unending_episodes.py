@@ -71,13 +71,11 @@ def make_config(short_config: Callable, name: str = "ppo", **settings: Any) -> A
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
-@pytest.mark.parametrize("eval_every_steps", [0, 300])
+@pytest.mark.parametrize("eval_every", [0, 300])
 def test_training_ends_with_a_checkpoint(
-    name: str, eval_every_steps: int, short_config: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, eval_every: int, short_config: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = zx.Session(
-        make_config(short_config, name, eval_every_steps=eval_every_steps), tmp_path / "run", quiet=True
-    ).run()
+    result = zx.Session(make_config(short_config, name, eval_every=eval_every), tmp_path / "run", quiet=True).run()
     assert result["final_return"] == LIMIT
     assert RunFolder.open(tmp_path / "run").newest_step() == result["env_steps"]
     notes = [line for line in capsys.readouterr().err.splitlines() if "evaluation episodes were cut" in line]
@@ -91,7 +89,7 @@ def test_training_and_eval_cut_episodes_at_twice_the_longest_training_episode(
 ) -> None:
     """Unfinished episodes count, too; here none ends."""
     monkeypatch.setattr("zhixing.collect.evaluation.MIN_EVAL_STEPS", 10)
-    cfg = short_config("ppo", "dummy_envs:EndlessEnv", num_envs=2, env_steps=200, eval_every_steps=0, eval_episodes=1)
+    cfg = short_config("ppo", "dummy_envs:EndlessEnv", num_envs=2, env_steps=200, eval_every=0, eval_episodes=1)
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     longest = result["env_steps"] // 2
     assert result["final_return"] == 2 * longest
@@ -118,7 +116,7 @@ class InterruptEvaluation(zx.Callback):
 def test_first_ctrl_c_ends_an_evaluation_and_resume_repeats_it(
     name: str, at_steps: int, short_config: Callable, tmp_path: Path
 ) -> None:
-    cfg = make_config(short_config, name, eval_every_steps=300, log_every_steps=100, env_steps=1200)
+    cfg = make_config(short_config, name, eval_every=300, log_every=100, env_steps=1200)
     whole = zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, tmp_path / "parts", [InterruptEvaluation(at_steps)], quiet=True).run()
@@ -142,7 +140,7 @@ class RaiseInFinalEvaluation(zx.Callback):
 
 
 def test_last_checkpoint_is_written_before_the_last_evaluation(short_config: Callable, tmp_path: Path) -> None:
-    cfg = make_config(short_config, eval_every_steps=300, checkpoint_every_steps=0, env_steps=600)
+    cfg = make_config(short_config, eval_every=300, checkpoint_every=0, env_steps=600)
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     with pytest.raises(RuntimeError, match="killed"):
         zx.Session(cfg, tmp_path / "parts", [RaiseInFinalEvaluation()], quiet=True).run()
@@ -174,7 +172,7 @@ def test_ctrl_c_after_reaching_stop_return_loses_no_row(short_config: Callable, 
 
 @pytest.fixture
 def run(short_config: Callable, tmp_path: Path) -> str:
-    zx.Session(make_config(short_config, env_steps=100, eval_every_steps=0), tmp_path / "run", quiet=True).run()
+    zx.Session(make_config(short_config, env_steps=100, eval_every=0), tmp_path / "run", quiet=True).run()
     return str(tmp_path / "run")
 
 

@@ -65,7 +65,7 @@ def test_one_worker_equals_none_and_resumes_after_a_lost_driver(
     cluster: Cluster, short_config: ShortConfig, tmp_path: Path
 ) -> None:
     """PPO gives bit-identical runs without workers and with one worker, whose driver crashes after 500 steps."""
-    settings: dict[str, Any] = {"seed": 3, "checkpoint_every_steps": 200, "vector__backend": "serial"}
+    settings: dict[str, Any] = {"seed": 3, "checkpoint_every": 200, "vector__backend": "serial"}
     zx.Session(short_config("ppo", **settings), tmp_path / "serial", quiet=True).run()
     cfg = short_config("ppo", distributed__workers=1, **settings)
     with pytest.raises(RuntimeError, match="power cut"):
@@ -117,7 +117,7 @@ def test_killed_workers_lose_only_their_unfinished_steps(
 def test_resumed_asynchronous_run_continues_its_counters(
     cluster: Cluster, short_config: ShortConfig, tmp_path: Path
 ) -> None:
-    short = {"checkpoint_every_steps": 200, "eval_every_steps": 0}
+    short = {"checkpoint_every": 200, "eval_every": 0}
     cfg = short_config("impala", distributed__workers=2, **short)
     with pytest.raises(RuntimeError, match="power cut"):
         zx.Session(cfg, tmp_path / "run", [CallAt(500, power_cut)], quiet=True).run()
@@ -131,7 +131,7 @@ def test_a3c_worker_on_ray_equals_one_in_this_process(
     cluster: Cluster, short_config: ShortConfig, tmp_path: Path
 ) -> None:
     for name, workers in (("local", 0), ("ray", 1)):
-        cfg = short_config("a3c", distributed__workers=workers, actors=1, num_envs=1, eval_every_steps=0)
+        cfg = short_config("a3c", distributed__workers=workers, actors=1, num_envs=1, eval_every=0)
         zx.Session(cfg, tmp_path / name, quiet=True).run()
     assert differing_tensors(tmp_path / "local", tmp_path / "ray") == []
 
@@ -145,8 +145,8 @@ def test_run_with_parameter_servers_equals_one_without(
         "num_envs": 1,
         "rollout_steps": 40,
         "anneal_lr": True,
-        "checkpoint_every_steps": 200,
-        "eval_every_steps": 300,
+        "checkpoint_every": 200,
+        "eval_every": 300,
     }
     zx.Session(short_config("a3c", **settings), tmp_path / "local", quiet=True).run()
     cfg = short_config("a3c", distributed__workers=1, distributed__servers=3, **settings)
@@ -191,7 +191,7 @@ def test_two_workers_train_through_parameter_servers(
     cluster: Cluster, short_config: ShortConfig, tmp_path: Path
 ) -> None:
     cfg = short_config(
-        "a3c", num_envs=2, distributed__workers=2, distributed__servers=2, eval_every_steps=0, rollout_steps=40
+        "a3c", num_envs=2, distributed__workers=2, distributed__servers=2, eval_every=0, rollout_steps=40
     )
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     assert (result["env_steps"], result["updates"]) == (1200, 30)  # 40 steps per rollout
@@ -207,7 +207,7 @@ def test_two_workers_train_through_parameter_servers(
 
 def test_workers_compute_initial_priorities(cluster: Cluster, short_config: ShortConfig, tmp_path: Path) -> None:
     settings = {"distributed__workers": 2, "train_every": 10, "replay__prioritized": True}
-    session = zx.Session(short_config("dqn", **settings, num_envs=4, eval_every_steps=0), tmp_path / "dqn", quiet=True)
+    session = zx.Session(short_config("dqn", **settings, num_envs=4, eval_every=0), tmp_path / "dqn", quiet=True)
     mostly_distinct: list[bool] = []
 
     def count_distinct_priorities(loop: zx.TrainingLoop) -> None:

@@ -57,7 +57,7 @@ def test_runs_resume_exactly(algorithm_name: str, env: str, tmp_path: Path) -> N
         "vector__backend": "envpool",
         "num_envs": 2,
         "tensorboard": False,
-        "eval_every_steps": 0,
+        "eval_every": 0,
     }
     if algorithm_name == "sac":
         settings |= {"learning_starts": 50, "net__hidden_sizes": [8]}

@@ -258,7 +258,7 @@ SHORT: dict[str, Any] = {
     "minibatch_size": 64,
     "num_envs": 2,
     "eval_episodes": 2,
-    "eval_every_steps": 256,
+    "eval_every": 256,
     "tensorboard": False,
 }
 

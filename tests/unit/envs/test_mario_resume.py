@@ -21,9 +21,9 @@ SETTINGS = {
     "env__sticky": 0.25,
     "env__shaping": "score",
     "env_steps": 240,
-    "eval_every_steps": 120,
+    "eval_every": 120,
     "eval_episodes": 1,
-    "checkpoint_every_steps": 64,
+    "checkpoint_every": 64,
     "net__cnn": "simple",
 }
 

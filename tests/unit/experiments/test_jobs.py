@@ -44,7 +44,7 @@ class Receiver:
 
 
 def test_job_without_receiver_saves_and_resumes_exactly(short_config: ShortConfig, tmp_path: Path) -> None:
-    cfg = short_config("ppo", env_steps=640, eval_every_steps=128, checkpoint_every_steps=0)
+    cfg = short_config("ppo", env_steps=640, eval_every=128, checkpoint_every=0)
     whole = run_job(job(cfg, tmp_path, "whole"), Receiver())
     with pytest.raises(KeyboardInterrupt):
         run_job(job(cfg, tmp_path, "cut"), Receiver(gone_at=256))
@@ -59,7 +59,7 @@ def test_job_without_receiver_saves_and_resumes_exactly(short_config: ShortConfi
 
 
 def test_job_ends_when_the_receiver_stops_it(short_config: ShortConfig, tmp_path: Path) -> None:
-    cfg = short_config("ppo", env_steps=640, eval_every_steps=128)
+    cfg = short_config("ppo", env_steps=640, eval_every=128)
     receiver = Receiver(stop_at=256)
     result = run_job(job(cfg, tmp_path), receiver)
     assert result["env_steps"] == 256
@@ -98,7 +98,7 @@ def run_main(job: Job, decisions: list[bool]) -> list[tuple[str, Any]]:
 
 
 def test_main_reports_evaluations_and_the_result_and_obeys_decisions(short_config: ShortConfig, tmp_path: Path) -> None:
-    cfg = short_config("ppo", env_steps=640, eval_every_steps=128)
+    cfg = short_config("ppo", env_steps=640, eval_every=128)
     messages = run_main(job(cfg, tmp_path, prunable=True), [True, False])
     assert [kind for kind, _ in messages if kind != "progress"] == ["evaluation", "evaluation", "done"]
     assert messages[-1][1]["env_steps"] == 256
@@ -121,9 +121,7 @@ def test_interrupt_stops_all_jobs_with_checkpoints(
     short_config: ShortConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # an evaluation delays the next progress report, so evaluations must be rare
-    cfg = short_config(
-        "ppo", env_steps=10_000_000, eval_every_steps=64_000, log_every_steps=640, vector__backend="serial"
-    )
+    cfg = short_config("ppo", env_steps=10_000_000, eval_every=64_000, log_every=640, vector__backend="serial")
     kinds: list[str] = []
     with locked(tmp_path) as lock:
         executor = LocalProcesses(1, lock)

@@ -16,7 +16,7 @@ from zhixing.experiments.jobs import Job, JobEvent
 from zhixing.experiments.optuna_study import Study
 from zhixing.experiments.tune import Choice, Range, SearchSpace
 
-LAYERS = [{"algorithm": "ppo", "env": "toy/match"}, {"env_steps": 1000, "eval_every_steps": 100, "seed": 40}]
+LAYERS = [{"algorithm": "ppo", "env": "toy/match"}, {"env_steps": 1000, "eval_every": 100, "seed": 40}]
 SPACES: dict[str, SearchSpace] = {
     "lr": Range(1e-4, 1e-2, log=True),
     "epochs": Range(1, 8, integer=True),
@@ -35,7 +35,8 @@ def next_job(study: Study) -> Job:
 
 
 def evaluation(job: Job, steps: int, mean_return: float) -> JobEvent:
-    return JobEvent(job.name, "evaluation", {"steps": steps, "fraction": steps / 1000, "mean_return": mean_return})
+    data = {"steps": steps, "evaluation": steps // 100, "fraction": steps / 1000, "mean_return": mean_return}
+    return JobEvent(job.name, "evaluation", data)
 
 
 def run_trial(study: Study, returns: list[float]) -> bool:
@@ -138,7 +139,7 @@ def test_folder_with_other_ranges_is_rejected(tmp_path: Path) -> None:
 def test_complete_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     command = "zhixing tune ppo --env toy/match lr=1e-3..1e-2:log env_steps=128 rollout_steps=32 num_envs=2"
-    command += " minibatch_size=64 eval_every_steps=64 eval_episodes=2 tensorboard=false --out all --trials"
+    command += " minibatch_size=64 eval_every=64 eval_episodes=2 tensorboard=false --out all --trials"
     monkeypatch.setattr("sys.argv", [*command.split(), "1"])
     main()
     assert "trial-0000" in capsys.readouterr().err

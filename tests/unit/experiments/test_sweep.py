@@ -192,7 +192,7 @@ def test_with_stop_return_the_fastest_variant_comes_first() -> None:
 
 # --- complete sweeps ---
 
-SHORT = ["env_steps=256", "eval_every_steps=128", "rollout_steps=64", "minibatch_size=64", "num_envs=2"]
+SHORT = ["env_steps=256", "eval_every=128", "rollout_steps=64", "minibatch_size=64", "num_envs=2"]
 SHORT += ["eval_episodes=2", "tensorboard=false", "vector.backend=serial", "net.hidden_sizes=[8]"]
 
 
@@ -228,7 +228,7 @@ def test_failed_run_is_reported_and_the_others_continue(run_cli: Command) -> Non
 
 def test_killed_sweep_resumes_and_ends_identically(run_cli: Command, tmp_path: Path) -> None:
     arguments = ["sweep", "ppo", "--env", "dummy_envs:SlowEnv", "--seeds", "0", "--out", "all"]
-    arguments += ["env_steps=1280", "checkpoint_every_steps=128", "eval_every_steps=0", *SHORT[2:]]
+    arguments += ["env_steps=1280", "checkpoint_every=128", "eval_every=0", *SHORT[2:]]
     process = subprocess.Popen(
         [sys.executable, "-m", "zhixing", *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

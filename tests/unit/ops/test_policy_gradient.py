@@ -90,7 +90,7 @@ class RecordSizes(zx.Callback):
 def test_no_update_from_a_single_remaining_sample(name: str, short_config: Small, tmp_path: Path) -> None:
     """2 envs x 32 steps in minibatches of 63: two of 32, not one of 63 and one of 1."""
     sizes = RecordSizes()
-    cfg = short_config(name, minibatch_size=63, env_steps=64, eval_every_steps=0, vector__backend="serial")
+    cfg = short_config(name, minibatch_size=63, env_steps=64, eval_every=0, vector__backend="serial")
     session = zx.Session(cfg, tmp_path / "run", [sizes], quiet=True)
     if name == "gail":  # its policy is trained by an inner learner
         sizes.train_begin(InnerLoop(session.learner.learner))  # type: ignore[attr-defined,arg-type]
@@ -119,7 +119,7 @@ def test_resume_with_unequal_minibatches_is_exact(
 ) -> None:
     """64 steps in minibatches of 30 are 22, 21 and 21: two shapes, and one graph per shape."""
     monkeypatch.setattr(updates, "compile_graph", lambda module, examples: lambda inputs: list(module(*inputs)))
-    settings = {"minibatch_size": 30, "env_steps": 256, "eval_every_steps": 0, "compile": graph, "epochs": 2}
+    settings = {"minibatch_size": 30, "env_steps": 256, "eval_every": 0, "compile": graph, "epochs": 2}
     cfg = short_config("ppo", vector__backend="serial", **settings)
     whole = zx.Session(cfg, tmp_path / "whole", quiet=True)
     assert whole.run()["updates"] == 4 * 2 * 3

@@ -19,8 +19,8 @@ from zhixing.training.callbacks import Callback
 from zhixing.training.callbacks.tensorboard import to_gif
 from zhixing.training.loop import TrainingLoop
 
-SHORT = {"env_steps": 256, "num_envs": 2, "eval_every_steps": 128, "eval_episodes": 3, "log_every_steps": 64}
-SHORT |= {"vector__backend": "serial", "tensorboard": False, "checkpoint_every_steps": 64}
+SHORT = {"env_steps": 256, "num_envs": 2, "eval_every": 128, "eval_episodes": 3, "log_every": 64}
+SHORT |= {"vector__backend": "serial", "tensorboard": False, "checkpoint_every": 64}
 ROLLOUT = {"rollout_steps": 32, "minibatch_size": 64}
 
 
@@ -43,7 +43,7 @@ def videos(run: Path) -> dict[str, int]:
     [
         ("ppo", {"env": "CartPole-v1", **ROLLOUT, "eval_stochastic": True}),  # its evaluations use random numbers
         ("dqn", {"env": "CartPole-v1", "learning_starts": 64, "net__recurrent": "gru", "updates_per_step": 0.05}),
-        ("mcts", {"env": "toy/match", "simulations": 3, "eval_every_steps": 256}),
+        ("mcts", {"env": "toy/match", "simulations": 3, "eval_every": 256}),
     ],
 )
 def test_recording_does_not_change_the_run(name: str, settings: dict[str, Any], tmp_path: Path) -> None:

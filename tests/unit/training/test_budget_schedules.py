@@ -63,7 +63,7 @@ def record_schedule(cfg: Any, value: Callable[[zx.TrainingLoop, int], float], ou
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_epsilon_falls_over_the_budget(budget: str, short_config: Callable, tmp_path: Path) -> None:
     settings = {"epsilon_start": 1.0, "epsilon_end": 0.0, "epsilon_fraction": 1.0, "learning_starts": 10}
-    cfg = short_config("dqn", "toy/match", eval_every_steps=0, **settings, **BUDGETS[budget])
+    cfg = short_config("dqn", "toy/match", eval_every=0, **settings, **BUDGETS[budget])
     values = record_schedule(cfg, lambda loop, steps: loop.learner.policy.epsilon(steps), tmp_path / "run")
     assert values[-1][1] < 0.05
     for used, epsilon in values:
@@ -72,7 +72,7 @@ def test_epsilon_falls_over_the_budget(budget: str, short_config: Callable, tmp_
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_prioritized_beta_grows_over_the_budget(budget: str, short_config: Callable, tmp_path: Path) -> None:
-    cfg = short_config("dqn", "toy/match", eval_every_steps=0, replay__prioritized=True, **BUDGETS[budget])
+    cfg = short_config("dqn", "toy/match", eval_every=0, replay__prioritized=True, **BUDGETS[budget])
     values = record_schedule(cfg, lambda loop, _: loop.buffer._priorities.progress, tmp_path / "run")
     assert values[-1][1] > 0.9
     assert all(used == pytest.approx(progress, abs=0.02) for used, progress in values)
@@ -80,7 +80,7 @@ def test_prioritized_beta_grows_over_the_budget(budget: str, short_config: Calla
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_expert_fraction_of_dagger_falls_over_the_budget(budget: str, short_config: Callable, tmp_path: Path) -> None:
-    cfg = short_config("dagger", "CartPole-v1", eval_every_steps=0, expert_fraction=1.0, **BUDGETS[budget])
+    cfg = short_config("dagger", "CartPole-v1", eval_every=0, expert_fraction=1.0, **BUDGETS[budget])
     values = record_schedule(cfg, lambda loop, steps: loop.learner.expert_probability(steps), tmp_path / "run")
     assert values[-1][1] < 0.1
     assert all(probability == pytest.approx(1.0 - used, abs=0.03) for used, probability in values)
@@ -92,7 +92,7 @@ def test_budget_of_episodes_resumes_exactly(short_config: Callable, tmp_path: Pa
             if loop.episodes >= 15:
                 loop.stop("interrupted")
 
-    cfg = short_config("dqn", "CartPole-v1", eval_every_steps=0, replay__prioritized=True, **BUDGETS["episodes"])
+    cfg = short_config("dqn", "CartPole-v1", eval_every=0, replay__prioritized=True, **BUDGETS["episodes"])
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, tmp_path / "parts", [StopAt()], quiet=True).run()

@@ -91,7 +91,7 @@ def make_session(
         "rollout_steps": 32,
         "minibatch_size": 64,
         "epochs": 4,
-        "eval_every_steps": 0,
+        "eval_every": 0,
         "eval_episodes": 3,
         "tensorboard": False,
     }
@@ -110,7 +110,7 @@ def progress_output(out: io.StringIO, tmp_path: Path, every_seconds: float | Non
     progress = Progress(out)
     if every_seconds is not None:
         progress.every_seconds = every_seconds
-    make_session(tmp_path / "run", progress, eval_every_steps=320).run()
+    make_session(tmp_path / "run", progress, eval_every=320).run()
     return out.getvalue()
 
 
@@ -168,19 +168,19 @@ def test_progress_shows_evaluations(tmp_path: Path) -> None:
 # --- metrics.csv ---
 
 
-def test_csv_has_a_row_every_log_every_steps_and_a_last_one(tmp_path: Path) -> None:
-    make_session(tmp_path / "run", log_every_steps=150, eval_every_steps=0).run()
+def test_csv_has_a_row_every_log_every_and_a_last_one(tmp_path: Path) -> None:
+    make_session(tmp_path / "run", log_every=150, eval_every=0).run()
     # 64 steps at a time, multiples of 150 are passed at 192 (150), 320 (300), 512 (450), 640 (600)
     assert list(read_metrics(tmp_path / "run/metrics.csv")["env_steps"]) == [192, 320, 512, 640]
 
 
 def test_last_row_is_written_even_if_not_due(tmp_path: Path) -> None:
-    make_session(tmp_path / "run", log_every_steps=250).run()
+    make_session(tmp_path / "run", log_every=250).run()
     assert list(read_metrics(tmp_path / "run/metrics.csv")["env_steps"]) == [256, 512, 640]
 
 
 def test_last_row_includes_the_final_evaluation(tmp_path: Path) -> None:
-    make_session(tmp_path / "run", log_every_steps=64, eval_every_steps=0).run()
+    make_session(tmp_path / "run", log_every=64, eval_every=0).run()
     columns = read_metrics(tmp_path / "run/metrics.csv")
     assert list(columns["env_steps"]) == [64 * i for i in range(1, 11)]
     assert np.isfinite(columns["eval_return_mean"][-1])
@@ -188,7 +188,7 @@ def test_last_row_includes_the_final_evaluation(tmp_path: Path) -> None:
 
 def test_csv_agrees_with_result_json_and_evaluations(tmp_path: Path) -> None:
     recorder = Recorder()
-    make_session(tmp_path / "run", recorder, log_every_steps=64, eval_every_steps=128).run()
+    make_session(tmp_path / "run", recorder, log_every=64, eval_every=128).run()
     columns = read_metrics(tmp_path / "run/metrics.csv")
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert list(columns["env_steps"]) == recorder.iterations  # no row twice
@@ -212,7 +212,7 @@ def test_tensorboard_has_the_values_of_the_csv(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     recorder = Recorder()
-    make_session(tmp_path / "run", recorder, log_every_steps=128, eval_every_steps=128, tensorboard=True).run()
+    make_session(tmp_path / "run", recorder, log_every=128, eval_every=128, tensorboard=True).run()
     events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     columns = read_metrics(tmp_path / "run/metrics.csv")
@@ -233,7 +233,7 @@ def test_tensorboard_has_the_values_of_the_csv(tmp_path: Path) -> None:
 def test_tensorboard_has_the_last_row(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    make_session(tmp_path / "run", log_every_steps=250, tensorboard=True).run()
+    make_session(tmp_path / "run", log_every=250, tensorboard=True).run()
     events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     assert [scalar.step for scalar in events.Scalars("rollout/return_mean")] == [256, 512, 640]
@@ -281,7 +281,7 @@ class LogCounts(Callback):
 def test_csv_and_tensorboard_have_custom_metrics(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    make_session(tmp_path / "run", LogCounts(), log_every_steps=128, tensorboard=True).run()
+    make_session(tmp_path / "run", LogCounts(), log_every=128, tensorboard=True).run()
     columns = read_metrics(tmp_path / "run/metrics.csv")
     assert list(columns)[-2:] == ["count", "custom/square"]
     assert list(columns["count"]) == [2, 4, 6, 8, 10]
@@ -297,7 +297,7 @@ def test_csv_cell_is_blank_if_nothing_was_logged_since_the_last_row(tmp_path: Pa
         def train_begin(self, loop: TrainingLoop) -> None:
             loop.log("once", 3)
 
-    make_session(tmp_path / "run", LogOnce(), log_every_steps=256).run()
+    make_session(tmp_path / "run", LogOnce(), log_every=256).run()
     np.testing.assert_array_equal(read_metrics(tmp_path / "run/metrics.csv")["once"], [3, np.nan, np.nan])
 
 
@@ -310,7 +310,7 @@ def test_resumed_run_writes_the_same_added_columns(tmp_path: Path, killed_at: in
             if loop.env_steps == killed_at * 64:
                 raise RuntimeError("killed")
 
-    every = {"checkpoint_every_steps": 192, "log_every_steps": 64}
+    every = {"checkpoint_every": 192, "log_every": 64}
     make_session(tmp_path / "whole", LogCounts(), **every).run()
     with pytest.raises(RuntimeError, match="killed"):
         make_session(tmp_path / "parts", LogCounts(), RaiseAt(), **every).run()
@@ -397,7 +397,7 @@ def test_session_takes_a_single_callback(tmp_path: Path) -> None:
 
 def test_newest_checkpoints_and_the_best_weights_are_kept(tmp_path: Path) -> None:
     recorder = Recorder()
-    settings = {"checkpoint_every_steps": 128, "keep_checkpoints": 3, "eval_every_steps": 64}
+    settings = {"checkpoint_every": 128, "keep_checkpoints": 3, "eval_every": 64}
     make_session(tmp_path / "run", recorder, **settings).run()
     names = sorted(file.name for file in (tmp_path / "run/checkpoints").iterdir())
     assert names == [
@@ -417,7 +417,7 @@ def test_newest_checkpoints_and_the_best_weights_are_kept(tmp_path: Path) -> Non
 
 def test_best_checkpoint_holds_the_weights_that_were_evaluated(tmp_path: Path) -> None:
     recorder = Recorder()
-    make_session(tmp_path / "run", recorder, eval_every_steps=64).run()
+    make_session(tmp_path / "run", recorder, eval_every=64).run()
     best = read_checkpoint(tmp_path / "run/checkpoints/best.safetensors")
     evaluated = recorder.weights[best["steps"] // 64]
     assert all(torch.equal(best["policy"][name], value) for name, value in evaluated.items())
@@ -428,9 +428,7 @@ def test_best_checkpoint_holds_the_weights_that_were_evaluated(tmp_path: Path) -
 
 def test_stop_return_is_confirmed_by_100_episodes(tmp_path: Path) -> None:
     recorder = Recorder()
-    result = make_session(
-        tmp_path / "run", recorder, eval_every_steps=128, stop_return=-1.0
-    ).run()  # any policy reaches it
+    result = make_session(tmp_path / "run", recorder, eval_every=128, stop_return=-1.0).run()  # any policy reaches it
     assert [(step, len(evaluation.episodes)) for step, evaluation in recorder.evaluations] == [(128, 100)]
     assert result["reached"] is True
     assert result["env_steps"] == result["env_steps_to_stop"] == recorder.iterations[-1] == 128
@@ -440,7 +438,7 @@ def test_stop_return_is_confirmed_by_100_episodes(tmp_path: Path) -> None:
 
 def test_unconfirmed_evaluation_does_not_stop_training(tmp_path: Path) -> None:
     recorder = Recorder()
-    settings = {"eval_every_steps": 64, "eval_episodes": 1, "stop_return": 0.9}
+    settings = {"eval_every": 64, "eval_episodes": 1, "stop_return": 0.9}
     result = make_session(tmp_path / "run", recorder, env=f"{__name__}:CoinEnv", **settings).run()
     confirmations = [evaluation for _, evaluation in recorder.evaluations if len(evaluation.episodes) == 100]
     assert confirmations  # half of the evaluations, of one episode each, have a return of 1
@@ -452,8 +450,8 @@ def test_unconfirmed_evaluation_does_not_stop_training(tmp_path: Path) -> None:
 
 def test_evaluation_does_not_change_training(tmp_path: Path) -> None:
     often, never = Recorder(), Recorder()
-    make_session(tmp_path / "a", often, eval_every_steps=64).run()
-    make_session(tmp_path / "b", never, eval_every_steps=0).run()
+    make_session(tmp_path / "a", often, eval_every=64).run()
+    make_session(tmp_path / "b", never, eval_every=0).run()
     assert len(often.evaluations) == 10
     assert len(never.evaluations) == 1  # at the end
     for actual, expected in zip(often.weights, never.weights, strict=True):

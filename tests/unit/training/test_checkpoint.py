@@ -165,7 +165,7 @@ def test_newer_format_is_rejected(version: object, tmp_path: Path) -> None:
 
 
 def test_newest_checkpoints_and_the_best_are_kept(short_config: Callable, tmp_path: Path) -> None:
-    cfg = short_config("ppo", "toy/match", checkpoint_every_steps=200, keep_checkpoints=3)
+    cfg = short_config("ppo", "toy/match", checkpoint_every=200, keep_checkpoints=3)
     zx.Session(cfg, tmp_path / "run", quiet=True).run()
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     # with 64 steps per iteration, checkpoints are due at 832 (800), 1024 (1000) and the end, 1216 (1200)
@@ -178,7 +178,7 @@ def test_newest_checkpoints_and_the_best_are_kept(short_config: Callable, tmp_pa
 
 
 def test_best_checkpoint_has_the_highest_evaluation(short_config: Callable, tmp_path: Path) -> None:
-    cfg = short_config("ppo", "toy/match", eval_every_steps=200)
+    cfg = short_config("ppo", "toy/match", eval_every=200)
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     best = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.safetensors")
     assert best["kind"] == "agent"
@@ -204,7 +204,7 @@ class _StopAt(zx.Callback):
 def test_damaged_newer_file_does_not_evict_new_checkpoints(keep: int, short_config: Callable, tmp_path: Path) -> None:
     """The run resumes before a damaged file and stops before its step; the new checkpoint must be kept."""
     run = tmp_path / "run"
-    zx.Session(short_config("ppo", "toy/match", checkpoint_every_steps=400), run, quiet=True).run()
+    zx.Session(short_config("ppo", "toy/match", checkpoint_every=400), run, quiet=True).run()
     newest = max((run / "checkpoints").glob("0*.safetensors"))
     newest.write_bytes(b"")
     with pytest.raises(KeyboardInterrupt):
@@ -214,7 +214,7 @@ def test_damaged_newer_file_does_not_evict_new_checkpoints(keep: int, short_conf
 
 def test_off_policy_run_resumes_before_a_damaged_checkpoint(short_config: Callable, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    cfg = short_config("dqn", "toy/match", checkpoint_every_steps=400)
+    cfg = short_config("dqn", "toy/match", checkpoint_every=400)
     with pytest.raises(KeyboardInterrupt):
         zx.Session(cfg, run, [_StopAt(1000)], quiet=True).run()
     (run / "checkpoints" / "000000001000.safetensors").write_bytes(b"")
@@ -228,7 +228,7 @@ def test_damaged_replay_segment_falls_back_to_the_previous_checkpoint(
     damage: str, short_config: Callable, tmp_path: Path
 ) -> None:
     """The resumed run continues from the previous checkpoint and equals an uninterrupted one."""
-    cfg = short_config("dqn", "toy/match", checkpoint_every_steps=400)
+    cfg = short_config("dqn", "toy/match", checkpoint_every=400)
     zx.Session(cfg, tmp_path / "whole", quiet=True).run()
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
@@ -251,7 +251,7 @@ def test_damaged_replay_segment_falls_back_to_the_previous_checkpoint(
 
 def test_damaged_replay_segments_of_all_checkpoints_are_rejected(short_config: Callable, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    zx.Session(short_config("dqn", "toy/match", checkpoint_every_steps=400), run, quiet=True).run()
+    zx.Session(short_config("dqn", "toy/match", checkpoint_every=400), run, quiet=True).run()
     for segment in (run / "replay").iterdir():
         segment.write_bytes(b"")
     with pytest.raises(UserError, match=r"replay segment .* is damaged"):

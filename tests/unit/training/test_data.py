@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run of DQN in three environments, whose replay buffer holds all its steps."""
     out = tmp_path_factory.mktemp("run") / "dqn"
     settings = {"env_steps": 600, "learning_starts": 200, "train_every": 4, "num_envs": 3, "seed": 5}
-    zx.train("dqn", env="CartPole-v1", out=out, eval_every_steps=0, vector__backend="serial", **settings, **SHORT)
+    zx.train("dqn", env="CartPole-v1", out=out, eval_every=0, vector__backend="serial", **settings, **SHORT)
     return out
 
 
@@ -84,7 +84,7 @@ def test_export_replay_rejects_an_on_policy_run(short_config: Callable, tmp_path
 
 
 def test_offline_training_counts_updates_and_steps_no_environment(random_dataset: Callable, tmp_path: Path) -> None:
-    settings = {"offline_updates": 90, "log_every_steps": 30, "eval_every_steps": 45, "checkpoint_every_steps": 60}
+    settings = {"offline_updates": 90, "log_every": 30, "eval_every": 45, "checkpoint_every": 60}
     result = zx.train("dqn", dataset=random_dataset("CartPole-v1"), out=tmp_path / "run", **settings, **SHORT)
     assert result["env"] == "CartPole-v1"
     assert result["env_steps"] == 0

@@ -31,7 +31,7 @@ def returns(run: Path, **options: Any) -> list[float]:
 
 def test_checkpoint_of_a_step_has_the_weights_of_that_step(train: Callable[..., Path]) -> None:
     """Checkpoints of the whole run are those that a run with a smaller budget ends with."""
-    run = train("whole", checkpoint_every_steps=200, keep_checkpoints=9)
+    run = train("whole", checkpoint_every=200, keep_checkpoints=9)
     part = train("part", env_steps=832)
     weights, expected = zx.load(run, "832").policy.state_dict(), zx.load(part).policy.state_dict()
     assert all(weights[name].equal(expected[name]) for name in expected)

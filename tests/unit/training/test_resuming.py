@@ -14,7 +14,7 @@ import zhixing as zx
 from zhixing.errors import UserError
 from zhixing.training.resume import CHANGEABLE
 
-SMALL = {"env_steps": 256, "eval_every_steps": 0, "log_every_steps": 64, "vector__backend": "serial", "epochs": 1}
+SMALL = {"env_steps": 256, "eval_every": 0, "log_every": 64, "vector__backend": "serial", "epochs": 1}
 
 
 class StopAt(zx.Callback):
@@ -79,13 +79,13 @@ def test_rejection_names_the_command_for_a_new_run(run_cli: Command, stopped: Pa
         ("episodes", 30),
         ("duration", "1h"),
         ("stop_return", 100.0),
-        ("eval_every_steps", 64),
+        ("eval_every", 64),
         ("eval_episodes", 3),
         ("eval_max_steps", 5),
-        ("log_every_steps", 128),
+        ("log_every", 128),
         ("plot", "return"),
         ("tensorboard", True),
-        ("checkpoint_every_steps", 64),
+        ("checkpoint_every", 64),
         ("keep_checkpoints", 1),
         ("vector__backend", "process"),
         ("num_threads", 1),
@@ -100,8 +100,8 @@ def test_changed_setting_is_applied(setting: str, value: Any, stopped: Path) -> 
     assert saved == value
     assert result["env_steps"] == (320 if setting == "env_steps" else 256)
     rows = [int(float(row[0])) for row in metrics_rows(stopped)[1:]]
-    if setting in ("eval_every_steps", "log_every_steps"):
-        assert rows == ([64, 128, 256] if setting == "log_every_steps" else [64, 128, 192, 256])
+    if setting in ("eval_every", "log_every"):
+        assert rows == ([64, 128, 256] if setting == "log_every" else [64, 128, 192, 256])
     assert (stopped / "plot.png").exists() == (setting == "plot")
     assert bool(list(stopped.glob("events.*"))) == (setting == "tensorboard")
 
@@ -114,7 +114,7 @@ def test_every_changeable_setting_exists() -> None:
 
 def test_finished_run_rejects_changes_without_effect(run_cli: Command, finished: Path) -> None:
     before = (finished / "config.yaml").read_text()
-    for words in (["eval_episodes=7"], ["env_steps=100"], ["log_every_steps=5", "keep_checkpoints=1"]):
+    for words in (["eval_episodes=7"], ["env_steps=100"], ["log_every=5", "keep_checkpoints=1"]):
         code, _, err = run_cli("resume", str(finished), *words)
         assert code == 2
         assert "has finished at 256 steps, because env_steps=" in err
@@ -128,7 +128,7 @@ def test_finished_run_rejects_changes_without_effect(run_cli: Command, finished:
 def test_run_that_reached_its_return_resumes_only_with_another(
     short_config: Callable, run_cli: Command, tmp_path: Path
 ) -> None:
-    settings = {**SMALL, "env_steps": 2000, "eval_every_steps": 64, "stop_return": 0.0}
+    settings = {**SMALL, "env_steps": 2000, "eval_every": 64, "stop_return": 0.0}
     zx.Session(short_config("ppo", "toy/match", **settings), tmp_path / "run", quiet=True).run()
     code, out, _ = run_cli("resume", "run")
     assert code == 0

@@ -57,7 +57,7 @@ def test_result_has_the_steps_at_which_stop_return_was_reached(short_config: Cal
 
 
 def test_run_is_evaluated_at_the_end_without_other_evaluations(short_config: Callable, tmp_path: Path) -> None:
-    result = run_session(short_config("ppo", "toy/match", eval_every_steps=0), tmp_path / "run")
+    result = run_session(short_config("ppo", "toy/match", eval_every=0), tmp_path / "run")
     assert 0 <= result["final_return"] == result["best_return"] <= 10
 
 
@@ -205,7 +205,7 @@ def test_custom_callback_can_stop_training(short_config: Callable, tmp_path: Pat
 @pytest.mark.parametrize("name", ["ppo", "ppg", "trpo", "mappo", "coma"])
 def test_rollout_of_a_single_step(name: str, short_config: Callable, tmp_path: Path) -> None:
     """The returns of a single step have no variance, which the explained variance divides by."""
-    cfg = short_config(name, env_steps=20, rollout_steps=1, minibatch_size=1, num_envs=1, eval_every_steps=0)
+    cfg = short_config(name, env_steps=20, rollout_steps=1, minibatch_size=1, num_envs=1, eval_every=0)
     assert run_session(cfg, tmp_path / "run")["env_steps"] == 20
 
 
@@ -252,7 +252,7 @@ def wait_until(process: subprocess.Popen[str], ready: Callable[[], bool]) -> Non
 def test_run_interrupted_by_a_signal_resumes_exactly(
     name: str, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = [name, "--env", "toy/match", "--seed", "3", "log_every_steps=100", "tensorboard=false", "num_envs=2"]
+    arguments = [name, "--env", "toy/match", "--seed", "3", "log_every=100", "tensorboard=false", "num_envs=2"]
     if name == "ppo":
         arguments += ["env_steps=4000", "rollout_steps=32", "epochs=4"]
     else:

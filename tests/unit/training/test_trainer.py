@@ -425,7 +425,7 @@ def test_async_collection_is_deterministic_and_resumes_exactly(
         def iteration_begin(self, loop: TrainingLoop) -> None:
             time.sleep(0.001 * (loop.steps % 3))
 
-    settings = {"async_collect": True, "checkpoint_every_steps": 200, "vector__backend": "serial"}
+    settings = {"async_collect": True, "checkpoint_every": 200, "vector__backend": "serial"}
     cfg = short_config("sac", "Pendulum-v1", **settings)
     zx.Session(cfg, tmp_path / "one", quiet=True).run()
     with pytest.raises(RuntimeError, match="power cut"):

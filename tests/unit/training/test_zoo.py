@@ -87,7 +87,7 @@ def test_exported_agent_acts_like_its_run_and_works_with_other_commands(
 
 
 def test_export_of_the_best_checkpoint(tmp_path: Path) -> None:
-    short = {"env_steps": 1024, "eval_every_steps": 256, "eval_episodes": 5, "tensorboard": False, "quiet": True}
+    short = {"env_steps": 1024, "eval_every": 256, "eval_episodes": 5, "tensorboard": False, "quiet": True}
     zx.train("ppo", "CartPole-v1", out=tmp_path / "run", seed=1, lr=0.05, **short)
     card = export(tmp_path / "run", tmp_path / "best", episodes=3, checkpoint="best")
     best = RunFolder.open(tmp_path / "run").load_agent("best")

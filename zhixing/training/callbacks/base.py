@@ -72,14 +72,6 @@ class Callback:
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-def is_due(steps: int, before: int, every: int) -> bool:
-    """Return whether `steps` has passed a multiple of `every` since `before`. Resumed runs give the same answers.
-
-    With `every=0` nothing is ever due.
-    """
-    return every > 0 and steps // every > before // every
-
-
 def as_list(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
     """Return one or several callbacks as a list. Raise `UserError` for anything else."""
     result = [callbacks] if isinstance(callbacks, Callback | type) else list(callbacks)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zhixing.core.state import check_state
 from zhixing.errors import UserError, note
-from zhixing.training.callbacks.base import Callback, is_due
+from zhixing.training.callbacks.base import Callback
 from zhixing.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoint(Callback):
-    """Save checkpoints every `checkpoint_every_steps` and at the end of training.
+    """Save checkpoints every `checkpoint_every` and at the end of training.
 
     It comes last among the callbacks, so a checkpoint holds the state of the others after the iteration. If a
     checkpoint can't be written, training continues and tries again when the next one is due. Only a failure at the end
@@ -32,7 +32,7 @@ class Checkpoint(Callback):
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         # also before the final evaluation, which may take long
-        if is_due(loop.steps, loop.steps_before, loop.cfg.checkpoint_every_steps) or loop.ending:
+        if loop.is_due(loop.cfg.checkpoint_every) or loop.ending:
             try:
                 self._save(loop)
             except OSError as error:

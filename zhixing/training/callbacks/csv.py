@@ -1,4 +1,4 @@
-"""metrics.csv: a row every `log_every_steps`, at each evaluation, and a last one. Resumed runs write the same rows.
+"""metrics.csv: a row every `log_every`, at each evaluation, and a last one. Resumed runs write the same rows.
 
 A metric that is first logged after the first row becomes a new last column. The file is then rewritten, with blank
 cells in the earlier rows.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from zhixing.collect.evaluation import metric_name
 from zhixing.core.state import Count, check_state
 from zhixing.errors import UserError, note
-from zhixing.training.callbacks.base import Callback, is_due
+from zhixing.training.callbacks.base import Callback
 from zhixing.utils.files import write_atomically
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Csv(Callback):
 
 def row_is_due(loop: TrainingLoop) -> bool:
     """Return whether a row is due after this iteration. The last row waits for the final evaluation."""
-    return is_due(loop.steps, loop.steps_before, loop.cfg.log_every_steps) and not loop.ending
+    return loop.is_due(loop.cfg.log_every) and not loop.ending
 
 
 def metrics_row(loop: TrainingLoop) -> dict[str, float]:

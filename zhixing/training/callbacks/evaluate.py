@@ -11,7 +11,7 @@ from zhixing.collect.evaluation import Evaluation, default_eval_steps
 from zhixing.core.seeding import derive_seed
 from zhixing.core.state import check_state
 from zhixing.errors import note
-from zhixing.training.callbacks.base import Callback, is_due
+from zhixing.training.callbacks.base import Callback
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ CONFIRM_EPISODES = 100  # that must average `stop_return`
 
 
 class Evaluate(Callback):
-    """Play `eval_episodes` fresh episodes every `eval_every_steps` and at the end of training.
+    """Play `eval_episodes` fresh episodes every `eval_every` and at the end of training.
 
     Episodes are cut after `eval_max_steps`. An interrupted evaluation has no result; a resumed run repeats it.
 
@@ -45,7 +45,7 @@ class Evaluate(Callback):
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         # the last evaluation follows in `train_end`, after the checkpoint
-        if is_due(loop.steps, loop.steps_before, loop.cfg.eval_every_steps) and not loop.ending:
+        if loop.is_due(loop.cfg.eval_every) and not loop.ending:
             self._evaluate(loop)
 
     def train_end(self, loop: TrainingLoop) -> None:

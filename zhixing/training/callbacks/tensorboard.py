@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zhixing import config
 from zhixing.core.state import check_state
 from zhixing.errors import note
-from zhixing.training.callbacks.base import Callback, is_due
+from zhixing.training.callbacks.base import Callback
 from zhixing.training.callbacks.csv import metrics_row, row_is_due
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class TensorBoard(Callback):
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         if row_is_due(loop):
             self._row(loop)
-        if is_due(loop.steps, loop.steps_before, loop.cfg.checkpoint_every_steps) or loop.ending:
+        if loop.is_due(loop.cfg.checkpoint_every) or loop.ending:
             self._write(lambda writer: writer.flush())  # a resumed run won't write events before the checkpoint
 
     def train_end(self, loop: TrainingLoop) -> None:

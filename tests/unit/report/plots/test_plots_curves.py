@@ -134,7 +134,7 @@ def test_unwritable_path_is_reported(tmp_path: Path) -> None:
 def test_real_runs_of_two_settings(tmp_path: Path) -> None:
     for lr in (1e-2, 1e-6):
         for seed in (0, 1):
-            settings = {"env_steps": 1024, "log_every_steps": 128, "eval_every_steps": 256, "eval_episodes": 5}
+            settings = {"env_steps": 1024, "log_every": 128, "eval_every": 256, "eval_episodes": 5}
             settings |= {"num_envs": 1, "rollout_steps": 128, "minibatch_size": 64}
             out = tmp_path / f"{lr}" / str(seed)
             zx.train("ppo", env="toy/match", lr=lr, seed=seed, out=out, quiet=True, tensorboard=False, **settings)

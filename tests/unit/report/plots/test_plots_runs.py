@@ -31,7 +31,7 @@ def legends(*runs: Path) -> list[str]:
 
 
 def test_runs_that_differ_only_in_seed_are_one_configuration(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / str(seed), seed=seed, log_every_steps=10 + seed) for seed in range(3)]
+    runs = [write_run(tmp_path / str(seed), seed=seed, log_every=10 + seed) for seed in range(3)]
     assert legends(*runs) == ["ppo (3 seeds)"]
     assert legends(runs[1]) == ["ppo (seed 1)"]
 
