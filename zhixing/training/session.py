@@ -152,7 +152,8 @@ class Session:
             quiet: Print no progress.
             trust: Allow the import of all code that the run names, or of the names in this set.
             overrides: Builders, and settings that a resumed run can change, such as its budget; see `CHANGEABLE` in
-                `training.resume`. `env` and `net` may be classes if the run's own can't be imported by name.
+                `training.resume`. `env`, `net`, `trainer` and `collector` may be objects if those of the run
+                can't be imported by name.
         """
         folder = RunFolder.open(run)
         custom_builders = {name: overrides.pop(name) for name in BUILDERS if name in overrides}

@@ -127,7 +127,8 @@ def import_object(name: str) -> Any:
     if isinstance(name, str) and named_objects.is_python_only(name):
         raise UserError(
             f"{name} was given in Python as an object, so it can't be imported here; define it in a module that can be "
-            f"imported, or pass it again, such as zx.load(run, env=MyEnv) or zx.evaluate(run, env=MyEnv)"
+            f"imported, or pass it again, such as zx.load(run, env=MyEnv), zx.evaluate(run, env=MyEnv) or "
+            f"zx.Session.resume(run, trainer=my_trainer)"
         )
     in_file = isinstance(name, str) and FILE_PATTERN.fullmatch(name) is not None
     if not in_file and (not isinstance(name, str) or not OBJECT_PATTERN.fullmatch(name)):

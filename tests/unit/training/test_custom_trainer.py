@@ -122,6 +122,21 @@ def test_setting_names_the_trainer_of_a_built_in_algorithm(trainer: Any, tmp_pat
     assert resumed.run()["updates"] == 0
 
 
+def test_trainer_that_cant_be_imported_is_given_again_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def local(loop: TrainingLoop) -> None:
+        count_iterations(loop)
+
+    zx.train("ppo", out=tmp_path / "run", quiet=True, trainer=local, **SHORT)
+    monkeypatch.setattr(named_objects, "_objects", {})  # as in another process
+    zx.evaluate(tmp_path / "run", episodes=1, trust=True)
+    with pytest.raises(zx.UserError, match="given in Python as an object, so it can't be imported here"):
+        zx.Session.resume(tmp_path / "run", quiet=True, trust=True)
+    resumed = zx.Session.resume(tmp_path / "run", quiet=True, trust=True, trainer=local, env_steps=40)
+    assert resumed.run()["env_steps"] == 40
+
+
 def test_setting_names_the_collector(tmp_path: Path) -> None:
     rewards = []
     for name, collector in {"plain": None, "doubled": DoublingActor}.items():
