@@ -129,6 +129,24 @@ def test_resumed_run_of_the_custom_algorithm_equals_an_uninterrupted_one(run_cli
     assert all(weights[key].equal(resumed_weights[key]) for key in weights)
 
 
+def test_resumed_run_of_the_five_parts_equals_an_uninterrupted_one(run_cli: Command, folder: Path) -> None:
+    """The collector saves its counts."""
+    words = ["train", "five_parts:QLearning", "--env", "FrozenLake-v1", "env.is_slippery=false", "eval_every=0"]
+    run_cli(*words, "env_steps=600", "--out", "whole")
+    run_cli(*words, "env_steps=300", "--out", "parts")
+    run_cli("resume", "parts", "env_steps=600")
+    whole, parts = (zx.load(run).policy.state_dict() for run in ("whole", "parts"))
+    assert all(whole[key].equal(parts[key]) for key in whole)
+
+
+def test_built_in_algorithm_trains_with_the_trainer_of_an_example(run_cli: Command, folder: Path) -> None:
+    """Every iteration is an episode of 10 steps, so training ends with the 21st episode."""
+    settings = ["trainer=five_parts:train_after_episodes", "env_steps=205", "num_envs=1", "learning_starts=0"]
+    run_cli("train", "dqn", "--env", "toy/match", *settings, "--out", "run")
+    result = json.loads((folder / "run" / "result.json").read_text())
+    assert result["env_steps"] == 210
+
+
 def test_custom_algorithm_works_from_the_current_folder_under_another_name(run_cli: Command, tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "custom_algorithm.py", tmp_path / "renamed.py")
     run_cli("train", "renamed:Reinforce", "--env", "CartPole-v1", "env_steps=256", "--out", "run")
