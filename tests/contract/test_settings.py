@@ -67,7 +67,7 @@ def test_every_setting_is_read(
             read |= implied[rejected[0]]
     read.add("preset")  # read before there is a configuration, see tests/unit/config
     if model.scheme == "self_play":
-        read.add("eval_env")  # only read by evaluations that aren't matches
+        read |= {"eval_env", "eval_num_envs"}  # only read by evaluations that aren't matches
         read.add("full_share")  # only read with fast_simulations, see tests/unit/search
     if "ReplayConfig.her" in read:
         read.add("ReplayConfig.her_ratio")  # only read in goal environments, see tests/unit/buffers/test_her.py

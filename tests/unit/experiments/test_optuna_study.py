@@ -127,7 +127,7 @@ def test_invalid_combination_fails_only_its_trial(tmp_path: Path) -> None:
     assert set(shared) == {False}
     assert failed
     assert len(failed) + len(shared) == 12
-    assert "shared_network=true allows no critic_lr" in failed[0].error
+    assert "shared_network=true has one optimizer for actor and critic: leave critic_lr" in failed[0].error
 
 
 def test_folder_with_other_ranges_is_rejected(tmp_path: Path) -> None:
