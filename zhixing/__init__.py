@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from zhixing.training import callbacks, trainers
     from zhixing.training.agent import Agent, load
     from zhixing.training.callbacks import Callback
+    from zhixing.training.import_agent import import_agent
     from zhixing.training.loop import TrainingLoop
     from zhixing.training.run import evaluate, train
     from zhixing.training.session import Session
@@ -53,6 +54,7 @@ _NAMES = {
     "core.spaces": ("Spaces",),
     "training.loop": ("TrainingLoop",),
     "training.trainers": ("off_policy", "on_policy"),
+    "training.import_agent": ("import_agent",),
     "training.zoo": ("export",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
@@ -82,6 +84,7 @@ __all__ = [
     "envs",
     "evaluate",
     "export",
+    "import_agent",
     "load",
     "nets",
     "off_policy",

@@ -116,7 +116,11 @@ def evaluate(
 
 def _evaluation_config(cfg: RunConfig, stochastic: bool | None, num_envs: int | None) -> RunConfig:
     changes: dict[str, Any] = {} if num_envs is None else {"eval_num_envs": num_envs}
-    if stochastic is False:  # the algorithm may have one of these
-        greedy = {"eval_stochastic": False, "eval_epsilon": 0.0}
-        changes |= {name: value for name, value in greedy.items() if name in type(cfg).model_fields}
-    return cfg.model_copy(update=changes)
+    cfg = cfg.model_copy(update=changes)
+    return make_greedy(cfg) if stochastic is False else cfg
+
+
+def make_greedy(cfg: RunConfig) -> RunConfig:
+    """Return a configuration whose evaluations take the greedy action."""
+    greedy = {"eval_stochastic": False, "eval_epsilon": 0.0}  # the algorithm may have one of these
+    return cfg.model_copy(update={name: value for name, value in greedy.items() if name in type(cfg).model_fields})

@@ -285,9 +285,18 @@ class RunFolder:
         steps = f", or the step of a checkpoint: {', '.join(map(str, sorted(kept)))}" if kept else ""
         raise UserError(f"{self.given} has no checkpoint {text[:50]!r}: use last or best{steps}")
 
+    def load_networks(self) -> dict[str, Any]:
+        """Return the state of the learner to start another run from."""
+        if self.agent_file.is_file():
+            learner = read_checkpoint(self.agent_file).get("learner")  # imported agents have all their networks
+            if isinstance(learner, dict):
+                return learner
+        return self.load()["loop"]["learner"]
+
     def write_agent(self, cfg: config.RunConfig, agent: Mapping[str, Any], card: Mapping[str, Any]) -> None:
         """Write the files of an exported agent."""
-        state = {"kind": "agent", **{name: agent[name] for name in ("steps", "policy", "longest_episode")}}
+        names = ("steps", "policy", "longest_episode", "learner")
+        state = {"kind": "agent", **{name: agent[name] for name in names if name in agent}}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_checkpoint(self.agent_file, state)

@@ -15,7 +15,7 @@ from zhixing.core import space_json
 from zhixing.errors import UserError
 from zhixing.training.agent import load_agent, read_spaces
 from zhixing.training.resolve import NO_ENV
-from zhixing.training.run import evaluate
+from zhixing.training.run import evaluate, make_greedy
 from zhixing.training.run_folder import RunFolder, bundled_agents
 
 Format = Literal["folder", "onnx", "torch"]
@@ -66,9 +66,7 @@ def _export_network(source: RunFolder, out: Path, format: str, checkpoint: str |
     file = out / ("agent.onnx" if format == "onnx" else "agent.pt2")
     if file.exists():
         raise UserError(f"{file} exists already; choose another folder")
-    cfg = source.read_config(without_env=source.spaces_file.is_file())
-    greedy = {"eval_stochastic": False, "eval_epsilon": 0.0}
-    cfg = cfg.model_copy(update={name: value for name, value in greedy.items() if name in type(cfg).model_fields})
+    cfg = make_greedy(source.read_config(without_env=source.spaces_file.is_file()))
     agent = load_agent(source, cfg, checkpoint)
     module = ActionModule(agent.policy, agent.spaces)
     about = {"algorithm": cfg.algorithm, "env": cfg.env.name, **module.interface()}

@@ -28,7 +28,7 @@ def build_learner(cfg: RunConfig, spaces: Spaces, folder: RunFolder, *, resumed:
     if cfg.init_from is not None and not resumed:
         source = RunFolder.open(cfg.init_from)
         with weights_must_fit(source):
-            learner.load_networks(source.load()["loop"]["learner"])
+            learner.load_networks(source.load_networks())
     if cfg.distributed.servers:
         check_servers(cfg, learner)
     if cfg.distributed.learners > 1:
