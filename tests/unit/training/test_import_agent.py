@@ -58,7 +58,7 @@ def test_imported_agent_is_evaluated_filmed_and_trained_further(run_cli: Command
     assert run_cli("video", "run", "-o", "film.mp4")[0] == 0
     assert np.array_equal(zx.load("run").act(OBS), zx.import_agent(FOREIGN / "ppo.zip").act(OBS))
     words = ["--config", "run/config.yaml", "--init-from", "run", "--out", "further", "env_steps=32", "lr=1e-9"]
-    code, _, error = run_cli("train", "ppo", *words, "eval_every_steps=0", "eval_episodes=1")
+    code, _, error = run_cli("train", "ppo", *words, "eval_every=0", "eval_episodes=1")
     assert code == 0, error
     for key, value in zx.load("run").policy.state_dict().items():  # it started from these weights
         assert torch.allclose(value, zx.load("further").policy.state_dict()[key], atol=1e-6)
