@@ -37,7 +37,7 @@ RewardKind = Literal["shared", "individual", "opposed"]
 
 @dataclass(frozen=True)
 class Spaces:
-    """Spaces of one environment, as seen by one agent. All agents have equal spaces.
+    """Spaces of one environment, for a single agent. All agents have equal spaces.
 
     Three values describe optional data in addition to observations. `mask` is the size of the action mask, for
     environments that report which discrete actions are valid. `state` is the size of a global state. `alive` is true

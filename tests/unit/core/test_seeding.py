@@ -8,7 +8,7 @@ from zhixing.core.seeding import derive_seed
 
 
 def test_seed_of_a_stream_never_changes() -> None:
-    # a recorded value: another one would change every run that somebody repeats
+    # a recorded value; another one would change the results of every repeated run
     assert derive_seed(0, "actor") == derive_seed(0, "actor", 0) == 8954217841423245380
 
 
