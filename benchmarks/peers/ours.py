@@ -57,7 +57,7 @@ def settings(row: dict[str, Any]) -> dict[str, Any]:
 def ppo(row: dict[str, Any]) -> dict[str, Any]:
     names = ("rollout_steps", "minibatch_size", "epochs", "gae_lambda", "clip_range", "value_coef", "entropy_coef")
     return {
-        "anneal_lr": False,
+        "lr_schedule": "constant",
         "max_grad_norm": row["max_grad_norm"],
         "value_clip_range": row.get("value_clip_range"),
         **{name: row[name] for name in names},
@@ -121,7 +121,7 @@ def offline(row: dict[str, Any]) -> dict[str, Any]:
 
 def iql(row: dict[str, Any]) -> dict[str, Any]:
     names = ("expectile", "beta", "max_weight")
-    return {**offline(row), **{name: row[name] for name in names}, "actor_lr_decay": False}
+    return {**offline(row), **{name: row[name] for name in names}, "actor_lr_schedule": "constant"}
 
 
 def cql(row: dict[str, Any]) -> dict[str, Any]:

@@ -82,10 +82,15 @@ def test_traced_update_equals_the_eager_one(name: str, short_config: Callable, t
         ("td3", {"policy_delay": 3, "replay__prioritized": True}),
         ("sac", {"env": "CartPole-v1", "policy_delay": 2, "normalize_obs": True}),
         ("dqn", {"target_update_interval": 3, "replay__prioritized": True, "replay__n_step": 3}),
-        ("ppo", {"anneal_lr": True, "normalize_obs": True, "entropy_coef": 0.01, "critic_lr": 1e-3, "epochs": 2}),
+        ("ppo", {"lr_schedule": "linear", "normalize_obs": True, "entropy_coef": 0.01, "critic_lr": 1e-3, "epochs": 2}),
         ("ppo", {"env": "toy/match", "shared_network": True, "minibatch_size": 64}),
         ("sac", {"env": "dummy_envs:MaskedEnv"}),
         ("dqn", {"precision": "bf16"}),
+        ("mappo", {"clip_range_schedule": "linear", "entropy_coef_schedule": "cosine"}),
+        ("sac", {"optimizer": "adamw", "weight_decay": 0.1, "optimizer_betas": [0.8, 0.99]}),
+        ("a2c", {"weight_decay": 0.1}),
+        ("dqn", {"optimizer": "sgd", "optimizer_momentum": 0.9, "weight_decay": 0.01}),
+        ("dqn", {"optimizer": "sgd"}),
     ],
 )
 def test_traced_update_equals_the_eager_one_with(
@@ -133,6 +138,18 @@ class NanRewards(zx.Callback):
 def test_compile_rejects_recurrent_networks(short_config: Callable, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"net\.recurrent=none"):
         zx.Session(short_config("ppo", compile=True, net__recurrent="gru"), tmp_path / "run", quiet=True)
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_compiled_graphs_read_scheduled_coefficients(short_config: Callable, tmp_path: Path) -> None:
+    schedules = dict.fromkeys(("lr_schedule", "clip_range_schedule", "entropy_coef_schedule"), "linear")
+    settings = {"entropy_coef": 0.5, "clip_range": 0.01, "rollout_steps": 8, **schedules}
+    check_compiled_equals_eager(lambda **common: short_config("ppo", **settings, **common), tmp_path, 10_000)
+
+
+def test_compile_rejects_custom_optimizers(short_config: Callable, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"compile=true doesn't support optimizer=torch\.optim:NAdam"):
+        zx.Session(short_config("ppo", compile=True, optimizer="torch.optim:NAdam"), tmp_path / "run", quiet=True)
 
 
 def test_compile_rejects_algorithms_without_updates(short_config: Callable, tmp_path: Path) -> None:

@@ -19,17 +19,18 @@ from torch.nn import functional as F
 from zhixing.algorithms import register
 from zhixing.config import (
     AsynchronousConfig,
+    EntropyBonusConfig,
     Finite,
     Fraction,
     Group,
     NonNegative,
     OnPolicyConfig,
+    OptimizerName,
     Positive,
     PositiveFloat,
 )
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, LearnsOnWorkers, Update, train_step
-from zhixing.core.optimizer import OptimizerKind
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, evaluate_actions, rollout_fields
@@ -39,21 +40,16 @@ from zhixing.nets.torso import NetFactory
 from zhixing.ops.normalize import RewardScaler, normalize
 
 
-class A2CConfig(OnPolicyConfig):
+class A2CConfig(OnPolicyConfig, EntropyBonusConfig):
     num_envs: Positive = 8
     rollout_steps: Positive = 5
     lr: PositiveFloat = 7e-4
-    anneal_lr: bool = False
-    """Anneal the learning rate linearly to zero over the budget."""
-    optimizer: OptimizerKind = "rmsprop"
-    """Optimizer of the networks."""
+    optimizer: OptimizerName = "rmsprop"
     optimizer_eps: PositiveFloat = 1e-5
     gae_lambda: Fraction = 1.0
     """Lambda of generalized advantage estimation."""
     value_coef: NonNegative = 0.5
     """Weight of the value loss."""
-    entropy_coef: NonNegative = 0.0
-    """Weight of the entropy bonus."""
     normalize_advantage: bool = False
     """Normalize advantages to zero mean and unit standard deviation per rollout."""
     normalize_obs: bool = False
@@ -69,7 +65,7 @@ class A2CConfig(OnPolicyConfig):
 class ACConfig(A2CConfig):
     rollout_steps: Positive = 1
     gae_lambda: Fraction = 0.0
-    optimizer: OptimizerKind = "adam"
+    optimizer: OptimizerName = "adam"
 
 
 class A3CConfig(A2CConfig, AsynchronousConfig):
@@ -83,6 +79,11 @@ class A3CConfig(A2CConfig, AsynchronousConfig):
                 "a3c has no running statistics that its workers share: set normalize_obs=false and "
                 "normalize_reward=false"
             )
+        if self.distributed.workers and self.entropy_coef_schedule != "constant":
+            raise ValueError(
+                "the workers of a3c have a constant entropy_coef: set entropy_coef_schedule=constant or "
+                "distributed.workers=0"
+            )
         if self.compile or self.precision != "fp32":
             raise ValueError(
                 "a3c computes gradients in its workers, eagerly and in fp32: set compile=false and precision=fp32"
@@ -95,7 +96,7 @@ class A3CConfig(A2CConfig, AsynchronousConfig):
 @register("ac", "one-step actor-critic", settings=ACConfig)
 class A2C(Learner, LearnsOnWorkers):
     settings = A2CConfig
-    metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
+    metrics = ("policy_loss", "value_loss", "entropy", "grad_norm", "value_mean")
     shard_dim = 1  # environments: rollouts may have a single step
 
     def __init__(
@@ -117,18 +118,13 @@ class A2C(Learner, LearnsOnWorkers):
                 log_std=cfg.log_std_init,
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
-        self.optimizer = self.make_optimizer(
-            self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
-        )
+        self.optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+        self.entropy_coef = self.make_coefficient("entropy_coef", cfg.entropy_coef, cfg.entropy_coef_schedule)
         self.reward_scale = RewardScaler(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
 
     @property
     def extra_fields(self) -> dict[str, Tree]:
         return rollout_fields(self.policy)
-
-    def set_progress(self, fraction: float) -> None:
-        if self.cfg.anneal_lr:
-            self.optimizer.lr = self.cfg.lr * (1.0 - fraction)
 
     def value(self, obs: Tree) -> Tensor:
         return self.net(obs).value
@@ -141,8 +137,9 @@ class A2C(Learner, LearnsOnWorkers):
         policy_loss = -(logp * advantage).mean()
         value_loss = F.mse_loss(value, rows.returns)
         entropy = entropies.mean()
-        loss = policy_loss + self.cfg.value_coef * value_loss - self.cfg.entropy_coef * entropy
-        return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        loss = policy_loss + self.cfg.value_coef * value_loss - self.entropy_coef * entropy
+        metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return loss, {**metrics, "value_mean": value.mean()}
 
     @train_step
     def gradient_step(self, batch: Batch) -> Update:

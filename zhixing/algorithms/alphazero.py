@@ -17,7 +17,17 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
-from zhixing.config import Count, Fraction, Group, NonNegative, Positive, PositiveFloat, SelfPlayConfig, StrictModel
+from zhixing.config import (
+    Count,
+    Fraction,
+    Group,
+    NonNegative,
+    Positive,
+    PositiveFloat,
+    Schedule,
+    SelfPlayConfig,
+    StrictModel,
+)
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner, LearnsFromSelfPlay, Update, train_step
 from zhixing.core.spaces import Spaces
@@ -44,9 +54,8 @@ class BoardNetConfig(StrictModel):
 class AlphaZeroConfig(SelfPlayConfig):
     net: Annotated[BoardNetConfig, Group.NETWORK] = BoardNetConfig()
     lr: PositiveFloat = 2e-3
-    anneal_lr: Annotated[bool, Group.OPTIMIZATION] = True
-    """Anneal the learning rate linearly to zero over the budget."""
-    weight_decay: Annotated[NonNegative, Group.OPTIMIZATION] = 1e-4
+    lr_schedule: Schedule = "linear"
+    l2_coef: Annotated[NonNegative, Group.OPTIMIZATION] = 1e-4
     """Weight of the squared L2 norm of all weights in the loss."""
     max_grad_norm: Annotated[PositiveFloat | None, Group.OPTIMIZATION] = 5.0
     """Maximum norm of the gradients; none disables clipping."""
@@ -142,15 +151,11 @@ class AlphaZero(Learner, LearnsFromSelfPlay):
         target = torch.lerp(batch.reward, batch.value, self.cfg.search_value)
         policy_loss, value_loss = losses(logp, value, batch.policy, target)
         l2 = sum((weight.square().sum() for weight in self.net.parameters()), torch.zeros((), device=self.device))
-        grad_norm = self.optimizer.step(policy_loss + value_loss + self.cfg.weight_decay * l2)
+        grad_norm = self.optimizer.step(policy_loss + value_loss + self.cfg.l2_coef * l2)
         entropy = -(logp.exp() * logp.clamp(min=-100.0)).sum(-1).mean()
         return Update(
             {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "grad_norm": grad_norm}
         )
-
-    def set_progress(self, fraction: float) -> None:
-        if self.cfg.anneal_lr:
-            self.optimizer.lr = self.cfg.lr * (1.0 - fraction)
 
     def value(self, obs: Tree) -> Tensor | None:
         return None  # the network evaluates positions, not observations of the environment

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from zhixing.algorithms import register
 from zhixing.config import (
+    EntropyBonusConfig,
     Fraction,
     Group,
     MultiAgentConfig,
-    NetConfig,
     NonNegative,
     OnPolicyConfig,
     Positive,
@@ -49,7 +49,7 @@ from zhixing.ops.returns import gae, next_values, rollout_boundary
 from zhixing.ops.team_reward import TeamRewardChecker
 
 
-class COMAConfig(OnPolicyConfig, MultiAgentConfig):
+class COMAConfig(OnPolicyConfig, MultiAgentConfig, EntropyBonusConfig):
     num_envs: Positive = 8
     rollout_steps: Positive = 16
     lr: PositiveFloat = 1e-3
@@ -65,13 +65,11 @@ class COMAConfig(OnPolicyConfig, MultiAgentConfig):
     td_lambda: Fraction = 0.8
     """Lambda of the critic's TD(lambda) targets; 0 is one-step."""
     entropy_coef: NonNegative = 0.01
-    """Weight of the entropy bonus."""
     max_grad_norm: PositiveFloat | None = 10.0
     normalize_obs: bool = False
     """Normalize observations by their running mean and standard deviation."""
     eval_stochastic: Annotated[bool, Group.EVALUATION] = False
     """Sample actions in evaluations instead of taking the most likely."""
-    net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="tanh")
 
 
 @register("coma", "multi-agent actor-critic with counterfactual advantages")
@@ -106,6 +104,7 @@ class COMA(Learner):
         self.critic_optimizer = self.make_optimizer(
             self.critic.parameters(), cfg.critic_lr or cfg.lr, max_grad_norm=cfg.max_grad_norm
         )
+        self.entropy_coef = self.make_coefficient("entropy_coef", cfg.entropy_coef, cfg.entropy_coef_schedule)
         self.target_critic = copy.deepcopy(self.critic)
         self.target_updater = TargetUpdater((self.target_critic, self.critic))
 
@@ -176,7 +175,7 @@ class COMA(Learner):
             advantage = counterfactual_advantage(q.unflatten(0, batch.terminated.shape), policy, batch.action)
         policy_loss = -masked_mean(policy.log_prob(batch.action) * advantage, alive)
         entropy = masked_mean(policy.entropy(), alive)
-        grad_norm = self.actor_optimizer.step(policy_loss - self.cfg.entropy_coef * entropy)
+        grad_norm = self.actor_optimizer.step(policy_loss - self.entropy_coef * entropy)
         return Update({"policy_loss": policy_loss, "entropy": entropy, "grad_norm": grad_norm})
 
     def update(self, batch: Batch) -> Update:

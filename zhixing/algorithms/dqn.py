@@ -86,9 +86,7 @@ class QLearner(Learner):
             self.net = QNet(spaces, cfg.net, net, head, normalize=cfg.normalize_obs).to(self.device)
         check_sequences(cfg, self.net)
         self.noisy = is_noisy(self.net)
-        self.optimizer = self.make_optimizer(
-            self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
-        )
+        self.optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
         self.target_net = copy.deepcopy(self.net)
         self.target_updater = TargetUpdater((self.target_net, self.net))
         values = self.net if mean is None else ExpectedValue(self.net, mean)

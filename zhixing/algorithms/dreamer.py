@@ -21,6 +21,7 @@ from torch import Tensor
 from zhixing.algorithms import register
 from zhixing.algorithms.common.checks import check_plain_replay
 from zhixing.config import (
+    EntropyBonusConfig,
     Fraction,
     Group,
     NetConfig,
@@ -48,7 +49,7 @@ RETURN_RANGE_RATE = 0.01  # rate of the moving average of the range of returns
 CONTEXT_STEPS = 5  # observed steps at the start of a predicted video
 
 
-class DreamerConfig(OffPolicyConfig):
+class DreamerConfig(OffPolicyConfig, EntropyBonusConfig):
     batch_size: Positive = 16
     """Sequences per update."""
     updates_per_step: PositiveFloat = 0.25
@@ -135,6 +136,7 @@ class Dreamer(Learner):
         settings = {"max_grad_norm": cfg.max_grad_norm, "epsilon": cfg.behavior_optimizer_eps}
         self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr, **settings)
         self.critic_optimizer = self.make_optimizer(self.critic.parameters(), cfg.critic_lr or cfg.lr, **settings)
+        self.entropy_coef = self.make_coefficient("entropy_coef", cfg.entropy_coef, cfg.entropy_coef_schedule)
         self.slow_critic = copy.deepcopy(self.critic)
         self.target_updater = TargetUpdater((self.slow_critic, self.critic))
         self.return_range = torch.zeros((), device=self.device)
@@ -179,7 +181,7 @@ class Dreamer(Learner):
         """Return the loss and the mean entropy of the policy."""
         policy = self.actor(imagined.features[:-1], imagined.mask)
         entropy = policy.entropy()
-        gain = policy.log_prob(imagined.action) * advantage + self.cfg.entropy_coef * entropy
+        gain = policy.log_prob(imagined.action) * advantage + self.entropy_coef * entropy
         return -(gain * discount_weights(self.cfg.gamma * imagined.continue_prob)).mean(), entropy.detach().mean()
 
     @train_step

@@ -41,7 +41,7 @@ class GAILConfig(PPOConfig):
     normalize_reward: bool = False
     """Divide imitation rewards by the running standard deviation of returns."""
     discriminator_lr: PositiveFloat = 1e-3
-    """Learning rate of the discriminator."""
+    """Learning rate of the discriminator, which has no schedule."""
     discriminator_size: Annotated[Positive, Group.NETWORK] = 100
     """Units of each of the discriminator's two hidden layers."""
     discriminator_updates: Positive = 16
@@ -97,7 +97,7 @@ class GAIL(Learner, LearnsFromDemonstrations):
         with self.seeded_init():
             self.discriminator = Discriminator(spaces, cfg).to(self.device)
         self.discriminator_optimizer = self.make_optimizer(
-            self.discriminator.parameters(), cfg.discriminator_lr, epsilon=1e-8
+            self.discriminator.parameters(), cfg.discriminator_lr, epsilon=1e-8, schedule="constant"
         )
         self.expert: Batch | None = None
 

@@ -15,10 +15,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zhixing.algorithms import register
-from zhixing.config import AsynchronousConfig, Finite, Fraction, Group, NonNegative, Positive, PositiveFloat
+from zhixing.config import (
+    AsynchronousConfig,
+    EntropyBonusConfig,
+    Finite,
+    Fraction,
+    Group,
+    NonNegative,
+    Positive,
+    PositiveFloat,
+)
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner, Update, train_step
-from zhixing.core.optimizer import OptimizerKind
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.nets.actor_critic import ActorCritic, bootstrap_values, episode_starts, evaluate_actions, rollout_fields
@@ -28,14 +36,10 @@ from zhixing.ops.normalize import normalize
 from zhixing.ops.returns import rollout_boundary, vtrace
 
 
-class IMPALAConfig(AsynchronousConfig):
+class IMPALAConfig(AsynchronousConfig, EntropyBonusConfig):
     num_envs: Positive = 8
     rollout_steps: Positive = 20
     """Steps per environment in the rollout of one actor."""
-    anneal_lr: bool = False
-    """Anneal the learning rate linearly to zero over the budget."""
-    optimizer: OptimizerKind = "adam"
-    """Optimizer of the networks."""
     optimizer_eps: PositiveFloat = 1e-5
     rho_bar: PositiveFloat = 1.0
     """Clip of V-trace's importance ratios in TD errors, which determines the fixed point."""
@@ -45,8 +49,6 @@ class IMPALAConfig(AsynchronousConfig):
     """Lambda of the V-trace targets."""
     value_coef: NonNegative = 0.5
     """Weight of the value loss."""
-    entropy_coef: NonNegative = 0.0
-    """Weight of the entropy bonus."""
     normalize_advantage: bool = False
     """Normalize advantages to zero mean and unit standard deviation per rollout."""
     normalize_obs: bool = False
@@ -60,7 +62,7 @@ class IMPALAConfig(AsynchronousConfig):
 @register("impala", "actor-critic with asynchronous actors and V-trace off-policy correction")
 class IMPALA(Learner):
     settings = IMPALAConfig
-    metrics = ("policy_loss", "value_loss", "entropy", "ratio", "grad_norm")
+    metrics = ("policy_loss", "value_loss", "entropy", "ratio", "grad_norm", "value_mean")
     shard_dim = 1  # environments: V-trace needs whole rollouts
 
     def __init__(
@@ -78,19 +80,14 @@ class IMPALA(Learner):
                 log_std=cfg.log_std_init,
             ).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
-        self.optimizer = self.make_optimizer(
-            self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
-        )
+        self.optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+        self.entropy_coef = self.make_coefficient("entropy_coef", cfg.entropy_coef, cfg.entropy_coef_schedule)
 
     @property
     def extra_fields(self) -> dict[str, Tree]:
         fields = rollout_fields(self.policy)
         del fields["value"]  # V-trace uses values of the current critic
         return fields
-
-    def set_progress(self, fraction: float) -> None:
-        if self.cfg.anneal_lr:
-            self.optimizer.lr = self.cfg.lr * (1.0 - fraction)
 
     def value(self, obs: Tree) -> Tensor:
         return self.net(obs).value
@@ -127,8 +124,9 @@ class IMPALA(Learner):
         policy_loss = -(logp * advantage).mean()
         value_loss = F.mse_loss(value, target)
         entropy = entropies.mean()
-        loss = policy_loss + self.cfg.value_coef * value_loss - self.cfg.entropy_coef * entropy
+        loss = policy_loss + self.cfg.value_coef * value_loss - self.entropy_coef * entropy
         metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        metrics["value_mean"] = value.mean()
         return Update({**metrics, "ratio": log_ratio.exp().mean(), "grad_norm": self.optimizer.step(loss)})
 
     def update(self, batch: Batch) -> Update:

@@ -9,7 +9,6 @@ Differs from the paper: no dropout; discrete actions are supported.
 from __future__ import annotations
 
 import copy
-import math
 from typing import Annotated
 
 import torch
@@ -17,7 +16,7 @@ from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.config import Fraction, Group, NonNegative, OffPolicyActorCriticConfig, Positive, PositiveFloat
+from zhixing.config import Fraction, Group, NonNegative, OffPolicyActorCriticConfig, Positive, PositiveFloat, Schedule
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner, Update, train_step
 from zhixing.core.optimizer import TargetUpdater
@@ -39,8 +38,8 @@ class IQLConfig(OffPolicyActorCriticConfig):
     """Inverse temperature of the weights exp(beta * advantage); 0 is behavior cloning."""
     max_weight: PositiveFloat = 100.0
     """Upper bound of the weight of a recorded action."""
-    actor_lr_decay: bool = True
-    """Anneal the actor's learning rate to zero over the run along a cosine."""
+    actor_lr_schedule: Schedule = "cosine"
+    """Actor's learning rate over the budget: constant, linear or cosine to zero, or your.module:function."""
 
 
 @register("iql", "offline value learning by expectile regression, with advantage-weighted cloning")
@@ -59,17 +58,14 @@ class IQL(Learner):
             self.actor = MaxLikelihoodActor(spaces, cfg, net).to(self.device)
             self.critics = Critics(spaces, cfg, net, cfg.critics).to(self.device)
             self.state_value = StateValue(spaces, cfg, net).to(self.device)
-        self.actor_lr = cfg.actor_lr or cfg.lr
-        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), self.actor_lr)
+        self.actor_optimizer = self.make_optimizer(
+            self.actor.parameters(), cfg.actor_lr or cfg.lr, schedule=cfg.actor_lr_schedule
+        )
         self.critic_optimizer = self.make_optimizer(self.critics.parameters(), cfg.lr)
         self.value_optimizer = self.make_optimizer(self.state_value.parameters(), cfg.lr)
         self.target_critics = copy.deepcopy(self.critics)
         self.target_updater = TargetUpdater((self.target_critics, self.critics))
         self.policy = StochasticPolicy(spaces, self.actor)
-
-    def set_progress(self, fraction: float) -> None:
-        if self.cfg.actor_lr_decay:
-            self.actor_optimizer.lr = self.actor_lr * 0.5 * (1.0 + math.cos(math.pi * fraction))
 
     @torch.no_grad()
     def target_q(self, batch: Batch) -> Tensor:

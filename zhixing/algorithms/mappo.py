@@ -19,10 +19,11 @@ from torch import Tensor
 
 from zhixing.algorithms import register
 from zhixing.config import (
+    ClipRangeConfig,
+    EntropyBonusConfig,
     Fraction,
     Group,
     MultiAgentConfig,
-    NetConfig,
     NonNegative,
     OnPolicyConfig,
     Positive,
@@ -49,7 +50,7 @@ from zhixing.ops.policy_gradient import (
 from zhixing.ops.returns import gae, next_values, rollout_boundary
 
 
-class MAPPOConfig(OnPolicyConfig, MultiAgentConfig):
+class MAPPOConfig(OnPolicyConfig, MultiAgentConfig, ClipRangeConfig, EntropyBonusConfig):
     lr: PositiveFloat = 5e-4
     critic_lr: PositiveFloat | None = None
     """Learning rate of the critic; none uses lr."""
@@ -58,12 +59,9 @@ class MAPPOConfig(OnPolicyConfig, MultiAgentConfig):
     """Passes over each rollout."""
     minibatch_size: Positive = 1024
     """Time steps per minibatch, each with all agents of one environment."""
-    clip_range: PositiveFloat = 0.2
-    """Clip range of the probability ratio."""
     gae_lambda: Fraction = 0.95
     """Lambda of generalized advantage estimation."""
     entropy_coef: NonNegative = 0.01
-    """Weight of the entropy bonus."""
     normalize_value: bool = True
     """Normalize value targets by the running mean and standard deviation of returns."""
     normalize_advantage: bool = True
@@ -72,14 +70,22 @@ class MAPPOConfig(OnPolicyConfig, MultiAgentConfig):
     """Normalize observations by their running mean and standard deviation."""
     eval_stochastic: Annotated[bool, Group.EVALUATION] = False
     """Sample actions in evaluations instead of taking the most likely."""
-    net: NetConfig = NetConfig(hidden_sizes=[64, 64], activation="tanh")
 
 
 @register("mappo", "multi-agent PPO with a centralized critic on the global state")
 @register("ippo", "independent PPO: each agent has a critic on its own observation", central=False)
 class MAPPO(Learner):
     settings = MAPPOConfig
-    metrics = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance", "grad_norm")
+    metrics = (
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "kl",
+        "clip_fraction",
+        "explained_variance",
+        "grad_norm",
+        "value_mean",
+    )
     multi_agent = True
 
     def __init__(
@@ -107,6 +113,8 @@ class MAPPO(Learner):
         actor_parameters = [*self.actor.parameters(), *self.distribution.parameters()]
         self.actor_optimizer = self.make_optimizer(actor_parameters, cfg.lr, **clip)
         self.critic_optimizer = self.make_optimizer(self.critic.parameters(), cfg.critic_lr or cfg.lr, **clip)
+        self.clip_range = self.make_coefficient("clip_range", cfg.clip_range, cfg.clip_range_schedule)
+        self.entropy_coef = self.make_coefficient("entropy_coef", cfg.entropy_coef, cfg.entropy_coef_schedule)
         self.value_norm = RunningNorm(()).to(self.device) if cfg.normalize_value else None
 
     @property
@@ -184,12 +192,12 @@ class MAPPO(Learner):
         logp, entropies = self.evaluate_actions(batch)
         advantage = normalize(batch.advantage, mask) if self.cfg.normalize_advantage else batch.advantage
         log_ratio = logp - batch.logp
-        policy_loss = ppo_clip_loss(log_ratio, advantage, self.cfg.clip_range, mask)
+        policy_loss = ppo_clip_loss(log_ratio, advantage, self.clip_range, mask)
         entropy = masked_mean(entropies, mask)
-        grad_norm = self.actor_optimizer.step(policy_loss - self.cfg.entropy_coef * entropy)
+        grad_norm = self.actor_optimizer.step(policy_loss - self.entropy_coef * entropy)
         value_loss = self.value_loss(batch, mask)
         self.critic_optimizer.step(value_loss)
-        log_ratio, clip_range = log_ratio.detach(), self.cfg.clip_range
+        log_ratio, clip_range = log_ratio.detach(), self.clip_range
         metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "grad_norm": grad_norm}
         metrics |= {"kl": approx_kl(log_ratio, mask), "clip_fraction": clip_fraction(log_ratio, clip_range, mask)}
         return Update(metrics)
@@ -209,4 +217,5 @@ class MAPPO(Learner):
         self.critic.update_norm(tree_map(lambda leaf: leaf[alive], data.critic_obs))
         metrics = mean_metrics(updates)
         metrics["explained_variance"] = explained_variance(data.value[alive], data.returns[alive])
+        metrics["value_mean"] = data.value[alive].mean()
         return Update(metrics)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.config import Finite, Group, NonNegative, OnPolicyConfig, Positive, PositiveFloat
+from zhixing.config import EntropyBonusConfig, Finite, Group, NonNegative, OnPolicyConfig, Positive, PositiveFloat
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner, Update, train_step
 from zhixing.core.spaces import Spaces
@@ -25,15 +25,13 @@ from zhixing.ops.normalize import normalize
 from zhixing.ops.returns import gae
 
 
-class PGConfig(OnPolicyConfig):
+class PGConfig(OnPolicyConfig, EntropyBonusConfig):
     num_envs: Positive = 8
     baseline: bool = True
     """Subtract a learned state value from returns."""
     lr: PositiveFloat = 3e-3
     value_coef: NonNegative = 0.5
     """Weight of the baseline's value loss."""
-    entropy_coef: NonNegative = 0.0
-    """Weight of the entropy bonus."""
     normalize_advantage: bool = True
     """Normalize advantages to zero mean and unit standard deviation per rollout."""
     log_std_init: Annotated[Finite, Group.NETWORK] = 0.0
@@ -43,7 +41,7 @@ class PGConfig(OnPolicyConfig):
 @register("pg", "REINFORCE with or without a baseline")
 class PG(Learner):
     settings = PGConfig
-    metrics = ("policy_loss", "value_loss", "entropy", "grad_norm")
+    metrics = ("policy_loss", "value_loss", "entropy", "grad_norm", "value_mean")
 
     def __init__(
         self, cfg: PGConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
@@ -54,6 +52,7 @@ class PG(Learner):
             self.net = ActorCritic(spaces, cfg.net, net, log_std=cfg.log_std_init).to(self.device)
         self.policy = ActorCriticPolicy(spaces, self.net)
         self.optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
+        self.entropy_coef = self.make_coefficient("entropy_coef", cfg.entropy_coef, cfg.entropy_coef_schedule)
 
     @property
     def extra_fields(self) -> dict[str, Tree]:
@@ -84,13 +83,12 @@ class PG(Learner):
         policy_loss = -(weight * logp * advantage).sum()
         value_loss = (weight * (value - rows.returns).square()).sum()
         entropy = entropies.mean()
-        loss = policy_loss - self.cfg.entropy_coef * entropy
+        loss = policy_loss - self.entropy_coef * entropy
         if self.cfg.baseline:
             loss = loss + self.cfg.value_coef * value_loss
         grad_norm = self.optimizer.step(loss)
-        return Update(
-            {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "grad_norm": grad_norm}
-        )
+        metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "grad_norm": grad_norm}
+        return Update({**metrics, "value_mean": value.mean()})
 
     def update(self, batch: Batch) -> Update:
         returns, known = self.returns(batch)

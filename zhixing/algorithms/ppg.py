@@ -17,7 +17,17 @@ import torch
 from torch import Tensor
 
 from zhixing.algorithms import register
-from zhixing.config import Finite, Fraction, Group, NonNegative, OnPolicyConfig, Positive, PositiveFloat
+from zhixing.config import (
+    ClipRangeConfig,
+    EntropyBonusConfig,
+    Finite,
+    Fraction,
+    Group,
+    NonNegative,
+    OnPolicyConfig,
+    Positive,
+    PositiveFloat,
+)
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner, Update, mean_metrics, train_step
 from zhixing.core.spaces import Spaces
@@ -31,7 +41,7 @@ from zhixing.ops.normalize import RewardScaler, normalize
 from zhixing.ops.policy_gradient import approx_kl, clip_fraction, explained_variance, minibatches, ppo_clip_loss
 
 
-class PPGConfig(OnPolicyConfig):
+class PPGConfig(OnPolicyConfig, ClipRangeConfig, EntropyBonusConfig):
     num_envs: Positive = 8
     lr: PositiveFloat = 5e-4
     optimizer_eps: PositiveFloat = 1e-5
@@ -45,10 +55,6 @@ class PPGConfig(OnPolicyConfig):
     """Weight of the KL divergence from the policy before the auxiliary phase."""
     minibatch_size: Positive = 256
     """Maximum steps per minibatch; the rollout is split evenly."""
-    clip_range: PositiveFloat = 0.2
-    """Clip range of the probability ratio."""
-    entropy_coef: NonNegative = 0.0
-    """Weight of the entropy bonus."""
     gae_lambda: Fraction = 0.95
     """Lambda of generalized advantage estimation."""
     normalize_obs: bool = False
@@ -72,6 +78,7 @@ class PPG(Learner):
         "clip_fraction",
         "explained_variance",
         "grad_norm",
+        "value_mean",
         "auxiliary_loss",
         "clone_kl",
     )
@@ -94,6 +101,8 @@ class PPG(Learner):
         actor = [*self.net.actor_parameters(), *self.auxiliary_head.parameters()]
         self.actor_optimizer = self.make_optimizer(actor, cfg.lr, **settings)
         self.critic_optimizer = self.make_optimizer(self.net.critic_parameters(), cfg.lr, **settings)
+        self.clip_range = self.make_coefficient("clip_range", cfg.clip_range, cfg.clip_range_schedule)
+        self.entropy_coef = self.make_coefficient("entropy_coef", cfg.entropy_coef, cfg.entropy_coef_schedule)
         self.other_moments = self.actor_optimizer.state_dict()  # of the phase that is not active
         self.reward_scale = RewardScaler(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
         self.rollouts: list[Batch] = []  # since the last auxiliary phase
@@ -116,13 +125,13 @@ class PPG(Learner):
         policy, _ = forward_actor(self.net, batch)
         log_ratio = policy.log_prob(batch.action) - batch.logp
         entropy = policy.entropy().mean()
-        policy_loss = ppo_clip_loss(log_ratio, batch.advantage, self.cfg.clip_range)
-        grad_norm = self.actor_optimizer.step(policy_loss - self.cfg.entropy_coef * entropy)
+        policy_loss = ppo_clip_loss(log_ratio, batch.advantage, self.clip_range)
+        grad_norm = self.actor_optimizer.step(policy_loss - self.entropy_coef * entropy)
         value_loss = self.value_loss(batch)
         self.critic_optimizer.step(value_loss)
         log_ratio = log_ratio.detach()
         metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "grad_norm": grad_norm}
-        metrics |= {"kl": approx_kl(log_ratio), "clip_fraction": clip_fraction(log_ratio, self.cfg.clip_range)}
+        metrics |= {"kl": approx_kl(log_ratio), "clip_fraction": clip_fraction(log_ratio, self.clip_range)}
         return Update(metrics)
 
     def auxiliary_step(self, batch: Batch, old: ActorCritic) -> Update:
@@ -143,6 +152,7 @@ class PPG(Learner):
         data = add_advantages(self.net, batch, reward, self.cfg.gamma, self.cfg.gae_lambda)
         metrics = self.policy_phase(data.replace(advantage=normalize(data.advantage)))
         metrics["explained_variance"] = explained_variance(data.value, data.returns)
+        metrics["value_mean"] = data.value.mean()
         names = [name for name in data.fields if name not in ("action", "logp", "value", "advantage")]
         self.rollouts.append(data.select(names).map(torch.clone))  # copied, because the next rollout overwrites them
         if len(self.rollouts) == self.cfg.policy_iterations:

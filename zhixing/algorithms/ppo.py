@@ -17,7 +17,9 @@ from torch.nn import functional as F
 from zhixing.algorithms import register
 from zhixing.config import (
     Auto,
+    ClipRangeConfig,
     Count,
+    EntropyBonusConfig,
     Finite,
     Fraction,
     Group,
@@ -38,29 +40,23 @@ from zhixing.ops.normalize import RewardScaler, normalize
 from zhixing.ops.policy_gradient import approx_kl, clip_fraction, explained_variance, minibatches
 
 
-class PPOConfig(OnPolicyConfig):
+class PPOConfig(OnPolicyConfig, ClipRangeConfig, EntropyBonusConfig):
     num_envs: Positive = 8
     rollout_steps: Positive = 256
     lr: PositiveFloat = 3e-4
     critic_lr: PositiveFloat | None = None
     """Learning rate of the critic; none uses lr."""
     optimizer_eps: PositiveFloat = 1e-5
-    anneal_lr: bool = False
-    """Anneal the learning rates linearly to zero over the budget."""
     epochs: Positive = 10
     """Passes over each rollout."""
     critic_epochs: Count | None = None
     """Critic passes over each rollout; none uses epochs."""
     minibatch_size: Positive = 128
     """Maximum steps per minibatch; the rollout is split evenly."""
-    clip_range: PositiveFloat = 0.2
-    """Clip range of the probability ratio."""
     value_clip_range: PositiveFloat | None = None
     """Clip range of value changes, in units of the return; none disables clipping."""
     value_coef: NonNegative = 0.5
     """Weight of the value loss."""
-    entropy_coef: NonNegative = 0.0
-    """Weight of the entropy bonus."""
     gae_lambda: Fraction = 0.95
     """Lambda of generalized advantage estimation."""
     target_kl: PositiveFloat | None = None
@@ -95,7 +91,19 @@ class PPOConfig(OnPolicyConfig):
 @register("ppo", "policy gradient with a clipped objective and several epochs per rollout")
 class PPO(Learner):
     settings = PPOConfig
-    metrics = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance", "grad_norm")
+    metrics = (
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "kl",
+        "clip_fraction",
+        "explained_variance",
+        "grad_norm",
+        "value_mean",
+        "policy_loss_delta",
+        "value_loss_delta",
+        "stop_epoch",
+    )
 
     def __init__(
         self, cfg: PPOConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
@@ -121,21 +129,13 @@ class PPO(Learner):
             )
         else:
             self.optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, **settings)
+        self.clip_range = self.make_coefficient("clip_range", cfg.clip_range, cfg.clip_range_schedule)
+        self.entropy_coef = self.make_coefficient("entropy_coef", cfg.entropy_coef, cfg.entropy_coef_schedule)
         self.reward_scale = RewardScaler(cfg.gamma, cfg.num_envs).to(self.device) if cfg.normalize_reward else None
 
     @property
     def extra_fields(self) -> dict[str, Tree]:
         return rollout_fields(self.policy)
-
-    def set_progress(self, fraction: float) -> None:
-        if not self.cfg.anneal_lr:
-            return
-        left = 1.0 - fraction
-        if self.cfg.separate_critic:
-            self.actor_optimizer.lr = self.cfg.lr * left
-            self.critic_optimizer.lr = (self.cfg.critic_lr or self.cfg.lr) * left
-        else:
-            self.optimizer.lr = self.cfg.lr * left
 
     def value(self, obs: Tree) -> Tensor:
         return self.net(obs).value
@@ -144,7 +144,7 @@ class PPO(Learner):
         """Return the clipped loss and the log of the probability ratio r."""
         advantage = normalize(batch.advantage) if self.cfg.normalize_advantage else batch.advantage
         log_ratio = logp - batch.logp
-        ratio, eps = log_ratio.exp(), self.cfg.clip_range
+        ratio, eps = log_ratio.exp(), self.clip_range
         objective = torch.min(ratio * advantage, ratio.clamp(1 - eps, 1 + eps) * advantage)
         return -objective.mean(), log_ratio.detach()
 
@@ -164,7 +164,7 @@ class PPO(Learner):
         entropy = entropies.mean()
         policy_loss, log_ratio = self.policy_loss(logp, batch)
         value_loss = self.value_loss(value, batch)
-        actor_loss = policy_loss - self.cfg.entropy_coef * entropy if self.cfg.entropy_coef else policy_loss
+        actor_loss = policy_loss - self.entropy_coef * entropy if self.cfg.entropy_coef else policy_loss
         if not self.cfg.separate_critic:
             grad_norm = self.optimizer.step(torch.add(actor_loss, value_loss, alpha=self.cfg.value_coef))
         else:
@@ -174,25 +174,31 @@ class PPO(Learner):
             if actor:
                 grad_norm = self.actor_optimizer.step(actor_loss)
         metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "grad_norm": grad_norm}
-        metrics |= {"kl": approx_kl(log_ratio), "clip_fraction": clip_fraction(log_ratio, self.cfg.clip_range)}
+        metrics |= {"kl": approx_kl(log_ratio), "clip_fraction": clip_fraction(log_ratio, self.clip_range)}
         return Update(metrics)
 
     def update(self, batch: Batch) -> Update:
         data = self.add_advantages(batch)
-        updates: list[Update] = []
+        epochs: list[list[Update]] = []
         actor_epochs = self.cfg.epochs
         critic_epochs = actor_epochs if self.cfg.critic_epochs is None else self.cfg.critic_epochs
         for epoch in range(max(actor_epochs, critic_epochs)):
             parts = {"actor": epoch < actor_epochs, "critic": epoch < critic_epochs}
-            for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent):
-                updates.append(self.gradient_step(minibatch, **parts))
+            updates = [
+                self.gradient_step(minibatch, **parts)
+                for minibatch in minibatches(data, self.cfg.minibatch_size, self.rng, self.net.recurrent)
+            ]
+            epochs.append(updates)
             if self.cfg.target_kl is not None and float(updates[-1].metrics["kl"]) > 1.5 * self.cfg.target_kl:
                 if epoch + 1 >= critic_epochs or not self.cfg.separate_critic:
                     break
                 actor_epochs = 0  # the critic continues alone
         self.net.update_norm(batch.obs)  # after the epochs, so ratios compare policies with equal statistics
-        metrics = mean_metrics(updates)
+        metrics = mean_metrics([update for updates in epochs for update in updates])
         metrics["explained_variance"] = explained_variance(data.value, data.returns)
+        metrics |= {"value_mean": data.value.mean(), "stop_epoch": data.value.new_tensor(len(epochs))}
+        first, last = mean_metrics(epochs[0]), mean_metrics(epochs[-1])
+        metrics |= {f"{name}_delta": last[name] - first[name] for name in ("policy_loss", "value_loss")}
         return Update(metrics)
 
     def add_advantages(self, batch: Batch) -> Batch:

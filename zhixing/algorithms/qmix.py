@@ -116,9 +116,7 @@ class QMIX(Learner):
                 normalize=cfg.normalize_obs,
             )
             self.net = JointQNet(agents, mixer(cfg, spaces)).to(self.device)
-        self.optimizer = self.make_optimizer(
-            self.net.parameters(), cfg.lr, kind=cfg.optimizer, max_grad_norm=cfg.max_grad_norm
-        )
+        self.optimizer = self.make_optimizer(self.net.parameters(), cfg.lr, max_grad_norm=cfg.max_grad_norm)
         self.target_net = copy.deepcopy(self.net)
         self.target_updater = TargetUpdater((self.target_net, self.net))
         self.policy = MultiAgentGreedyPolicy(spaces, self.net.agents, partial(epsilon_at, cfg), cfg.eval_epsilon)

@@ -68,7 +68,16 @@ class TRPOConfig(OnPolicyConfig):
 @register("trpo", "natural policy gradient with a trust region")
 class TRPO(Learner):
     settings = TRPOConfig
-    metrics = ("policy_loss", "value_loss", "entropy", "kl", "step_fraction", "explained_variance", "grad_norm")
+    metrics = (
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "kl",
+        "step_fraction",
+        "explained_variance",
+        "grad_norm",
+        "value_mean",
+    )
 
     def __init__(
         self, cfg: TRPOConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None
@@ -147,4 +156,5 @@ class TRPO(Learner):
         self.net.update_norm(batch.obs)  # after the epochs, so ratios compare policies with equal statistics
         metrics |= mean_metrics(updates)
         metrics["explained_variance"] = explained_variance(data.value, data.returns)
+        metrics["value_mean"] = data.value.mean()
         return Update(metrics)

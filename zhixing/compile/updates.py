@@ -32,6 +32,12 @@ class CompiledUpdates:
             raise UserError("compile=true doesn't support recurrent networks: set net.recurrent=none or compile=false")
         if cfg.precision == "fp16":
             raise UserError("compile=true doesn't support precision=fp16 (its loss scale depends on data): set bf16")
+        custom = next((one.kind for one in learner.optimizers().values() if one.custom is not None), None)
+        if custom is not None:
+            raise UserError(
+                f"compile=true doesn't support optimizer={custom}, which can't be traced: use adam, adamw, rmsprop or "
+                f"sgd, or set compile=false"
+            )
         if learner.device.type == "cpu":
             check_compiler()
         self.learner, self.algorithm = learner, cfg.algorithm

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from zhixing.config.intervals import check_interval, check_positive_interval, check_train_every, parse_duration
 from zhixing.config.yaml_files import parse_yaml
+from zhixing.errors import unknown
 from zhixing.utils import named_objects
 
 Positive = Annotated[int, Field(gt=0)]
@@ -23,6 +24,24 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 UpdatesPerStep = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]  # with more, a run seems to hang
 Auto = Literal["auto"]
+
+
+def _name_or_code(*names: str) -> AfterValidator:
+    """Allow some names, and `your.module:Thing` for code."""
+
+    def check(value: str) -> str:
+        if value not in names and ":" not in value:
+            raise ValueError(str(unknown("name", value, names, "(or write your.module:Thing for your own)")))
+        return value
+
+    return AfterValidator(check)
+
+
+Schedule = Annotated[Literal["constant", "linear", "cosine"] | str, _name_or_code("constant", "linear", "cosine")]
+OptimizerName = Annotated[
+    Literal["adam", "adamw", "rmsprop", "sgd"] | str, _name_or_code("adam", "adamw", "rmsprop", "sgd")
+]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 SHORTHANDS = {"env": "name", "net": "kind"}  # env=CartPole-v1 is short for env.name=CartPole-v1
 
 
@@ -252,8 +271,54 @@ class LearnerConfig(RunConfig):
 
     lr: PositiveFloat = 1e-3
     """Learning rate of all networks."""
+    lr_schedule: Schedule = "constant"
+    """Learning rate over the budget: constant, linear or cosine to zero, or your.module:function of the fraction."""
+    optimizer: OptimizerName = "adam"
+    """Optimizer: adam, adamw, rmsprop, sgd, or your.module:Optimizer, called with parameters and lr, as in torch."""
     optimizer_eps: PositiveFloat = 1e-8
-    """Epsilon of Adam and RMSProp, added to the denominator."""
+    """Epsilon of Adam, AdamW and RMSProp, added to the denominator."""
+    optimizer_betas: Annotated[list[Beta], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    """Decay rates of the moments of Adam and AdamW."""
+    optimizer_momentum: Beta = 0.0
+    """Momentum of SGD."""
+    weight_decay: NonNegative = 0.0
+    """Factor of the weights that is added to the gradients, or with adamw shrinks the weights directly."""
+
+    @model_validator(mode="after")
+    def _check_optimizer(self) -> LearnerConfig:
+        users = {"optimizer_betas": ("adam", "adamw"), "optimizer_momentum": ("sgd",)}
+        users["weight_decay"] = ("adam", "adamw", "rmsprop", "sgd")
+        for name, optimizers in users.items():
+            value = getattr(self, name)
+            if self.optimizer not in optimizers and value != LearnerConfig.model_fields[name].default:
+                own = "; pass it in your class or function" if ":" in self.optimizer else ""
+                raise ValueError(
+                    f"{name}={value} is for optimizer={' or '.join(optimizers)}, not for {self.optimizer}: leave it "
+                    f"out{own}"
+                )
+        return self
+
+
+class EntropyBonusConfig(StrictModel):
+    """Settings of algorithms with an entropy bonus."""
+
+    group: ClassVar[Group] = Group.OPTIMIZATION
+
+    entropy_coef: NonNegative = 0.0
+    """Weight of the entropy bonus."""
+    entropy_coef_schedule: Schedule = "constant"
+    """Entropy bonus over the budget: constant, linear or cosine to zero, or your.module:function of the fraction."""
+
+
+class ClipRangeConfig(StrictModel):
+    """Settings of algorithms with PPO's clipped objective."""
+
+    group: ClassVar[Group] = Group.OPTIMIZATION
+
+    clip_range: PositiveFloat = 0.2
+    """Clip range of the probability ratio."""
+    clip_range_schedule: Schedule = "constant"
+    """Clip range over the budget: constant, linear or cosine to zero, or your.module:function of the fraction."""
 
 
 class MultiAgentConfig(LearnerConfig):
@@ -386,8 +451,6 @@ class OffPolicyConfig(DataConfig):
 class QLearningConfig(OffPolicyConfig):
     """Settings of algorithms that learn Q-values of discrete actions."""
 
-    optimizer: Literal["adam", "rmsprop"] = "adam"
-    """Optimizer of the networks."""
     max_grad_norm: PositiveFloat | None = 10.0
     """Maximum norm of the gradients; none disables clipping."""
     target_update_interval: Positive = 200

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 import torch
 from torch import Tensor, nn
 
-from zhixing.config import RunConfig
+from zhixing.config import LearnerConfig, RunConfig
 from zhixing.core.batch import Batch
 from zhixing.core.optimizer import Optimizer
 from zhixing.core.policy import Policy
+from zhixing.core.schedule import Coefficient, Schedule, make_schedule
 from zhixing.core.seeding import derive_seed
 from zhixing.core.spaces import Spaces
 from zhixing.core.state import read_count
@@ -116,7 +117,8 @@ class Learner(ABC):
         self._init_seed = derive_seed(cfg.seed, "networks")
         self.updates = 0
         self._optimizers: list[Optimizer] = []
-        self._optimizer_eps: float = getattr(cfg, "optimizer_eps", 1e-8)  # search algorithms have none
+        self._optimizer_settings = _optimizer_settings(cfg) if isinstance(cfg, LearnerConfig) else {}
+        self._coefficient_schedules: dict[str, tuple[float, Schedule]] = {}  # with the initial values
         self.amp_dtype: torch.dtype | None = AMP_DTYPES.get(cfg.precision)
         if self.amp_dtype is not None and cfg.scheme == "play":
             raise UserError(f"precision={cfg.precision} is for updates, and {cfg.algorithm} makes none: set fp32")
@@ -133,10 +135,19 @@ class Learner(ABC):
             yield
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter], lr: float, **settings: Any) -> Optimizer:
-        settings = {"epsilon": self._optimizer_eps, **settings}
+        """Return an optimizer with the run's settings, such as `weight_decay`, or `settings` in place of them."""
+        settings = {**self._optimizer_settings, **settings}
         optimizer = Optimizer(parameters, lr, loss_scaling=self.amp_dtype is torch.float16, **settings)
         self._optimizers.append(optimizer)
         return optimizer
+
+    def make_coefficient(self, name: str, value: float, schedule: str) -> Coefficient:
+        """Return the coefficient for the attribute `name`, which `set_progress` changes if there is a schedule."""
+        factor = make_schedule(f"{name}_schedule", schedule)
+        if factor is None:
+            return value
+        self._coefficient_schedules[name] = value, factor
+        return torch.tensor(value * factor(0.0), device=self.device)
 
     # --- for trainers ---
 
@@ -164,8 +175,12 @@ class Learner(ABC):
                 update = method(self, batch, **options)
         return Update({name: value.detach() for name, value in update.metrics.items()}, update.priority)
 
-    def set_progress(self, fraction: float) -> None:  # noqa: B027  # only for algorithms with schedules
+    def set_progress(self, fraction: float) -> None:
         """Set schedules to the used fraction of the training budget. Called before each iteration."""
+        for optimizer in self._optimizers:
+            optimizer.set_progress(fraction)
+        for name, (value, factor) in self._coefficient_schedules.items():
+            getattr(self, name).fill_(value * factor(fraction))
 
     def update_normalizers(self, batch: Batch) -> None:
         """Update the running statistics of observations in all networks that normalize."""
@@ -231,6 +246,18 @@ class Learner(ABC):
 
 
 _STATEFUL = (nn.Module, Optimizer)
+
+
+def _optimizer_settings(cfg: LearnerConfig) -> dict[str, Any]:
+    """Return the arguments that all optimizers of a learner share."""
+    beta1, beta2 = cfg.optimizer_betas
+    settings = {"kind": cfg.optimizer, "schedule": cfg.lr_schedule, "epsilon": cfg.optimizer_eps}
+    return {
+        **settings,
+        "betas": (beta1, beta2),
+        "momentum": cfg.optimizer_momentum,
+        "weight_decay": cfg.weight_decay,
+    }
 
 
 # --- mixins: what some algorithms need in addition to an environment ---

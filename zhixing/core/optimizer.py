@@ -6,15 +6,20 @@ call each, for any number of layers.
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from zhixing.core.schedule import make_schedule
+from zhixing.errors import UserError
+from zhixing.utils.importing import import_object
+
 _ENGINE: Any = torch.autograd.Variable._execution_engine
-OptimizerKind = Literal["adam", "rmsprop"]
 ALIGN = 16  # floats: every parameter starts on a 64-byte line
 FIRST_SCALE, GROWTH_STEPS = 2.0**16, 2_000  # of the loss scale for fp16
 
@@ -54,7 +59,10 @@ def _is_channels_last(parameter: Tensor) -> bool:
 
 
 class Optimizer:
-    """Adam or RMSProp over one group of parameters: `step(loss)`.
+    """Adam, AdamW, RMSProp, SGD or an optimizer of torch's kind over one group of parameters: `step(loss)`.
+
+    `kind` is one of these names, or `your.module:MyOptimizer` for a class of torch.optim's interface, or a function
+    that returns one. It is called with the parameters and `lr`. The other arguments mean the same as in torch.optim.
 
     A step whose gradients aren't finite is skipped and counted in `skipped`. On devices other than the CPU this is
     decided on the device, and `skipped` is a tensor that should be read once per iteration at most.
@@ -69,13 +77,19 @@ class Optimizer:
         parameters: Iterable[nn.Parameter],
         lr: float,
         *,
-        kind: OptimizerKind = "adam",
+        kind: str = "adam",
+        schedule: str = "constant",
         epsilon: float = 1e-8,
+        betas: tuple[float, float] = (0.9, 0.999),
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
         max_grad_norm: float | None = None,
         loss_scaling: bool = False,
     ) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.lr, self.kind, self.epsilon, self.max_grad_norm = lr, kind, epsilon, max_grad_norm
+        self.betas, self.momentum, self.weight_decay = betas, momentum, weight_decay
+        self._initial_lr, self._schedule = lr, make_schedule("lr_schedule", schedule)
         self.is_flat = can_flatten(self.parameters)
         if self.is_flat:
             flat, gradient, self._gradient_views = flatten_parameters(self.parameters)
@@ -84,8 +98,10 @@ class Optimizer:
             self._weights = [p.data for p in self.parameters]
             self._gradients = self._gradient_views = [torch.zeros_like(p.data) for p in self.parameters]
         device = self._weights[0].device
-        self.first_moment = [torch.zeros_like(w) for w in self._weights] if kind == "adam" else []
-        self.second_moment = [torch.zeros_like(w) for w in self._weights]
+        has_first = kind in ("adam", "adamw") or (kind == "sgd" and momentum > 0.0)
+        has_second = kind in ("adam", "adamw", "rmsprop")
+        self.first_moment = [torch.zeros_like(w) for w in self._weights] if has_first else []
+        self.second_moment = [torch.zeros_like(w) for w in self._weights] if has_second else []
         self.steps = [torch.zeros((), device=device) for _ in self._weights]
         # NumPy views of `steps` on the CPU: incrementing them takes a tenth of the time
         self._step_counts = [count.numpy() for count in self.steps] if device.type == "cpu" else []
@@ -100,6 +116,13 @@ class Optimizer:
         self.loss_scale = torch.full((), FIRST_SCALE if loss_scaling else 1.0, device=device)
         self.steps_since_overflow = 0
         self.loss_scaling, self._inputs = loss_scaling, tuple(self.parameters)
+        self.custom = CustomOptimizer(kind, self.parameters, lr) if ":" in kind else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments that another optimizer needs to move weights in the same way."""
+        names = ("lr", "kind", "epsilon", "betas", "momentum", "weight_decay")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def flat(self) -> Tensor:
@@ -181,7 +204,10 @@ class Optimizer:
 
     def move(self, gradients: list[Tensor], divisor: Tensor | None, nonfinite: Tensor | None = None) -> None:
         """Move the weights to follow gradients divided by `divisor`, unless `nonfinite` is 1."""
-        rule = self._adam if self.kind == "adam" else self._rmsprop
+        if self.custom is not None:
+            self._move_custom(self.custom, gradients, divisor, nonfinite)
+            return
+        rule = {"rmsprop": self._rmsprop, "sgd": self._sgd}.get(self.kind, self._adam)
         for i, gradient in enumerate(gradients):
             rule(i, gradient, divisor, nonfinite)
 
@@ -206,7 +232,8 @@ class Optimizer:
             self.steps[i] += 1.0 - nonfinite
         # the kernel of torch.optim.Adam(fused=True), without its bookkeeping per step (60 µs); it doesn't change
         # weights and moments if `found_inf` is 1
-        torch._fused_adam_(
+        kernel = torch._fused_adamw_ if self.kind == "adamw" else torch._fused_adam_
+        kernel(
             [self._weights[i]],
             [gradient],
             [self.first_moment[i]],
@@ -214,9 +241,9 @@ class Optimizer:
             [],
             [self.steps[i]],
             lr=self.lr,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.0,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
             eps=self.epsilon,
             amsgrad=False,
             maximize=False,
@@ -226,6 +253,8 @@ class Optimizer:
 
     def _rmsprop(self, i: int, gradient: Tensor, divisor: Tensor | None, nonfinite: Tensor | None) -> None:
         clipped = gradient if divisor is None else gradient / divisor
+        if self.weight_decay:
+            clipped = clipped.add(self._weights[i], alpha=self.weight_decay)
         moment = self.second_moment[i]
         square = clipped.square()
         if nonfinite is not None:
@@ -234,6 +263,33 @@ class Optimizer:
         moment.lerp_(square, 0.01)
         self._weights[i].addcdiv_(clipped, moment.sqrt().add_(self.epsilon), value=-self.lr)
 
+    def _sgd(self, i: int, gradient: Tensor, divisor: Tensor | None, nonfinite: Tensor | None) -> None:
+        torch._fused_sgd_(
+            [self._weights[i]],
+            [gradient],
+            self.first_moment[i : i + 1],
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+            grad_scale=divisor,
+            found_inf=nonfinite,
+        )
+
+    def _move_custom(
+        self, custom: CustomOptimizer, gradients: list[Tensor], divisor: Tensor | None, nonfinite: Tensor | None
+    ) -> None:
+        if nonfinite is not None and bool(nonfinite):  # waits for the device: these optimizers can't skip on it
+            return
+        if gradients is not self._gradients:  # those of another process
+            torch._foreach_copy_(self._gradients, gradients)
+        if divisor is not None:
+            torch._foreach_div_(self._gradients, divisor)
+        custom.step(self._gradient_views, self.lr)
+
     def _apply_traced(self, gradients: list[Tensor], norm: Tensor) -> None:
         """Clip and apply in plain operations, which a compiler fuses into one loop."""
         finite = norm.isfinite()
@@ -241,20 +297,42 @@ class Optimizer:
         factor = None if self.max_grad_norm is None else (self.max_grad_norm / norm).clamp(max=1.0)
         for i, g in enumerate(gradients):
             clipped = g if factor is None else g * factor
-            weights, second, steps = self._weights[i], self.second_moment[i], self.steps[i]
-            if self.kind == "adam":
-                first = self.first_moment[i]
-                steps += finite.float()
-                new_first = first + (clipped - first) * (1 - 0.9)
-                new_second = second + (clipped.square() - second) * (1 - 0.999)
-                denominator = (new_second / _bias_correction(0.999, steps)).sqrt() + self.epsilon
-                change = self.lr_tensor / _bias_correction(0.9, steps) * new_first / denominator
-                first.copy_(torch.where(finite, new_first, first))
-            else:
-                new_second = second + (clipped.square() - second) * 0.01
-                change = self.lr_tensor * clipped / (new_second.sqrt() + self.epsilon)
-            second.copy_(torch.where(finite, new_second, second))
+            weights = self._weights[i]
+            if self.weight_decay and self.kind != "adamw":
+                clipped = clipped + self.weight_decay * weights
+            change = self._traced_change(i, clipped, finite)
+            if self.weight_decay and self.kind == "adamw":
+                change = change + self.lr_tensor * self.weight_decay * weights
             weights.copy_(torch.where(finite, weights - change, weights))
+
+    def _traced_change(self, i: int, clipped: Tensor, finite: Tensor) -> Tensor:
+        """Update the moments, if `finite`, and return the change of the weights."""
+        if self.kind == "sgd":
+            if not self.momentum:
+                return self.lr_tensor * clipped
+            first = self.first_moment[i]
+            new_first = self.momentum * first + clipped
+            first.copy_(torch.where(finite, new_first, first))
+            return self.lr_tensor * new_first
+        second = self.second_moment[i]
+        if self.kind == "rmsprop":
+            new_second = second + (clipped.square() - second) * 0.01
+            change = self.lr_tensor * clipped / (new_second.sqrt() + self.epsilon)
+        else:
+            (beta1, beta2), first, steps = self.betas, self.first_moment[i], self.steps[i]
+            steps += finite.float()
+            new_first = first + (clipped - first) * (1 - beta1)
+            new_second = second + (clipped.square() - second) * (1 - beta2)
+            denominator = (new_second / _bias_correction(beta2, steps)).sqrt() + self.epsilon
+            change = self.lr_tensor / _bias_correction(beta1, steps) * new_first / denominator
+            first.copy_(torch.where(finite, new_first, first))
+        second.copy_(torch.where(finite, new_second, second))
+        return change
+
+    def set_progress(self, fraction: float) -> None:
+        """Set the learning rate by the schedule, to its value at this fraction of the budget."""
+        if self._schedule is not None:
+            self.lr = self._initial_lr * self._schedule(fraction)
 
     def update_lr_tensor(self) -> None:
         """Copy `lr` to the tensor that compiled graphs read. Called before a graph runs."""
@@ -270,6 +348,7 @@ class Optimizer:
             "steps": [s.clone() for s in self.steps],
             "skipped": self.skipped.clone(),
             **(scaling if self.loss_scaling else {}),
+            **({} if self.custom is None else {"custom": self.custom.state_dict()}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -278,9 +357,56 @@ class Optimizer:
             for current, saved in zip(getattr(self, name), state[name], strict=True):
                 current.copy_(saved)
         self.skipped.copy_(state["skipped"])
+        if self.custom is not None:
+            self.custom.load_state_dict(state["custom"])
         if self.loss_scaling and "loss_scale" in state:  # a run may be resumed with another precision
             self.loss_scale.copy_(state["loss_scale"])
             self.steps_since_overflow = state["steps_since_overflow"]
+
+
+class CustomOptimizer:
+    """A user's optimizer of torch's kind, on the parameters of an `Optimizer`."""
+
+    def __init__(self, name: str, parameters: list[nn.Parameter], lr: float) -> None:
+        self.parameters, self._lr = parameters, lr
+        make = import_object(name)
+        try:
+            self.optimizer = make(parameters, lr=lr)
+        except TypeError as error:
+            raise UserError(
+                f"optimizer={name} can't be called with (parameters, lr={lr:g}): {error}; for other arguments, name a "
+                f"function of parameters and lr that returns the optimizer"
+            ) from error
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise UserError(
+                f"optimizer={name} is not an optimizer of torch: use a class derived from torch.optim.Optimizer, or a "
+                f"function of parameters and lr that returns an object of one"
+            )
+        arguments = inspect.signature(self.optimizer.step).parameters.values()
+        if any(a.default is a.empty and a.kind is a.POSITIONAL_OR_KEYWORD for a in arguments):
+            raise UserError(f"optimizer={name} needs a closure that computes the loss: use one with step()")
+        self._initial_lrs = [group["lr"] for group in self.optimizer.param_groups]
+        self._initial_lr = lr
+
+    def step(self, gradients: list[Tensor], lr: float) -> None:
+        """Move the parameters. `lr` scales the learning rates of all parameter groups."""
+        if lr != self._lr:  # otherwise left alone: an optimizer may change its learning rates itself
+            for group, initial in zip(self.optimizer.param_groups, self._initial_lrs, strict=True):
+                group["lr"] = initial * (lr / self._initial_lr)
+            self._lr = lr
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        with torch.autocast(self.parameters[0].device.type, enabled=False):
+            self.optimizer.step()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"lr": self._lr, "state": copy.deepcopy(self.optimizer.state_dict())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._lr = state["lr"]
+        self.optimizer.load_state_dict(copy.deepcopy(state["state"]))
 
 
 def _bias_correction(decay: float, steps: Tensor) -> Tensor:

@@ -85,11 +85,10 @@ class ParameterServers:
     def load(self, optimizer: Optimizer) -> None:
         """Send the weights and the optimizer's state to the servers."""
         state = optimizer.state_dict()
-        settings = {"lr": optimizer.lr, "kind": optimizer.kind, "epsilon": optimizer.epsilon}
         parts = []
         for rows in self._slices(optimizer):
             moments = {key: [m[rows] for m in state[key]] for key in MOMENTS}
-            parts.append(WeightSlice(optimizer.flat[rows].clone(), {**state, **moments}, settings))
+            parts.append(WeightSlice(optimizer.flat[rows].clone(), {**state, **moments}, optimizer.settings))
         self._call_all("load", [(part,) for part in parts])
 
     def pull(self, optimizer: Optimizer) -> None:
@@ -143,6 +142,11 @@ def check_servers(cfg: RunConfig, learner: object) -> None:
             f"or set distributed.servers=0"
         )
     assert isinstance(learner, LearnsOnWorkers)
+    if learner.optimizer.custom is not None:
+        raise UserError(
+            f"distributed.servers={num} moves slices of the weights, which optimizer={learner.optimizer.kind} may not "
+            f"allow: use adam, adamw, rmsprop or sgd, or set distributed.servers=0"
+        )
     if not learner.optimizer.is_flat or len(learner.optimizer.flat) < num * ALIGN:
         raise UserError(
             f"distributed.servers={num} can't slice these weights: none may be tied or frozen, and there must be at "

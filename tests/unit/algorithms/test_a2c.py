@@ -208,8 +208,8 @@ def test_defaults_of_rollout_steps_and_gae_lambda() -> None:
     assert (make_learner().cfg.rollout_steps, make_learner().cfg.gae_lambda) == (5, 1.0)
 
 
-def test_anneal_lr_anneals_the_learning_rate_to_zero() -> None:
-    learner = make_learner(lr=4e-3, anneal_lr=True)
+def test_linear_lr_schedule_anneals_the_learning_rate_to_zero() -> None:
+    learner = make_learner(lr=4e-3, lr_schedule="linear")
     learner.set_progress(0.25)
     assert learner.optimizer.lr == pytest.approx(3e-3)
     learner.set_progress(1.0)

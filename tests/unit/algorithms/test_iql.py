@@ -207,7 +207,7 @@ def test_actor_learning_rate_is_annealed_along_a_cosine() -> None:
     # (1 + cos π/4) / 2 = 0.8536
     assert rates == pytest.approx([4e-4, 4e-4 * 0.853553, 2e-4, 0.0], abs=1e-9)
     assert (learner.critic_optimizer.lr, learner.value_optimizer.lr) == (1e-3, 1e-3)
-    constant = make_learner(actor_lr_decay=False)
+    constant = make_learner(actor_lr_schedule="constant")
     constant.set_progress(0.9)
     assert constant.actor_optimizer.lr == constant.cfg.lr
 

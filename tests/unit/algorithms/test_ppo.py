@@ -287,15 +287,26 @@ def test_target_kl_stops_the_epochs() -> None:
     # in the first epoch the ratio is 1; after a step of 0.5 per weight, the KL of the second is far above 0.015
     for target_kl, updates in ((None, 10), (0.01, 2), (1e6, 10)):
         ppo = make_learner(**settings, target_kl=target_kl)
-        ppo.update(rollout(ppo))
-        assert ppo.updates == updates
+        metrics = ppo.update(rollout(ppo)).metrics
+        assert ppo.updates == metrics["stop_epoch"] == updates
 
 
-def test_anneal_lr_anneals_learning_rates_linearly() -> None:
-    ppo = make_learner(lr=4e-3, anneal_lr=True)
+def test_loss_deltas_are_last_epoch_minus_first() -> None:
+    ppo, by_hand = (make_learner(epochs=2, minibatch_size=100) for _ in range(2))
+    data = by_hand.add_advantages(rollout(by_hand))
+    first, last = (by_hand.gradient_step(data.flatten()).metrics for _ in range(2))
+    metrics = ppo.update(rollout(ppo)).metrics
+    for name in ("policy_loss", "value_loss"):
+        assert metrics[f"{name}_delta"] == last[name] - first[name] != 0.0
+    assert metrics["stop_epoch"] == 2.0
+    assert metrics["value_mean"] == data.value.mean()
+
+
+def test_linear_lr_schedule_anneals_learning_rates() -> None:
+    ppo = make_learner(lr=4e-3, lr_schedule="linear")
     ppo.set_progress(0.25)
     assert ppo.optimizer.lr == pytest.approx(3e-3)
-    separate = make_learner(lr=4e-3, critic_lr=8e-3, anneal_lr=True)
+    separate = make_learner(lr=4e-3, critic_lr=8e-3, lr_schedule="linear")
     separate.set_progress(0.75)
     assert (separate.actor_optimizer.lr, separate.critic_optimizer.lr) == pytest.approx((1e-3, 2e-3))
     constant = make_learner(lr=4e-3)

@@ -34,7 +34,7 @@ def test_value_targets_mix_outcome_and_search(
     search_value: float, target: float, short_config: Callable, tmp_path: Path
 ) -> None:
     session = zx.Session(
-        short_config("alphazero", search_value=search_value, weight_decay=0.0, lr=0.02), tmp_path / "run", quiet=True
+        short_config("alphazero", search_value=search_value, l2_coef=0.0, lr=0.02), tmp_path / "run", quiet=True
     )
     game = make_game(TICTACTOE)
     state = game.initial_states(8)
@@ -58,10 +58,10 @@ def test_value_targets_mix_outcome_and_search(
     session.close()
 
 
-def test_weight_decay_shrinks_the_weights(short_config: Callable, tmp_path: Path) -> None:
+def test_l2_coef_shrinks_the_weights(short_config: Callable, tmp_path: Path) -> None:
     norms = []
     for decay in (0.0, 1.0):
-        cfg = short_config("alphazero", weight_decay=decay, env_steps=200, anneal_lr=False)
+        cfg = short_config("alphazero", l2_coef=decay, env_steps=200, lr_schedule="constant")
         session = zx.Session(cfg, tmp_path / str(decay), quiet=True)
         session.run()
         norms.append(sum(float(p.detach().square().sum()) for p in session.learner.net.parameters()))

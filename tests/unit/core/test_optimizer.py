@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from zhixing.core.optimizer import Optimizer, TargetUpdater, _bias_correction, can_flatten
+from zhixing.errors import UserError
 
 
 def plain() -> nn.Module:
@@ -46,6 +49,27 @@ def mixed() -> nn.Module:
     return Mixed()
 
 
+# arguments of the optimizer, and the optimizer of torch that must give the same weights
+KINDS: dict[str, dict[str, Any]] = {
+    "adam": {"kind": "adam"},
+    "adam with L2": {"kind": "adam", "weight_decay": 0.1, "betas": (0.8, 0.99)},
+    "adamw": {"kind": "adamw", "weight_decay": 0.1, "betas": (0.8, 0.99)},
+    "rmsprop": {"kind": "rmsprop"},
+    "rmsprop with L2": {"kind": "rmsprop", "weight_decay": 0.1},
+    "sgd": {"kind": "sgd"},
+    "sgd with momentum": {"kind": "sgd", "momentum": 0.9, "weight_decay": 0.1},
+    "custom": {"kind": "torch.optim:NAdam"},
+}
+TORCH: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-5),
+    "adam with L2": lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-5, weight_decay=0.1, betas=(0.8, 0.99)),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-5, weight_decay=0.1, betas=(0.8, 0.99)),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, eps=1e-5),
+    "rmsprop with L2": lambda p: torch.optim.RMSprop(p, lr=0.01, eps=1e-5, weight_decay=0.1),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
+    "sgd with momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.1),
+    "custom": lambda p: torch.optim.NAdam(p, lr=0.01),
+}
 LAYOUTS = {"plain": plain, "tied": tied, "frozen": frozen, "mixed": mixed}
 
 
@@ -58,8 +82,7 @@ def losses(net: nn.Module, steps: int) -> list[Callable[[], Tensor]]:
 def train_with_torch(net: nn.Module, kind: str, clip: float | None, steps: int = 20) -> list[float]:
     """Train and return the norms of the gradients."""
     parameters = [p for p in net.parameters() if p.requires_grad]
-    optimizer_class = torch.optim.Adam if kind == "adam" else torch.optim.RMSprop
-    optimizer = optimizer_class(parameters, lr=0.01, eps=1e-5)
+    optimizer = TORCH[kind](parameters)
     norms = []
     for loss in losses(net, steps):
         optimizer.zero_grad()
@@ -71,13 +94,13 @@ def train_with_torch(net: nn.Module, kind: str, clip: float | None, steps: int =
 
 def train(net: nn.Module, kind: str, clip: float | None, steps: int = 20, on_cpu: bool = True) -> list[float]:
     """Like `train_with_torch`, with zhixing's optimizer. `on_cpu=False` takes the code path of accelerators."""
-    optimizer = Optimizer(net.parameters(), 0.01, kind=kind, epsilon=1e-5, max_grad_norm=clip)
+    optimizer = Optimizer(net.parameters(), 0.01, **KINDS[kind], epsilon=1e-5, max_grad_norm=clip)
     optimizer.on_cpu = on_cpu
     return [float(optimizer.step(loss())) for loss in losses(net, steps)]
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_steps_equal_those_of_torch(layout: str, kind: str, clip: float | None) -> None:
     # each network is built separately, because copy.deepcopy would untie tied weights
@@ -90,13 +113,88 @@ def test_steps_equal_those_of_torch(layout: str, kind: str, clip: float | None) 
 
 
 @pytest.mark.parametrize("clip", [None, 0.5, 8.0])
-@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_code_path_of_accelerators_gives_the_same_bits(kind: str, clip: float | None) -> None:
     nets = [plain(), plain()]
     norms = [train(net, kind, clip, on_cpu=on_cpu) for net, on_cpu in zip(nets, (True, False), strict=True)]
     assert norms[0] == norms[1]
     assert clip != 8.0 or min(norms[0]) < clip < max(norms[0])  # some steps are clipped and some are not
     assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+
+
+def first_steps(**settings: Any) -> list[float]:
+    """Return the weight, 2 at first, after steps with the gradients 3 and 1 and a learning rate of 0.1."""
+    weight = nn.Parameter(torch.tensor([2.0]))
+    optimizer = Optimizer([weight], 0.1, **settings)
+    weights = []
+    for gradient in (3.0, 1.0):
+        optimizer.step((gradient * weight).sum())
+        weights.append(weight.item())
+    return weights
+
+
+def test_steps_of_sgd_by_hand() -> None:
+    assert first_steps(kind="sgd") == pytest.approx([2 - 0.3, 1.7 - 0.1])
+    # the second direction is 0.5 * 3 + 1 = 2.5
+    assert first_steps(kind="sgd", momentum=0.5) == pytest.approx([1.7, 1.7 - 0.25])
+    # the directions are 3 + 0.5 * 2 = 4 and 1 + 0.5 * 1.6 = 1.8
+    assert first_steps(kind="sgd", weight_decay=0.5) == pytest.approx([1.6, 1.6 - 0.18])
+
+
+def test_adamw_shrinks_the_weights_apart_from_the_step() -> None:
+    # Adam's first step is lr for any gradient; decay first multiplies the weight by 1 - 0.1 * 0.5
+    assert first_steps(kind="adamw", weight_decay=0.5)[0] == pytest.approx(2 * 0.95 - 0.1)
+    assert first_steps(kind="adam", weight_decay=0.5)[0] == pytest.approx(2 - 0.1)
+    assert first_steps(kind="adamw") == first_steps(kind="adam")
+
+
+def test_schedule_scales_the_learning_rate() -> None:
+    optimizer = Optimizer([nn.Parameter(torch.ones(1))], 0.4, schedule="cosine")
+    for fraction, lr in ((0.0, 0.4), (0.5, 0.2), (2 / 3, 0.1), (1.0, 0.0)):  # cos(2/3 pi) = -1/2
+        optimizer.set_progress(fraction)
+        assert optimizer.lr == pytest.approx(lr)
+
+
+def two_groups(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """Return SGD with a tenth of the learning rate for the biases."""
+    biases = [p for p in parameters if p.ndim == 1]
+    weights = [p for p in parameters if p.ndim > 1]
+    return torch.optim.SGD([{"params": weights}, {"params": biases, "lr": 0.1 * lr}], lr=lr)
+
+
+def test_custom_optimizer_keeps_the_ratio_of_its_learning_rates_and_those_that_it_sets() -> None:
+    optimizer = Optimizer(plain().parameters(), 0.4, kind=f"{__name__}:two_groups", schedule="linear")
+    assert optimizer.custom is not None
+    groups = optimizer.custom.optimizer.param_groups
+    optimizer.set_progress(0.75)
+    optimizer.step(sum(p.sum() for p in optimizer.parameters))
+    assert [group["lr"] for group in groups] == pytest.approx([0.1, 0.01])
+    groups[0]["lr"] = 7.0  # as an optimizer that adapts its learning rate would
+    optimizer.step(sum(p.sum() for p in optimizer.parameters))
+    restored = Optimizer(plain().parameters(), 0.4, kind=f"{__name__}:two_groups", schedule="linear")
+    restored.load_state_dict(optimizer.state_dict())
+    assert restored.custom is not None
+    restored.set_progress(0.75)
+    restored.step(sum(p.sum() for p in restored.parameters))
+    assert restored.custom.optimizer.param_groups[0]["lr"] == 7.0
+
+
+def no_optimizer(parameters: list[nn.Parameter], lr: float) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("torch.optim:LBFGS", "needs a closure"),
+        ("torch:zeros", "can't be called with"),
+        (f"{__name__}:no_optimizer", "not an optimizer of torch"),
+        ("torch.optim:Adagrd", "did you mean 'Adagrad'"),
+    ],
+)
+def test_unusable_optimizers_are_rejected(kind: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Optimizer(plain().parameters(), 0.1, kind=kind)
 
 
 def test_only_safe_layouts_are_flattened() -> None:
@@ -138,16 +236,20 @@ def test_channels_last_convolutions_keep_their_strides_and_train_as_with_torch()
     assert all(torch.allclose(p, q, atol=1e-6) for p, q in zip(net.parameters(), reference.parameters(), strict=True))
 
 
+def tensors(state: dict[str, Any]) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", ["plain", "tied"])
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_step_with_nonfinite_gradients_is_skipped_and_counted(
     on_cpu: bool, layout: str, kind: str, clip: float | None, bad: float
 ) -> None:
     net = LAYOUTS[layout]()
-    optimizer = Optimizer(net.parameters(), 0.01, kind=kind, max_grad_norm=clip)
+    optimizer = Optimizer(net.parameters(), 0.01, **KINDS[kind], max_grad_norm=clip)
     optimizer.on_cpu = on_cpu
     first, second = losses(net, 2)
     optimizer.step(first())
@@ -160,24 +262,24 @@ def test_step_with_nonfinite_gradients_is_skipped_and_counted(
     after = optimizer.state_dict()
     assert after.pop("skipped") == 1.0
     assert before.pop("skipped") == 0.0
-    assert all(torch.equal(a, b) for name in before for a, b in zip(before[name], after[name], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(tensors(before), tensors(after), strict=True))
     optimizer.step(second())
     assert not torch.equal(weights[0], next(net.parameters()))
     assert optimizer.skipped == 1.0
 
 
-@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", ["plain", "tied"])
 def test_restored_optimizer_continues_identically(layout: str, kind: str) -> None:
     net = LAYOUTS[layout]()
-    optimizer = Optimizer(net.parameters(), 0.01, kind=kind)
+    optimizer = Optimizer(net.parameters(), 0.01, **KINDS[kind])
     for loss in losses(net, 3):
         optimizer.step(loss())
     weights, state = copy.deepcopy(net.state_dict()), optimizer.state_dict()
     for loss in losses(net, 5):
         optimizer.step(loss())
     restored_net = LAYOUTS[layout]()
-    restored = Optimizer(restored_net.parameters(), 0.01, kind=kind)
+    restored = Optimizer(restored_net.parameters(), 0.01, **KINDS[kind])
     restored_net.load_state_dict(weights)
     restored.load_state_dict(state)
     for loss in losses(restored_net, 5):

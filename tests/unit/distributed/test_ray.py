@@ -144,7 +144,7 @@ def test_run_with_parameter_servers_equals_one_without(
         "actors": 1,
         "num_envs": 1,
         "rollout_steps": 40,
-        "anneal_lr": True,
+        "lr_schedule": "linear",
         "checkpoint_every": 200,
         "eval_every": 300,
     }

@@ -62,7 +62,7 @@ def test_runs_resume_exactly(algorithm_name: str, env: str, tmp_path: Path) -> N
     if algorithm_name == "sac":
         settings |= {"learning_starts": 50, "net__hidden_sizes": [8]}
     else:
-        settings |= {"rollout_steps": 25, "minibatch_size": 50, "anneal_lr": False}
+        settings |= {"rollout_steps": 25, "minibatch_size": 50, "lr_schedule": "constant"}
     zx.train(algorithm_name, out=tmp_path / "whole", quiet=True, env_steps=300, **settings)
     zx.train(algorithm_name, out=tmp_path / "half", quiet=True, env_steps=150, **settings)
     zx.Session.resume(tmp_path / "half", quiet=True, env_steps=300).run()

@@ -18,11 +18,12 @@ from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.ppo import PPO
-from zhixing.collect.evaluation import Evaluation
+from zhixing.collect.evaluation import Episode, Evaluation
 from zhixing.core.batch import Batch
 from zhixing.errors import NonFiniteError, UserError
 from zhixing.report.plots.metrics import read_metrics
 from zhixing.training.callbacks import Callback, Progress
+from zhixing.training.callbacks.csv import metrics_row
 from zhixing.training.callbacks.hooks import HOOKS, OTHER_LIBRARIES
 from zhixing.training.callbacks.progress import _format_time
 from zhixing.training.loop import TrainingLoop
@@ -201,8 +202,23 @@ def test_csv_agrees_with_result_json_and_evaluations(tmp_path: Path) -> None:
     }
     assert evaluated == {step: pytest.approx(evaluation.mean_return) for step, evaluation in recorder.evaluations}
     assert list(evaluated) == [128, 256, 384, 512, 640]
+    _, last = recorder.evaluations[-1]
+    for name, value in (("std", last.returns.std()), ("min", last.returns.min()), ("max", last.returns.max())):
+        assert columns[f"eval_return_{name}"][-1] == pytest.approx(value)
     assert np.isfinite(columns["policy_loss"]).all()
     assert np.all(np.diff(columns["seconds"]) > 0)
+
+
+def test_csv_has_the_range_of_the_last_100_returns(tmp_path: Path) -> None:
+    session = make_session(tmp_path / "run")
+    loop = session.loop
+    assert np.isnan(metrics_row(loop)["return_std"])
+    loop.recent_episodes.extend(Episode(episode_return, 1, {}) for episode_return in (1.0, 2.0, 6.0))
+    row = metrics_row(loop)
+    # the mean is 3, the variance (4 + 1 + 9) / 3
+    assert row["return_std"] == pytest.approx((14 / 3) ** 0.5)
+    assert (row["return_min"], row["return_max"]) == (1.0, 6.0)
+    session.close()
 
 
 # --- TensorBoard ---
@@ -217,8 +233,9 @@ def test_tensorboard_has_the_values_of_the_csv(tmp_path: Path) -> None:
     events.Reload()
     columns = read_metrics(tmp_path / "run/metrics.csv")
     steps = columns.pop("env_steps")
-    columns.pop("eval_return_mean")
-    groups = {"return_mean": "rollout", "length_mean": "rollout", "seconds": "time", "steps_per_second": "time"}
+    columns = {name: values for name, values in columns.items() if not name.startswith("eval_return_")}
+    groups = dict.fromkeys(["return_std", "return_min", "return_max"], "rollout")
+    groups |= {"return_mean": "rollout", "length_mean": "rollout", "seconds": "time", "steps_per_second": "time"}
     groups |= {"updates": "time", "episodes": "time"}
     assert events.Tags()["scalars"]
     assert all("/" in tag for tag in events.Tags()["scalars"])

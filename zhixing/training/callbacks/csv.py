@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from zhixing.collect.evaluation import metric_name
 from zhixing.core.state import Count, check_state
 from zhixing.errors import UserError, note
@@ -47,7 +49,7 @@ class Csv(Callback):
         self.path = path
         self.offset = 0  # bytes written; a resumed run truncates the file here
         self.eval_return = math.nan  # of an evaluation that has no row yet
-        self.eval_info: dict[str, float] = {}  # means of logged `info` keys of that evaluation, by column
+        self.eval_info: dict[str, float] = {}  # other columns of that evaluation
         self.columns: list[str] = []
         self.lines = 0  # written, including the header
         self.logged: dict[str, float] = {}  # by `loop.log` since the last row
@@ -103,7 +105,8 @@ class Csv(Callback):
         self.eval_return = evaluation.mean_return
         summary = evaluation.summary()
         names = map(metric_name, loop.logged_info_keys)
-        self.eval_info = {f"eval_{name}": summary[name] for name in names if name in summary}
+        self.eval_info = return_range(evaluation.returns, "eval_")
+        self.eval_info |= {f"eval_{name}": summary[name] for name in names if name in summary}
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
         evaluated = not math.isnan(self.eval_return)
@@ -170,6 +173,13 @@ def row_is_due(loop: TrainingLoop) -> bool:
     return loop.is_due(loop.cfg.log_every) and not loop.ending
 
 
+def return_range(returns: np.ndarray[Any, Any], prefix: str = "") -> dict[str, float]:
+    """Return std, minimum and maximum of the returns of episodes, by column; NaN without episodes."""
+    std, lowest, highest = (returns.std(), returns.min(), returns.max()) if len(returns) else (math.nan,) * 3
+    columns = {"return_std": float(std), "return_min": float(lowest), "return_max": float(highest)}
+    return {f"{prefix}{column}": value for column, value in columns.items()}
+
+
 def metrics_row(loop: TrainingLoop) -> dict[str, float]:
     """Return the current metrics by column; NaN if there is no value yet."""
     counts = {
@@ -181,6 +191,8 @@ def metrics_row(loop: TrainingLoop) -> dict[str, float]:
         "return_mean": loop.recent_mean("episode_return"),
         "length_mean": loop.recent_mean("length"),
         "eval_return_mean": math.nan,
+        **return_range(np.array([episode.episode_return for episode in loop.recent_episodes])),
+        **return_range(np.array([]), "eval_"),
     }
     info = {metric_name(name): loop.recent_info_mean(name) for name in loop.logged_info_keys}
     info |= dict.fromkeys([f"eval_{name}" for name in info], math.nan)

@@ -38,14 +38,14 @@ def test_runs_that_differ_only_in_seed_are_one_configuration(tmp_path: Path) -> 
 
 def test_legend_has_only_the_settings_that_differ(tmp_path: Path) -> None:
     runs = [
-        write_run(tmp_path / "a", lr=0.001, net={"hidden_sizes": [64, 64]}, anneal_lr=True),
-        write_run(tmp_path / "b", lr=0.01, net={"hidden_sizes": [64, 64]}, anneal_lr=True),
-        write_run(tmp_path / "c", lr=0.001, net={"hidden_sizes": [32]}, anneal_lr=None),
+        write_run(tmp_path / "a", lr=0.001, net={"hidden_sizes": [64, 64]}, lr_schedule="linear"),
+        write_run(tmp_path / "b", lr=0.01, net={"hidden_sizes": [64, 64]}, lr_schedule="linear"),
+        write_run(tmp_path / "c", lr=0.001, net={"hidden_sizes": [32]}, lr_schedule=None),
     ]
     assert legends(*runs) == [
-        "ppo lr=0.001 net.hidden_sizes=[64, 64] anneal_lr=true (seed 0)",
-        "ppo lr=0.01 net.hidden_sizes=[64, 64] anneal_lr=true (seed 0)",
-        "ppo lr=0.001 net.hidden_sizes=[32] anneal_lr=none (seed 0)",
+        "ppo lr=0.001 net.hidden_sizes=[64, 64] lr_schedule=linear (seed 0)",
+        "ppo lr=0.01 net.hidden_sizes=[64, 64] lr_schedule=linear (seed 0)",
+        "ppo lr=0.001 net.hidden_sizes=[32] lr_schedule=none (seed 0)",
     ]
 
 
