@@ -70,9 +70,6 @@ def machine_info() -> dict[str, str]:
     }
 
 
-made = machine_info  # the name in study.py
-
-
 def versions(*packages: str) -> dict[str, str]:
     return {name: version(name) for name in packages}
 

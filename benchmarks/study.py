@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from common import HERE, ONE_THREAD, ROOT, made, peer_python, read_results, write_page
+from common import HERE, ONE_THREAD, ROOT, machine_info, peer_python, read_results, write_page
 from peers import sb3_study
 from studies import report
 from studies.rows import STUDIES, TIME_LIMITS, Row, Study
@@ -96,10 +96,9 @@ def python_of(side: str, study: Study) -> Path:
     return peer_python("study-ours", OURS) if study.extras else Path(sys.executable)
 
 
-def execute(command: Sequence[str | Path], log: IO[str], deadline: float | None = None) -> None:
+def execute(command: Sequence[str | Path], log: IO[str], deadline: float | None = None, path: Path = ROOT) -> None:
     """Run a command with its output in `log`. Interrupt it at the deadline, or when the study is interrupted."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
+    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(path)}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
     )
@@ -174,8 +173,8 @@ def run_peer(job: Job, log: IO[str], deadline: float | None) -> dict[str, Any]:
         "eval_episodes": EVAL_EPISODES,
         "episodes": row.episodes,
     }
-    script = HERE / "peers" / "sb3_study.py"
-    execute([python_of("peer", job.study), script, json.dumps(work)], log)  # never cut: it couldn't continue
+    command = [python_of("peer", job.study), "-m", "peers.sb3_study", json.dumps(work)]
+    execute(command, log, path=HERE)  # without a deadline, because it can't continue
     return last_line(log)
 
 
@@ -228,7 +227,7 @@ def perform(job: Job, deadline: float | None) -> str:
         log.truncate(0)
         facts = job.run.with_suffix(".made.json")
         if job.side == "peer" or not (job.run / "config.yaml").exists():
-            facts.write_text(json.dumps({**made(), "commit": commit()}))  # of the start, also of a resumed run
+            facts.write_text(json.dumps({**machine_info(), "commit": commit()}))  # of the start, also of a resumed run
         found = (run_ours if job.side == "ours" else run_peer)(job, log, deadline)
         record(job, {**found, "made": json.loads(facts.read_text())})
         return f"{found['final']:.4g} after {found['env_steps']:,} steps, {found['seconds']:,.0f} s"

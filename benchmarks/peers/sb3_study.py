@@ -1,4 +1,6 @@
-"""A run of a study by Stable-Baselines3: `python sb3_study.py WORK`, the work as JSON. Prints one line of JSON.
+"""A run of a study by Stable-Baselines3. Takes the work as JSON and prints its result as one line of JSON:
+
+    PYTHONPATH=benchmarks python -m peers.sb3_study WORK
 
 Settings are the library's defaults, or with `"settings": "zoo"` those of RL Baselines3 Zoo for the environment. Like
 ours, evaluations are greedy, take place when the weights stand still and don't count as training time.
@@ -9,8 +11,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
+
+from peers.sb3_threshold import linear_schedule, read_zoo_settings
 
 REQUIREMENTS = [
     *("torch==2.13.0", "numpy==2.4.6", "stable-baselines3==2.9.2", "sb3-contrib==2.9.2", "rl_zoo3==2.9.2"),
@@ -22,12 +25,10 @@ EVAL_ENVS = 10
 
 def zoo_settings(algorithm: str, env: str) -> dict[str, Any]:
     """Return the zoo's settings; an environment that it lacks has those of its version 4."""
-    from peers.sb3_threshold import tuned
-
     try:
-        return tuned(algorithm, env)
+        return read_zoo_settings(algorithm, env)
     except KeyError:
-        return tuned(algorithm, env.replace("-v5", "-v4"))
+        return read_zoo_settings(algorithm, env.replace("-v5", "-v4"))
 
 
 def build(work: dict[str, Any]) -> tuple[Any, Any]:
@@ -35,7 +36,6 @@ def build(work: dict[str, Any]) -> tuple[Any, Any]:
     import numpy as np
     import sb3_contrib
     import stable_baselines3
-    from peers.sb3_threshold import falling
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.noise import NormalActionNoise
     from stable_baselines3.common.vec_env import VecNormalize
@@ -53,7 +53,7 @@ def build(work: dict[str, Any]) -> tuple[Any, Any]:
         settings.pop(key, None)
     for key, value in settings.items():
         if isinstance(value, str) and value.startswith("lin_"):
-            settings[key] = falling(float(value.removeprefix("lin_")))
+            settings[key] = linear_schedule(float(value.removeprefix("lin_")))
     if isinstance(settings.get("policy_kwargs"), str):
         settings["policy_kwargs"] = eval(settings["policy_kwargs"], {"dict": dict, "nn": nn})
     kwargs = {"id": work["env"], "max_episode_steps": work["max_episode_steps"]}
@@ -71,7 +71,6 @@ def build(work: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def main() -> None:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # the folder of the studies
     import stable_baselines3
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
