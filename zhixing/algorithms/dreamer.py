@@ -106,16 +106,8 @@ class DreamerConfig(OffPolicyConfig, EntropyBonusConfig):
 class Dreamer(Learner):
     settings = DreamerConfig
     metrics = (
-        "reconstruction_loss",
-        "reward_loss",
-        "continue_loss",
-        "kl",
-        "actor_loss",
-        "critic_loss",
-        "imagined_return",
-        "return_range",
-        "entropy",
-        "grad_norm",
+        *("reconstruction_loss", "reward_loss", "continue_loss", "kl"),
+        *("actor_loss", "critic_loss", "imagined_return", "return_range", "entropy", "grad_norm"),
     )
 
     def __init__(

@@ -114,8 +114,9 @@ class MADDPG(Learner):
     def actor_loss(self, batch: Batch) -> Tensor:
         out, alive = self.actor(batch.obs), batch.get("alive")
         action = _zero_dead(self.differentiable_action(out, batch.get("mask")), alive)
-        own = torch.eye(self.spaces.num_agents, dtype=torch.bool, device=self.device)[:, None, :, None]
-        joint = torch.where(own, action, self.replayed_action(batch))  # [A,B,A,n]: for critic i only action i is new
+        diagonal = torch.eye(self.spaces.num_agents, dtype=torch.bool, device=self.device)[:, None, :, None]
+        # [A,B,A,n]: for critic i only action i is new
+        joint = torch.where(diagonal, action, self.replayed_action(batch))
         loss = self.cfg.output_penalty * out.square().mean(-1) - self.critics(batch.obs, joint)  # [B,A]
         return (loss if alive is None else loss * alive).sum(-1).mean()
 

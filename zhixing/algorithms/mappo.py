@@ -15,7 +15,7 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zhixing.algorithms import register
 from zhixing.config import (
@@ -106,8 +106,7 @@ class MAPPO(Learner):
             policy_head = partial(policy_linear, outputs=self.distribution.outputs)
             self.actor = MultiAgentNet(spaces, cfg.net, net, policy_head, last_action=cfg.last_action, **settings)
             self.critic = make_critic(spaces, critic_obs, cfg.net, ValueHead, **settings)
-        for part in (self.distribution, self.actor, self.critic):
-            part.to(self.device)
+        nn.ModuleList([self.distribution, self.actor, self.critic]).to(self.device)
         self.policy = MultiAgentStochasticPolicy(spaces, self.actor, self.distribution, cfg.eval_stochastic)
         clip = {"max_grad_norm": cfg.max_grad_norm}
         actor_parameters = [*self.actor.parameters(), *self.distribution.parameters()]

@@ -291,10 +291,10 @@ class LearnerConfig(RunConfig):
         for name, optimizers in users.items():
             value = getattr(self, name)
             if self.optimizer not in optimizers and value != LearnerConfig.model_fields[name].default:
-                own = "; pass it in your class or function" if ":" in self.optimizer else ""
+                hint = "; pass it in your class or function" if ":" in self.optimizer else ""
                 raise ValueError(
                     f"{name}={value} is for optimizer={' or '.join(optimizers)}, not for {self.optimizer}: leave it "
-                    f"out{own}"
+                    f"out{hint}"
                 )
         return self
 

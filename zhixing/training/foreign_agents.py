@@ -81,7 +81,7 @@ def _read_stable_baselines3(file: Path) -> ForeignAgent:
     kwargs = data.get("policy_kwargs") or {}
     algorithm = _algorithm_of(data, state)
     name = str(kwargs.get("activation_fn", "Tanh" if algorithm in ("ppo", "a2c") else "ReLU"))
-    settings = {ours: data[theirs] for theirs, ours in SETTINGS.items() if type(data.get(theirs)) in (int, float)}
+    settings = {name: data[foreign] for foreign, name in SETTINGS.items() if type(data.get(foreign)) in (int, float)}
     agent = ForeignAgent(algorithm, _activation(name), [], settings=settings)
     agent.obs_space, agent.action_space = _space(data["observation_space"]), _space(data["action_space"])
     if algorithm in ("ppo", "a2c"):

@@ -39,13 +39,13 @@ def import_agent(file: str | Path, env: Any = None, *, out: str | Path | None = 
     target = None if out is None else RunFolder(Path(out))
     if target is not None:
         target.check_free()
-    own = algorithms.get(foreign.algorithm).settings
-    known = {name: value for name, value in foreign.settings.items() if config.has_setting(own, name)}
+    settings_class = algorithms.get(foreign.algorithm).settings
+    known = {name: value for name, value in foreign.settings.items() if config.has_setting(settings_class, name)}
     network = {"hidden_sizes": foreign.hidden_sizes, "activation": foreign.activation}
     fixed: dict[str, Any] = {"net": network, "normalize_obs": False, "normalize_reward": False}
     if foreign.algorithm in ("td3", "ddpg", "sac") and foreign.critics:
         fixed["critics"] = len(foreign.critics)
-    fixed = {name: value for name, value in fixed.items() if config.has_setting(own, name)}
+    fixed = {name: value for name, value in fixed.items() if config.has_setting(settings_class, name)}
     values = {"algorithm": foreign.algorithm, "preset": False, "env": NO_ENV, **known, **fixed}
     overrides = config.from_keywords({**settings, **({} if env is None else {"env": env})})
     cfg = config.build([values], overrides)

@@ -65,7 +65,7 @@ class RunFolder:
         # state of the replay buffer by step, for the checkpoints that are kept, newest first
         self._kept: dict[int, dict[str, Any]] = {}
         self.code: set[str] | None = None  # names that may be imported; None until the configuration is read
-        self.own = True  # this user made the run and may sign it; false if it was read without a signature
+        self.made_by_user = True  # so the user may sign it; false if it was read without a signature
         self.notices: list[str] = []  # problems while reading that the user should know about
         self._lock: FolderLock | None = None
 
@@ -97,7 +97,7 @@ class RunFolder:
         self._write_text(self.config_file, config.dump(cfg))
         values = config.read_yaml(self.config_file)
         names = importing.names_in(values)
-        if self.own and names:
+        if self.made_by_user and names:
             signing.sign(self.path, values, names)
 
     def write_spaces(self, spaces: Spaces, frames: Mapping[str, Any] | None) -> None:
@@ -168,13 +168,13 @@ class RunFolder:
             values = config.read_yaml(self.config_file)
             config.register_objects(values, env=env, net=net)
             names = importing.names_in(values)
-            self.own = bool(names) and signing.is_signed(self.path, values, names)
+            self.made_by_user = bool(names) and signing.is_signed(self.path, values, names)
             packages = values.get("imports")
             needed = values
             if without_env:
                 values["imports"] = []
                 needed = {name: value for name, value in values.items() if name not in ENV_SETTINGS}
-            self.code = importing.check_names(needed, trust or self.own)
+            self.code = importing.check_names(needed, trust or self.made_by_user)
             with self.restricted():
                 cfg = config.build([values], {})
             return cfg.model_copy(update={"imports": packages}) if without_env and packages else cfg
