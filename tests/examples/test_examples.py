@@ -114,7 +114,7 @@ def test_commands_accept_the_custom_algorithm(run_cli: Command, folder: Path) ->
     assert (folder / "run.mp4").stat().st_size > 0
     assert (folder / "run.png").stat().st_size > 0
     settings = run_cli("show", name)[0]
-    assert re.search(r"value_coef +float >= 0 +0\.5 +Weight of the value loss\.", settings)
+    assert re.search(r"value_coef +float >= 0 +0\.5\s+Weight of the value loss\.", settings)
 
 
 def test_resumed_run_of_the_custom_algorithm_equals_an_uninterrupted_one(run_cli: Command, folder: Path) -> None:

@@ -424,6 +424,7 @@ DYNAMIC = {"import_module", "__import__", "eval", "exec", "compile", "load_env_c
 KNOWN_CALLS = {
     ("zhixing/config/yaml_files.py", "load"),  # YAML with a loader derived from the safe one
     ("zhixing/compile/compiler.py", "compile"),  # torch.compile
+    ("zhixing/training/foreign_agents.py", "load"),  # torch.load with weights_only=True
     ("zhixing/__init__.py", "import_module"),  # parts of this package, by a fixed table
     ("zhixing/algorithms/__init__.py", "import_module"),  # the files of a folder
     ("zhixing/utils/importing.py", "import_module"),  # checks the restriction

@@ -67,7 +67,7 @@ def read_agent(file: Path) -> ForeignAgent:
 
 def _read_stable_baselines3(file: Path) -> ForeignAgent:
     with zipfile.ZipFile(file) as archive:
-        data = json.loads(_read(archive, "data"))  # its base64 texts hold pickles, which nobody reads
+        data = json.loads(_read(archive, "data"))  # its base64 texts hold pickles, which are never read
         state = torch.load(io.BytesIO(_read(archive, "policy.pth")), map_location="cpu", weights_only=True)
         variables: Any = {}
         if "pytorch_variables.pth" in archive.namelist():

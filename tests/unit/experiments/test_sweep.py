@@ -121,7 +121,7 @@ def test_folder_names_are_safe_and_short(tmp_path: Path) -> None:
         ({"lrr": [1, 2]}, "did you mean 'lr'"),
         ({"seed": [1, 2]}, "--seeds"),
         ({"gamma": [0.9, 0.9]}, "gamma has the value 0.9 twice"),
-        ({"shared_network": [False, True], "critic_lr": [1e-3]}, "shared_network=true allows no critic_lr"),
+        ({"shared_network": [False, True], "critic_lr": [1e-3]}, "shared_network=true has one optimizer"),
         ({"env.max": [1, 2]}, "env.max=1: "),  # found only by making the env
         ({"vector.workers": [1, 9], "num_envs": [4]}, "vector.workers=9: workers is 9"),
         ({"env.name": ["toy/match", "toy/reach"], "algorithm": ["dqn"]}, "env.name=toy/reach: dqn needs Discrete"),
