@@ -30,7 +30,7 @@ test-worlds:     ## run the tests that need extras: simulators, emulators, Ray
 	test -d .venv-worlds || $(PYTHON) -m venv .venv-worlds
 	PIP_CONSTRAINT=constraints.txt .venv-worlds/bin/pip install -q --disable-pip-version-check torch
 	PIP_CONSTRAINT=constraints.txt .venv-worlds/bin/pip install -q --disable-pip-version-check -e ".[dev,all]"
-	.venv-worlds/bin/pytest -n 1 tests/unit/envs tests/unit/distributed tests/unit/report/test_window.py \
+	.venv-worlds/bin/pytest -n 1 tests/unit/envs tests/unit/distributed tests/unit/reports/test_window.py \
 	  tests/learning/test_published_settings.py
 
 lint: install

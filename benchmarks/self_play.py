@@ -23,7 +23,7 @@ import torch
 from common import HERE, ROOT, read_results, table, write_page, write_results
 
 import zhixing as zx
-from zhixing.collect.evaluation import Evaluation
+from zhixing.collectors.evaluation import Evaluation
 from zhixing.search import MatchResult, Player, elo, make_game, mcts_player, play_match
 from zhixing.training.agent import Agent
 from zhixing.training.matches import as_player

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from common import HERE, ROOT, peer_python, read_results, run_alone, select_rows, table, write_page, write_results
 
 import zhixing as zx
-from zhixing.collect.evaluation import Evaluation
+from zhixing.collectors.evaluation import Evaluation
 
 RESULTS = HERE / "results" / "worlds.json"
 RUNS = ROOT / "runs" / "worlds"

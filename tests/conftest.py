@@ -11,7 +11,7 @@ import torch
 
 import zhixing as zx
 from zhixing.cli import main
-from zhixing.collect.actor import Actor
+from zhixing.collectors.actor import Actor
 from zhixing.config import RunConfig, SearchConfig
 from zhixing.core.policy import Phase
 from zhixing.errors import UserError

@@ -17,9 +17,9 @@ if sys.platform == "win32":  # file locks, polling of pipes and syncing of folde
 if TYPE_CHECKING:
     from zhixing import algorithms, buffers, config, envs, nets, offline, ops, search
     from zhixing.buffers import Buffer
-    from zhixing.collect.actor import Actor
-    from zhixing.collect.collector import Collector, Experience
-    from zhixing.collect.evaluation import Episode, Evaluation
+    from zhixing.collectors.actor import Actor
+    from zhixing.collectors.collector import Collector, Experience
+    from zhixing.collectors.evaluation import Episode, Evaluation
     from zhixing.core.batch import Batch
     from zhixing.core.learner import Learner, Update, train_step
     from zhixing.core.policy import Decision, Phase, Policy
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from zhixing.training.trainers import off_policy, on_policy
     from zhixing.training.zoo import export
 
-_PACKAGES = "algorithms buffers config core envs nets offline ops report search training"
+_PACKAGES = "algorithms buffers config core envs nets offline ops reports search training"
 _MODULES = {name: f"zhixing.{name}" for name in _PACKAGES.split()}
 _MODULES |= {name: f"zhixing.training.{name}" for name in ("callbacks", "trainers")}
 _NAMES = {

@@ -31,7 +31,7 @@ import zhixing as zx
 from zhixing import offline
 from zhixing.buffers import segments
 from zhixing.envs.crash import crash_report
-from zhixing.report.plots.runs import read_run
+from zhixing.reports.plots.runs import read_run
 from zhixing.training.checkpoint_file import read_archive, write_archive
 from zhixing.training.run_folder import RunFolder, read_checkpoint, write_checkpoint
 

@@ -87,7 +87,7 @@ def video(kind: str, name: str, disk: Path) -> None:
     train(name, disk / "run", tensorboard=False)
     (disk / "a.mp4").write_bytes(b"existing")
     Fault(kind, disk, 0, 0).set(broken=True)
-    from zhixing.report.video import record_video
+    from zhixing.reports.video import record_video
 
     with pytest.raises(zx.UserError, match=r"can't write the video .*a.mp4: "):
         record_video(disk / "run", disk / "a.mp4")

@@ -20,7 +20,7 @@ from zhixing.envs import FailurePolicy, ProcessVectorEnv, make_vector
 from zhixing.envs.vector import worker_process
 from zhixing.errors import EnvCrashError, UserError
 from zhixing.experiments.sweep import plan
-from zhixing.report.video import record_video
+from zhixing.reports.video import record_video
 from zhixing.training.collect_data import collect_from_agent
 
 TESTS = Path(__file__).parents[1]

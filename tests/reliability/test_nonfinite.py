@@ -11,8 +11,8 @@ import torch
 from soak_config import SOAK, record
 
 import zhixing as zx
-from zhixing.collect.actor import Actor
-from zhixing.collect.collector import Experience
+from zhixing.collectors.actor import Actor
+from zhixing.collectors.collector import Experience
 from zhixing.core.batch import Batch
 from zhixing.core.policy import Phase
 from zhixing.core.tree import tree_map

@@ -26,11 +26,11 @@ LAYERS = [
     ["ops"],
     ["nets"],
     ["buffers", "envs", "compile"],
-    ["collect", "offline"],
-    ["search"],  # plays episodes with collect
+    ["collectors", "offline"],
+    ["search"],  # plays episodes with collectors
     ["algorithms"],  # mcts and alphazero plan with search
     ["training"],
-    ["distributed", "report"],
+    ["distributed", "reports"],
     ["experiments"],
     ["cli"],
     ["__main__"],
@@ -50,8 +50,8 @@ EXCEPTIONS = {
     ("training/builders/collector.py", "distributed"): "builds the collector; workers may be distributed",
     ("training/builders/learner.py", "distributed"): "builds the learner; several processes may share its updates",
     ("training/run.py", "experiments"): "zx.train measures settings that are `auto`",
-    ("training/callbacks/plot.py", "report"): "plots the run; Matplotlib is slow to import",
-    ("training/callbacks/eval_video.py", "report"): "records videos of evaluations; only with eval_video=true",
+    ("training/callbacks/plot.py", "reports"): "plots the run; Matplotlib is slow to import",
+    ("training/callbacks/eval_video.py", "reports"): "records videos of evaluations; only with eval_video=true",
 }
 
 

@@ -114,7 +114,7 @@ def video(
     trust: Trust = False,
 ) -> None:
     """Record a video of a run's agent. Needs no screen."""
-    from zhixing.report.video import record_video
+    from zhixing.reports.video import record_video
 
     returns = record_video(run, out, episodes, seed, checkpoint, max_steps)
     print(f"{out}: {'return' if len(returns) == 1 else 'returns'} {', '.join(f'{value:.6g}' for value in returns)}")
@@ -178,6 +178,6 @@ def watch(
     run: Run, episodes: WindowEpisodes = None, seed: Seed = 0, checkpoint: Checkpoint = "last", trust: Trust = False
 ) -> None:
     """Watch a run's agent in a window. Escape closes it."""
-    from zhixing.report.viewer import watch
+    from zhixing.reports.viewer import watch
 
     watch(run, episodes, seed, checkpoint)

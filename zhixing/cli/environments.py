@@ -30,7 +30,7 @@ def play(
 ) -> None:
     """Play an environment in a window with the keyboard. Escape closes it."""
     from zhixing.envs.adapters.gymnasium_ids import import_packages
-    from zhixing.report.viewer import play
+    from zhixing.reports.viewer import play
 
     options = _env_options("play", settings)
     if Path(env, "config.yaml").is_file():

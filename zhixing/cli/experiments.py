@@ -40,7 +40,7 @@ def plot(
 
     Runs that differ only in their seed are drawn as one curve with a confidence interval.
     """
-    from zhixing.report.plots import plot
+    from zhixing.reports.plots import plot
 
     plot(runs, out, y, x=x, smooth=smooth, title=title)
     print(out)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from zhixing.buffers.rollout import Rollout
-from zhixing.collect.collector import Collector, Experience, WorkerExperience, check_collect, collect_episodes
+from zhixing.collectors.collector import Collector, Experience, WorkerExperience, check_collect, collect_episodes
 from zhixing.config import AsynchronousConfig, RunConfig
 from zhixing.core.learner import Learner, LearnsOnWorkers
 from zhixing.core.optimizer import Optimizer

@@ -15,8 +15,8 @@ from torch import nn
 
 from zhixing import algorithms, config, envs
 from zhixing.buffers.rollout import Rollout, RolloutPart
-from zhixing.collect.actor import Actor
-from zhixing.collect.evaluation import Episode
+from zhixing.collectors.actor import Actor
+from zhixing.collectors.evaluation import Episode
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Learner, LearnsFromExpert, LearnsOnWorkers, Update
 from zhixing.core.policy import Phase

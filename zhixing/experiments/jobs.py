@@ -25,7 +25,7 @@ from zhixing.utils.importing import names_in
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zhixing.collect.evaluation import Evaluation
+    from zhixing.collectors.evaluation import Evaluation
 
 REPORT_EVERY_SECONDS = 0.5
 

@@ -26,8 +26,8 @@ from zhixing.envs.crash.crash_report import REPRODUCE_HINT
 from zhixing.errors import UserError, write_stderr
 from zhixing.experiments.executors import ProgressBoard, locked, make_executor, run_jobs
 from zhixing.experiments.jobs import Job, JobEvent
-from zhixing.report.plots.interval import student_t
-from zhixing.report.plots.runs import Configuration, read_run
+from zhixing.reports.plots.interval import student_t
+from zhixing.reports.plots.runs import Configuration, read_run
 from zhixing.training.resolve import is_distributed
 from zhixing.training.run_folder import RunFolder
 from zhixing.training.session import Session
@@ -304,7 +304,7 @@ def table_rows(variants: Sequence[Variant]) -> list[dict[str, Any]]:
 
 def plot_best(variants: Sequence[Variant], path: Path) -> None:
     """Plot learning curves of the best variants."""
-    from zhixing.report.plots.curves import draw_curves, save_figure
+    from zhixing.reports.plots.curves import draw_curves, save_figure
 
     configurations = []
     for variant in [variant for variant in variants if variant.results][:MAX_CURVES]:

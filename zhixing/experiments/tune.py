@@ -191,8 +191,8 @@ def write_best(
 
 
 def plot_trials(trials: Sequence[TrialResult], spaces: Mapping[str, SearchSpace], path: Path) -> None:
-    from zhixing.report.plots.curves import save_figure
-    from zhixing.report.plots.trials import draw_trials
+    from zhixing.reports.plots.curves import save_figure
+    from zhixing.reports.plots.trials import draw_trials
 
     log_scale = {name: isinstance(space, Range) and space.log for name, space in spaces.items()}
     save_figure(draw_trials(trials, log_scale), path)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
-from zhixing.collect.collector import Collector, Experience, check_collect, collect_episodes
-from zhixing.collect.evaluation import Episode
+from zhixing.collectors.collector import Collector, Experience, check_collect, collect_episodes
+from zhixing.collectors.evaluation import Episode
 from zhixing.core.batch import Batch
 from zhixing.core.policy import Phase
 from zhixing.core.state import read_count

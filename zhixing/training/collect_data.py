@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from zhixing import algorithms, envs, offline
-from zhixing.collect.actor import Actor
-from zhixing.collect.evaluation import default_eval_steps
+from zhixing.collectors.actor import Actor
+from zhixing.collectors.evaluation import default_eval_steps
 from zhixing.core.policy import Decision, Phase, Policy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree

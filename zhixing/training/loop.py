@@ -16,8 +16,8 @@ from pydantic import Field
 from torch import Tensor
 
 from zhixing.buffers import Buffer
-from zhixing.collect.collector import Collector
-from zhixing.collect.evaluation import Episode, Evaluation
+from zhixing.collectors.collector import Collector
+from zhixing.collectors.evaluation import Episode, Evaluation
 from zhixing.config import DataConfig, RunConfig, parse_duration, parse_interval
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zhixing.collect.evaluation import Episode, Evaluation
+from zhixing.collectors.evaluation import Episode, Evaluation
 from zhixing.core.policy import Phase, Policy
 from zhixing.core.seeding import derive_seed
 from zhixing.envs.vector.step_buffers import Array

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from zhixing import algorithms, config
-from zhixing.collect.collector import Evaluator
-from zhixing.collect.evaluation import Evaluation, default_eval_steps
+from zhixing.collectors.collector import Evaluator
+from zhixing.collectors.evaluation import Evaluation, default_eval_steps
 from zhixing.config import RunConfig
 from zhixing.core.learner import Learner
 from zhixing.errors import UserError

@@ -12,7 +12,7 @@ import torch
 
 from zhixing import config
 from zhixing.buffers import Buffer
-from zhixing.collect.collector import Collector, Evaluator
+from zhixing.collectors.collector import Collector, Evaluator
 from zhixing.config import SHORTHANDS, RunConfig
 from zhixing.core.learner import Learner
 from zhixing.envs import VectorEnv

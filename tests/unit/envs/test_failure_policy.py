@@ -13,7 +13,7 @@ import pytest
 from sample_envs import Counter, Crasher, Sleeper
 
 import zhixing as zx
-from zhixing.collect.actor import Actor
+from zhixing.collectors.actor import Actor
 from zhixing.envs import FailurePolicy, ProcessVectorEnv, SerialVectorEnv, VectorEnv, make_vector
 from zhixing.envs.crash import crash_report
 from zhixing.envs.crash.failure_policy import INTERRUPTED, MAX_CONSECUTIVE_FAILURES

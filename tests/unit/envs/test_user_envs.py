@@ -140,9 +140,9 @@ def test_run_records_its_imports(
     text = (package / "run" / "config.yaml").read_text()
     assert f"imports: {recorded}" in text or "imports:\n- my_rooms\n" in text
     script = (
-        "import zhixing as zx, zhixing.report.video\n"
+        "import zhixing as zx, zhixing.reports.video\n"
         "assert zx.evaluate('run', 2).summary()['mean_return'] == 3\n"
-        "assert zhixing.report.video.record_video('run', 'v.mp4') == [3.0]\n"
+        "assert zhixing.reports.video.record_video('run', 'v.mp4') == [3.0]\n"
         "assert zx.Session.resume('run', env_steps=128, quiet=True).run()['final_return'] == 3\n"
     )
     env = {**importing.child_environment(), "ZHIXING_TRUST": "1"}

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 import zhixing as zx
 from zhixing import offline
-from zhixing.collect.actor import Actor
+from zhixing.collectors.actor import Actor
 from zhixing.core.batch import Batch
 from zhixing.core.policy import Phase
 from zhixing.core.spaces import Spaces

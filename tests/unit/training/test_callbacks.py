@@ -18,10 +18,10 @@ from torch import Tensor
 
 import zhixing as zx
 from zhixing.algorithms.ppo import PPO
-from zhixing.collect.evaluation import Episode, Evaluation
+from zhixing.collectors.evaluation import Episode, Evaluation
 from zhixing.core.batch import Batch
 from zhixing.errors import NonFiniteError, UserError
-from zhixing.report.plots.metrics import read_metrics
+from zhixing.reports.plots.metrics import read_metrics
 from zhixing.training.callbacks import Callback, Progress
 from zhixing.training.callbacks.csv import metrics_row
 from zhixing.training.callbacks.hooks import HOOKS, OTHER_LIBRARIES

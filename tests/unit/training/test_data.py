@@ -15,8 +15,8 @@ import zhixing as zx
 from zhixing import offline
 from zhixing.buffers import Buffer, NStep, Prioritized
 from zhixing.cli import main
-from zhixing.collect.evaluation import normalized_score
-from zhixing.report.plots.runs import read_run
+from zhixing.collectors.evaluation import normalized_score
+from zhixing.reports.plots.runs import read_run
 from zhixing.training.collect_data import collect_from_agent, export_replay
 from zhixing.training.data import fill_buffer
 
@@ -89,7 +89,7 @@ def test_offline_training_counts_updates_and_steps_no_environment(random_dataset
     assert result["env"] == "CartPole-v1"
     assert result["env_steps"] == 0
     assert result["updates"] == 90
-    columns = zx.report.plots.metrics.read_metrics(tmp_path / "run" / "metrics.csv")
+    columns = zx.reports.plots.metrics.read_metrics(tmp_path / "run" / "metrics.csv")
     assert list(columns["updates"]) == [30, 45, 60, 90]
     assert list(columns["episodes"]) == [0, 0, 0, 0]
     assert np.isfinite(columns["eval_return_mean"][[1, 3]]).all()

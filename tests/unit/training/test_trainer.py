@@ -16,9 +16,9 @@ from gymnasium.spaces import Box, Discrete
 
 import zhixing as zx
 from zhixing.buffers import Buffer, NStep, Prioritized, Uniform
-from zhixing.collect.actor import Actor
-from zhixing.collect.collector import Experience
-from zhixing.collect.evaluation import Episode, Evaluation
+from zhixing.collectors.actor import Actor
+from zhixing.collectors.collector import Experience
+from zhixing.collectors.evaluation import Episode, Evaluation
 from zhixing.config import OffPolicyConfig, OnPolicyConfig
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner, Update

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zhixing.collect.actor import Actor
-from zhixing.collect.collector import Collector
-from zhixing.collect.torch_collector import TorchActor
+from zhixing.collectors.actor import Actor
+from zhixing.collectors.collector import Collector
+from zhixing.collectors.torch_collector import TorchActor
 from zhixing.config import RunConfig
 from zhixing.core.learner import Learner, LearnsFromSelfPlay
 from zhixing.distributed.collector import make_distributed_collector

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zhixing.collect.actor import Actor
-from zhixing.collect.collector import Evaluator
+from zhixing.collectors.actor import Actor
+from zhixing.collectors.collector import Evaluator
 from zhixing.config import RunConfig, SearchConfig
 from zhixing.core.policy import Policy
 from zhixing.envs import VectorEnv

@@ -13,7 +13,7 @@ from zhixing.training.callbacks.hooks import check_hooks
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zhixing.collect.evaluation import Episode, Evaluation
+    from zhixing.collectors.evaluation import Episode, Evaluation
     from zhixing.training.loop import TrainingLoop
 
 

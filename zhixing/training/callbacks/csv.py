@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zhixing.collect.evaluation import metric_name
+from zhixing.collectors.evaluation import metric_name
 from zhixing.core.state import Count, check_state
 from zhixing.errors import UserError, note
 from zhixing.training.callbacks.base import Callback
@@ -28,7 +28,7 @@ from zhixing.utils.files import write_atomically
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zhixing.collect.evaluation import Evaluation
+    from zhixing.collectors.evaluation import Evaluation
     from zhixing.training.loop import TrainingLoop
 
 SAVED = {

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from zhixing.collect.actor import Actor
-from zhixing.collect.evaluation import default_eval_steps
+from zhixing.collectors.actor import Actor
+from zhixing.collectors.evaluation import default_eval_steps
 from zhixing.core.seeding import derive_seed
 from zhixing.training.callbacks.base import Callback, EvaluationInterrupted
 
 if TYPE_CHECKING:
-    from zhixing.collect.evaluation import Evaluation
+    from zhixing.collectors.evaluation import Evaluation
     from zhixing.config import RunConfig
     from zhixing.core.policy import Policy
     from zhixing.training.loop import TrainingLoop
@@ -28,7 +28,7 @@ class EvalVideo(Callback):
 
     def __init__(self, run: RunFolder, policy: Policy, cfg: RunConfig, device: torch.device | str = "cpu") -> None:
         """Raise `UserError` if the environment can't be rendered."""
-        from zhixing.report.video import make_rendered_env, use_offscreen_rendering
+        from zhixing.reports.video import make_rendered_env, use_offscreen_rendering
 
         use_offscreen_rendering()
         self.folder = run.path / "videos"
@@ -57,7 +57,7 @@ class EvalVideo(Callback):
             self.missing = loop.interrupted = True
 
     def _write(self, loop: TrainingLoop) -> None:
-        from zhixing.report.video import VideoWriter
+        from zhixing.reports.video import VideoWriter
 
         path = self.folder / f"{loop.steps:012d}.mp4"
         with loop.paused(), VideoWriter(path, float(self.env.metadata["render_fps"])) as video:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from zhixing.collect.collector import Evaluator
-from zhixing.collect.evaluation import Evaluation, default_eval_steps
+from zhixing.collectors.collector import Evaluator
+from zhixing.collectors.evaluation import Evaluation, default_eval_steps
 from zhixing.core.seeding import derive_seed
 from zhixing.core.state import check_state
 from zhixing.errors import note

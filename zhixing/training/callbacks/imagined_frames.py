@@ -13,7 +13,7 @@ from zhixing.errors import note
 from zhixing.training.callbacks.base import Callback
 
 if TYPE_CHECKING:
-    from zhixing.collect.evaluation import Evaluation
+    from zhixing.collectors.evaluation import Evaluation
     from zhixing.training.loop import TrainingLoop
 
 SEQUENCES = 4  # per image

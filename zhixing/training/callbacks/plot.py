@@ -13,7 +13,7 @@ from zhixing.training.callbacks.csv import metrics_row
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zhixing.collect.evaluation import Evaluation
+    from zhixing.collectors.evaluation import Evaluation
     from zhixing.training.loop import TrainingLoop
 
 
@@ -45,7 +45,7 @@ class Plot(Callback):
             self._plot(loop)
 
     def _plot(self, loop: TrainingLoop) -> None:
-        from zhixing.report.plots import plot  # imports matplotlib, which is slow
+        from zhixing.reports.plots import plot  # imports matplotlib, which is slow
 
         self.due = False
         with loop.paused():

@@ -16,7 +16,7 @@ from zhixing.training.callbacks.header import header
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zhixing.collect.evaluation import Evaluation
+    from zhixing.collectors.evaluation import Evaluation
     from zhixing.training.loop import TrainingLoop
 
 

@@ -17,7 +17,7 @@ from zhixing.training.callbacks.csv import metrics_row, row_is_due
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zhixing.collect.evaluation import Evaluation
+    from zhixing.collectors.evaluation import Evaluation
     from zhixing.training.loop import TrainingLoop
 
 TIME = ("updates", "episodes", "seconds", "steps_per_second")

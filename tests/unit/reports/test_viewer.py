@@ -17,7 +17,7 @@ from gymnasium.spaces import Discrete
 
 import zhixing as zx
 from zhixing.cli import main
-from zhixing.report.viewer import Window, WindowClosed, choose_action, make_keymap, play, watch
+from zhixing.reports.viewer import Window, WindowClosed, choose_action, make_keymap, play, watch
 
 pygame = pytest.importorskip("pygame")
 
@@ -223,7 +223,7 @@ def test_atari_has_keys() -> None:
 PRESS_RIGHT = """
 import subprocess, sys, threading
 from zhixing import envs
-from zhixing.report import viewer
+from zhixing.reports import viewer
 
 make, positions = envs.make, []
 

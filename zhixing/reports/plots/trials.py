@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from zhixing.report.plots.curves import COLORS, LINE_STYLES
+from zhixing.reports.plots.curves import COLORS, LINE_STYLES
 
 if TYPE_CHECKING:
     from zhixing.experiments.tune import TrialResult

@@ -14,8 +14,8 @@ import pytest
 from conftest import Command, differing_tensors, metrics_rows
 
 import zhixing as zx
-from zhixing.collect.actor import Actor
-from zhixing.collect.evaluation import MIN_EVAL_STEPS, default_eval_steps
+from zhixing.collectors.actor import Actor
+from zhixing.collectors.evaluation import MIN_EVAL_STEPS, default_eval_steps
 from zhixing.core.policy import Decision, Phase, Policy
 from zhixing.training.run_folder import RunFolder
 from zhixing.training.zoo import export
@@ -59,7 +59,7 @@ def test_default_limit_is_twice_the_longest_episode_if_the_env_has_no_time_limit
 
 
 def test_evaluation_without_max_steps_uses_the_default_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zhixing.collect.evaluation.MIN_EVAL_STEPS", 11)
+    monkeypatch.setattr("zhixing.collectors.evaluation.MIN_EVAL_STEPS", 11)
     assert evaluate_policy("dummy_envs:EndlessEnv", 2, 2, None).returns.tolist() == [11.0, 11.0]
 
 
@@ -88,7 +88,7 @@ def test_training_and_eval_cut_episodes_at_twice_the_longest_training_episode(
     short_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unfinished episodes count, too; here none ends."""
-    monkeypatch.setattr("zhixing.collect.evaluation.MIN_EVAL_STEPS", 10)
+    monkeypatch.setattr("zhixing.collectors.evaluation.MIN_EVAL_STEPS", 10)
     cfg = short_config("ppo", "dummy_envs:EndlessEnv", num_envs=2, env_steps=200, eval_every=0, eval_episodes=1)
     result = zx.Session(cfg, tmp_path / "run", quiet=True).run()
     longest = result["env_steps"] // 2

@@ -11,8 +11,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
-from zhixing.collect.actor import Actor
-from zhixing.collect.evaluation import Episode, Evaluation
+from zhixing.collectors.actor import Actor
+from zhixing.collectors.evaluation import Episode, Evaluation
 from zhixing.core.policy import Decision, Phase, Policy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Field, Tree

@@ -8,7 +8,7 @@ import pytest
 from fake_runs import write_run
 
 from zhixing.errors import UserError
-from zhixing.report.plots.runs import find_runs, group_runs, read_run
+from zhixing.reports.plots.runs import find_runs, group_runs, read_run
 
 
 def test_find_runs_searches_two_levels_deep(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from zhixing.experiments.tune import TrialResult
-from zhixing.report.plots.trials import draw_trials
+from zhixing.reports.plots.trials import draw_trials
 
 TRIALS = [
     TrialResult(0, "complete", 5.0, {"lr": 1e-3, "net.hidden_sizes": "[8,8]"}),

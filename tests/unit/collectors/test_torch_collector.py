@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import zhixing as zx
-from zhixing.collect.actor import Actor
-from zhixing.collect.torch_collector import TorchActor
+from zhixing.collectors.actor import Actor
+from zhixing.collectors.torch_collector import TorchActor
 from zhixing.core.tree import tree_leaves
 from zhixing.envs.torch_native import TorchVectorEnv
 from zhixing.experiments.profiler import profile

@@ -14,7 +14,7 @@ from zhixing import envs
 from zhixing.envs.env_spec import MASK
 from zhixing.envs.wrappers.headless import headless
 from zhixing.errors import UserError
-from zhixing.report.video import AgentRenderer
+from zhixing.reports.video import AgentRenderer
 
 Keymap = dict[tuple[str, ...], Any]  # the action for each combination of held keys; () is no key
 

@@ -10,7 +10,7 @@ from typing import Any
 from zhixing.config import flat_settings, read_yaml
 from zhixing.config.display import WITHOUT_EFFECT, format_value
 from zhixing.errors import UserError
-from zhixing.report.plots.metrics import Columns, read_metrics
+from zhixing.reports.plots.metrics import Columns, read_metrics
 from zhixing.training.run_folder import RunFolder
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from zhixing.buffers.rollout import Rollout
-from zhixing.collect.collector import Collector, Experience, check_collect
-from zhixing.collect.evaluation import Episode, Evaluation, default_eval_steps
+from zhixing.collectors.collector import Collector, Experience, check_collect
+from zhixing.collectors.evaluation import Episode, Evaluation, default_eval_steps
 from zhixing.core.policy import Phase, Policy, as_tensor
 from zhixing.core.seeding import derive_seed
 from zhixing.core.state import read_count

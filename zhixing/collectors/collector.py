@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
-from zhixing.collect.evaluation import Episode, Evaluation
+from zhixing.collectors.evaluation import Episode, Evaluation
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Gradients, Update
 from zhixing.core.policy import Phase

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zhixing import envs
-from zhixing.collect.evaluation import default_eval_steps
+from zhixing.collectors.evaluation import default_eval_steps
 from zhixing.core.seeding import derive_seed
 from zhixing.envs.wrappers.final_frames import FinalFrameEnv
 from zhixing.envs.wrappers.headless import headless

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zhixing.report.plots.interval import Curve, confidence_interval, student_t
+from zhixing.reports.plots.interval import Curve, confidence_interval, student_t
 
 
 def make_curve(x: list[float], y: list[float]) -> Curve:

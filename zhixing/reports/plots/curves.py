@@ -15,8 +15,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from zhixing.errors import UserError, note, unknown
-from zhixing.report.plots.interval import Curve, confidence_interval
-from zhixing.report.plots.runs import Configuration, NoDataError, Run, find_runs, group_runs, read_run
+from zhixing.reports.plots.interval import Curve, confidence_interval
+from zhixing.reports.plots.runs import Configuration, NoDataError, Run, find_runs, group_runs, read_run
 from zhixing.utils.files import write_atomically
 
 FORMATS = ("png", "svg", "pdf")

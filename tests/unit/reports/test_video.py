@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Discrete
 
 import zhixing as zx
 from zhixing.errors import UserError
-from zhixing.report.video import record_video, use_offscreen_rendering, write_video
+from zhixing.reports.video import record_video, use_offscreen_rendering, write_video
 
 
 class BrighteningEnv(gym.Env[Any, Any]):

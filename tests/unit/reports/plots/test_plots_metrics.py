@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zhixing.errors import UserError
-from zhixing.report.plots.metrics import read_metrics
+from zhixing.reports.plots.metrics import read_metrics
 
 
 def write(path: Path, text: str | bytes) -> Path:

@@ -13,9 +13,9 @@ from matplotlib.image import imread
 
 import zhixing as zx
 from zhixing.errors import UserError
-from zhixing.report.plots import plot
-from zhixing.report.plots.curves import choose_return_column, draw_curves
-from zhixing.report.plots.runs import group_runs, read_run
+from zhixing.reports.plots import plot
+from zhixing.reports.plots.curves import choose_return_column, draw_curves
+from zhixing.reports.plots.runs import group_runs, read_run
 
 
 def draw_panels(*runs: Path) -> list[tuple[Any, Any]]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from zhixing.buffers.fields import SUCCESSORS
-from zhixing.collect.collector import Collector, Experience, check_collect, collect_episodes
-from zhixing.collect.evaluation import Episode
+from zhixing.collectors.collector import Collector, Experience, check_collect, collect_episodes
+from zhixing.collectors.evaluation import Episode
 from zhixing.core.batch import Batch
 from zhixing.core.policy import Phase, Policy
 from zhixing.core.seeding import derive_seed

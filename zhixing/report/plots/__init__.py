@@ -1,5 +1,0 @@
-"""Plots of runs."""
-
-from zhixing.report.plots.curves import plot
-
-__all__ = ["plot"]

@@ -1,0 +1,5 @@
+"""Plots of runs."""
+
+from zhixing.reports.plots.curves import plot
+
+__all__ = ["plot"]
