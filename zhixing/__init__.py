@@ -39,9 +39,9 @@ _PACKAGES = "algorithms buffers config core envs nets offline ops reports search
 _MODULES = {name: f"zhixing.{name}" for name in _PACKAGES.split()}
 _MODULES |= {name: f"zhixing.training.{name}" for name in ("callbacks", "trainers")}
 _NAMES = {
-    "collect.actor": ("Actor",),
-    "collect.collector": ("Collector", "Experience"),
-    "collect.evaluation": ("Episode", "Evaluation"),
+    "collectors.actor": ("Actor",),
+    "collectors.collector": ("Collector", "Experience"),
+    "collectors.evaluation": ("Episode", "Evaluation"),
     "training.agent": ("Agent", "load"),
     "core.batch": ("Batch",),
     "buffers": ("Buffer",),
