@@ -3,19 +3,20 @@
     python benchmarks/study.py defaults                                all runs that are still missing
     python benchmarks/study.py defaults --only ppo dqn --env LunarLander-v3 --side ours --seeds 0 1 2 --minutes 120
     python benchmarks/study.py defaults --list                         the rows and which seeds are done
-    python benchmarks/study.py defaults --table                        write docs/results.md; --pictures draws curves
+    python benchmarks/study.py defaults --table                        write docs/results.md; --images draws curves
 
 Each run is a process on one thread. Its final score is the mean return of fresh evaluation episodes, greedy on both
-sides. A finished run is recorded at once in benchmarks/results/study/STUDY/SIDE/ROW.json and not repeated. You can
+sides. Its time is the CPU time of all its processes, evaluations included, which other work on the machine hardly
+changes. A finished run is recorded at once in benchmarks/results/study/STUDY/SIDE/ROW.json and not repeated. You can
 interrupt a study at any time: our run continues from its checkpoint (`zhixing resume`), a peer's starts again. Several
-processes can work on one study; each run is made by one of them. `taskset -c 0` keeps a study on one core.
+processes can work on one study; each run belongs to one of them. `taskset -c 0` keeps a study on one core.
 
 Settings are chosen on seeds from 100, results are shown for seeds from 0. Runs with seeds from 100, `--settings`,
 `--env-steps` or `--num-envs` are recorded in benchmarks/results/study/choosing, which isn't committed, and tabulated at
 the end.
 
-The studies are defined in studies/rows.py. The virtual environments of both sides are made when they are first needed,
-in benchmarks/.venvs or in the folder that the environment variable BENCHMARK_VENVS names.
+The studies are defined in studies/rows.py. The virtual environments of both sides are created when they are first
+needed, in benchmarks/.venvs or in the folder that the environment variable BENCHMARK_VENVS names.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -45,7 +47,7 @@ from studies.rows import STUDIES, TIME_LIMITS, Row, Study
 RESULTS = HERE / "results" / "study"
 RUNS = ROOT / "runs" / "study"
 PAGE = ROOT / "docs" / "results.md"
-PICTURES = ROOT / "docs" / "pictures"
+IMAGES = ROOT / "docs" / "pictures"
 SIDES = ("ours", "peer")
 OURS = [".[mujoco,box2d,toy-text]", "mujoco==3.17.0", "minigrid==3.2.0", "minatar==1.0.15"]
 EVALUATIONS, EVAL_EPISODES, MAX_POINTS = 20, 10, 30
@@ -152,7 +154,6 @@ def run_ours(job: Job, log: IO[str], deadline: float | None) -> dict[str, Any]:
     shutil.rmtree(run / "replay", ignore_errors=True)
     return {
         "env_steps": result["env_steps"],
-        "seconds": result["seconds"],
         "final": evaluation["mean_return"],
         "std": evaluation["std_return"],
         "curve": [[int(float(line["env_steps"])), float(line["eval_return_mean"])] for line in points],
@@ -198,13 +199,15 @@ def locked(file: Path, *, wait: bool) -> Iterator[IO[str] | None]:
             yield opened
 
 
-def record(job: Job, found: dict[str, Any]) -> None:
+def record(job: Job, result: dict[str, Any]) -> None:
     """Add a run to its file, with one line per seed. Readers see the old file or the new one."""
-    points = found["curve"]
+    points = result["curve"]
     kept = [points[i * (len(points) - 1) // (MAX_POINTS - 1)] for i in range(MAX_POINTS)]
-    found["curve"] = [[steps, float(f"{value:.5g}")] for steps, value in (kept if len(points) > MAX_POINTS else points)]
+    result["curve"] = [
+        [steps, float(f"{value:.5g}")] for steps, value in (kept if len(points) > MAX_POINTS else points)
+    ]
     with locked(job.runs / "lock", wait=True):
-        runs = {**read_results(job.file), str(job.seed): found}
+        runs = {**read_results(job.file), str(job.seed): result}
         lines = [f'"{seed}": {json.dumps(runs[seed])}' for seed in sorted(runs, key=int)]
         job.file.parent.mkdir(parents=True, exist_ok=True)
         new = job.file.with_suffix(".new")
@@ -219,18 +222,32 @@ def commit() -> str:
     return name.strip() + ("-dirty" if changed else "")
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time of all processes that this one started and that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def perform(job: Job, deadline: float | None) -> str:
-    """Make a run and record it. Return what happened."""
+    """Train and evaluate one run and record it. Return a summary."""
     with locked(job.run.with_suffix(".log"), wait=False) as log:  # the run's process keeps the lock if this one dies
         if log is None:
-            return "another process is making it"
+            return "another process works on it"
         log.truncate(0)
-        facts = job.run.with_suffix(".made.json")
-        if job.side == "peer" or not (job.run / "config.yaml").exists():
-            facts.write_text(json.dumps({**machine_info(), "commit": commit()}))  # of the start, also of a resumed run
-        found = (run_ours if job.side == "ours" else run_peer)(job, log, deadline)
-        record(job, {**found, "made": json.loads(facts.read_text())})
-        return f"{found['final']:.4g} after {found['env_steps']:,} steps, {found['seconds']:,.0f} s"
+        file = job.run.with_suffix(".origin.json")
+        resumes = job.side == "ours" and (job.run / "config.yaml").exists() and file.exists()
+        origin = {"seconds": 0.0, "machine": {**machine_info(), "commit": commit()}}  # of the start of the run
+        if resumes:
+            origin = json.loads(file.read_text())
+        python_of(job.side, job.study)  # creates the virtual environment, which does not count
+        before = cpu_seconds()
+        try:
+            result = (run_ours if job.side == "ours" else run_peer)(job, log, deadline)
+        finally:
+            origin["seconds"] = round(origin["seconds"] + cpu_seconds() - before, 1)
+            file.write_text(json.dumps(origin))
+        record(job, {**result, **origin})
+        return f"{result['final']:.4g} after {result['env_steps']:,} steps, {origin['seconds']:,.0f} s"
 
 
 # --- command line ---
@@ -243,34 +260,36 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--env", nargs="+", default=[], help="only these environments")
     parser.add_argument("--side", choices=[*SIDES, "both"], default="both")
     parser.add_argument("--seeds", nargs="+", type=int, help="instead of the row's")
-    parser.add_argument("--minutes", type=float, help="stop after this time; a run of the peer is finished first")
-    parser.add_argument("--again", action="store_true", help="make runs again that are recorded")
-    parser.add_argument("--settings", nargs="+", default=[], metavar="NAME=VALUE", help="further settings of ours")
-    parser.add_argument("--env-steps", type=int, help="of both sides, instead of the row's")
-    parser.add_argument("--num-envs", type=int, help="of both sides, instead of the row's")
+    parser.add_argument("--minutes", type=float, help="stop after this time; a run of the peer finishes first")
+    parser.add_argument("--again", action="store_true", help="repeat runs that are recorded")
+    parser.add_argument(
+        "--settings", nargs="+", default=[], metavar="NAME=VALUE", help="additional settings of zhixing"
+    )
+    parser.add_argument("--env-steps", type=int, help="instead of the row's, for both libraries")
+    parser.add_argument("--num-envs", type=int, help="instead of the row's, for both libraries")
     parser.add_argument("--list", action="store_true", help="list rows and finished seeds and stop")
     parser.add_argument("--table", action="store_true", help="write the tables to docs/results.md and stop")
-    parser.add_argument("--pictures", action="store_true", help="the same, with pictures in docs/pictures")
+    parser.add_argument("--images", action="store_true", help="the same, with images in docs/pictures")
     return parser.parse_args(arguments)
 
 
-def plan(asked: argparse.Namespace) -> list[Job]:
-    """Return the chosen jobs, the first seed of all rows first."""
-    study = STUDIES[asked.study]
-    rows = [row for row in study.rows if not asked.only or row.title in asked.only]
-    rows = [row for row in rows if not asked.env or row.env in asked.env]
+def plan(args: argparse.Namespace) -> list[Job]:
+    """Return the selected jobs, ordered by seed."""
+    study = STUDIES[args.study]
+    rows = [row for row in study.rows if not args.only or row.title in args.only]
+    rows = [row for row in rows if not args.env or row.env in args.env]
     if not rows:
-        sys.exit(f"{asked.study} has no such row; see --list")
-    changes = {name: getattr(asked, name) for name in ("env_steps", "num_envs") if getattr(asked, name)}
-    choosing = asked.settings or changes or max(asked.seeds or [0]) >= FIRST_CHOOSING_SEED
-    places = [place / "choosing" / asked.study if choosing else place / asked.study for place in (RESULTS, RUNS)]
+        sys.exit(f"{args.study} has no such row; see --list")
+    changes = {name: getattr(args, name) for name in ("env_steps", "num_envs") if getattr(args, name)}
+    choosing = args.settings or changes or max(args.seeds or [0]) >= FIRST_CHOOSING_SEED
+    places = [place / "choosing" / args.study if choosing else place / args.study for place in (RESULTS, RUNS)]
     labels = tuple(f"{name}={value}" for name, value in changes.items())
     jobs = [
-        Job(replace(row, **changes), side, seed, study, *places, labels, tuple(asked.settings))
+        Job(replace(row, **changes), side, seed, study, *places, labels, tuple(args.settings))
         for row in rows
         for side in SIDES
-        for seed in (asked.seeds or range(row.seeds))
-        if asked.side in (side, "both") and (side == "ours" or row.peer)
+        for seed in (args.seeds or range(row.seeds))
+        if args.side in (side, "both") and (side == "ours" or row.peer)
     ]
     return sorted(jobs, key=lambda job: job.seed)
 
@@ -281,41 +300,41 @@ def results_of(jobs: Sequence[Job]) -> tuple[list[Row], report.Results]:
     return list({job.row.key: job.row for job in jobs}.values()), results
 
 
-def publish(asked: argparse.Namespace, jobs: Sequence[Job]) -> None:
-    """Print the tables. Write them to the page if all rows were asked for, and the pictures if those were."""
+def publish(args: argparse.Namespace, jobs: Sequence[Job]) -> None:
+    """Print the tables. Write them to the page if all rows were args for, and the images if those were."""
     rows, results = results_of(jobs)
     text = f"{report.rows_table(rows, results)}\n\n{report.algorithms_table(rows, results)}"
     print(text)
-    if jobs[0].results != RESULTS / asked.study:
+    if jobs[0].results != RESULTS / args.study:
         return
-    if not asked.only and not asked.env and f"<!-- {asked.study}: begin -->" in PAGE.read_text(encoding="utf-8"):
-        write_page(PAGE, asked.study, text)
-    for title in dict.fromkeys(row.title for row in rows) if asked.pictures else ():
-        picture = PICTURES / f"{asked.study}-{title.replace(' ', '-')}.png"
-        report.draw([row for row in rows if row.title == title], results, picture)
+    if not args.only and not args.env and f"<!-- {args.study}: begin -->" in PAGE.read_text(encoding="utf-8"):
+        write_page(PAGE, args.study, text)
+    for title in dict.fromkeys(row.title for row in rows) if args.images else ():
+        image = IMAGES / f"{args.study}-{title.replace(' ', '-')}.png"
+        report.draw([row for row in rows if row.title == title], results, image)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    asked = parse(arguments)
-    jobs = plan(asked)
-    if asked.list:
+    args = parse(arguments)
+    jobs = plan(args)
+    if args.list:
         rows, results = results_of(jobs)
         for row in rows:
             done = [f"{side}: {' '.join(runs) or '-'}" for side, runs in zip(SIDES, results[row.key], strict=True)]
             print(f"{row.title:14} {row.env:26} {row.env_steps:>9,}   {'   '.join(done)}")
         return
-    if asked.table or asked.pictures:
-        publish(asked, jobs)
+    if args.table or args.images:
+        publish(args, jobs)
         return
-    deadline = None if asked.minutes is None else time.monotonic() + 60 * asked.minutes
+    deadline = None if args.minutes is None else time.monotonic() + 60 * args.minutes
     failed = 0
     for job in jobs:
-        if asked.again:
+        if args.again:
             shutil.rmtree(job.run, ignore_errors=True)
         elif job.recorded:
             continue
         if deadline is not None and time.monotonic() > deadline:
-            print("the time is up; the same command continues")
+            print("out of time; run the same command to continue")
             break
         title = f"{job.row.key}, {job.side}, seed {job.seed}"
         try:
@@ -324,11 +343,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             failed += 1
             print(f"{title}: failed, {error}", flush=True)
         except KeyboardInterrupt:
-            sys.exit(f"{title}: stopped; the same command continues")
-    if jobs[0].results != RESULTS / asked.study:
-        publish(asked, jobs)
+            sys.exit(f"{title}: stopped; run the same command to continue")
+    if jobs[0].results != RESULTS / args.study:
+        publish(args, jobs)
     if failed:
-        sys.exit(f"{failed} runs failed; the same command repeats them")
+        sys.exit(f"{failed} runs failed; run the same command to repeat them")
 
 
 if __name__ == "__main__":

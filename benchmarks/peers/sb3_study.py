@@ -3,14 +3,13 @@
     PYTHONPATH=benchmarks python -m peers.sb3_study WORK
 
 Settings are the library's defaults, or with `"settings": "zoo"` those of RL Baselines3 Zoo for the environment. Like
-ours, evaluations are greedy, take place when the weights stand still and don't count as training time.
+ours, evaluations are greedy and take place between updates.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from typing import Any
 
 from peers.sb3_threshold import linear_schedule, read_zoo_settings
@@ -81,14 +80,11 @@ def main() -> None:
     model, test = build(work)
 
     class Curve(BaseCallback):
-        """Evaluates every `eval_every` steps with the clock stopped."""
+        """Evaluates every `eval_every` steps."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.seconds, self.points, self.due = 0.0, [], work["eval_every"]
-
-        def _on_training_start(self) -> None:
-            self.since = time.perf_counter()
+            self.points, self.due = [], work["eval_every"]
 
         def _on_rollout_start(self) -> None:
             if self.num_timesteps >= self.due:
@@ -102,22 +98,19 @@ def main() -> None:
             self.evaluate()
 
         def evaluate(self) -> None:
-            self.seconds += time.perf_counter() - self.since
             self.points.append([self.num_timesteps, float(evaluate_policy(model, test, work["eval_episodes"])[0])])
-            self.since = time.perf_counter()
 
     curve = Curve()
     model.learn(work["env_steps"], callback=curve, log_interval=10**9)
     mean, std = evaluate_policy(model, test, work["episodes"])
-    found = {
+    result = {
         "env_steps": model.num_timesteps,
-        "seconds": round(curve.seconds, 3),
         "final": float(mean),
         "std": float(std),
         "curve": curve.points,
         "version": stable_baselines3.__version__,
     }
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

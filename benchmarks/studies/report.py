@@ -1,4 +1,4 @@
-"""Tables and pictures of a study's results."""
+"""Tables and images of a study's results."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def score(runs: Runs) -> str:
     return f"{number(float(interquartile_mean([finals(runs)])))} [{number(low)}, {number(high)}]"
 
 
-def verdict(ours: Runs, theirs: Runs) -> str:
+def verdict(ours: Runs, peers: Runs) -> str:
     """Compare the intervals of the interquartile means."""
-    (low, high), (peer_low, peer_high) = (interval(interquartile_mean, [finals(runs)]) for runs in (ours, theirs))
+    (low, high), (peer_low, peer_high) = (interval(interquartile_mean, [finals(runs)]) for runs in (ours, peers))
     return "ahead" if low > peer_high else "**behind**" if high < peer_low else "level"
 
 
@@ -47,20 +47,20 @@ def rows_table(rows: Sequence[Row], results: Results) -> str:
     head = ["algorithm", "environment", "steps", "seeds", *LIBRARIES, "", "P(improvement)"]
     lines = []
     for row in rows:
-        ours, theirs = results[row.key]
-        if not ours and not theirs:
+        ours, peers = results[row.key]
+        if not ours and not peers:
             continue
-        line = [f"`{row.title}`", row.env, f"{row.env_steps:,}", f"{len(ours)} / {len(theirs)}"]
-        line += [score(ours), score(theirs)]
-        if ours and theirs:
-            better = probability_of_improvement([finals(ours)], [finals(theirs)])
-            line += [verdict(ours, theirs), f"{float(better):.2f}"]
+        line = [f"`{row.title}`", row.env, f"{row.env_steps:,}", f"{len(ours)} / {len(peers)}"]
+        line += [score(ours), score(peers)]
+        if ours and peers:
+            improvement = probability_of_improvement([finals(ours)], [finals(peers)])
+            line += [verdict(ours, peers), f"{float(improvement):.2f}"]
         else:
             line += ["", ""]
-        times = [f"{seconds(runs):,.0f}" if runs else "-" for runs in (ours, theirs)]
-        ratio = f"{seconds(theirs) / seconds(ours):.2f}" if ours and theirs else ""
+        times = [f"{seconds(runs):,.0f}" if runs else "-" for runs in (ours, peers)]
+        ratio = f"{seconds(peers) / seconds(ours):.2f}" if ours and peers else ""
         lines.append([*line, " / ".join(times), ratio])
-    return table([*head, "seconds", "times as fast"], lines, 2)
+    return table([*head, "CPU seconds", "speed-up"], lines, 2)
 
 
 def algorithms_table(rows: Sequence[Row], results: Results) -> str:
@@ -68,15 +68,15 @@ def algorithms_table(rows: Sequence[Row], results: Results) -> str:
     lines = []
     for title in dict.fromkeys(row.title for row in rows):
         pairs = [results[row.key] for row in rows if row.title == title]
-        pairs = [(ours, theirs) for ours, theirs in pairs if ours and theirs]
+        pairs = [(ours, peers) for ours, peers in pairs if ours and peers]
         if not pairs:
             continue
-        samples = [finals(ours) for ours, _ in pairs], [finals(theirs) for _, theirs in pairs]
+        samples = [finals(ours) for ours, _ in pairs], [finals(peers) for _, peers in pairs]
         low, high = interval(probability_of_improvement, *samples)
-        better = f"{float(probability_of_improvement(*samples)):.2f} [{low:.2f}, {high:.2f}]"
-        faster = math.exp(statistics.mean(math.log(seconds(theirs) / seconds(ours)) for ours, theirs in pairs))
-        lines.append([f"`{title}`", str(len(pairs)), better, f"{faster:.2f}"])
-    head = ["algorithm", "environments", "P(improvement)", "times as fast (geometric mean)"]
+        improvement = f"{float(probability_of_improvement(*samples)):.2f} [{low:.2f}, {high:.2f}]"
+        faster = math.exp(statistics.mean(math.log(seconds(peers) / seconds(ours)) for ours, peers in pairs))
+        lines.append([f"`{title}`", str(len(pairs)), improvement, f"{faster:.2f}"])
+    head = ["algorithm", "environments", "P(improvement)", "speed-up (geometric mean)"]
     return table(head, lines, 1) if lines else ""
 
 
@@ -89,7 +89,7 @@ def curve(runs: Runs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return steps, interquartile_mean([values]), bounds.T
 
 
-def draw(rows: Sequence[Row], results: Results, picture: Path) -> None:
+def draw(rows: Sequence[Row], results: Results, image: Path) -> None:
     """Draw the interquartile mean over steps with its interval, one panel per row."""
     from matplotlib.figure import Figure
 
@@ -97,10 +97,10 @@ def draw(rows: Sequence[Row], results: Results, picture: Path) -> None:
     if not rows:
         return
     columns = min(3, len(rows))
-    lines = math.ceil(len(rows) / columns)
-    figure = Figure(figsize=(3.4 * columns, 2.6 * lines), layout="constrained")
-    for place, row in enumerate(rows):
-        axes = figure.add_subplot(lines, columns, place + 1)
+    num_rows = math.ceil(len(rows) / columns)
+    figure = Figure(figsize=(3.4 * columns, 2.6 * num_rows), layout="constrained")
+    for i, row in enumerate(rows):
+        axes = figure.add_subplot(num_rows, columns, i + 1)
         for runs, label, color in zip(results[row.key], LIBRARIES, ("tab:blue", "tab:orange"), strict=True):
             if runs:
                 steps, mean, (low, high) = curve(runs)
@@ -110,5 +110,5 @@ def draw(rows: Sequence[Row], results: Results, picture: Path) -> None:
         axes.set_xlabel("thousand steps", fontsize=7)
         axes.tick_params(labelsize=7)
         axes.legend(fontsize=6)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=90)
+    image.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(image, dpi=90)

@@ -103,30 +103,30 @@ def test_study_records_each_run_once_and_continues_an_interrupted_one(study, mon
     (job,) = study.plan(study.parse(command))
     run = json.loads(job.file.read_text())["0"]
     assert run["env_steps"] == run["curve"][-1][0] == 1024
-    assert run["made"]["commit"] is not None
+    assert run["machine"]["commit"] is not None
     (job.run / "result.json").unlink()  # as if it had been interrupted after its last checkpoint
     job.file.unlink()
     study.main(command)
     again = json.loads(job.file.read_text())["0"]
     assert [again[key] for key in ("final", "curve")] == [run[key] for key in ("final", "curve")]
-    monkeypatch.setattr(study, "perform", lambda *_: pytest.fail("a recorded run is made again"))
+    monkeypatch.setattr(study, "perform", lambda *_: pytest.fail("a recorded run is repeated"))
     study.main(command)
     study.main([*command, "--list"])
     assert "ours: 0   peer: -" in capfd.readouterr().out
 
 
-def test_tables_and_pictures_are_written(study, monkeypatch, tmp_path: Path) -> None:
+def test_tables_and_images_are_written(study, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(study, "PAGE", tmp_path / "results.md")
-    monkeypatch.setattr(study, "PICTURES", tmp_path / "pictures")
+    monkeypatch.setattr(study, "IMAGES", tmp_path / "images")
     study.PAGE.write_text("before\n<!-- defaults: begin -->\n<!-- defaults: end -->\nafter\n")
     command = ["defaults", "--only", "sac", "--env", "Reacher-v5", "--seeds", "0", "1"]
     for job in study.plan(study.parse(command)):
         final = -job.seed - 4.0 - (job.side == "ours")
-        found = {"final": final, "seconds": 8.0, "curve": [[500, -9.0], [1_000 + job.seed, final]]}
-        study.record(job, found)
-    study.main([*command, "--table", "--pictures"])
+        result = {"final": final, "seconds": 8.0, "curve": [[500, -9.0], [1_000 + job.seed, final]]}
+        study.record(job, result)
+    study.main([*command, "--table", "--images"])
     assert "before\n<!-- defaults: begin -->\n<!-- defaults: end -->" in study.PAGE.read_text()  # not all rows
-    assert (tmp_path / "pictures" / "defaults-sac.png").stat().st_size > 5_000
+    assert (tmp_path / "images" / "defaults-sac.png").stat().st_size > 5_000
     study.main(["defaults", "--table"])
     page = study.PAGE.read_text()
     scores = "-5.50 [-6.00, -5.00] | -4.50 [-5.00, -4.00] | level | 0.12"
