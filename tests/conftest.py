@@ -162,6 +162,7 @@ def short_config(
             "num_envs": 2,
             "tensorboard": False,
             "net__hidden_sizes": [16, 16],
+            "critic_hidden_sizes": None,
         }
         if scheme == "off_policy":
             short |= {

@@ -91,6 +91,9 @@ def test_traced_update_equals_the_eager_one(name: str, short_config: Callable, t
         ("a2c", {"weight_decay": 0.1}),
         ("dqn", {"optimizer": "sgd", "optimizer_momentum": 0.9, "weight_decay": 0.01}),
         ("dqn", {"optimizer": "sgd"}),
+        ("sac", {"env": "Pendulum-v1", "net__kind": "simba"}),
+        ("td3", {"net__kind": "simba", "critic_hidden_sizes": [24, 24]}),
+        ("ppo", {"net__kind": "simba"}),
     ],
 )
 def test_traced_update_equals_the_eager_one_with(

@@ -108,7 +108,9 @@ def test_network_has_the_same_actions_in_onnx_runtime(algorithm: str, runtime: A
     check_parity(runtime, policy, spaces, tmp_path / "agent.onnx")
 
 
-@pytest.mark.parametrize("case", ["ppo gru, dict and mask", "dqn lstm", "ppo box", "sac box, image"])
+@pytest.mark.parametrize(
+    "case", ["ppo gru, dict and mask", "dqn lstm", "ppo box", "sac box, image", "sac simba", "ppo simba"]
+)
 def test_memory_masks_dicts_and_images_have_parity(case: str, runtime: Any, tmp_path: Path) -> None:
     algorithm = case.split()[0]
     spaces, settings, names = Spaces(OBS, CHOICES), {}, ["obs"]
@@ -123,6 +125,7 @@ def test_memory_masks_dicts_and_images_have_parity(case: str, runtime: Any, tmp_
         spaces, settings = Spaces(Box(0, 255, (12, 12, 3), np.uint8), RANGE), {"net__cnn": "simple"}
     else:
         spaces = Spaces(OBS, RANGE)
+        settings = {"net__kind": "simba"} if "simba" in case else {}
     policy = make_policy(algorithm, spaces, 0.02 if "image" in str(names) + case else 0.3, **settings)
     assert check_parity(runtime, policy, spaces, tmp_path / "agent.onnx") == names
 

@@ -29,6 +29,13 @@ def test_resumed_run_equals_an_uninterrupted_one(algorithm: str, short_config: C
     stop_and_resume(short_config(algorithm, seed=3, checkpoint_every=150, vector__backend="serial"), tmp_path)
 
 
+@pytest.mark.parametrize(("name", "env"), [("sac", "Pendulum-v1"), ("td3", "Pendulum-v1"), ("ppo", "CartPole-v1")])
+def test_simba_networks_resume_exactly(name: str, env: str, short_config: Callable, tmp_path: Path) -> None:
+    """Their observation statistics are part of the state."""
+    settings = {"seed": 3, "checkpoint_every": 150, "vector__backend": "serial", "net__kind": "simba"}
+    stop_and_resume(short_config(name, env, **settings), tmp_path)
+
+
 # the state of a back end doesn't depend on the algorithm, so one per scheme is enough
 @pytest.mark.parametrize("backend", ["process", "mixed", "native", "torch"])
 @pytest.mark.parametrize("name", ["ppo", "dqn"])

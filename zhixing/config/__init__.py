@@ -23,6 +23,7 @@ from zhixing.config.loading import (
     register_objects,
 )
 from zhixing.config.schema import (
+    BUILT_IN_NETS,
     SHORTHANDS,
     AsynchronousConfig,
     Auto,
@@ -69,6 +70,7 @@ from zhixing.config.yaml_files import (
 )
 
 __all__ = [
+    "BUILT_IN_NETS",
     "MAX_CONFIG_BYTES",
     "SHORTHANDS",
     "AsynchronousConfig",

@@ -328,7 +328,7 @@ OTHER_VALUE: list[tuple[str, str, dict[str, str]]] = [
     ("net", "a group of settings, such as net.hidden_sizes=[64,64]", {SB3: "policy_kwargs", RLLIB: "model"}),
     (
         "net.kind",
-        "auto, or a class of your own as your.module:Net",
+        "auto, simba, or a class of your own as your.module:Net",
         {SB3: "features_extractor_class", RLLIB: "custom_model"},
     ),
     ("net.kind", "auto chooses by the observation's shape", {SB3: "policy"}),

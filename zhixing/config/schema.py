@@ -42,6 +42,7 @@ OptimizerName = Annotated[
     Literal["adam", "adamw", "rmsprop", "sgd"] | str, _name_or_code("adam", "adamw", "rmsprop", "sgd")
 ]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+BUILT_IN_NETS = ("auto", "simba")  # kinds of networks with settings for their layers
 SHORTHANDS = {"env": "name", "net": "kind"}  # env=CartPole-v1 is short for env.name=CartPole-v1
 
 
@@ -154,9 +155,9 @@ class NetConfig(StrictModel):
     """The network between observations and outputs."""
 
     kind: str = "auto"
-    """Network class: auto chooses by the observation's shape; your.module:Net is called with the space."""
+    """Network class: auto chooses by the observation's shape, simba has residual blocks, or your.module:Net."""
     hidden_sizes: list[Positive] = [64, 64]
-    """Units of the fully connected layers."""
+    """Units of the fully connected layers; with kind=simba, of the residual blocks, which have one width."""
     activation: Literal["tanh", "relu", "silu", "elu", "gelu"] = "tanh"
     """Activation after each fully connected layer."""
     cnn: Literal["auto", "nature", "small", "simple"] = "auto"
@@ -283,6 +284,16 @@ class LearnerConfig(RunConfig):
     """Momentum of SGD."""
     weight_decay: NonNegative = 0.0
     """Factor of the weights that is added to the gradients, or with adamw shrinks the weights directly."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _normalize_for_simba(cls, values: Any) -> Any:
+        """Let SimBa networks normalize observations unless a setting says otherwise."""
+        net = values.get("net") if isinstance(values, Mapping) else None
+        kind = net.get("kind") if isinstance(net, Mapping) else net
+        if kind != "simba" or "normalize_obs" not in cls.model_fields or "normalize_obs" in values:
+            return values
+        return {**values, "normalize_obs": True}
 
     @model_validator(mode="after")
     def _check_optimizer(self) -> LearnerConfig:
@@ -421,7 +432,7 @@ class DataConfig(LearnerConfig):
     batch_size: Positive = 64
     """Transitions per update."""
     normalize_obs: bool = False
-    """Normalize observations by their running mean and standard deviation."""
+    """Normalize observations by their running mean and standard deviation; the default is true with net.kind=simba."""
     dataset: Annotated[str | None, Group.COLLECTION] = None
     """Dataset to learn from instead of an environment."""
     offline_updates: Annotated[Positive, Group.RUN] = 30_000
@@ -476,6 +487,8 @@ class OffPolicyActorCriticConfig(OffPolicyConfig):
     tau: Fraction = 0.005
     """Polyak coefficient of the target networks."""
     batch_size: Positive = 256
+    critic_hidden_sizes: Annotated[list[Positive] | None, Group.NETWORK] = None
+    """Units of the critics' fully connected layers or residual blocks; none uses net.hidden_sizes."""
     critic_norm: Annotated[bool, Group.NETWORK] = False
-    """Apply layer normalization before each activation of the critics."""
+    """Apply layer normalization before each activation of the critics; net.kind=simba always has it."""
     net: NetConfig = NetConfig(hidden_sizes=[256, 256], activation="relu")

@@ -8,12 +8,12 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
-from zhixing.config import DataConfig, OffPolicyActorCriticConfig
+from zhixing.config import BUILT_IN_NETS, DataConfig, OffPolicyActorCriticConfig
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.errors import UserError
 from zhixing.nets.heads import ActionDistribution
-from zhixing.nets.mlp import MLP, EnsembleMLP
+from zhixing.nets.simba import make_ensemble, make_mlp
 from zhixing.nets.torso import Encoder, NetFactory, is_recurrent, make_torso, num_features
 from zhixing.ops.distributions import Categorical, Distribution, Gaussian, SquashedGaussian
 
@@ -37,7 +37,7 @@ class EncoderModule(nn.Module):
 
     def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: NetFactory | None) -> None:
         super().__init__()
-        custom = make_net is not None or cfg.net.kind != "auto"
+        custom = make_net is not None or cfg.net.kind not in BUILT_IN_NETS
         self.encoder: nn.Module
         if custom:
             self.encoder = make_torso(spaces.obs, cfg.net, make_net, normalize=cfg.normalize_obs)
@@ -69,8 +69,8 @@ class Critics(EncoderModule):
         self.discrete = isinstance(spaces.action, Discrete)
         inputs = self.num_features + (0 if self.discrete else spaces.num_actions)
         outputs = spaces.num_actions if self.discrete else 1
-        towers = [MLP(inputs, cfg.net.hidden_sizes, cfg.net.activation, outputs=outputs) for _ in range(num_critics)]
-        self.towers = EnsembleMLP(towers, cfg.critic_norm)
+        towers = [make_mlp(cfg.net, inputs, outputs, hidden_sizes=cfg.critic_hidden_sizes) for _ in range(num_critics)]
+        self.towers = make_ensemble(towers, cfg.critic_norm)
 
     def forward(self, obs: Tree, action: Tensor | None = None) -> Tensor:
         features = self.features(obs)
@@ -99,9 +99,9 @@ class Critics(EncoderModule):
 class StateValue(EncoderModule):
     """State values: `net(obs) -> [B]`."""
 
-    def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: NetFactory | None) -> None:
+    def __init__(self, spaces: Spaces, cfg: OffPolicyActorCriticConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
-        self.layers = MLP(self.num_features, cfg.net.hidden_sizes, cfg.net.activation, outputs=1)
+        self.layers = make_mlp(cfg.net, self.num_features, 1, hidden_sizes=cfg.critic_hidden_sizes)
 
     def forward(self, obs: Tree) -> Tensor:
         return self.layers(self.features(obs)).squeeze(-1)
@@ -112,7 +112,7 @@ class DeterministicActor(EncoderModule):
 
     def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
-        self.layers = MLP(self.num_features, cfg.net.hidden_sizes, cfg.net.activation, outputs=spaces.num_actions)
+        self.layers = make_mlp(cfg.net, self.num_features, spaces.num_actions)
 
     def forward(self, obs: Tree) -> Tensor:
         return self.layers(self.features(obs)).tanh()
@@ -125,7 +125,7 @@ class StochasticActor(EncoderModule):
         super().__init__(spaces, cfg, make_net)
         self.discrete = isinstance(spaces.action, Discrete)
         outputs = spaces.num_actions * (1 if self.discrete else 2)
-        self.layers = MLP(self.num_features, cfg.net.hidden_sizes, cfg.net.activation, outputs=outputs)
+        self.layers = make_mlp(cfg.net, self.num_features, outputs)
 
     def forward(self, obs: Tree, mask: Tensor | None = None) -> Distribution:
         out = self.layers(self.features(obs))
@@ -146,7 +146,7 @@ class MaxLikelihoodActor(EncoderModule):
         super().__init__(spaces, cfg, make_net)
         self.distribution = ActionDistribution(spaces) if spaces.discrete else None
         outputs = spaces.num_actions if self.distribution is None else self.distribution.outputs
-        self.layers = MLP(self.num_features, cfg.net.hidden_sizes, cfg.net.activation, outputs=outputs)
+        self.layers = make_mlp(cfg.net, self.num_features, outputs)
         if self.distribution is None:
             self.log_std_raw = nn.Parameter(torch.full((outputs,), 1.5))  # an initial std of 0.4
 

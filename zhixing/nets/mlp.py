@@ -107,7 +107,7 @@ class EnsembleMLP(nn.Module):
         weights, biases = (layers.values() for layers in self._layers)
         h = x if x.ndim == 3 else x.expand(self.num_networks, *x.shape)
         for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            h = _batched_linear(h, weight, bias)  # type: ignore[arg-type]
+            h = batched_linear(h, weight, bias)  # type: ignore[arg-type]
             if i < self.num_hidden:
                 h = self.activation(F.layer_norm(h, h.shape[-1:]) if self.layer_norm else h)
         return h
@@ -122,7 +122,7 @@ class EnsembleMLP(nn.Module):
         return x
 
 
-def _batched_linear(x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
+def batched_linear(x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
     """Return `[K,B,n] x [K,n,m] + [K,1,m]`. For m = 1 a sum is far faster than a matrix product."""
     if weights.shape[-1] == 1:
         return (x * weights.mT).sum(-1, keepdim=True) + biases

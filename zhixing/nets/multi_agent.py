@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zhixing.config import NetConfig
+from zhixing.config import BUILT_IN_NETS, NetConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces, space_fields
 from zhixing.core.tree import Field, Tree, tree_leaves, tree_map
@@ -184,7 +184,8 @@ def make_critic(
     spaces: Spaces, obs: gym.Space[Any], cfg: NetConfig, head: AgentHeadFactory, **settings: bool
 ) -> MultiAgentNet:
     """Return built-in feed-forward networks for inputs `obs` of each agent, even if `cfg` describes others."""
-    feed_forward = cfg.model_copy(update={"recurrent": "none", "kind": "auto"})
+    kind = cfg.kind if cfg.kind in BUILT_IN_NETS else "auto"
+    feed_forward = cfg.model_copy(update={"recurrent": "none", "kind": kind})
     return MultiAgentNet(dataclasses.replace(spaces, obs=obs), feed_forward, None, head, **settings)
 
 

@@ -9,7 +9,7 @@ from zhixing.config import OffPolicyActorCriticConfig
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.nets.critics import EncoderModule
-from zhixing.nets.mlp import MLP, EnsembleMLP
+from zhixing.nets.simba import make_ensemble, make_mlp
 from zhixing.nets.torso import NetFactory
 
 
@@ -28,7 +28,8 @@ class MultiAgentActors(MultiAgentEncoder):
 
     def __init__(self, spaces: Spaces, cfg: OffPolicyActorCriticConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
-        self.towers = _towers(spaces.num_agents, self.num_features, cfg, spaces.num_actions)
+        networks = [make_mlp(cfg.net, self.num_features, spaces.num_actions) for _ in range(spaces.num_agents)]
+        self.towers = make_ensemble(networks)
 
     def forward(self, obs: Tree) -> Tensor:
         return self.towers(self.features(obs).transpose(0, 1)).transpose(0, 1)
@@ -43,18 +44,12 @@ class CentralizedCritics(MultiAgentEncoder):
     def __init__(self, spaces: Spaces, cfg: OffPolicyActorCriticConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
         inputs = spaces.num_agents * (self.num_features + spaces.num_actions)
-        self.towers = _towers(spaces.num_agents, inputs, cfg, 1, cfg.critic_norm)
+        networks = [
+            make_mlp(cfg.net, inputs, 1, hidden_sizes=cfg.critic_hidden_sizes) for _ in range(spaces.num_agents)
+        ]
+        self.towers = make_ensemble(networks, cfg.critic_norm)
 
     def forward(self, obs: Tree, action: Tensor) -> Tensor:
         features, action = self.features(obs).flatten(-2), action.flatten(-2)
         joint = torch.cat([features.expand(*action.shape[:-1], -1), action], -1)  # [B,n], or [A,B,n]
         return self.towers(joint).squeeze(-1).transpose(0, 1)
-
-
-def _towers(
-    num_agents: int, inputs: int, cfg: OffPolicyActorCriticConfig, outputs: int, layer_norm: bool = False
-) -> EnsembleMLP:
-    net = cfg.net
-    return EnsembleMLP(
-        [MLP(inputs, net.hidden_sizes, net.activation, outputs=outputs) for _ in range(num_agents)], layer_norm
-    )

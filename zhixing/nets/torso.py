@@ -19,12 +19,13 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zhixing.config import Auto, NetConfig
+from zhixing.config import BUILT_IN_NETS, Auto, NetConfig
 from zhixing.core.spaces import space_fields
 from zhixing.core.tree import Field, Tree, tree_map
 from zhixing.errors import UserError
 from zhixing.nets.cnn import CNN, CnnKind
 from zhixing.nets.mlp import MLP
+from zhixing.nets.simba import SimBa
 from zhixing.ops.normalize import RunningNorm
 from zhixing.utils.importing import import_object
 
@@ -99,12 +100,32 @@ class Torso(MLP):
         return super().forward(obs if self.plain else self.encoder(obs))
 
 
+class SimBaTorso(SimBa):
+    """An encoder followed by the residual blocks of SimBa."""
+
+    def __init__(self, space: gym.Space[Any], cfg: NetConfig, normalize: bool) -> None:
+        encoder = Encoder(space, cfg.cnn, normalize)
+        super().__init__(num_features(encoder, space), cfg.hidden_sizes, cfg.activation)
+        self.encoder = encoder
+
+    def forward(self, obs: Tree) -> Tensor:
+        return super().forward(self.encoder(obs))
+
+
+def _feed_forward_torso(
+    space: gym.Space[Any], cfg: NetConfig, normalize: bool, orthogonal_init: bool
+) -> Torso | SimBaTorso:
+    if cfg.kind == "simba":
+        return SimBaTorso(space, cfg, normalize)
+    return Torso(space, cfg, normalize, orthogonal_init)
+
+
 class RecurrentTorso(nn.Module):
     """An encoder, fully connected layers and a GRU or LSTM cell."""
 
     def __init__(self, space: gym.Space[Any], cfg: NetConfig, normalize: bool, orthogonal_init: bool) -> None:
         super().__init__()
-        self.torso = Torso(space, cfg, normalize, orthogonal_init)
+        self.torso = _feed_forward_torso(space, cfg, normalize, orthogonal_init)
         inputs = num_features(self.torso, space)
         cell = nn.LSTMCell if cfg.recurrent == "lstm" else nn.GRUCell
         self.cell = cell(inputs, cfg.recurrent_size)
@@ -122,7 +143,7 @@ def get_encoder(torso: nn.Module) -> Encoder | None:
     """Return the encoder of a built-in torso, or None for a custom network."""
     if isinstance(torso, RecurrentTorso):
         torso = torso.torso
-    return torso.encoder if isinstance(torso, Torso) else None
+    return torso.encoder if isinstance(torso, (Torso, SimBaTorso)) else None
 
 
 def make_torso(
@@ -137,7 +158,7 @@ def make_torso(
 
     Only built-in networks support `normalize=True`. `"auto"` normalizes if the network is built-in.
     """
-    if make_net is None and cfg.kind != "auto":
+    if make_net is None and cfg.kind not in BUILT_IN_NETS:
         make_net = _import_net(cfg.kind)
     if make_net is not None:
         if normalize is True:
@@ -152,13 +173,13 @@ def make_torso(
         if not isinstance(torso, nn.Module):
             raise UserError(f"net must return a torch.nn.Module for the observation space, not {type(torso).__name__}")
         return torso
-    kind = Torso if cfg.recurrent == "none" else RecurrentTorso
-    return kind(space, cfg, bool(normalize), orthogonal_init)
+    make = _feed_forward_torso if cfg.recurrent == "none" else RecurrentTorso
+    return make(space, cfg, bool(normalize), orthogonal_init)
 
 
 def _import_net(name: str) -> NetFactory:
     if ":" not in name:
-        raise UserError(f"net.kind={name!r} is invalid; use 'auto' or 'your.module:Net'")
+        raise UserError(f"net.kind={name!r} is invalid; use 'auto', 'simba' or 'your.module:Net'")
     return import_object(name)
 
 

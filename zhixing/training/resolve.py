@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 
-from zhixing.config import AsynchronousConfig, OffPolicyConfig, OnPolicyConfig, RunConfig, parse_interval
+from zhixing.config import (
+    BUILT_IN_NETS,
+    AsynchronousConfig,
+    OffPolicyConfig,
+    OnPolicyConfig,
+    RunConfig,
+    parse_interval,
+)
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import tree_leaves, tree_map
 from zhixing.envs import VectorEnv
@@ -58,7 +65,7 @@ def resolve(cfg: RunConfig, spaces: Spaces, env: VectorEnv | None) -> RunConfig:
         imports = [*imports, module]
     resolved: dict[str, Any] = {"vector": vector, "num_threads": threads, "imports": imports}
     if getattr(cfg, "normalize_obs", None) == "auto":
-        resolved["normalize_obs"] = cfg.net.kind == "auto"  # type: ignore[attr-defined]
+        resolved["normalize_obs"] = cfg.net.kind in BUILT_IN_NETS  # type: ignore[attr-defined]
     return resolve_device(cfg).model_copy(update=resolved)
 
 

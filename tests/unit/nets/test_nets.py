@@ -303,7 +303,7 @@ def test_custom_network_in_the_current_folder_is_imported(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("big", "use 'auto' or 'your.module:Net'"),
+        ("big", "use 'auto', 'simba' or 'your.module:Net'"),
         ("no_such_module:Net", "no_such_module"),
         ("torch.nn:Nothing", "Nothing"),
         (":Net", ":Net"),
