@@ -60,8 +60,8 @@ def env_settings(env: Any) -> dict[str, Any]:
     An instance made by `gymnasium.make` is made again from its id and options. Any other instance is a template that is
     copied for each environment.
     """
-    if isinstance(env, gym.Env):
-        spec = env.spec
+    if isinstance(env, (gym.Env, gym.vector.VectorEnv)):
+        spec = env.spec if isinstance(env, gym.Env) else None
         if spec is not None and spec.id in registry and not spec.additional_wrappers:
             options = {key: value for key, value in spec.kwargs.items() if key != "render_mode"}
             if spec.max_episode_steps != registry[spec.id].max_episode_steps:
@@ -71,21 +71,21 @@ def env_settings(env: Any) -> dict[str, Any]:
         return {"name": named_objects.register_object(CopyFactory(env), f"{kind.__module__}:{kind.__qualname__}(...)")}
     if not callable(env):
         raise UserError(
-            f"env is a {type(env).__name__}; allowed are a name such as 'CartPole-v1', a gymnasium.Env, and a class "
-            f"or function that returns one"
+            f"env is a {type(env).__name__}; allowed are a name such as 'CartPole-v1', a gymnasium.Env or "
+            f"gymnasium.vector.VectorEnv, and a class or function that returns one"
         )
     return {"name": named_objects.register_object(env)}
 
 
 def make_factory(env: Any) -> Any:
     """Return a function that makes environments, given such a function, a class or an instance to copy."""
-    return CopyFactory(env) if isinstance(env, gym.Env) else env
+    return CopyFactory(env) if isinstance(env, (gym.Env, gym.vector.VectorEnv)) else env
 
 
 class CopyFactory:
     """Returns a deep copy of an environment at each call."""
 
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
+    def __init__(self, env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -> None:
         self.env = env
 
     def __eq__(self, other: object) -> bool:
@@ -94,7 +94,7 @@ class CopyFactory:
     def __hash__(self) -> int:
         return id(self.env)
 
-    def __call__(self, render_mode: str | None = None) -> gym.Env[Any, Any]:
+    def __call__(self, render_mode: str | None = None) -> Any:
         kind = type(self.env.unwrapped).__name__
         if render_mode not in (None, self.env.render_mode):
             raise UserError(f"this {kind} doesn't render; pass one that was made with render_mode={render_mode!r}")

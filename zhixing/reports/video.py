@@ -130,10 +130,11 @@ class AgentRenderer:
 
 def make_rendered_env(
     name: str, options: dict[str, Any], vector: VectorConfig, crashes: Path | None = None
-) -> envs.SerialVectorEnv | envs.ProcessVectorEnv:
+) -> envs.VectorEnv:
     """Make a vector of one environment that renders.
 
     The first frame after the end of an episode is its final frame, which the vector environment's autoreset would skip.
+    A user's vector environment renders the first frame of the next episode instead.
     """
     try:
         return envs.make_small_vector(FinalFrameEnv(name, {**options, "render_mode": "rgb_array"}), 1, vector, crashes)

@@ -1,18 +1,26 @@
-"""User environments: `my.module:MyEnv`, a class or function that returns a gymnasium.Env."""
+"""User environments: `my.module:MyEnv`, a class or function that returns a gymnasium.Env.
+
+Those that return a gymnasium.vector.VectorEnv are made by `zhixing.envs.vector.constructors`.
+"""
 
 from __future__ import annotations
 
 import traceback
+import typing
+from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
 
 from zhixing.envs.api import check_type
 from zhixing.envs.options import check_options, parameter_names
+from zhixing.envs.portable import CopyFactory
 from zhixing.envs.wrappers.time_limit import OPTION, limit_steps
 from zhixing.errors import UserError
 from zhixing.utils import named_objects
 from zhixing.utils.importing import import_object
+
+NUM_ENVS = "num_envs"
 
 
 def names() -> list[str]:
@@ -29,6 +37,11 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
         raise UserError(
             f"{name} is a {type(constructor).__name__}, not a class or function that returns a gymnasium.Env"
         )
+    if makes_vectors(constructor):
+        raise UserError(
+            f"{name} makes vector environments, whose environments step together, but this needs a gymnasium.Env; "
+            f"train with vector.backend=auto or native, and use a gymnasium.Env for checks and searches"
+        )
     options = dict(options)
     has_own_limit = OPTION in parameter_names(constructor)
     limit = None if has_own_limit else options.pop(OPTION, None)
@@ -41,3 +54,22 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
         raise UserError(f"{name} can't be made with options {options}:\n{traceback.format_exc()}") from error
     check_type(env, name)
     return limit_steps(env, limit)
+
+
+def makes_vectors(constructor: Any) -> bool:
+    """Return whether an object of a user makes vector environments. It isn't called to find out.
+
+    A function does if its return annotation is a vector environment, or if it has a parameter `num_envs` and no such
+    annotation.
+    """
+    if isinstance(constructor, CopyFactory):
+        return isinstance(constructor.env, gym.vector.VectorEnv)
+    if isinstance(constructor, type):
+        return issubclass(constructor, gym.vector.VectorEnv)
+    result = None
+    with suppress(Exception):  # annotations may name what can't be imported
+        result = typing.get_type_hints(constructor).get("return")
+    result = typing.get_origin(result) or result
+    if isinstance(result, type) and issubclass(result, (gym.Env, gym.vector.VectorEnv)):
+        return issubclass(result, gym.vector.VectorEnv)
+    return callable(constructor) and NUM_ENVS in parameter_names(constructor)

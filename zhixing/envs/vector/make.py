@@ -12,7 +12,9 @@ from zhixing.envs.portable import env_settings
 from zhixing.envs.registry import RegisteredEnv
 from zhixing.envs.vector.backend_choice import Probe, choose_backend, default_workers, probe
 from zhixing.envs.vector.base import VectorEnv
-from zhixing.envs.vector.native import NativeVectorEnv, auto_uses_native
+from zhixing.envs.vector.constructors import VectorConstructor, find_vector
+from zhixing.envs.vector.gym_vector import GymVectorEnv
+from zhixing.envs.vector.native import NATIVE, NativeVectorEnv, auto_uses_native
 from zhixing.envs.vector.process import ProcessVectorEnv
 from zhixing.envs.vector.serial import TIMEOUTS_NEED_PROCESSES, SerialVectorEnv, infer_env_spec
 from zhixing.envs.wrappers.time_limit import time_limit_of
@@ -53,29 +55,35 @@ def make_vector(
 ) -> VectorEnv:
     """Make a vector of `num_envs` environments.
 
-    `env` is a registered name, a class, a function that makes an environment, or an environment. The back end and the
+    `env` is a registered name, a class, a function that makes an environment or a vector environment, or one of these
+    itself. The back end and the
     number of workers that `auto` chose are in `.backend` and `.workers`. `address` is that of a Ray cluster (back end
     ray), `device` the torch device (back end torch). `idle=False` means that this process computes something else
     while the environments step, which `auto` takes into account.
     """
     failure_policy = failure_policy or FailurePolicy()
-    _check_arguments(num_envs, backend, workers, failure_policy)
     named = {"name": env} if isinstance(env, str) else env_settings(env)
     name, env_options = named.pop("name"), {**named, **(options or {})}
     if render_mode is not None:
         env_options["render_mode"] = render_mode
+    if backend in BACKENDS:
+        backend = _backend_for(find_vector(name), backend)
+    _check_arguments(num_envs, backend, workers, failure_policy)
     registered = RegisteredEnv(name, env_options)
     return BACKENDS[backend](Request(registered, num_envs, workers, failure_policy, address, device, idle))
 
 
 def make_small_vector(
     env: RegisteredEnv, num_envs: int, vector: Any, folder: Path | None = None
-) -> SerialVectorEnv | ProcessVectorEnv:
+) -> SerialVectorEnv | ProcessVectorEnv | GymVectorEnv:
     """Make a few environments for a side job of a run, such as a video. `vector` are the settings of the run.
 
     They live in this process, or in one worker process if the settings keep environments out of this one. Crash
     reports go to `folder`.
     """
+    constructor = find_vector(env.name)
+    if constructor is not None and constructor.only:
+        return GymVectorEnv(constructor, num_envs, dict(env.options))
     if not vector.isolated:
         return SerialVectorEnv(env, num_envs, failure_policy=FailurePolicy(folder=folder))
     return ProcessVectorEnv(env, num_envs, 1, failure_policy=FailurePolicy.from_settings(vector, folder))
@@ -98,6 +106,18 @@ def _check_arguments(num_envs: int, backend: str, workers: int | None, failure_p
         raise UserError(f"{backend} environments {reason}: on_crash=replace and timeouts need backend process")
     if failure_policy.has_timeout and backend == "ray":
         raise UserError(TIMEOUTS_NEED_PROCESSES)
+
+
+def _backend_for(vector: VectorConstructor | None, backend: str) -> str:
+    """Return the back end for a vector environment that has no single environments, which only `native` can step."""
+    if vector is None or not vector.only:
+        return backend
+    if backend not in ("auto", "native"):
+        raise UserError(
+            f"vector.backend={backend} needs single environments, but {vector.name} is a vector environment; set "
+            f"vector.backend=auto or native"
+        )
+    return "native"
 
 
 def _auto(request: Request) -> VectorEnv:
@@ -139,6 +159,9 @@ def _mixed(request: Request) -> VectorEnv:
 
 
 def _native(request: Request) -> VectorEnv:
+    constructor = find_vector(request.env.name)
+    if constructor is not None and request.env.name not in NATIVE:
+        return GymVectorEnv(constructor, request.num_envs, request.options)
     single_env = request.env()  # rejects wrong names and options with the usual errors
     single_env.close()
     vector = NativeVectorEnv(request.env.name, request.num_envs, request.options)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from zhixing import envs
 from zhixing.config import OffPolicyConfig, RunConfig, SelfPlayConfig
+from zhixing.envs.vector.constructors import has_fixed_num_envs
+from zhixing.errors import UserError
 from zhixing.training.resolve import is_distributed, resolve_device
 from zhixing.training.run_folder import RunFolder
 
@@ -33,7 +35,10 @@ def build_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
 
 def build_evaluation_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
     """Build the evaluation environments, with the options of `eval_env`."""
-    num = min(cfg.eval_episodes, max(10, cfg.num_envs)) if cfg.eval_num_envs == "auto" else cfg.eval_num_envs
+    if cfg.eval_num_envs != "auto":
+        num = cfg.eval_num_envs
+    else:
+        num = cfg.num_envs if has_fixed_num_envs(cfg.env.name) else min(cfg.eval_episodes, max(10, cfg.num_envs))
     options = {**cfg.env.options, **cfg.eval_env}
     failure_policy = envs.FailurePolicy.from_settings(cfg.vector, folder.crashes)
     backend = "serial" if cfg.vector.backend == "ray" else cfg.vector.backend  # Ray is slower for few episodes
@@ -43,8 +48,17 @@ def build_evaluation_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
 def build_goal_env(cfg: RunConfig, folder: RunFolder) -> FewEnvs | None:
     """Build the environment that computes rewards of relabeled goals, or return None without HER."""
     relabels = isinstance(cfg, OffPolicyConfig) and cfg.replay.her and cfg.replay.her_ratio > 0.0
-    return _make_single_env(cfg, folder) if relabels else None
+    if not relabels:
+        return None
+    env = _make_single_env(cfg, folder)
+    if isinstance(env, envs.GymVectorEnv):
+        env.close()
+        raise UserError(
+            f"replay.her=true needs the method compute_reward of a single environment, but {cfg.env.name} is a vector "
+            f"environment; set replay.her=false, or use a gymnasium.Env"
+        )
+    return env
 
 
-def _make_single_env(cfg: RunConfig, folder: RunFolder) -> FewEnvs:
+def _make_single_env(cfg: RunConfig, folder: RunFolder) -> FewEnvs | envs.GymVectorEnv:
     return envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, cfg.env.options), 1, cfg.vector, folder.crashes)
