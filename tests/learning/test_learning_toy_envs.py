@@ -53,6 +53,8 @@ def test_learns_a_toy_env(algorithm: str, actions: str, expert: Callable, tmp_pa
         settings |= {"net__hidden_sizes": [64, 64], "batch_size": 64}
         if "policy_delay" in model.model_fields:
             settings["policy_delay"] = 1
+        if "critic_hidden_sizes" in model.model_fields:
+            settings["critic_hidden_sizes"] = None  # as small as the actor
     if algorithm in FROM_DATA:
         settings["dataset"] = str(expert(env, threshold).parent / "data")
     if model.scheme in ("off_policy", "offline") and algorithm in FROM_DATA:

@@ -52,10 +52,10 @@ class ConservativePenalty(CriticPenalty):
         self, critics: Critics, actor: StochasticActor, batch: Batch, q: Tensor, rng: torch.Generator
     ) -> Tensor:
         if critics.discrete:
-            q_all = mask_logits(critics(batch.obs), batch.get("mask"))  # [K,B,n]
+            q_all = mask_logits(critics(batch.obs, rng=rng), batch.get("mask"))  # [K,B,n]
             return weighted_mean(q_all.logsumexp(-1) - q, batch)
         actions, logp = self.sample_actions(actor, batch, rng)
-        q_sampled = critics.q_of_many(batch.obs, actions)  # [K,S,B]
+        q_sampled = critics.q_of_many(batch.obs, actions, rng)  # [K,S,B]
         logsumexp = (q_sampled - logp).logsumexp(1) - math.log(len(actions))  # [K,B]
         return weighted_mean(logsumexp - q, batch)
 

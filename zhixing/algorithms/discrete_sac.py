@@ -25,13 +25,13 @@ class DiscreteSAC(SoftActorCritic):
     @torch.no_grad()
     def target_value(self, batch: Batch) -> Tensor:
         logp = self.actor(batch.next_obs, batch.get("next_mask")).logp  # [B,n]
-        q = self.min_q(self.target_critics(batch.next_obs))
+        q = self.min_q(self.target_critics(batch.next_obs, rng=self.rng))
         return td_target(batch, (logp.exp() * (q - self.target_alpha * logp)).sum(-1))
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         policy = self.actor(batch.obs, batch.get("mask"))
         with torch.no_grad():
-            q = self.actor_q(self.critics(batch.obs))
+            q = self.actor_q(self.critics(batch.obs, rng=self.rng))
         loss = (policy.logp.exp() * (self.alpha.detach() * policy.logp - q)).sum(-1).mean()
         return loss, policy.entropy().detach().mean()
 

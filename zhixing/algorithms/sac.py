@@ -1,9 +1,11 @@
 """SAC (Haarnoja et al., 2018).   y = r + γ^k (1 - terminated) (min_i Q'_i(s', a') - α log π(a'|s')),   a' ~ π(s')
 
 REDQ (Chen et al., 2021) is SAC with an ensemble of critics, where each target is the minimum of a few chosen at random,
-and many updates per step. discrete_sac.py has the losses of discrete actions; cql.py adds a penalty to the critic loss.
+and many updates per step. DroQ (Hiraoka et al., 2022) has dropout and layer normalization in two critics instead; every
+evaluation of a critic or target critic in a loss samples new units to drop, and the actor maximizes the mean of both.
+discrete_sac.py has the losses of discrete actions; cql.py adds a penalty to the critic loss.
 Differs from the paper: the temperature α is learned by default, as in the authors' second paper, but its loss is linear
-in log α, not in α.
+in log α, not in α. DroQ's layer normalization has no learned weights.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from gymnasium.spaces import Discrete
+from pydantic import Field
 from torch import Tensor, nn
 
 from zhixing.algorithms import register
@@ -45,6 +48,8 @@ class SACConfig(OffPolicyActorCriticConfig):
     """Target entropy of a learned alpha; none is -n for n continuous and 0.5 log(n) for n allowed discrete actions."""
     policy_delay: Positive = 1
     """Critic updates per actor update."""
+    critic_dropout: Annotated[float, Field(ge=0, lt=1), Group.NETWORK] = 0.0
+    """Probability that a unit of the critics is set to zero in updates."""
     entropy_in_targets: bool = True
     """Include the entropy bonus in the targets of the critics, not only in the actor's loss."""
 
@@ -53,6 +58,13 @@ class REDQConfig(SACConfig):
     critics: Positive = 10
     updates_per_step: PositiveFloat = 20.0
     policy_delay: Positive = 20
+
+
+class DroQConfig(SACConfig):
+    updates_per_step: PositiveFloat = 20.0
+    policy_delay: Positive = 20
+    critic_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    critic_norm: bool = True
 
 
 class SoftActorCritic(Learner):
@@ -72,15 +84,17 @@ class SoftActorCritic(Learner):
     ) -> None:
         if cfg.target_critics > cfg.critics:
             raise UserError(f"target_critics={cfg.target_critics} must be at most critics={cfg.critics}")
+        if not isinstance(spaces.action, Discrete):
+            check_box(spaces, cfg.algorithm)
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         with self.seeded_init():
             self.actor = StochasticActor(spaces, cfg, net).to(self.device)
-            self.critics = Critics(spaces, cfg, net, cfg.critics).to(self.device)
+            self.critics = Critics(spaces, cfg, net, cfg.critics, dropout=cfg.critic_dropout).to(self.device)
         self.log_alpha = nn.ParameterList([torch.tensor(math.log(cfg.alpha or 1.0), device=self.device)])
         self.actor_optimizer = self.make_optimizer(self.actor.parameters(), cfg.actor_lr or cfg.lr)
         self.critic_optimizer = self.make_optimizer(self.critics.parameters(), cfg.lr)
-        self.alpha_optimizer = self.make_optimizer(self.log_alpha.parameters(), cfg.lr)
+        self.alpha_optimizer = self.make_optimizer(self.log_alpha.parameters(), cfg.lr, weight_decay=0.0)
         self.target_critics = copy.deepcopy(self.critics)
         self.target_updater = TargetUpdater((self.target_critics, self.critics))
         self.policy = StochasticPolicy(spaces, self.actor)
@@ -107,15 +121,16 @@ class SoftActorCritic(Learner):
         return q.amin(0)
 
     def actor_q(self, q: Tensor) -> Tensor:
-        """Return the value that the actor maximizes, given `[K,B,...]`: the minimum, or for REDQ the mean."""
-        return q.mean(0) if self.cfg.target_critics < self.cfg.critics else q.amin(0)
+        """Return the value that the actor maximizes, given `[K,B,...]`: the minimum, or for REDQ and DroQ the mean."""
+        use_mean = self.cfg.target_critics < self.cfg.critics or self.cfg.critic_dropout > 0
+        return q.mean(0) if use_mean else q.amin(0)
 
     @abstractmethod
     def target_value(self, batch: Batch) -> Tensor: ...
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss, the absolute TD errors `[B]` and the values of the batch's actions `[K,B]`."""
-        q = self.critics.q_of_actions(batch.obs, batch.action)
+        q = self.critics.q_of_actions(batch.obs, batch.action, self.rng)
         td_error = q - self.target_value(batch)
         loss = weighted_mean(0.5 * td_error.square().sum(0), batch)
         return loss, td_error.detach().abs().mean(0), q
@@ -166,26 +181,15 @@ class SoftActorCritic(Learner):
 class SAC(SoftActorCritic):
     """SAC for continuous actions: expectations are estimated with one sample of the policy."""
 
-    def __init__(
-        self,
-        cfg: SACConfig,
-        spaces: Spaces,
-        device: torch.device | str = "cpu",
-        net: NetFactory | None = None,
-        **parts: Any,
-    ) -> None:
-        check_box(spaces, cfg.algorithm)
-        super().__init__(cfg, spaces, device, net, **parts)
-
     @torch.no_grad()
     def target_value(self, batch: Batch) -> Tensor:
         action, logp = self.actor(batch.next_obs).sample_with_logp(self.rng)
-        q = self.min_q(self.target_critics(batch.next_obs, action))
+        q = self.min_q(self.target_critics(batch.next_obs, action, self.rng))
         return td_target(batch, q - self.target_alpha * logp)
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         action, logp = self.actor(batch.obs).sample_with_logp(self.rng)
-        q = self.actor_q(self.critics(batch.obs, action))
+        q = self.actor_q(self.critics(batch.obs, action, self.rng))
         return (self.alpha.detach() * logp - q).mean(), -logp.detach().mean()
 
     def target_entropy(self, batch: Batch) -> float:
@@ -197,12 +201,9 @@ class SAC(SoftActorCritic):
 
 @register("sac", "maximum-entropy actor-critic with twin critics and a learned temperature", SACConfig)
 @register("redq", "SAC with an ensemble of critics and many updates per step", REDQConfig)
+@register("droq", "SAC with dropout and layer normalization in the critics and many updates per step", DroQConfig)
 def make_sac(
-    cfg: SACConfig,
-    spaces: Spaces,
-    device: torch.device | str = "cpu",
-    net: NetFactory | None = None,
-    **parts: Any,
+    cfg: SACConfig, spaces: Spaces, device: torch.device | str = "cpu", net: NetFactory | None = None, **parts: Any
 ) -> SoftActorCritic:
     """Return the learner for the action space: `DiscreteSAC` for Discrete actions, else `SAC`."""
     from zhixing.algorithms.discrete_sac import DiscreteSAC  # imports this file

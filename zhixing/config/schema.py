@@ -301,7 +301,7 @@ class LearnerConfig(RunConfig):
         users["weight_decay"] = ("adam", "adamw", "rmsprop", "sgd")
         for name, optimizers in users.items():
             value = getattr(self, name)
-            if self.optimizer not in optimizers and value != LearnerConfig.model_fields[name].default:
+            if self.optimizer not in optimizers and value != type(self).model_fields[name].default:
                 hint = "; pass it in your class or function" if ":" in self.optimizer else ""
                 raise ValueError(
                     f"{name}={value} is for optimizer={' or '.join(optimizers)}, not for {self.optimizer}: leave it "

@@ -60,40 +60,52 @@ class EncoderModule(nn.Module):
 
 
 class Critics(EncoderModule):
-    """K estimates of Q: `net(obs, action) -> [K,B]`, or `net(obs) -> [K,B,n]` for discrete actions."""
+    """K estimates of Q: `net(obs, action) -> [K,B]`, or `net(obs) -> [K,B,n]` for discrete actions.
+
+    With `quantiles=M`, each estimates M quantiles of the return of a continuous action: `[K,B,M]`. With
+    `dropout`, units of the hidden layers are zeroed with this probability in calls with an `rng`.
+    """
 
     def __init__(
-        self, spaces: Spaces, cfg: OffPolicyActorCriticConfig, make_net: NetFactory | None, num_critics: int
+        self,
+        spaces: Spaces,
+        cfg: OffPolicyActorCriticConfig,
+        make_net: NetFactory | None,
+        num_critics: int,
+        *,
+        quantiles: int | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(spaces, cfg, make_net)
-        self.discrete = isinstance(spaces.action, Discrete)
+        self.discrete, self.quantiles = isinstance(spaces.action, Discrete), quantiles
         inputs = self.num_features + (0 if self.discrete else spaces.num_actions)
-        outputs = spaces.num_actions if self.discrete else 1
+        outputs = spaces.num_actions if self.discrete else quantiles or 1
         towers = [make_mlp(cfg.net, inputs, outputs, hidden_sizes=cfg.critic_hidden_sizes) for _ in range(num_critics)]
-        self.towers = make_ensemble(towers, cfg.critic_norm)
+        self.towers = make_ensemble(towers, cfg.critic_norm, dropout)
 
-    def forward(self, obs: Tree, action: Tensor | None = None) -> Tensor:
+    def forward(self, obs: Tree, action: Tensor | None = None, rng: torch.Generator | None = None) -> Tensor:
         features = self.features(obs)
         if action is None:
-            return self.towers(features)
-        return self.towers(torch.cat([features, action], -1)).squeeze(-1)
+            return self.towers(features, rng)
+        out = self.towers(torch.cat([features, action], -1), rng)
+        return out.squeeze(-1) if self.quantiles is None else out
 
     def q1(self, obs: Tree, action: Tensor) -> Tensor:
         """Return Q of the first critic only: `[B]`."""
         return self.towers.forward_first(torch.cat([self.features(obs), action], -1)).squeeze(-1)
 
-    def q_of_actions(self, obs: Tree, action: Tensor) -> Tensor:
+    def q_of_actions(self, obs: Tree, action: Tensor, rng: torch.Generator | None = None) -> Tensor:
         """Return Q of one action per state `[K,B]`, for continuous and for discrete actions."""
         if not self.discrete:
-            return self(obs, action)
-        q = self(obs)  # [K,B,n]
+            return self(obs, action, rng)
+        q = self(obs, rng=rng)  # [K,B,n]
         return q.gather(-1, action.expand(len(q), -1).unsqueeze(-1)).squeeze(-1)
 
-    def q_of_many(self, obs: Tree, actions: Tensor) -> Tensor:
+    def q_of_many(self, obs: Tree, actions: Tensor, rng: torch.Generator | None = None) -> Tensor:
         """Return Q of S actions per state, `[S,B,n]` to `[K,S,B]`. Each observation is encoded once."""
         features = self.features(obs).expand(len(actions), -1, -1)
         rows = torch.cat([features, actions], -1).flatten(0, 1)
-        return self.towers(rows).squeeze(-1).unflatten(1, actions.shape[:2])
+        return self.towers(rows, rng).squeeze(-1).unflatten(1, actions.shape[:2])
 
 
 class StateValue(EncoderModule):
@@ -131,8 +143,13 @@ class StochasticActor(EncoderModule):
         out = self.layers(self.features(obs))
         if self.discrete:
             return Categorical(out, mask)
-        mean, log_std = out.chunk(2, -1)
-        return SquashedGaussian(mean, log_std.clamp(*LOG_STD_RANGE))
+        return squashed_gaussian(out)
+
+
+def squashed_gaussian(out: Tensor) -> SquashedGaussian:
+    """Return the distribution with means and log standard deviations `[B,2n]`."""
+    mean, log_std = out.chunk(2, -1)
+    return SquashedGaussian(mean, log_std.clamp(*LOG_STD_RANGE))
 
 
 class MaxLikelihoodActor(EncoderModule):

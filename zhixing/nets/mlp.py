@@ -90,12 +90,13 @@ class EnsembleMLP(nn.Module):
     """K networks of one shape, with one matrix product per layer: `x [B,n]` or `[K,B,n]` to `[K,B,features]`.
 
     Faster than K modules, because a small product costs more to launch than to compute. `layer_norm` normalizes the
-    inputs of each activation over the units of the layer (Ba et al., 2016), without learned weights.
+    inputs of each activation over the units of the layer (Ba et al., 2016), without learned weights. `dropout` is the
+    probability that a unit is zeroed before the normalization, in calls with an `rng`.
     """
 
-    def __init__(self, networks: list[MLP], layer_norm: bool = False) -> None:
+    def __init__(self, networks: list[MLP], layer_norm: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
-        self.layer_norm = layer_norm
+        self.layer_norm, self.dropout = layer_norm, dropout
         layers: list[Any] = list(zip(*(network.linears for network in networks), strict=True))
         self.weights = nn.ParameterList([torch.stack([l.weight.T for l in layer]) for layer in layers])
         self.biases = nn.ParameterList([torch.stack([l.bias for l in layer])[:, None] for layer in layers])
@@ -103,12 +104,14 @@ class EnsembleMLP(nn.Module):
         self.num_networks = len(networks)
         self._layers = self.weights._parameters, self.biases._parameters  # a ParameterList is slow to iterate
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
         weights, biases = (layers.values() for layers in self._layers)
         h = x if x.ndim == 3 else x.expand(self.num_networks, *x.shape)
         for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
             h = batched_linear(h, weight, bias)  # type: ignore[arg-type]
             if i < self.num_hidden:
+                if self.dropout and rng is not None:
+                    h = dropout(h, self.dropout, rng)
                 h = self.activation(F.layer_norm(h, h.shape[-1:]) if self.layer_norm else h)
         return h
 
@@ -120,6 +123,11 @@ class EnsembleMLP(nn.Module):
             if i < self.num_hidden:
                 x = self.activation(F.layer_norm(x, x.shape[-1:]) if self.layer_norm else x)
         return x
+
+
+def dropout(x: Tensor, probability: float, rng: torch.Generator) -> Tensor:
+    """Set elements to zero with this probability, and scale the others so the mean stays the same."""
+    return x * torch.empty_like(x).bernoulli_(1 - probability, generator=rng).div_(1 - probability)
 
 
 def batched_linear(x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:

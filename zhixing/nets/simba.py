@@ -100,7 +100,7 @@ class EnsembleSimBa(ResidualBlocks):
     def norm(self, i: int, x: Tensor) -> Tensor:
         return torch.addcmul(self.shifts[i][: len(x)], F.layer_norm(x, x.shape[-1:]), self.scales[i][: len(x)])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
         return super().forward(x if x.ndim == 3 else x.expand(self.num_networks, *x.shape))
 
     def forward_first(self, x: Tensor) -> Tensor:
@@ -121,8 +121,15 @@ def make_mlp(
     return kind(inputs, sizes, cfg.activation, outputs=outputs)
 
 
-def make_ensemble(networks: list[Network], layer_norm: bool = False) -> Ensemble:
-    """Return networks of one shape as one module. `layer_norm` adds it to MLPs; SimBa networks always have it."""
+def make_ensemble(networks: list[Network], layer_norm: bool = False, dropout: float = 0.0) -> Ensemble:
+    """Return networks of one shape as one module.
+
+    `layer_norm` adds it to MLPs; SimBa networks always have it. Only MLPs support `dropout`.
+    """
     if isinstance(networks[0], SimBa):
+        if dropout:
+            raise UserError(
+                f"net.kind=simba has no dropout, but critic_dropout={dropout:g}: set critic_dropout=0 or net.kind=auto"
+            )
         return EnsembleSimBa(networks)  # type: ignore[arg-type]
-    return EnsembleMLP(networks, layer_norm)  # type: ignore[arg-type]
+    return EnsembleMLP(networks, layer_norm, dropout)  # type: ignore[arg-type]
