@@ -110,6 +110,23 @@ def next_noise(learner: Learner, rows: int = 3) -> Tensor:
     return torch.empty(rows, 1).normal_(generator=rng)
 
 
+def collect_greedy_rollout(learner: Any, steps: int, envs: int, seed: int = 0) -> Batch:
+    """Return a rollout `[T,N]` of a greedy recurrent policy on random observations, with random rewards and no ends."""
+    g = torch.Generator().manual_seed(seed)
+    obs = torch.rand(steps + 1, envs, *learner.spaces.obs.shape, generator=g)
+    hidden, actions, hiddens = learner.policy.initial_hidden(envs), [], []
+    with torch.no_grad():
+        for t in range(steps):
+            decision = learner.policy.act(obs[t], hidden, None, Phase.EVAL, g, 0)
+            actions.append(decision.action)
+            hiddens.append(hidden)
+            hidden = decision.hidden
+    never = torch.zeros(steps, envs, dtype=torch.bool)
+    fields = {"action": torch.stack(actions), "hidden": tree_map(lambda *leaves: torch.stack(leaves), *hiddens)}
+    reward = torch.randn(steps, envs, generator=g)
+    return Batch(obs=obs[:-1], reward=reward, terminated=never, truncated=never.clone(), next_obs=obs[1:], **fields)
+
+
 def collect_random_rollout(learner: Any, steps: int, envs: int, seed: int = 0) -> Batch:
     """Return a rollout `[T,N]` of the learner's policy on random observations, with random rewards and no ends."""
     g = torch.Generator().manual_seed(seed)

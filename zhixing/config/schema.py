@@ -332,6 +332,19 @@ class ClipRangeConfig(StrictModel):
     """Clip range over the budget: constant, linear or cosine to zero, or your.module:function of the fraction."""
 
 
+class EpsilonGreedyConfig(LearnerConfig):
+    """Settings of algorithms that explore with random actions, less and less often."""
+
+    epsilon_start: Annotated[Fraction, Group.COLLECTION] = 1.0
+    """Initial exploration rate, the probability of a random action."""
+    epsilon_end: Annotated[Fraction, Group.COLLECTION] = 0.05
+    """Final exploration rate, the probability of a random action."""
+    epsilon_fraction: Annotated[Fraction, Group.COLLECTION] = 0.2
+    """Fraction of the budget over which the exploration rate falls."""
+    eval_epsilon: Annotated[Fraction, Group.EVALUATION] = 0.0
+    """Probability of a random action in evaluations."""
+
+
 class MultiAgentConfig(LearnerConfig):
     """Settings of algorithms whose agents have networks with the same structure."""
 
@@ -459,7 +472,7 @@ class OffPolicyConfig(DataConfig):
     needs_data: ClassVar[bool] = False
 
 
-class QLearningConfig(OffPolicyConfig):
+class QLearningConfig(OffPolicyConfig, EpsilonGreedyConfig):
     """Settings of algorithms that learn Q-values of discrete actions."""
 
     max_grad_norm: PositiveFloat | None = 10.0
@@ -468,14 +481,6 @@ class QLearningConfig(OffPolicyConfig):
     """Updates between changes of the target network."""
     tau: Fraction = 1.0
     """Polyak coefficient of the target network; 1 copies the weights."""
-    epsilon_start: Annotated[Fraction, Group.COLLECTION] = 1.0
-    """Initial exploration rate, the probability of a random action."""
-    epsilon_end: Annotated[Fraction, Group.COLLECTION] = 0.05
-    """Final exploration rate, the probability of a random action."""
-    epsilon_fraction: Annotated[Fraction, Group.COLLECTION] = 0.2
-    """Fraction of the budget over which the exploration rate falls."""
-    eval_epsilon: Annotated[Fraction, Group.EVALUATION] = 0.0
-    """Probability of a random action in evaluations."""
     net: NetConfig = NetConfig(hidden_sizes=[128, 128], activation="relu")
 
 

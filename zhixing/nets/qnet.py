@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
-from zhixing.config import NetConfig, QLearningConfig
+from zhixing.config import EpsilonGreedyConfig, LearnerConfig, NetConfig, QLearningConfig
 from zhixing.core.batch import Batch
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_map
@@ -31,9 +31,10 @@ class QNet(nn.Module):
         head: QHeadFactory,
         *,
         normalize: bool = False,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.torso = make_torso(spaces.obs, cfg, make_net, normalize=normalize)
+        self.torso = make_torso(spaces.obs, cfg, make_net, normalize=normalize, layer_norm=layer_norm)
         self.recurrent = is_recurrent(self.torso)
         self.head = head(num_features(self.torso, spaces.obs), spaces.num_actions)
 
@@ -120,7 +121,7 @@ def compute_priority(errors: Tensor, batch: Batch) -> Tensor:
     return 0.9 * errors.amax(0) + 0.1 * errors.mean(0)
 
 
-def check_discrete(cfg: QLearningConfig, spaces: Spaces) -> None:
+def check_discrete(cfg: LearnerConfig, spaces: Spaces) -> None:
     if not isinstance(spaces.action, Discrete):
         raise UserError(
             f"{cfg.algorithm} needs Discrete actions, but this env has {spaces.action}; "
@@ -136,7 +137,7 @@ def check_sequences(cfg: QLearningConfig, net: QNet) -> None:
         )
 
 
-def epsilon_at(cfg: QLearningConfig, env_steps: int) -> float:
+def epsilon_at(cfg: EpsilonGreedyConfig, env_steps: int) -> float:
     """Return the exploration rate after `env_steps`."""
     fraction = env_steps / max(1.0, cfg.epsilon_fraction * cfg.env_steps)
     return linear_schedule(cfg.epsilon_start, cfg.epsilon_end, fraction)

@@ -90,10 +90,17 @@ def is_image(space: gym.Space[Any]) -> bool:
 class Torso(MLP):
     """An encoder followed by fully connected layers."""
 
-    def __init__(self, space: gym.Space[Any], cfg: NetConfig, normalize: bool, orthogonal_init: bool) -> None:
+    def __init__(
+        self,
+        space: gym.Space[Any],
+        cfg: NetConfig,
+        normalize: bool,
+        orthogonal_init: bool,
+        layer_norm: bool = False,
+    ) -> None:
         encoder = Encoder(space, cfg.cnn, normalize)
-        inputs = num_features(encoder, space)
-        super().__init__(inputs, cfg.hidden_sizes, cfg.activation, orthogonal_init=orthogonal_init)
+        init = {"orthogonal_init": orthogonal_init, "layer_norm": layer_norm}
+        super().__init__(num_features(encoder, space), cfg.hidden_sizes, cfg.activation, **init)
         self.encoder, self.plain = encoder, encoder.plain
 
     def forward(self, obs: Tree) -> Tensor:
@@ -113,19 +120,26 @@ class SimBaTorso(SimBa):
 
 
 def _feed_forward_torso(
-    space: gym.Space[Any], cfg: NetConfig, normalize: bool, orthogonal_init: bool
+    space: gym.Space[Any], cfg: NetConfig, normalize: bool, orthogonal_init: bool, layer_norm: bool = False
 ) -> Torso | SimBaTorso:
     if cfg.kind == "simba":
         return SimBaTorso(space, cfg, normalize)
-    return Torso(space, cfg, normalize, orthogonal_init)
+    return Torso(space, cfg, normalize, orthogonal_init, layer_norm)
 
 
 class RecurrentTorso(nn.Module):
     """An encoder, fully connected layers and a GRU or LSTM cell."""
 
-    def __init__(self, space: gym.Space[Any], cfg: NetConfig, normalize: bool, orthogonal_init: bool) -> None:
+    def __init__(
+        self,
+        space: gym.Space[Any],
+        cfg: NetConfig,
+        normalize: bool,
+        orthogonal_init: bool,
+        layer_norm: bool = False,
+    ) -> None:
         super().__init__()
-        self.torso = _feed_forward_torso(space, cfg, normalize, orthogonal_init)
+        self.torso = _feed_forward_torso(space, cfg, normalize, orthogonal_init, layer_norm)
         inputs = num_features(self.torso, space)
         cell = nn.LSTMCell if cfg.recurrent == "lstm" else nn.GRUCell
         self.cell = cell(inputs, cfg.recurrent_size)
@@ -153,10 +167,12 @@ def make_torso(
     *,
     normalize: bool | Auto = False,
     orthogonal_init: bool = False,
+    layer_norm: bool = False,
 ) -> nn.Module:
     """Return the custom network if there is one, else the built-in network that the settings describe.
 
-    Only built-in networks support `normalize=True`. `"auto"` normalizes if the network is built-in.
+    Only built-in networks support `normalize=True`. `"auto"` normalizes if the network is built-in. `layer_norm` is
+    that of `MLP`; SimBa networks always have it.
     """
     if make_net is None and cfg.kind not in BUILT_IN_NETS:
         make_net = _import_net(cfg.kind)
@@ -174,7 +190,7 @@ def make_torso(
             raise UserError(f"net must return a torch.nn.Module for the observation space, not {type(torso).__name__}")
         return torso
     make = _feed_forward_torso if cfg.recurrent == "none" else RecurrentTorso
-    return make(space, cfg, bool(normalize), orthogonal_init)
+    return make(space, cfg, bool(normalize), orthogonal_init, layer_norm)
 
 
 def _import_net(name: str) -> NetFactory:
