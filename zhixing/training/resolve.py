@@ -23,7 +23,7 @@ from zhixing.config import (
 )
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import tree_leaves, tree_map
-from zhixing.envs import GymVectorEnv, VectorEnv
+from zhixing.envs import VectorEnv
 from zhixing.envs.adapters.gymnasium_ids import registering_module
 from zhixing.errors import UserError
 from zhixing.utils import importing
@@ -53,7 +53,8 @@ def resolve(cfg: RunConfig, spaces: Spaces, env: VectorEnv | None) -> RunConfig:
         if vector.backend == "auto":
             # workers already run in parallel, so each steps its environments within its process
             isolated = vector.isolated or (isinstance(vector.workers, int) and vector.workers > 1)
-            backend = "native" if isinstance(env, GymVectorEnv) else "process" if isolated else "serial"
+            only = env is not None and env.backend in ("native", "torch")  # the only one that steps these environments
+            backend = env.backend if only and env is not None else "process" if isolated else "serial"
             vector = vector.model_copy(update={"backend": backend})
     elif env is not None:
         vector = vector.model_copy(update={"backend": env.backend, "workers": env.workers})

@@ -1,10 +1,12 @@
 """User environments: `my.module:MyEnv`, a class or function that returns a gymnasium.Env.
 
-Those that return a gymnasium.vector.VectorEnv are made by `zhixing.envs.vector.constructors`.
+Those that return a gymnasium.vector.VectorEnv are made by `zhixing.envs.vector.constructors`, torch tasks by
+`zhixing.envs.torch_native`.
 """
 
 from __future__ import annotations
 
+import sys
 import traceback
 import typing
 from contextlib import suppress
@@ -37,10 +39,10 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
         raise UserError(
             f"{name} is a {type(constructor).__name__}, not a class or function that returns a gymnasium.Env"
         )
-    if makes_vectors(constructor):
+    if makes_vectors(constructor) or is_torch_task(constructor):
         raise UserError(
-            f"{name} makes vector environments, whose environments step together, but this needs a gymnasium.Env; "
-            f"train with vector.backend=auto or native, and use a gymnasium.Env for checks and searches"
+            f"{name} makes environments that step together, but this needs a gymnasium.Env; train with "
+            f"vector.backend=auto, and use a gymnasium.Env for checks and searches"
         )
     options = dict(options)
     has_own_limit = OPTION in parameter_names(constructor)
@@ -73,3 +75,9 @@ def makes_vectors(constructor: Any) -> bool:
     if isinstance(result, type) and issubclass(result, (gym.Env, gym.vector.VectorEnv)):
         return issubclass(result, gym.vector.VectorEnv)
     return callable(constructor) and NUM_ENVS in parameter_names(constructor)
+
+
+def is_torch_task(constructor: Any) -> bool:
+    """Return whether an object of a user is a task for the back end torch. Doesn't import torch."""
+    module = sys.modules.get("zhixing.envs.torch_native.env")
+    return module is not None and isinstance(constructor, type) and issubclass(constructor, module.TorchEnv)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zhixing.envs.torch_native.env import TorchEnv, Transition, uniform
 from zhixing.envs.torch_native.vector import TORCH_ENVS, TorchStep, TorchVectorEnv
 
-__all__ = ["TORCH_ENVS", "TorchStep", "TorchVectorEnv"]
+__all__ = ["TORCH_ENVS", "TorchEnv", "TorchStep", "TorchVectorEnv", "Transition", "uniform"]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor
+
+from zhixing.core.spaces import RewardKind
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,9 +27,17 @@ class TorchEnv(ABC):
 
     Implementations must not read values from tensors, because that synchronizes with the device. They compute in single
     precision, the precision of observations, while Gymnasium mostly computes in double. Options have Gymnasium's names.
+
+    A task of a user, `my.module:MyTask`, also sets the spaces of one environment (of one agent, if there are several).
+    Its options are the parameters of its constructor. The built-in tasks have the spaces of Gymnasium's environments.
     """
 
     max_episode_steps: int
+    """Steps after which episodes are truncated; -1 means never."""
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    num_agents: int = 1
+    reward_kind: RewardKind = "individual"
     terminated_excludes_truncated: ClassVar[bool] = False
     """Whether an episode that terminates at the time limit isn't also truncated. In Gymnasium it is both."""
     options: ClassVar[frozenset[str]] = frozenset()
@@ -51,6 +63,10 @@ class TorchEnv(ABC):
     def info(self, state: Tensor) -> dict[str, Tensor]:
         """Return the numbers `[N]` that `info` holds for episodes that end in these states."""
         return {}
+
+    def render(self, state: Tensor) -> np.ndarray[Any, Any] | None:
+        """Return an image `[H,W,3]` of uint8 of one environment's state `[k]`; None if the task has no images."""
+        return None
 
 
 def uniform(low: float, high: float, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:

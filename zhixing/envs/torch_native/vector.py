@@ -14,12 +14,14 @@ from torch import Tensor
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.envs.env_spec import INFO_KEYS
+from zhixing.envs.options import construct_env
 from zhixing.envs.torch_native.acrobot import Acrobot
 from zhixing.envs.torch_native.cartpole import CartPole
 from zhixing.envs.torch_native.env import TorchEnv
 from zhixing.envs.torch_native.mountain_car import MountainCar, MountainCarContinuous
 from zhixing.envs.torch_native.pendulum import Pendulum
 from zhixing.envs.torch_native.skirmish import SKIRMISH_ENVS
+from zhixing.envs.torch_native.task_checker import infer_spaces
 from zhixing.envs.vector.base import Info, LockstepVectorEnv, Result
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import State
@@ -55,24 +57,32 @@ class TorchVectorEnv(LockstepVectorEnv):
     step samples an initial state for each environment, whether its episode ended or not.
     """
 
-    def __init__(self, name: str, num: int, spaces: Spaces, options: State, device: torch.device | str = "cpu") -> None:
-        if name not in TORCH_ENVS:
-            raise UserError(
-                f"{name} has no torch version (available: {', '.join(TORCH_ENVS)}); use another vector.backend"
-            )
+    def __init__(
+        self,
+        name: str,
+        num: int,
+        spaces: Spaces | None,
+        options: State,
+        device: torch.device | str = "cpu",
+        task: type[TorchEnv] | None = None,
+    ) -> None:
+        """`spaces` are those of Gymnasium's environment of this name. A user's `task` has its own."""
         env_options = dict(options)
         limit = env_options.pop("max_episode_steps", None)
-        unknown = sorted(set(env_options) - TORCH_ENVS[name].options)
-        if unknown:
-            raise UserError(f"{name} in torch has no option {', '.join(unknown)}; use another vector.backend")
-        make: Callable[..., TorchEnv] = TORCH_ENVS[name]
         self.device = torch.device(device)
-        self.env = make(**env_options).to(self.device)
+        if task is None:
+            self.env = _make_built_in(name, env_options).to(self.device)
+        else:
+            env_options.pop("render_mode", None)
+            self.env = construct_env(name, task, env_options).to(self.device)
+            spaces = infer_spaces(self.env, name, self.device)
+        assert spaces is not None
         self.logged_info_keys = self.env.logged_info_keys
         limit = self.env.max_episode_steps if limit is None else int(limit)  # -1 means no limit, as in gymnasium.make
         self.max_episode_steps = limit if limit >= 0 else None
         self._step_limit = limit if limit >= 0 else torch.iinfo(torch.int32).max
         super().__init__(name, spaces, num, "torch", 1)
+        self.metadata["render_fps"] = 30.0
         self.rng = torch.Generator(self.device)
         self.rng.seed()
         self._state = torch.empty(0)
@@ -150,7 +160,21 @@ class TorchVectorEnv(LockstepVectorEnv):
         return _to_numpy(self.obs_fields())
 
     def render(self, index: int = 0) -> Array:  # type: ignore[override]
-        raise UserError(f"{self.name} in torch can't render; use backend serial or process")
+        image = self.env.render(self._state[:, index]) if self._state.ndim == 2 else None  # None before the first reset
+        if image is None:
+            advice = "use backend serial or process" if self.name in TORCH_ENVS else "implement render(state)"
+            raise UserError(f"{self.name} in torch can't render; {advice}")
+        return np.asarray(image)
+
+
+def _make_built_in(name: str, options: State) -> TorchEnv:
+    if name not in TORCH_ENVS:
+        raise UserError(f"{name} has no torch version (available: {', '.join(TORCH_ENVS)}); use another vector.backend")
+    unknown = sorted(set(options) - TORCH_ENVS[name].options)
+    if unknown:
+        raise UserError(f"{name} in torch has no option {', '.join(unknown)}; use another vector.backend")
+    make: Callable[..., TorchEnv] = TORCH_ENVS[name]
+    return make(**options)
 
 
 def _to_numpy(obs_fields: ObsFields) -> tuple[Tree, Info]:

@@ -77,6 +77,14 @@ def find_vector(name: str) -> VectorConstructor | None:
     return VectorConstructor(name, make, creator, spec.entry_point is None, spec.max_episode_steps)
 
 
+def find_torch_task(name: str) -> Any:
+    """Return the class of a user's torch task, or None if the name is that of another environment."""
+    if gymnasium_ids.resolve_id(name) is not None or find_adapter(name) is not user:
+        return None
+    task = import_object(name)
+    return task if user.is_torch_task(task) else None
+
+
 def has_fixed_num_envs(name: str) -> bool:
     """Return whether the environment is a vector environment that always has the same number of environments."""
     vector = find_vector(name)

@@ -12,7 +12,7 @@ from zhixing.envs.portable import env_settings
 from zhixing.envs.registry import RegisteredEnv
 from zhixing.envs.vector.backend_choice import Probe, choose_backend, default_workers, probe
 from zhixing.envs.vector.base import VectorEnv
-from zhixing.envs.vector.constructors import VectorConstructor, find_vector
+from zhixing.envs.vector.constructors import find_torch_task, find_vector
 from zhixing.envs.vector.gym_vector import GymVectorEnv
 from zhixing.envs.vector.native import NATIVE, NativeVectorEnv, auto_uses_native
 from zhixing.envs.vector.process import ProcessVectorEnv
@@ -67,23 +67,21 @@ def make_vector(
     if render_mode is not None:
         env_options["render_mode"] = render_mode
     if backend in BACKENDS:
-        backend = _backend_for(find_vector(name), backend)
+        backend = _backend_for(name, backend)
     _check_arguments(num_envs, backend, workers, failure_policy)
     registered = RegisteredEnv(name, env_options)
     return BACKENDS[backend](Request(registered, num_envs, workers, failure_policy, address, device, idle))
 
 
-def make_small_vector(
-    env: RegisteredEnv, num_envs: int, vector: Any, folder: Path | None = None
-) -> SerialVectorEnv | ProcessVectorEnv | GymVectorEnv:
+def make_small_vector(env: RegisteredEnv, num_envs: int, vector: Any, folder: Path | None = None) -> VectorEnv:
     """Make a few environments for a side job of a run, such as a video. `vector` are the settings of the run.
 
     They live in this process, or in one worker process if the settings keep environments out of this one. Crash
     reports go to `folder`.
     """
-    constructor = find_vector(env.name)
-    if constructor is not None and constructor.only:
-        return GymVectorEnv(constructor, num_envs, dict(env.options))
+    backend = _backend_for(env.name, "auto")
+    if backend != "auto":
+        return BACKENDS[backend](Request(env, num_envs, None, FailurePolicy(), None, "cpu", True))
     if not vector.isolated:
         return SerialVectorEnv(env, num_envs, failure_policy=FailurePolicy(folder=folder))
     return ProcessVectorEnv(env, num_envs, 1, failure_policy=FailurePolicy.from_settings(vector, folder))
@@ -108,16 +106,21 @@ def _check_arguments(num_envs: int, backend: str, workers: int | None, failure_p
         raise UserError(TIMEOUTS_NEED_PROCESSES)
 
 
-def _backend_for(vector: VectorConstructor | None, backend: str) -> str:
-    """Return the back end for a vector environment that has no single environments, which only `native` can step."""
-    if vector is None or not vector.only:
+def _backend_for(name: str, backend: str) -> str:
+    """Return the back end for environments of a user that only one back end can step, or the given one."""
+    vector = find_vector(name)
+    if vector is not None and vector.only:
+        only, kind = "native", "a vector environment"
+    elif find_torch_task(name) is not None:
+        only, kind = "torch", "a torch task"
+    else:
         return backend
-    if backend not in ("auto", "native"):
+    if backend not in ("auto", only):
         raise UserError(
-            f"vector.backend={backend} needs single environments, but {vector.name} is a vector environment; set "
-            f"vector.backend=auto or native"
+            f"vector.backend={backend} needs single environments, but {name} is {kind}; set vector.backend=auto or "
+            f"{only}"
         )
-    return "native"
+    return only
 
 
 def _auto(request: Request) -> VectorEnv:
@@ -181,8 +184,9 @@ def _envpool(request: Request) -> VectorEnv:
 def _torch(request: Request) -> VectorEnv:
     from zhixing.envs.torch_native import TorchVectorEnv  # worker processes start faster without torch
 
-    spaces = infer_env_spec(request.env).spaces
-    return TorchVectorEnv(request.env.name, request.num_envs, spaces, request.options, request.device)
+    name, task = request.env.name, find_torch_task(request.env.name)
+    spaces = infer_env_spec(request.env).spaces if task is None else None
+    return TorchVectorEnv(name, request.num_envs, spaces, request.options, request.device, task)
 
 
 def _ray(request: Request) -> VectorEnv:

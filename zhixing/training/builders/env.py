@@ -51,14 +51,14 @@ def build_goal_env(cfg: RunConfig, folder: RunFolder) -> FewEnvs | None:
     if not relabels:
         return None
     env = _make_single_env(cfg, folder)
-    if isinstance(env, envs.GymVectorEnv):
+    if not isinstance(env, FewEnvs):
         env.close()
         raise UserError(
-            f"replay.her=true needs the method compute_reward of a single environment, but {cfg.env.name} is a vector "
-            f"environment; set replay.her=false, or use a gymnasium.Env"
+            f"replay.her=true needs the method compute_reward of a single environment, but those of {cfg.env.name} "
+            f"step together; set replay.her=false, or use a gymnasium.Env"
         )
     return env
 
 
-def _make_single_env(cfg: RunConfig, folder: RunFolder) -> FewEnvs | envs.GymVectorEnv:
+def _make_single_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
     return envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, cfg.env.options), 1, cfg.vector, folder.crashes)
