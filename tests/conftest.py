@@ -189,10 +189,25 @@ def short_config(
             short["demonstrations"] = 1
         if "expert" in model.model_fields:
             short["expert"] = expert_run(env, **options)
+        if scheme == "multi_policy":
+            short["policies"] = short_policies(short | settings)
+            short["agents"] = {"agent_0": "first", "*": "second"}
         merged = {name: value for name, value in (short | settings).items() if has_setting(model, name)}
         return zx.config.load(algorithm=algorithm, env=env, **merged)
 
     return make
+
+
+def short_policies(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return policies of a short run: one learns from rollouts, the other from a replay buffer."""
+    net = {name.removeprefix("net__"): value for name, value in settings.items() if name.startswith("net__")}
+    replay = {"learning_starts": 64, "batch_size": 16, "train_every": 4, "updates_per_step": 0.2, "replay": {}}
+    if "recurrent" in net:
+        replay["replay"] = {"sequence_length": 4, "burn_in": 2}
+    return {
+        "first": {"algorithm": "ppo", "net": net, "rollout_steps": 16, "minibatch_size": 32, "epochs": 2},
+        "second": {"algorithm": "dqn", "net": net, **replay},
+    }
 
 
 def has_setting(model: type[RunConfig], name: str) -> bool:

@@ -192,6 +192,34 @@ class MaskedEnv(gym.Env):
         return obs, rewards[0] if self.num_agents == 1 else rewards, False, self.t == 10, info
 
 
+class TwoGroups(gym.Env):
+    """Each agent observes a cue. Repeating it earns a runner 1; a guard earns 1 for the next higher action.
+
+    An episode has ten steps. The best return of each agent is 10, random actions get 2.5.
+    """
+
+    agent_names = ("runner_0", "runner_1", "guard_0", "guard_1")
+    num_agents = 4
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = Box(0.0, 1.0, (4,), np.float32), Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._observe()
+
+    def step(self, action: Any) -> tuple[np.ndarray, np.ndarray, bool, bool, dict]:
+        reward = (np.asarray(action) == (self.cue + np.array([0, 0, 1, 1])) % 4).astype(float)
+        self.t += 1
+        obs, info = self._observe()
+        return obs, reward, False, self.t == 10, info
+
+    def _observe(self) -> tuple[np.ndarray, dict]:
+        self.cue = self.np_random.integers(4, size=4)
+        return np.eye(4, dtype=np.float32)[self.cue], {}
+
+
 class RaisingEnv(FixedLengthEnv):
     """Raises an error at its third step."""
 

@@ -44,6 +44,7 @@ EXCEPTIONS = {
         "envs",
     ): "settings accept environment objects, and import the packages that register environments",
     ("config/loading.py", "offline"): "a dataset names its environment",
+    ("config/policies.py", "algorithms"): "the algorithm of each policy selects its settings class",
     ("config/validation.py", "algorithms"): "the error for an unknown setting names the algorithms that have it",
     ("envs/vector/make.py", "distributed"): "vector.backend=ray; Ray is optional",
     ("algorithms/mcts.py", "training"): "guide=RUN loads the agent of another run",

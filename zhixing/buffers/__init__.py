@@ -2,6 +2,7 @@
 
 from zhixing.buffers.buffer import Buffer
 from zhixing.buffers.fields import SUCCESSORS
+from zhixing.buffers.group import BufferGroup
 from zhixing.buffers.her import HER
 from zhixing.buffers.samplers import Prioritized, Uniform
 from zhixing.buffers.views import EpisodeView, NStep, SequenceView, View
@@ -10,6 +11,7 @@ __all__ = [
     "HER",
     "SUCCESSORS",
     "Buffer",
+    "BufferGroup",
     "EpisodeView",
     "NStep",
     "Prioritized",

@@ -104,9 +104,13 @@ class Actor(Collector):
             rollout.write(t + 1, obs=obs, **self._extras)
         self._returns += reward
         self._lengths += 1
-        return self._finish(ended, info, rollout, t) if 1 in ended.tobytes() else {}  # three times as fast as any()
+        return (
+            self._finish(ended, info, phase, rollout, t) if 1 in ended.tobytes() else {}
+        )  # three times as fast as any()
 
-    def _finish(self, ended: Any, info: dict[str, Any], rollout: Rollout | None, t: int) -> dict[int, Episode]:
+    def _finish(
+        self, ended: Any, info: dict[str, Any], phase: Phase, rollout: Rollout | None, t: int
+    ) -> dict[int, Episode]:
         """Write the final observations, clear the state of ended episodes, and return these by environment."""
         envs = np.flatnonzero(ended)
         if rollout is not None:
@@ -115,7 +119,7 @@ class Actor(Collector):
                 rollout.write_final(t, envs, name, info[f"final_{name}"])
         final_info = info.get("final_info", {})
         episodes = {
-            i: Episode(float(np.mean(self._returns[i])), int(self._lengths[i]), final_info.get(i, {}))
+            i: self._episode(i, phase, final_info.get(i, {}))
             for i in envs.tolist()
             if INTERRUPTED not in final_info.get(i, {})  # a crash cut the episode, so its return is meaningless
         }
@@ -163,7 +167,8 @@ class Actor(Collector):
                 while not all(waiting):
                     ended = self._step(Phase.EVAL, None, 0)
                     if step_limit is not None and self._lengths.max() >= step_limit:
-                        ended |= {i: self._cut(i) for i in np.flatnonzero(self._lengths >= step_limit).tolist()}
+                        cut = np.flatnonzero(self._lengths >= step_limit).tolist()
+                        ended |= {i: self._episode(i, Phase.EVAL, {})._replace(cut=True) for i in cut}
                     for i, episode in ended.items():
                         if not waiting[i]:
                             played[i].append(episode)
@@ -174,8 +179,9 @@ class Actor(Collector):
             self._obs = None
         return Evaluation([episode for in_env in played for episode in in_env])
 
-    def _cut(self, i: int) -> Episode:
-        return Episode(float(np.mean(self._returns[i])), int(self._lengths[i]), {}, cut=True)
+    def _episode(self, i: int, phase: Phase, info: dict[str, float]) -> Episode:
+        episode_return, numbers = self.policy.summarize_returns(self._returns[i], i, phase)
+        return Episode(episode_return, int(self._lengths[i]), {**info, **numbers})
 
     @property
     def max_episode_steps(self) -> int | None:
@@ -183,7 +189,7 @@ class Actor(Collector):
 
     @property
     def logged_info_keys(self) -> tuple[str, ...]:
-        return self.env.logged_info_keys
+        return (*self.env.logged_info_keys, *self.policy.logged_info_keys)
 
     @property
     def num_env_restarts(self) -> int:

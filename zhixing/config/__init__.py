@@ -22,6 +22,12 @@ from zhixing.config.loading import (
     presets,
     register_objects,
 )
+from zhixing.config.policies import (
+    LeagueConfig,
+    MultiPolicyConfig,
+    is_learner,
+    policy_config,
+)
 from zhixing.config.schema import (
     BUILT_IN_NETS,
     SHORTHANDS,
@@ -90,8 +96,10 @@ __all__ = [
     "Fraction",
     "Group",
     "Interval",
+    "LeagueConfig",
     "LearnerConfig",
     "MultiAgentConfig",
+    "MultiPolicyConfig",
     "NetConfig",
     "NonNegative",
     "OffPolicyActorCriticConfig",
@@ -119,6 +127,7 @@ __all__ = [
     "format_value",
     "from_keywords",
     "has_setting",
+    "is_learner",
     "list_settings",
     "load",
     "merge",
@@ -127,6 +136,7 @@ __all__ = [
     "parse_interval",
     "parse_overrides",
     "parse_yaml",
+    "policy_config",
     "preset",
     "preset_name",
     "presets",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from zhixing.config.other_libraries import LIBRARY_SETTINGS
-from zhixing.config.schema import RunConfig
+from zhixing.config.schema import StrictModel
 from zhixing.errors import UserError, unknown
 
+Model = TypeVar("Model", bound=StrictModel)
 
-def validate(model: type[RunConfig], values: Mapping[str, Any]) -> RunConfig:
-    """Return a configuration, or raise `UserError` with one line per invalid setting."""
+
+def validate(model: type[Model], values: Mapping[str, Any]) -> Model:
+    """Return settings, or raise `UserError` with one line per invalid setting."""
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:

@@ -32,7 +32,7 @@ class Decision(NamedTuple):
     logp: Tensor | None = None
     value: Tensor | None = None
     hidden: Tree = None
-    extras: Mapping[str, Tensor] = {}
+    extras: Mapping[str, Tree] = {}
 
     def field(self, name: str, hidden_before: Tree) -> Tree:
         """Return the value to store in the field `name`. The field "hidden" stores the state before the decision."""
@@ -60,6 +60,24 @@ class Policy(nn.Module, ABC):
 
     def bind_env(self, env: VectorEnv) -> None:
         """Receive the environments that the policy acts in. Called by the actor; only planning policies need it."""
+
+    def summarize_returns(
+        self, returns: np.ndarray[Any, Any], env: int, phase: Phase
+    ) -> tuple[float, dict[str, float]]:
+        """Return the return of an episode in environment `env`, and numbers to add to its `info`.
+
+        `returns` are those of the agents `[A]`. The return is their mean. If rewards are opposed, which makes the mean
+        meaningless, `info` gets `NAME/return` for each agent.
+        """
+        if not self.spaces.agents:
+            return float(returns), {}
+        return float(returns.mean()), dict(zip(self.logged_info_keys, returns.tolist(), strict=False))
+
+    @property
+    def logged_info_keys(self) -> tuple[str, ...]:
+        """Names of the numbers that `summarize_returns` adds."""
+        opposed = self.spaces.agents and self.spaces.reward_kind == "opposed"
+        return tuple(f"{name}/return" for name in self.spaces.agent_names) if opposed else ()
 
     def random_action(self, num: int, mask: Tensor | None, rng: torch.Generator) -> Tensor:
         """Return actions drawn uniformly from the valid ones; continuous actions from [-1, 1]."""

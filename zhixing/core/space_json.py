@@ -30,16 +30,22 @@ def encode(spaces: Spaces) -> dict[str, Json]:
         "state": spaces.state,
         "alive": spaces.alive,
         "reward_kind": spaces.reward_kind,
+        "agent_names": list(spaces.agent_names),
     }
 
 
 def decode(data: Json) -> Spaces:
     """Return spaces from JSON. Raise `ValueError` for what `encode` never writes."""
-    _check_keys(data, "obs", "action", "num_agents", "mask", "state", "alive", "reward_kind")
+    if isinstance(data, dict):
+        data = {"agent_names": [], **data}  # older versions didn't write them
+    _check_keys(data, "obs", "action", "num_agents", "mask", "state", "alive", "reward_kind", "agent_names")
     if type(data["alive"]) is not bool:
         raise ValueError(f"alive is {data['alive']!r}, expected true or false")
     if data["reward_kind"] not in get_args(RewardKind):
         raise ValueError(f"reward_kind is {data['reward_kind']!r}, expected one of {', '.join(get_args(RewardKind))}")
+    names = data["agent_names"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"agent_names is {str(names)[:80]}, expected a list of strings")
     return Spaces(
         _decode(data["obs"]),
         _decode(data["action"]),
@@ -48,6 +54,7 @@ def decode(data: Json) -> Spaces:
         None if data["state"] is None else _count(data, "state"),
         data["alive"],
         data["reward_kind"],
+        tuple(names),
     )
 
 

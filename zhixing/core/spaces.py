@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -45,6 +45,8 @@ class Spaces:
 
     `reward_kind` is "shared" for one team reward, which also counts for agents that have left, "individual" for a
     reward per agent, which ends when the agent leaves, or "opposed" if in addition one agent's gain is another's loss.
+
+    `agent_names` are the names of the agents in the environment, by default `agent_0`, `agent_1` and so on.
     """
 
     obs: gym.Space[Any]
@@ -54,8 +56,16 @@ class Spaces:
     state: int | None = None
     alive: bool = False
     reward_kind: RewardKind = "individual"
+    agent_names: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
+        names = self.agent_names or tuple(f"agent_{i}" for i in range(self.num_agents))
+        if len(names) != self.num_agents or len(set(names)) != self.num_agents:
+            raise UserError(
+                f"agent_names are {', '.join(names)}; the environment has {self.num_agents} agents, and each needs its "
+                f"own name (set agent_names as an attribute of the environment)"
+            )
+        object.__setattr__(self, "agent_names", names)
         if self.reward_kind not in get_args(RewardKind):
             raise UserError(
                 f"reward_kind is {self.reward_kind!r}; allowed are {', '.join(get_args(RewardKind))} (set it as an "

@@ -61,6 +61,7 @@ def inspect_env(env: gym.Env[Any, Any], name: str) -> EnvSpec:
         state=_state_size(info, agents, name),
         alive=bool(agents) and "alive" in info,
         reward_kind=getattr(env.unwrapped, "reward_kind", "individual") if agents else "individual",
+        agent_names=tuple(map(str, getattr(env.unwrapped, "agent_names", ()))) if agents else (),
     )
     fps = float(env.metadata.get("render_fps") or 30.0)
     return EnvSpec(spaces, paths, mask_in_obs, tuple(env.metadata.get("logged_info_keys", ())), time_limit_of(env), fps)

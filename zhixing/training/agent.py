@@ -17,6 +17,7 @@ from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.envs.registry import frame_options
 from zhixing.envs.wrappers.frames import FrameProcessor, make_processor
 from zhixing.errors import UserError
+from zhixing.nets.joint_policy import JointPolicy
 from zhixing.nets.torso import reset_hidden
 from zhixing.training.resolve import NO_ENV, resolve_device
 from zhixing.training.run_folder import RunFolder, weights_must_fit
@@ -135,6 +136,7 @@ def load(
     checkpoint: str | int = "last",
     *,
     device: str | torch.device = "cpu",
+    policy: str | None = None,
     trust: bool = False,
     env: Any = None,
     net: Any = None,
@@ -147,17 +149,22 @@ def load(
         run: Run folder, or the name of an agent in `zhixing zoo`.
         checkpoint: `last` for the final weights, `best` for the best evaluation, or the step of a checkpoint.
         device: Device of torch, such as `cuda`, or `auto`.
+        policy: Policy of a run with several. It acts on the observations of single agents, or of its team.
         trust: Allow the import of code that the run names.
         env: Class or function to use if the run's environment is needed and can't be imported by name.
         net: Class to use if the run's network can't be imported by name.
     """
     folder = RunFolder.open(run)
     cfg = folder.read_config(trust, env, net, without_env=folder.spaces_file.is_file())
-    return load_agent(folder, cfg, checkpoint, device)
+    return load_agent(folder, cfg, checkpoint, device, policy)
 
 
 def load_agent(
-    folder: RunFolder, cfg: RunConfig, checkpoint: str | int = "last", device: str | torch.device = "cpu"
+    folder: RunFolder,
+    cfg: RunConfig,
+    checkpoint: str | int = "last",
+    device: str | torch.device = "cpu",
+    policy_name: str | None = None,
 ) -> Agent:
     """Return the agent in a folder whose configuration is read."""
     device = resolve_device(cfg.model_copy(update={"device": str(device)})).device
@@ -169,6 +176,11 @@ def load_agent(
     state = folder.load_agent(checkpoint)
     with weights_must_fit(folder):
         policy.load_state_dict(state["policy"])
+    if policy_name is not None:
+        if not isinstance(policy, JointPolicy):
+            raise UserError(f"policy={policy_name!r}: {folder.given} has only one policy; leave it out")
+        policy = policy.member(policy_name)
+        spaces = policy.spaces
     return Agent(policy, spaces, cfg, state["longest_episode"], device=device, frames=processor)
 
 

@@ -26,6 +26,7 @@ from zhixing.core.policy import Phase, Policy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_map
 from zhixing.errors import UserError
+from zhixing.nets.joint_policy import JointPolicy
 from zhixing.nets.mlp import tanh_
 from zhixing.nets.noisy import zero_noise
 from zhixing.nets.policies import GreedyPolicy
@@ -49,6 +50,8 @@ class ActionModule(nn.Module):
         super().__init__()
         if isinstance(policy, SearchPolicy):
             raise UserError("agents that plan by tree search can't be exported as one network; use --format folder")
+        if isinstance(policy, JointPolicy):
+            raise UserError("several policies can't be exported as one network; export the network of one of them")
         # a copy, because tracing leaves tensors without values in it
         self.policy, self.spaces = copy.deepcopy(policy).cpu().eval().requires_grad_(False), spaces
         for module in self.policy.modules():

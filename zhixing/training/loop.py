@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from zhixing.buffers import Buffer
+from zhixing.buffers import Buffer, BufferGroup
 from zhixing.collectors.collector import Collector
 from zhixing.collectors.evaluation import Episode, Evaluation
 from zhixing.config import DataConfig, RunConfig, parse_duration, parse_interval
@@ -60,12 +60,12 @@ class TrainingLoop:
         collector: Collector | None,
         learner: Learner,
         *,
-        buffer: Buffer | None = None,
+        buffer: Buffer | BufferGroup | None = None,
         callbacks: Callback | Sequence[Callback] = (),
     ) -> None:
         """Offline training has no collector, on-policy training no buffer."""
         self.cfg, self.learner = cfg, learner
-        self._collector, self._buffer = collector, buffer
+        self._collector, self.replay = collector, buffer
         self.callbacks = as_list(callbacks)
         self.rng = np.random.default_rng(derive_seed(cfg.seed, "replay"))  # samples from the buffer
         self.episodes = 0
@@ -97,14 +97,15 @@ class TrainingLoop:
 
     @property
     def has_buffer(self) -> bool:
-        return self._buffer is not None
+        """Whether there is one buffer. With several learners, `replay` is a group of buffers."""
+        return isinstance(self.replay, Buffer)
 
     @property
     def buffer(self) -> Buffer:
         """The buffer that updates sample."""
-        if self._buffer is None:
+        if not isinstance(self.replay, Buffer):
             raise RuntimeError("on-policy training has no buffer; check loop.has_buffer first")
-        return self._buffer
+        return self.replay
 
     @property
     def env_steps(self) -> int:
@@ -243,8 +244,8 @@ class TrainingLoop:
         """Set all schedules to the used fraction of the budget."""
         progress = self.progress
         self.learner.set_progress(progress)
-        if self.has_buffer:
-            self.buffer.set_progress(progress)
+        if self.replay is not None:
+            self.replay.set_progress(progress)
         if not self.offline:
             # schedules of policies count environment steps; a budget of episodes or time may be used faster
             self.collector.schedule_lead = max(0, int(progress * self.cfg.env_steps) - self.env_steps)

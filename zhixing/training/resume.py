@@ -20,7 +20,7 @@ CHANGEABLE = {
     "budgets": ("env_steps", "episodes", "duration", "stop_return", "offline_updates"),
     "evaluations": (
         *("eval_every", "eval_episodes", "eval_num_envs", "eval_max_steps"),
-        *("eval_env", "eval_video", "opponent"),
+        *("eval_env", "eval_video", "opponent", "eval_agents"),
     ),
     "logs and checkpoints": (
         *("log_every", "plot", "tensorboard"),
@@ -102,8 +102,8 @@ def restore(loop: TrainingLoop, evaluate: Evaluate, folder: RunFolder, spaces: S
 def _restore_buffer(loop: TrainingLoop, folder: RunFolder, state: dict[str, Any]) -> dict[str, Any]:
     """Fill the buffer and return the checkpoint that was used: an older one if files of the given one are damaged."""
     try:
-        if loop.has_buffer:
-            loop.buffer.load(state["replay"], folder.replay)
+        if loop.replay is not None:
+            loop.replay.load(state["replay"], folder.replay)
     except UserError as error:
         older = folder.load_before(state["steps"])
         if older is None:

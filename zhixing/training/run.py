@@ -15,6 +15,7 @@ from zhixing.collectors.evaluation import Evaluation, default_eval_steps
 from zhixing.config import RunConfig
 from zhixing.core.learner import Learner
 from zhixing.errors import UserError
+from zhixing.nets.joint_policy import JointPolicy
 from zhixing.training.builders import build_evaluation_env, build_evaluator
 from zhixing.training.callbacks import Callback
 from zhixing.training.collect_data import NoisyPolicy
@@ -99,6 +100,8 @@ def evaluate(
         policy = NoisyPolicy(learner.policy, 0.0, True, cfg.env_steps) if stochastic else learner.policy
         evaluator: Evaluator | None = None
         if against is not None:
+            if isinstance(policy, JointPolicy):  # the learning policy makes the moves of both players
+                policy = policy.alone(policy.main())
             evaluator = MatchEvaluator(make_game(cfg.env.name), policy, against)
         else:
             evaluator = build_evaluator(cfg, policy, folder, env=vector)

@@ -187,7 +187,7 @@ class RunFolder:
         """Write a checkpoint, then delete those beyond `keep_checkpoints`."""
         state: dict[str, Any] = {"kind": "run", "steps": loop.steps, "loop": loop.state_dict()}
         state["policy"] = loop.learner.policy.state_dict()
-        state["replay"] = loop.buffer.save(self.replay) if loop.has_buffer else {}
+        state["replay"] = loop.replay.save(self.replay) if loop.replay is not None else {}
         self._write(self.checkpoints / f"{loop.steps:012d}.safetensors", state)
         # checkpoints of later steps are left from before a resume
         later = [file for file in self._newest_first() if int(file.stem) > loop.steps]
@@ -195,8 +195,8 @@ class RunFolder:
             old.unlink()
         kept = {loop.steps: state["replay"]} | {steps: old for steps, old in self._kept.items() if steps < loop.steps}
         self._kept = dict(list(kept.items())[: loop.cfg.keep_checkpoints])
-        if loop.has_buffer:
-            loop.buffer.prune(self.replay, self._kept.values())
+        if loop.replay is not None:
+            loop.replay.prune(self.replay, self._kept.values())
 
     def save_best(self, policy: Mapping[str, Any], steps: int, mean_return: float, longest_episode: int = 0) -> None:
         best = {"kind": "agent", "steps": steps, "return": mean_return, "policy": policy}

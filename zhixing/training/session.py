@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from zhixing import config
-from zhixing.buffers import Buffer
+from zhixing.buffers import Buffer, BufferGroup
 from zhixing.collectors.collector import Collector, Evaluator
 from zhixing.config import SHORTHANDS, RunConfig
 from zhixing.core.learner import Learner
@@ -58,7 +58,7 @@ class Session:
         build_learner: Callable[..., Learner] = builders.build_learner,
         build_collector: Callable[..., Collector] = builders.build_collector,
         build_evaluator: Callable[..., Evaluator | None] = builders.build_evaluator,
-        build_buffer: Callable[..., Buffer | None] = builders.build_buffer,
+        build_buffer: Callable[..., Buffer | BufferGroup | None] = builders.build_buffer,
         build_callbacks: Callable[..., list[Callback]] = builders.build_callbacks,
     ) -> None:
         """Build the parts of a run in the new folder `out`. `resume` passes `folder` instead, to continue its run.

@@ -7,6 +7,7 @@ class.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,9 +15,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from zhixing.algorithms.multi_policy import MultiPolicy
+from zhixing.buffers import BufferGroup
+from zhixing.collectors.evaluation import Episode
 from zhixing.config import (
     AsynchronousConfig,
     DataConfig,
+    MultiPolicyConfig,
     OffPolicyConfig,
     OnPolicyConfig,
     RunConfig,
@@ -158,6 +163,79 @@ def self_play(loop: TrainingLoop) -> None:
             loop.iteration_end(experience.episodes, metrics)
 
 
+def multi_policy(loop: TrainingLoop) -> None:
+    """Collect with several policies, and update each learner as its own scheme does.
+
+    An iteration lasts as long as the longest interval between updates, which the others must divide. So no learner has
+    an incomplete rollout at its end.
+    """
+    learner = loop.learner
+    assert isinstance(learner, MultiPolicy)
+    buffers = loop.replay.buffers if isinstance(loop.replay, BufferGroup) else {}
+    parts = {
+        name: TrainingLoop(learner.configs[name], loop.collector, part, buffer=buffers.get(name))
+        for name, part in learner.learners.items()
+    }
+    intervals = _steps_between_updates(parts)
+    chunk, total = min(intervals.values(), default=1), max(intervals.values(), default=1)
+    rollouts: dict[str, list[Batch]] = {name: [] for name in parts}
+    with loop.running():
+        for _ in loop.iterations():
+            episodes: list[Episode] = []
+            metrics: dict[str, Tensor] = {}
+            for steps in range(chunk, total + 1, chunk):
+                experience = loop.collector.collect(steps=chunk)
+                episodes += experience.episodes
+                for name, part in parts.items():
+                    part.rng = loop.rng
+                    batch = learner.view(name, experience.batch)
+                    if part.has_buffer:
+                        part_metrics = _update_from_replay(part, batch, steps % intervals[name] == 0)
+                    else:
+                        # copied, because the next `collect` overwrites the batch
+                        rollouts[name].append(batch if intervals[name] == chunk else Batch.cat([batch]))
+                        part_metrics = _update_from_rollout(part, rollouts[name], steps % intervals[name] == 0)
+                    if part.batch is not None and (loop.batch is None or not learner.has_nonfinite_step):
+                        loop.batch = part.batch
+                    metrics |= {f"{name}/{key}": value for key, value in part_metrics.items()}
+                learner.update_leagues(experience.batch, loop.env_steps)
+                learner.count_updates()
+            loop.iteration_end(episodes, metrics)
+
+
+def _steps_between_updates(parts: Mapping[str, TrainingLoop]) -> dict[str, int]:
+    """Return the steps per environment between the updates of each learner."""
+    intervals = {
+        name: steps_per_iteration(part.cfg) if isinstance(part.cfg, OffPolicyConfig) else part.cfg.rollout_steps  # type: ignore[attr-defined]
+        for name, part in parts.items()
+    }
+    ordered = sorted(intervals.values())
+    if any(longer % shorter for shorter, longer in itertools.pairwise(ordered)):
+        given = ", ".join(f"{name} {steps}" for name, steps in intervals.items())
+        raise UserError(
+            f"the policies update at steps that don't fit together ({given}): each rollout_steps or train_every must "
+            f"divide the longer ones"
+        )
+    return intervals
+
+
+def _update_from_replay(part: TrainingLoop, batch: Batch, is_due: bool) -> Mapping[str, Tensor]:
+    cfg = part.cfg
+    assert isinstance(cfg, OffPolicyConfig)
+    add_to_buffer(part, cfg, batch)
+    num_updates = num_updates_due(part, cfg.updates_per_step, cfg.learning_starts) if is_due else 0
+    return update_from_samples(part, cfg.batch_size, num_updates)
+
+
+def _update_from_rollout(part: TrainingLoop, rollout: list[Batch], is_due: bool) -> Mapping[str, Tensor]:
+    if not is_due:
+        return {}
+    batch = rollout[0] if len(rollout) == 1 else Batch.cat(rollout)
+    rollout.clear()
+    part.batch = batch.to(part.learner.device)
+    return part.learner.update(part.batch).metrics
+
+
 def act_only(loop: TrainingLoop) -> None:
     """Act without updates, for algorithms that search instead of learning."""
     cfg, collector = loop.cfg, loop.collector
@@ -238,6 +316,7 @@ TRAINERS: dict[type[RunConfig], Trainer] = {
     DataConfig: offline,
     SelfPlayConfig: self_play,
     SearchConfig: act_only,
+    MultiPolicyConfig: multi_policy,
 }
 
 

@@ -13,6 +13,7 @@ from zhixing.config import RunConfig, flat_settings
 from zhixing.config.display import WITHOUT_EFFECT, format_value
 from zhixing.core import space_json
 from zhixing.errors import UserError
+from zhixing.nets.joint_policy import JointPolicy
 from zhixing.training.agent import load_agent, read_spaces
 from zhixing.training.resolve import NO_ENV
 from zhixing.training.run import evaluate, make_greedy
@@ -68,9 +69,10 @@ def _export_network(source: RunFolder, out: Path, format: str, checkpoint: str |
         raise UserError(f"{file} exists already; choose another folder")
     cfg = make_greedy(source.read_config(without_env=source.spaces_file.is_file()))
     agent = load_agent(source, cfg, checkpoint)
-    module = ActionModule(agent.policy, agent.spaces)
+    policy = agent.policy.member(agent.policy.main()) if isinstance(agent.policy, JointPolicy) else agent.policy
+    module = ActionModule(policy, policy.spaces)
     about = {"algorithm": cfg.algorithm, "env": cfg.env.name, **module.interface()}
-    about |= {"spaces": space_json.encode(agent.spaces)}
+    about |= {"spaces": space_json.encode(policy.spaces)}
     try:
         out.mkdir(parents=True, exist_ok=True)
         if format == "onnx":

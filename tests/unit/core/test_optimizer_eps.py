@@ -27,7 +27,7 @@ def epsilons(learner: zx.Learner) -> dict[str, float]:
 def test_optimizer_eps_sets_every_optimizer(algorithm: str, short_config: Callable, tmp_path: Path) -> None:
     config_class = zx.algorithms.get(algorithm).settings
     if "optimizer_eps" not in config_class.model_fields:
-        assert config_class.scheme == "play"  # searches without learning
+        assert config_class.scheme in ("play", "multi_policy")  # search without learning, settings of policies
         return
     default = 1e-5 if algorithm in USES_1E_5 else 1e-8
     assert config_class.model_fields["optimizer_eps"].default == default

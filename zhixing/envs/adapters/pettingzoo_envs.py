@@ -72,7 +72,7 @@ class _PettingZooEnv(gym.Env[Any, Any]):
     def __init__(self, env: Any, name: str | None = None, *, reward_kind: RewardKind = "individual") -> None:
         self.env, self.reward_kind = env, reward_kind
         self.agents: list[Any] = list(env.possible_agents)
-        self.num_agents = len(self.agents)
+        self.num_agents, self.agent_names = len(self.agents), tuple(map(str, self.agents))
         self.padding = AgentPadding(
             name or str(env),
             [env.observation_space(agent) for agent in self.agents],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from zhixing.buffers import HER, Buffer, EpisodeView, NStep, Prioritized, SequenceView, Uniform, View
+from zhixing.algorithms.multi_policy import MultiPolicy
+from zhixing.buffers import HER, Buffer, BufferGroup, EpisodeView, NStep, Prioritized, SequenceView, Uniform, View
 from zhixing.config import OffPolicyConfig, RunConfig, SelfPlayConfig
 from zhixing.core.learner import Learner
 from zhixing.core.spaces import Spaces
@@ -22,11 +23,19 @@ def build_buffer(
     *,
     data: Dataset | None = None,
     goal_env: FewEnvs | None = None,
-) -> Buffer | None:
+) -> Buffer | BufferGroup | None:
     """Build the buffer that updates sample from, or return None for on-policy algorithms.
 
-    With `data` the buffer reads a dataset. `goal_env` computes the rewards of relabeled goals.
+    With `data` the buffer reads a dataset. `goal_env` computes the rewards of relabeled goals. Several learners get a
+    group of buffers.
     """
+    if isinstance(learner, MultiPolicy):
+        parts = {
+            name: build_buffer(learner.configs[name], part, part.spaces, folder)
+            for name, part in learner.learners.items()
+        }
+        buffers = {name: buffer for name, buffer in parts.items() if isinstance(buffer, Buffer)}
+        return BufferGroup(buffers) if buffers else None
     if isinstance(cfg, SelfPlayConfig):
         return Buffer(learner.extra_fields, cfg.capacity, 1, sampler=Uniform(), view=NStep(1, cfg.gamma))
     if not isinstance(cfg, OffPolicyConfig):

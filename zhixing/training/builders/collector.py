@@ -25,7 +25,8 @@ def build_collector(cfg: RunConfig, learner: Learner, env: VectorEnv, folder: Ru
     if isinstance(learner, LearnsFromSelfPlay):
         return learner.self_play()
     if is_distributed(cfg):
-        return make_distributed_collector(cfg, learner, env.spaces, env.logged_info_keys, folder.path)
+        keys = (*env.logged_info_keys, *learner.policy.logged_info_keys)
+        return make_distributed_collector(cfg, learner, env.spaces, keys, folder.path)
     if isinstance(env, TorchVectorEnv) and cfg.scheme == "on_policy":  # replay buffers store NumPy arrays
         return TorchActor(learner.policy, env, learner.extra_fields, seed=cfg.seed)
     return Actor(learner.policy, env, learner.extra_fields, seed=cfg.seed, device=cfg.device)

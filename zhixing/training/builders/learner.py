@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from zhixing import algorithms
+from zhixing.algorithms.multi_policy import MultiPolicy
 from zhixing.config import RunConfig
 from zhixing.core.learner import Learner, LearnsFromDemonstrations, LearnsFromExpert
 from zhixing.core.spaces import Spaces
@@ -29,9 +30,29 @@ def build_learner(cfg: RunConfig, spaces: Spaces, folder: RunFolder, *, resumed:
         source = RunFolder.open(cfg.init_from)
         with weights_must_fit(source):
             learner.load_networks(source.load_networks())
+    if isinstance(learner, MultiPolicy) and not resumed:
+        _initialize_policies(learner)
     if cfg.distributed.servers:
         check_servers(cfg, learner)
     if cfg.distributed.learners > 1:
         check_learners(cfg, learner)
         learner.executor = LearnerGroup(learner, cfg, spaces, folder.path)
     return learner
+
+
+def _initialize_policies(learner: MultiPolicy) -> None:
+    """Load the weights of policies that start from another run."""
+    for name, settings in learner.cfg.policies.items():
+        if settings.get("init_from") is None:
+            continue
+        source, policy_name = RunFolder.open(settings["init_from"]), settings["init_policy"]
+        with weights_must_fit(source):
+            if name in learner.learners:
+                state = source.load_networks()
+                learner.learners[name].load_networks(state["learners"][policy_name] if policy_name else state)
+            else:
+                state = source.load_agent()["policy"]
+                prefix = f"policies.{policy_name}." if policy_name else ""
+                own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+                learner.policy.policies[name].load_state_dict(own)
+    learner.start_leagues()

@@ -1,0 +1,237 @@
+"""Several policies in one environment: each learns with its own algorithm, is frozen, follows a script, or is a league.
+
+A learning policy is an ordinary learner for the environment of its agents only. A single-agent algorithm learns from
+each of its agents as from a separate environment; a multi-agent algorithm learns for all of them together.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from zhixing import algorithms
+from zhixing.algorithms import register
+from zhixing.config import MultiPolicyConfig, RunConfig, is_learner, policy_config
+from zhixing.core.batch import Batch
+from zhixing.core.learner import Learner, Update
+from zhixing.core.optimizer import Optimizer
+from zhixing.core.policy import Policy
+from zhixing.core.seeding import derive_seed
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import Field, Tree, tree_map
+from zhixing.errors import UserError, unknown
+from zhixing.nets.joint_policy import DECISIONS, JointPolicy, RandomPolicy, Seating
+from zhixing.nets.league import LeaguePolicy
+from zhixing.utils.importing import import_object
+
+
+def match_agents(patterns: Mapping[str, str], names: tuple[str, ...], setting: str) -> dict[str, str]:
+    """Return the policy of each agent that has one. An exact name precedes patterns, which apply in order."""
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise unknown(f"agent in {setting}:", pattern, names)
+    ordered = sorted(patterns, key=lambda pattern: pattern not in names)
+    matches = {name: [p for p in ordered if p == name or fnmatch.fnmatchcase(name, p)] for name in names}
+    return {name: patterns[found[0]] for name, found in matches.items() if found}
+
+
+def _members(policy_of: Mapping[str, str], names: tuple[str, ...]) -> dict[str, list[int]]:
+    """Return the indices of the agents of each policy."""
+    return {policy: [i for i, name in enumerate(names) if policy_of[name] == policy] for policy in policy_of.values()}
+
+
+@register("multi_policy", "several policies in one environment, with algorithms of their own, frozen runs and leagues")
+class MultiPolicy(Learner):
+    settings = MultiPolicyConfig
+    metrics: ClassVar[tuple[str, ...]] = ()
+    multi_agent = True
+    policy: JointPolicy
+
+    def __init__(self, cfg: MultiPolicyConfig, spaces: Spaces, device: torch.device | str = "cpu") -> None:
+        super().__init__(cfg, spaces, device)
+        if cfg.distributed.learners > 1:
+            raise UserError(
+                f"distributed.learners={cfg.distributed.learners}: multi_policy updates in one process; set 1"
+            )
+        self.cfg = cfg
+        names, num = spaces.agent_names, spaces.num_agents
+        policy_of = match_agents(cfg.agents, names, "agents")
+        for name in names:
+            if name not in policy_of:
+                raise UserError(f"agents has no policy for {name}: set agents.{name}=POLICY, or agents.*=POLICY")
+        agents = _members(policy_of, names)
+        eval_agents = _members({**policy_of, **match_agents(cfg.eval_agents, names, "eval_agents")}, names)
+        self.learners: dict[str, Learner] = {}
+        self.configs: dict[str, RunConfig] = {}
+        policies: dict[str, Policy] = {}
+        for name, settings in sorted(cfg.policies.items(), key=lambda item: "league" in item[1]):
+            used = agents.get(name) or eval_agents.get(name)
+            if used is None:
+                raise UserError(f"no agent has the policy {name}: set agents.{names[-1]}={name}, or remove it")
+            if is_learner(settings) and name not in agents:
+                raise UserError(f"the policy {name} only acts in evaluations, so it can't learn: set frozen=true")
+            if "league" in settings:
+                policies[name] = self._league(name, settings, policies[settings["league"]], agents)
+            elif "script" in settings:
+                policies[name] = self._script(settings["script"])
+            else:
+                policies[name] = self._algorithm(name, settings, used)
+            if policies[name].spaces.agents and len(eval_agents.get(name, used)) != len(used):
+                raise UserError(f"eval_agents: the policy {name} acts for {len(used)} agents together; give it as many")
+        seating = Seating(agents, num, cfg.rotate)
+        self.policy = JointPolicy(spaces, policies, seating, Seating(eval_agents, num, cfg.rotate)).to(self.device)
+        self.policy.learning = {name: getattr(self.configs[name], "learning_starts", 0) for name in self.learners}
+        self.metrics = tuple(f"{name}/{key}" for name, part in self.learners.items() for key in part.metrics)  # type: ignore[misc]
+        self._optimizers = [optimizer for learner in self.learners.values() for optimizer in learner._optimizers]
+        self._extra_fields = self._decision_fields()
+        self.policy.fields = {name: list(fields) for name, fields in self._extra_fields.items()}
+        # what a league's target has won so far in each unfinished episode, [N,k] as its snapshots
+        self.margins = {name: np.zeros((cfg.num_envs, len(agents[name]))) for name in self.leagues if name in agents}
+
+    @property
+    def leagues(self) -> dict[str, LeaguePolicy]:
+        items = self.policy.policies.items()
+        return {name: policy for name, policy in items if isinstance(policy, LeaguePolicy)}
+
+    # --- parts ---
+
+    def _member_spaces(self, num_agents: int) -> Spaces:
+        if num_agents == 1:
+            individual: Any = {"reward_kind": "individual", "state": None, "alive": False}
+            return replace(self.spaces, num_agents=1, agent_names=(), **individual)
+        return replace(self.spaces, num_agents=num_agents, agent_names=())
+
+    def _algorithm(self, name: str, settings: Mapping[str, Any], agents: list[int]) -> Policy:
+        algorithm = algorithms.get(settings["algorithm"])
+        is_team = algorithm.multi_agent is True
+        if is_team and len(agents) == 1:
+            raise UserError(
+                f"policies.{name}: {algorithm.name} needs several agents, but this policy has only "
+                f"{self.spaces.agent_names[agents[0]]}: use a single-agent algorithm, such as ppo or dqn"
+            )
+        num_envs = self.cfg.num_envs * (1 if is_team else len(agents))
+        cfg = policy_config(self.cfg, name, num_envs, derive_seed(self.cfg.seed, f"policy {name}"))
+        try:
+            learner = algorithm.make(cfg, self._member_spaces(len(agents) if is_team else 1), self.device)
+        except UserError as error:
+            raise UserError(f"policies.{name} of multi_policy: {error}") from None
+        if is_learner(settings):
+            self.learners[name], self.configs[name] = learner, cfg
+        else:
+            learner.policy.requires_grad_(False)
+        return learner.policy
+
+    def _league(
+        self, name: str, settings: Mapping[str, Any], policy: Policy, agents: Mapping[str, list[int]]
+    ) -> LeaguePolicy:
+        if policy.spaces.agents:
+            raise UserError(f"policies.{name}: a league needs a single-agent algorithm, such as ppo or dqn")
+        if settings["league"] not in agents:
+            raise UserError(f"policies.{name}: the policy {settings['league']} of the league has no agent")
+        return LeaguePolicy(policy, settings["size"], settings["sampling"] == "prioritized")
+
+    def _script(self, script: str) -> Policy:
+        spaces = self._member_spaces(1)
+        if script == "random":
+            return RandomPolicy(spaces)
+        policy = import_object(script)
+        if not (isinstance(policy, type) and issubclass(policy, Policy)):
+            raise UserError(f"script={script!r} must be a class that derives from zhixing.Policy")
+        return policy(spaces)
+
+    def _decision_fields(self) -> dict[str, dict[str, Tree]]:
+        """Return what to store of each policy's decisions: fields `[k,...]` for k agents, or `[...]` of a team."""
+        fields: dict[str, dict[str, Tree]] = {}
+        for name, learner in self.learners.items():
+            fields[name] = learner.extra_fields
+            if not learner.spaces.agents:
+                fields[name] = tree_map(lambda field, name=name: self._stacked(name, field), fields[name])
+        for name in self.leagues:
+            if name in self.policy.seating.agents:
+                fields[name] = {"snapshot": self._stacked(name, Field((), np.dtype(np.float32)))}
+        return {name: tree for name, tree in fields.items() if tree}
+
+    def _stacked(self, name: str, field: Field) -> Field:
+        return Field((len(self.policy.seating.agents[name]), *field.shape), field.dtype)
+
+    # --- for the trainer ---
+
+    @property
+    def extra_fields(self) -> dict[str, Tree]:
+        return {DECISIONS: self._extra_fields} if self._extra_fields else {}
+
+    def view(self, name: str, batch: Batch) -> Batch:
+        """Return the steps of a joint batch `[T,N]` as the learner `name` reads them."""
+        return self.policy.view(name, batch)
+
+    def start_leagues(self) -> None:
+        """Take the first snapshots, after the weights of policies were loaded."""
+        for name, league in self.leagues.items():
+            league.num_taken.zero_()
+            league.add(self.learners[self.cfg.policies[name]["league"]].policy)
+
+    def update_leagues(self, batch: Batch, env_steps: int) -> None:
+        """Count the results of episodes that ended in a joint batch `[T,N]`, and take the snapshots that are due."""
+        for name, league in self.leagues.items():
+            settings = self.cfg.policies[name]
+            if name in self.margins:
+                self._record(name, league, settings["league"], batch)
+            while env_steps >= int(league.num_taken) * settings["every"]:
+                league.add(self.learners[settings["league"]].policy)
+
+    def _record(self, name: str, league: LeaguePolicy, target: str, batch: Batch) -> None:
+        def rewards(policy: str) -> Any:
+            rows, agents = self.policy.seating.index(policy, batch.terminated.shape[1])
+            return batch.reward[:, rows, agents]
+
+        gains = rewards(target).mean(2, keepdims=True) - rewards(name)  # [T,N,k]
+        snapshot, ended = batch.decisions[name]["snapshot"], batch.terminated | batch.truncated
+        margin = self.margins[name]
+        for t in range(len(gains)):
+            margin += gains[t]
+            for env in np.flatnonzero(ended[t]).tolist():
+                for opponent, total in zip(snapshot[t, env].tolist(), margin[env].tolist(), strict=True):
+                    league.record(int(opponent), 0.5 + 0.5 * float(np.sign(total)))
+                margin[env] = 0.0
+
+    def count_updates(self) -> None:
+        self.updates = sum(learner.updates for learner in self.learners.values())
+
+    def update(self, batch: Batch) -> Update:
+        """Raise an error: each learner has updates of its own, which the trainer calls."""
+        raise UserError("a multi_policy learner has no update: call learners[name].update(view(name, batch))")
+
+    def set_progress(self, fraction: float) -> None:
+        for learner in self.learners.values():
+            learner.set_progress(fraction)
+
+    # --- state ---
+
+    def networks(self) -> dict[str, nn.Module]:
+        return {f"{name}/{key}": net for name, part in self.learners.items() for key, net in part.networks().items()}
+
+    def optimizers(self) -> dict[str, Optimizer]:
+        return {f"{name}/{key}": one for name, part in self.learners.items() for key, one in part.optimizers().items()}
+
+    def load_networks(self, state: dict[str, Any]) -> None:
+        for name, learner in self.learners.items():
+            if name in state["learners"]:
+                learner.load_networks(state["learners"][name])
+
+    def state_dict(self) -> dict[str, Any]:
+        learners = {name: learner.state_dict() for name, learner in self.learners.items()}
+        margins: dict[str, Tensor] = {name: torch.from_numpy(array.copy()) for name, array in self.margins.items()}
+        return {**super().state_dict(), "learners": learners, "margins": margins}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for name, learner in self.learners.items():
+            learner.load_state_dict(state["learners"][name])
+        for name, margin in self.margins.items():
+            margin[:] = state["margins"][name].numpy()
