@@ -27,11 +27,13 @@ ABILITIES = {
     "dict, continuous": Ability("dummy_envs:DictObsEnv", {"env__kind": "continuous", **CNN}, ("Box", "Dict", "dict")),
     "masks": Ability("dummy_envs:MaskedEnv", {}, ("mask", "Discrete")),  # the environment raises on a masked action
     "gru": Ability(None, {"net__recurrent": "gru", "net__recurrent_size": 8}, ("recurrent",)),
+    "stack": Ability(None, {"env__stack": 3}, ("stack",)),
+    "dict, stack": Ability("dummy_envs:DictObsEnv", {"env__stack": 3, **CNN}, ("Discrete", "Dict", "dict", "stack")),
     "lstm": Ability(None, {"net__recurrent": "lstm", "net__recurrent_size": 8}, ("recurrent",)),
 }
 # combinations that must be supported
 REQUIRED = {
-    name: {"dict, discrete", "masks", "gru", "lstm"}
+    name: {"dict, discrete", "masks", "gru", "lstm", "stack", "dict, stack"}
     for name in ("ppo", "a2c", "dqn", "double_dqn", "dueling_dqn", "qmix")
 }
 

@@ -24,8 +24,9 @@ class Buffer:
     """Store the newest `capacity` transitions, rounded up to a multiple of `num_envs`, and sample from them.
 
     `spec` gives the `Field`s of one step of one environment, without `next_obs`, which is the next row's `obs`. With
-    `frame_stack=k` observations are stacks `[k, ...]`; the buffer stores each frame once and rebuilds the stacks in
-    samples. With `her` samples are relabeled with achieved goals. With `folder` the arrays are memory-mapped files.
+    `frame_stack=k` observations are stacks of k frames, see `zhixing.core.stack`; the buffer stores each frame once and
+    rebuilds the stacks in samples. With `her` samples are relabeled with achieved goals. With `folder` the arrays are
+    memory-mapped files.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Buffer:
             her.check(spec)
             if not isinstance(view, NStep) or view.n != 1 or frame_stack != 1:
                 raise UserError(
-                    f"HER relabels single transitions (replay.n_step=1, no recurrent network): it needs "
+                    f"HER relabels single transitions (replay.n_step=1, env.stack=1, no recurrent network): it needs "
                     f"NStep(1, gamma) and frame_stack=1, not {view} and frame_stack={frame_stack}"
                 )
         if isinstance(sampler, Prioritized) and isinstance(view, EpisodeView):
@@ -60,10 +61,12 @@ class Buffer:
             folder = Path(folder)
             folder.mkdir(parents=True, exist_ok=True)
         self.ring = Ring(spec, capacity, num_envs, frame_stack, device, folder)
-        if view.min_rows > self.ring.capacity_per_env:
+        min_rows = view.min_rows + frame_stack - 1
+        if min_rows > self.ring.capacity_per_env:
+            stacks = f" with stacks of {frame_stack} frames" if frame_stack > 1 else ""
             raise UserError(
                 f"capacity {capacity} over {num_envs} environments holds {self.ring.capacity_per_env} rows of each, "
-                f"{view} needs {view.min_rows}: raise replay.capacity to at least {view.min_rows * num_envs}"
+                f"{view}{stacks} needs {min_rows}: raise replay.capacity to at least {min_rows * num_envs}"
             )
         self.sampler, self.view, self.her, self.num_envs = sampler, view, her, num_envs
         self.capacity = self.ring.capacity_per_env * num_envs

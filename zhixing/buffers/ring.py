@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from zhixing.buffers.fields import Array, ArrayStore, BatchValidator, SlotAllocator
+from zhixing.buffers.frames import FrameLeaves
 from zhixing.core.batch import Batch
-from zhixing.core.tree import Field, Tree, tree_leaves, tree_map
+from zhixing.core.tree import Tree, tree_leaves
 from zhixing.errors import UserError
 
 Leaves = list[Array]
@@ -38,7 +39,10 @@ class Ring:
         self.num_envs, self.frame_stack = num_envs, frame_stack
         self.capacity_per_env = -(-capacity // num_envs)
         self.size = (self.capacity_per_env + 1) * num_envs
-        stored = {**spec, "obs": _single_frames(spec["obs"], frame_stack)} if frame_stack > 1 else dict(spec)
+        self._frames: FrameLeaves | None = None
+        if frame_stack > 1:
+            self._frames = FrameLeaves(spec["obs"], frame_stack, agent_dims=len(spec["reward"].shape))
+        stored = dict(spec) if self._frames is None else {**spec, "obs": self._frames.spec}
         obs_fields = self.validator.obs_fields
         self.store = ArrayStore(stored, self.size, device, folder)
         self.final_obs_pool = SlotAllocator({name: stored[name] for name in obs_fields}, device)
@@ -60,8 +64,6 @@ class Ring:
         self._step_arrays = [array for name in self.validator.step_fields for array in self.store.arrays[name]]
         self._obs_arrays = [array for name in obs_fields for array in self.store.arrays[name]]
         self._latest_leaves = [leaf for name in obs_fields for leaf in self.latest_next_obs[name]]
-        # number of leading observation leaves that are stacks of frames
-        self._num_stacked = len(self.latest_next_obs["obs"]) if frame_stack > 1 else 0
 
     @staticmethod
     def from_arrays(
@@ -129,13 +131,14 @@ class Ring:
         if not self._all_continue(obs):
             obs, next_obs = self._without_time(obs), self._without_time(next_obs)
             continues = self._continues(obs, slice(None))
-            self._check_first_stacks(obs, next_obs, ~continues)
+            starts = np.flatnonzero(~continues)
+            missing = self._missing_frames(obs, next_obs, starts, count * N + starts)
             self._end_streams(count * N + np.flatnonzero(~continues & (self.next_episode_start < count)))
-            self.next_episode_start[~continues] = count
+            self.next_episode_start[starts] = count - missing
             self.store.write(self._obs_arrays, rows, self._newest_frames(obs, 1))
         # else the rows already hold these observations, as successors of the previous rows
         self._release_slots(next_rows)
-        stored = self._newest_frames(self._without_time(next_obs), 1) if self._num_stacked else next_obs
+        stored = next_obs if self._frames is None else self._newest_frames(self._without_time(next_obs), 1)
         self.store.write(self._obs_arrays, next_rows, stored)
         for latest, value in zip(self._latest_leaves, next_obs):  # noqa: B905 (hot, see ArrayStore.write)
             latest[...] = value
@@ -199,10 +202,12 @@ class Ring:
         continues[1:] = ~ended[:-1]
         for value, successor in zip(obs, next_obs, strict=True):
             continues[1:] &= _equal(value[1:], successor[:-1], 2)
-        self._check_first_stacks(obs, next_obs, ~continues)
-        self._end_streams(index[0][~continues[0] & (episode_start[0] < self.count[columns])])
-        position = index // self.num_envs
-        episode_start = np.maximum.accumulate(np.where(continues, episode_start, position), axis=0)
+        starts = ~continues
+        missing = self._missing_frames(obs, next_obs, starts, index[starts])
+        self._end_streams(index[0][starts[0] & (episode_start[0] < self.count[columns])])
+        episode_start[1:] = np.iinfo(np.int64).min  # of the rows that continue, until the maximum of those before
+        episode_start[starts] = index[starts] // self.num_envs - missing
+        episode_start = np.maximum.accumulate(episode_start, axis=0)
         boundary = ended.copy()
         boundary[:-1] |= ~continues[1:]
         return episode_start, boundary
@@ -253,22 +258,32 @@ class Ring:
             columns = index % self.num_envs
             self._store_successors(index - self.num_envs, [latest[columns] for latest in self._latest_leaves])
 
-    def _check_first_stacks(self, obs: Leaves, next_obs: Leaves, starts: Array) -> None:
-        """Raise `UserError` unless frame stacks begin with a repeated frame and shift by one with each step."""
-        if not self._num_stacked or not starts.any():
-            return
-        for stack, successor in list(zip(obs, next_obs, strict=True))[: self._num_stacked]:
-            first, second = stack[starts], successor[starts]
-            if not (_equal(first[:, 1:], first[:, :-1], 1).all() and _equal(second[:, :-1], first[:, 1:], 1).all()):
-                raise UserError(
-                    f"frame_stack={self.frame_stack} needs episodes that begin with their first frame repeated and "
-                    f"stacks that shift by one with each step; use frame_stack=1 for other stacks"
-                )
+    def _missing_frames(self, obs: Leaves, next_obs: Leaves, starts: Array, index: Array) -> Array | int:
+        """Return how many earlier frames are not stored, per stream that starts at `starts` with the row `index`.
+
+        None is missing if it starts with an episode, whose first stack repeats a frame. If it starts in the middle of a
+        recorded episode, it must be the first of its column.
+        """
+        if self._frames is None or len(index) == 0:
+            return 0
+        num = len(self._frames)
+        first, second = ([value[starts] for value in leaves[:num]] for leaves in (obs, next_obs))
+        repeated = self._frames.repeat_first(first, second)
+        position, column = np.divmod(index, self.num_envs)
+        if not (repeated | (position == self.cleared_before[column])).all():
+            raise UserError(
+                f"frame_stack={self.frame_stack} needs episodes that begin with their first frame repeated; use "
+                f"frame_stack=1 for other stacks"
+            )
+        missing: Array = np.where(repeated, 0, self.frame_stack - 1)
+        return missing
 
     def _newest_frames(self, values: Leaves, num_leading: int) -> Leaves:
         """Return the stored part of observation leaves, which is the newest frame of frame stacks."""
-        newest = (slice(None),) * num_leading + (-1,)
-        return [value[newest] if i < self._num_stacked else value for i, value in enumerate(values)]
+        if self._frames is None:
+            return values
+        num = len(self._frames)
+        return [*self._frames.newest(values[:num], num_leading), *values[num:]]
 
     def _store_successors(self, index: Array, successors: Leaves) -> None:
         """Store the successors of the rows `index` in the pool."""
@@ -356,34 +371,37 @@ class Ring:
 
     def take(self, name: str, rows: Array) -> Tree:
         """Return a field at rows `[B]` of the arrays, as tensors on the device."""
-        return self.store.take(name, self._stack_rows(rows) if self.frame_stack > 1 and name == "obs" else rows)
+        if self._frames is not None and name == "obs":
+            frames = self.store.take_leaves(name, self._stack_rows(rows))
+            return self.store.to_tree(name, self._frames.join(frames))
+        return self.store.take(name, rows)
 
     def take_all(self, rows: Array) -> dict[str, Tree]:
         """Return every field at rows `[B]` of the arrays, as tensors on the device."""
-        if self.frame_stack > 1:
+        if self._frames is not None:
             return {name: self.take(name, rows) for name in self.store.spec}
         return self.store.take_all(rows)
 
     def take_successors(self, name: str, rows: Array) -> Tree:
         """Return the values of the field `name` after the steps at rows `[B]` of the arrays."""
-        stacked = self.frame_stack > 1 and name == "obs"
+        frames = self._frames if name == "obs" else None
         next_rows = (rows + self.num_envs) % self.size
         slots = self.slot.take(rows)
         in_pool = (slots >= 0).nonzero()[0]
-        if self.store.on_cpu and name in self.store.single and not stacked:  # hot: equals the general case below
+        if self.store.on_cpu and name in self.store.single and frames is None:  # hot: equals the general case below
             array = self.store.arrays[name][0].take(next_rows, 0)
             if len(in_pool):
                 array[in_pool] = self.final_obs_pool.store.arrays[name][0].take(slots.take(in_pool), 0)
             return self.store.to_tensor(array)
-        if stacked:
+        if frames is not None:
             next_rows = np.concatenate([self._stack_rows(rows)[:, 1:], next_rows[:, None]], axis=1)
         leaves = self.store.take_leaves(name, next_rows)
         if len(in_pool):
             at: Any = in_pool if self.store.on_cpu else self.store.to_tensor(in_pool)
             final_leaves = self.final_obs_pool.store.take_leaves(name, slots[in_pool])
             for leaf, final in zip(leaves, final_leaves, strict=True):
-                (leaf[:, -1] if stacked else leaf)[at] = final
-        return self.store.to_tree(name, leaves)
+                (leaf if frames is None else leaf[:, -1])[at] = final
+        return self.store.to_tree(name, leaves if frames is None else frames.join(leaves))
 
     def _stack_rows(self, rows: Array) -> Array:
         """Return the rows of the frames of each stack `[B,k]`, oldest first. An episode's first frame is repeated."""
@@ -472,14 +490,3 @@ def _equal(a: Array, b: Array, num_leading: int) -> Array:
 def _flatten(value: Array) -> Array:
     """Reshape `[T,N,...]` to `[B,...]`."""
     return value.reshape(-1, *value.shape[2:])
-
-
-def _single_frames(tree: Tree, frame_stack: int) -> Tree:
-    def single(field: Field) -> Field:
-        if field.shape[:1] != (frame_stack,):
-            raise UserError(
-                f"frame_stack={frame_stack} needs observations of shape [{frame_stack}, ...], not {list(field.shape)}"
-            )
-        return Field(field.shape[1:], field.dtype)
-
-    return tree_map(single, tree)

@@ -263,7 +263,6 @@ OTHER_VALUE: list[tuple[str, str, dict[str, str]]] = [
     ),
     ("vector.backend", "a name, such as serial or process", {SB3: "vec_env_cls"}),
     ("env", "options are written env.NAME=VALUE", {SB3: "env_kwargs", RLLIB: "env_config"}),
-    ("replay.frame_stack", "together with env.stack, the frames per observation", {TIANSHOU: "frames_stack"}),
     # collection
     (
         "rollout_steps train_every",
@@ -359,6 +358,7 @@ OTHER_VALUE: list[tuple[str, str, dict[str, str]]] = [
     ("", "spaces and agents are read from the environment", {MINDRL: "state_space_dim action_space_dim num_agent"}),
     ("", "runs with the same seed are always identical on the CPU", {CLEANRL: "torch_deterministic"}),
     ("", "the final and the best weights are always saved in the run folder", {CLEANRL: "save_model"}),
+    ("", "stack observations with the option env.stack=NUMBER", {SB3: "frame_stack", TIANSHOU: "frames_stack"}),
     ("", "progress is always printed", {SB3: "verbose progress_bar"}),
     (
         "",

@@ -428,8 +428,6 @@ class ReplayConfig(StrictModel):
     """Hindsight experience replay: relabel transitions with goals that were reached later."""
     her_ratio: Fraction = 0.8
     """Fraction of the sampled transitions that get a hindsight goal."""
-    frame_stack: Positive = 1
-    """Frames per observation, stacked at sampling time so each frame is stored once."""
     on_device: bool = False
     """Store the replay buffer on the learner's device."""
     on_disk: bool = False

@@ -31,14 +31,15 @@ def encode(spaces: Spaces) -> dict[str, Json]:
         "alive": spaces.alive,
         "reward_kind": spaces.reward_kind,
         "agent_names": list(spaces.agent_names),
+        "stack": spaces.stack,
     }
 
 
 def decode(data: Json) -> Spaces:
     """Return spaces from JSON. Raise `ValueError` for what `encode` never writes."""
     if isinstance(data, dict):
-        data = {"agent_names": [], **data}  # older versions didn't write them
-    _check_keys(data, "obs", "action", "num_agents", "mask", "state", "alive", "reward_kind", "agent_names")
+        data = {"agent_names": [], "stack": 1, **data}  # older versions didn't write them
+    _check_keys(data, "obs", "action", "num_agents", "mask", "state", "alive", "reward_kind", "agent_names", "stack")
     if type(data["alive"]) is not bool:
         raise ValueError(f"alive is {data['alive']!r}, expected true or false")
     if data["reward_kind"] not in get_args(RewardKind):
@@ -55,6 +56,7 @@ def decode(data: Json) -> Spaces:
         data["alive"],
         data["reward_kind"],
         tuple(names),
+        _count(data, "stack"),
     )
 
 

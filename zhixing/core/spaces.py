@@ -39,6 +39,8 @@ RewardKind = Literal["shared", "individual", "opposed"]
 class Spaces:
     """Spaces of one environment, for a single agent. All agents have equal spaces.
 
+    `stack` is the number of frames in an observation, if these are stacks; see `zhixing.core.stack`.
+
     Three values describe optional data in addition to observations. `mask` is the size of the action mask, for
     environments that report which discrete actions are valid. `state` is the size of a global state. `alive` is true
     if agents may leave before the episode ends.
@@ -57,6 +59,7 @@ class Spaces:
     alive: bool = False
     reward_kind: RewardKind = "individual"
     agent_names: tuple[str, ...] = field(default=(), compare=False)
+    stack: int = 1
 
     def __post_init__(self) -> None:
         names = self.agent_names or tuple(f"agent_{i}" for i in range(self.num_agents))

@@ -12,6 +12,7 @@ from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Tuple
 from zhixing.core.spaces import Spaces, space_fields
 from zhixing.core.tree import tree_leaves
 from zhixing.envs.api import check_spaces, reset_and_check
+from zhixing.envs.wrappers.frame_stack import stack_of
 from zhixing.envs.wrappers.time_limit import time_limit_of
 from zhixing.errors import UserError
 
@@ -62,6 +63,7 @@ def inspect_env(env: gym.Env[Any, Any], name: str) -> EnvSpec:
         alive=bool(agents) and "alive" in info,
         reward_kind=getattr(env.unwrapped, "reward_kind", "individual") if agents else "individual",
         agent_names=tuple(map(str, getattr(env.unwrapped, "agent_names", ()))) if agents else (),
+        stack=stack_of(env),
     )
     fps = float(env.metadata.get("render_fps") or 30.0)
     return EnvSpec(spaces, paths, mask_in_obs, tuple(env.metadata.get("logged_info_keys", ())), time_limit_of(env), fps)

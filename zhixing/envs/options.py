@@ -16,6 +16,7 @@ import numpy as np
 
 from zhixing.errors import UserError
 
+COMMON_OPTIONS = ("max_episode_steps", "stack")  # of every environment, see `registry.make`
 _LISTS = (list, tuple, set, frozenset, np.ndarray)
 
 
@@ -68,6 +69,8 @@ def construct_env(
 
 
 def unknown_option(name: str, option: str, allowed: list[str]) -> UserError:
+    if option not in COMMON_OPTIONS:  # else these environments don't have it
+        allowed = [*allowed, *(common for common in COMMON_OPTIONS if common not in allowed)]
     near = difflib.get_close_matches(option, allowed, n=1, cutoff=0.5)
     advice = f"; did you mean {near[0]!r}?" if near else ""
     return UserError(f"{name} has no option {option!r}, allowed: {', '.join(allowed) or 'none'}{advice}")

@@ -1,7 +1,8 @@
 """Make environments by name.
 
 An adapter is a module with `names()`, `supports(name)` and `make(name, options)`. To add a family, write an adapter
-and add its prefix to `PREFIXES`.
+and add its prefix to `PREFIXES`. If `make` implements some of the `COMMON_OPTIONS` itself, `own_options(name, options)`
+returns their names.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from zhixing.envs.adapters import (
     smax,
     user,
 )
-from zhixing.envs.wrappers.time_limit import OPTION, check_time_limit, limit_steps
+from zhixing.envs.env_spec import MASK
+from zhixing.envs.options import COMMON_OPTIONS
+from zhixing.envs.wrappers import frame_stack, time_limit
 from zhixing.errors import unknown
 from zhixing.utils import named_objects
 
@@ -52,8 +55,6 @@ HINT = (
     "registers; an id that a script registers exists only in that script: register it in a module and pass --import "
     "MODULE, or pass the class)"
 )
-# adapters whose `make` handles the option max_episode_steps itself
-OWN_LIMIT = {atari, gymnasium_ids, foraging, mario, retro_games, user}
 
 
 def find_adapter(name: str) -> ModuleType:
@@ -79,13 +80,16 @@ def check_name(name: str) -> str:
 
 
 def make(name: str, **options: Any) -> gym.Env[Any, Any]:
-    """Make an environment. Every environment has the option `max_episode_steps`, at which episodes are truncated."""
+    """Make an environment. Every environment has the `COMMON_OPTIONS`, which adapters may implement themselves."""
     name = check_name(name)
     module = find_adapter(name)
-    check_time_limit(name, options)
-    limit = options.pop(OPTION, None) if module not in OWN_LIMIT else None
+    time_limit.check_time_limit(name, options)
+    frame_stack.check_stack(name, options)
+    own = module.own_options(name, options) if hasattr(module, "own_options") else ()
+    common = {key: options.pop(key) for key in set(COMMON_OPTIONS).difference(own) if key in options}
     env: gym.Env[Any, Any] = module.make(name, options)
-    return limit_steps(env, limit)
+    env = time_limit.limit_steps(env, common.get(time_limit.OPTION))
+    return frame_stack.stack_frames(env, common.get(frame_stack.OPTION, 1), unstacked=(MASK,))
 
 
 def frame_options(name: str, options: Mapping[str, Any]) -> dict[str, Any] | None:

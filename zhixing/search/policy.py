@@ -39,6 +39,11 @@ class SearchPolicy(Policy):
     ) -> None:
         """`net` is the network of `evaluate`, if it belongs to this policy. `settings` are passed to `search`."""
         super().__init__(spaces)
+        if spaces.stack > 1 and not isinstance(model, EnvModel):
+            raise UserError(
+                f"searches of board games (mcts, alphazero) need single observations, not env.stack={spaces.stack}; "
+                f"set env.stack=1"
+            )
         self.model, self.net = model, net
         self.player = SearchPlayer(model, evaluate, simulations, **settings)
         self.env: VectorEnv | None = None

@@ -15,7 +15,7 @@ from zhixing.core.seeding import derive_seed
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.envs.registry import frame_options
-from zhixing.envs.wrappers.frames import FrameProcessor, make_processor
+from zhixing.envs.wrappers.frames import FrameProcessor, StackProcessor, make_processor
 from zhixing.errors import UserError
 from zhixing.nets.joint_policy import JointPolicy
 from zhixing.nets.torso import reset_hidden
@@ -36,11 +36,11 @@ class Agent:
         longest_episode: int = 0,
         *,
         device: torch.device | str = "cpu",
-        frames: FrameProcessor | None = None,
+        frames: FrameProcessor | StackProcessor | None = None,
     ) -> None:
         """`longest_episode` is the number of steps of the longest episode in training.
 
-        `frames` makes observations from screens, for agents that learned from them.
+        `frames` makes observations from screens or from single observations, for agents that learned from stacks.
         """
         self.device = torch.device(device)
         self.policy, self.spaces, self.cfg = policy.to(self.device).eval(), spaces, cfg
@@ -49,7 +49,7 @@ class Agent:
         self._hidden: Tree = None
 
     def reset(self, ended: Any = None) -> None:
-        """Start new episodes: clear the hidden state and the stack of screens.
+        """Start new episodes: clear the hidden state and the stack of observations.
 
         With `ended [N]`, clear the hidden state only of the episodes where it is true.
         """
@@ -65,14 +65,15 @@ class Agent:
         with torch.no_grad():
             return self.policy.initial_hidden(num)
 
-    def preprocess(self, screens: Any) -> Any:
-        """Return the observation for a uint8 screen `[H,W]` or `[H,W,C]`, or a list of those since the last action.
+    def preprocess(self, frame: Any) -> Any:
+        """Return the observation of the agent for the environment's current one, a frame. `reset` starts a new stack.
 
-        Grayscale, resizing and stacking are those of training. `reset` starts a new stack.
+        For agents that learned from screens, a frame is a uint8 screen `[H,W]` or `[H,W,C]`, or a list of those since
+        the last action. Grayscale, resizing and stacking are those of training.
         """
         if self.frames is None:
             raise UserError(f"this agent of {self.cfg.env.name} takes no screens; pass observations to act(obs)")
-        return self.frames(screens)
+        return self.frames(frame)
 
     @torch.no_grad()
     def act(self, obs: Tree, mask: Any = None, stochastic: bool = False, hidden: Tree = KEPT) -> Any:
@@ -172,7 +173,11 @@ def load_agent(
         spaces, frames = read_spaces(folder, cfg)
         acting = cfg.model_copy(update={"compile": False})
         policy = algorithms.get(cfg.algorithm).make(acting, spaces, device).policy
-    processor = None if frames is None else make_processor(frames, spaces.obs)
+    processor: FrameProcessor | StackProcessor | None = None
+    if frames is not None:
+        processor = make_processor(frames, spaces.obs)
+    elif spaces.stack > 1:
+        processor = StackProcessor(spaces)
     state = folder.load_agent(checkpoint)
     with weights_must_fit(folder):
         policy.load_state_dict(state["policy"])

@@ -138,6 +138,7 @@ def export_replay(run: str | Path, out: str, *, references: Mapping[str, float] 
             )
         buffer = session.loop.buffer
         index = buffer.ring.indices().reshape(-1, buffer.num_envs)  # [T,N]
+        index = index[buffer.ring.is_complete(index, 0).all(1).argmax() :]  # the oldest stacks may lack frames
         note = f"replay of {cfg.algorithm} of {Path(run).name}"
         with _open_writer(out, session.spaces, cfg.env.name, cfg.env.options, references, note) as writer:
             for start in range(0, len(index), CHUNK_STEPS):

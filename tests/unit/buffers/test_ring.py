@@ -199,7 +199,7 @@ def stacked_steps(rng: np.random.Generator, k: int, length: int, end: float) -> 
     """Return the steps of one environment with frame stacking, which repeats the first frame at a reset."""
 
     def frame() -> np.ndarray:
-        return rng.integers(0, 255, (2, 3), np.uint8)
+        return rng.integers(0, 255, (5, 6), np.uint8)
 
     rows = []
     stack = np.stack([frame()] * k)
@@ -221,7 +221,7 @@ def stacked_steps(rng: np.random.Generator, k: int, length: int, end: float) -> 
     at_once=st.booleans(),
 )
 def test_rebuilt_frame_stacks_equal_the_added_ones(seed, k, capacity, end, at_once):
-    spec = {**SIMPLE, "obs": Field((k, 2, 3), U8)}
+    spec = {**SIMPLE, "obs": Field((k, 5, 6), U8)}
     rows = stacked_steps(np.random.default_rng(seed), k, 40, end)
     buffer = Buffer(spec, capacity, frame_stack=k)
     fields = {name: np.stack([row[name] for row in rows])[:, None] for name in rows[0]}
@@ -261,11 +261,33 @@ def test_frames_are_stored_once():
 def test_stacks_that_cannot_be_rebuilt_are_rejected():
     buffer = Buffer({**SIMPLE, "obs": Field((2, 1), F32)}, 8, frame_stack=2)
     flags = {"reward": np.zeros(1), "terminated": np.zeros(1, bool), "truncated": np.zeros(1, bool)}
-    with pytest.raises(UserError, match="first frame repeated"):
-        buffer.add(Batch(obs=[[[0.0], [1.0]]], next_obs=[[[1.0], [2.0]]], **flags))
+    with pytest.raises(UserError, match="shift by one frame with each step"):
+        buffer.add(Batch(obs=[[[0.0], [0.0]]], next_obs=[[[1.0], [2.0]]], **flags))
     assert len(buffer) == 0
-    with pytest.raises(UserError, match="frame_stack=3"):
+    buffer.add(Batch(obs=[[[0.0], [0.0]]], next_obs=[[[0.0], [1.0]]], **flags))
+    with pytest.raises(UserError, match="first frame repeated"):  # it would be rebuilt from another stream's frames
+        buffer.add(Batch(obs=[[[5.0], [6.0]]], next_obs=[[[6.0], [7.0]]], **flags))
+    with pytest.raises(UserError, match="frame_stack=3 needs observations with a multiple of 3 elements"):
         Buffer({**SIMPLE, "obs": Field((2, 1), F32)}, 8, frame_stack=3)
+    with pytest.raises(UserError, match="with stacks of 4 frames needs 4: raise"):
+        Buffer({**SIMPLE, "obs": Field((4,), F32)}, 3, frame_stack=4)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_recorded_steps_may_begin_in_the_middle_of_an_episode(at_once):
+    # frames 7, 8, 9, ... in stacks of 3; the episode began before the first row, whose stack is (5, 6, 7)
+    spec = {**SIMPLE, "obs": Field((3,), F32)}
+    buffer = Buffer(spec, 10, frame_stack=3)
+    stacks = np.stack([np.arange(5, 12) + i for i in range(3)], 1).astype(F32)[:, None]  # [7,1,3]
+    fields = {name: np.zeros((6, 1), bool) for name in ("terminated", "truncated")}
+    fields |= {"obs": stacks[:-1], "next_obs": stacks[1:], "reward": np.ones((6, 1))}
+    for t in [slice(0, 6)] if at_once else range(6):
+        buffer.add(Batch(**{name: value[t] for name, value in fields.items()}))
+    batch = buffer.sample(50, np.random.default_rng(0))
+    assert set(batch.index.tolist()) == {2, 3, 4, 5}  # the frames 5 and 6 are not stored
+    assert_equal(batch.obs, stacks[batch.index, 0])
+    assert_equal(batch.next_obs, stacks[batch.index + 1, 0])
+    assert not buffer.ring.is_first(np.arange(6)).any()
 
 
 def test_too_large_a_buffer_is_rejected_with_advice() -> None:

@@ -102,7 +102,7 @@ def test_invalid_options_are_rejected() -> None:
 
     assert error_of(obs="picture") == f"{WALKER}: env.obs='picture': allowed are state, pixels, both"
     assert error_of(action_repeat=0).endswith("env.action_repeat=0 and env.size=84 must be at least 1")
-    assert error_of(stack=3) == f"{WALKER}: grayscale and stack need env.obs=pixels, not state"
+    assert error_of(grayscale=True) == f"{WALKER}: grayscale needs env.obs=pixels, not state"
     assert "has no option 'repeat', allowed: obs, size, camera, " in error_of(repeat=2)
 
 

@@ -41,7 +41,7 @@ class StopAt(zx.Callback):
     ("name", "settings"),
     [
         ("ppo", {"vector__backend": "process", "epochs": 1}),
-        ("dqn", {"vector__backend": "serial", "num_envs": 1, "learning_starts": 50, "replay__frame_stack": 4}),
+        ("dqn", {"vector__backend": "serial", "num_envs": 1, "learning_starts": 50}),
     ],
 )
 def test_resumed_run_equals_uninterrupted_run(

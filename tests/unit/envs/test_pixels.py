@@ -382,7 +382,7 @@ def test_unsuitable_envs_are_rejected() -> None:
         wrap_pixels(gym.make("CartPole-v1"))
 
 
-@pytest.mark.parametrize("options", [{"skip": 4}, {"skip": 1, "grayscale": False, "size": [2, 3], "stack": 2}])
+@pytest.mark.parametrize("options", [{"skip": 4}, {"skip": 1, "grayscale": False, "size": [7, 8], "stack": 2}])
 def test_processor_makes_the_observations_of_the_wrappers(options: dict[str, Any]) -> None:
     """Without an environment: it gets all screens since the last action."""
     game, raw = CountingGame(length=40, noise=True), CountingGame(length=40, noise=True)

@@ -142,7 +142,7 @@ def test_errors_in_user_envs_are_explained(tmp_path: Path, monkeypatch: pytest.M
         "sample_envs:not_an_env"
     )
     assert "is a int, not a class or function" in error_of("sample_envs:number")
-    assert "has no option 'deth', allowed: death, limit, max_episode_steps; did you mean 'death'?" in error_of(
+    assert "has no option 'deth', allowed: death, limit, max_episode_steps, stack; did you mean 'death'?" in error_of(
         "sample_envs:Counter", deth=3
     )
     broken = error_of("my_broken_env:Env")

@@ -19,12 +19,12 @@ from gymnasium.spaces import Box, Discrete
 
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
-from zhixing.envs.options import construct_env
+from zhixing.envs.options import COMMON_OPTIONS, construct_env
 from zhixing.envs.vector.base import Info, Result
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import ScalarInfo, State
 from zhixing.envs.wrappers.frames import select_frame_options
-from zhixing.envs.wrappers.pixels import wrap_pixels
+from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, wrap_pixels
 from zhixing.errors import UserError
 from zhixing.utils.extras import require_extra
 
@@ -90,6 +90,10 @@ def make_preprocessed(
         size=size,
         stack=stack,
     )
+
+
+def own_options(name: str, options: dict[str, Any]) -> set[str]:
+    return set(COMMON_OPTIONS).intersection(PIXEL_OPTIONS)
 
 
 def frame_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -236,7 +240,7 @@ class NativeAtari:
             use_fire_reset=False,
         )
         self.num, self.stack = num, stack
-        self.spaces = Spaces(self.env.single_observation_space, self.env.single_action_space)
+        self.spaces = Spaces(self.env.single_observation_space, self.env.single_action_space, stack=stack)
         self.rng = np.random.default_rng()
         self.inexact = list(range(num))
         self.episode_steps = np.zeros(num, np.int64)

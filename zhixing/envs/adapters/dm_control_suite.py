@@ -59,6 +59,10 @@ def supports(name: str) -> bool:
     return name in names()
 
 
+def own_options(name: str, options: dict[str, Any]) -> set[str]:
+    return {"stack"} if options.get("obs") == "pixels" else set()
+
+
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     constructor = partial(make_env, name)
     env: gym.Env[Any, Any] = construct_env(name, constructor, options)
@@ -72,27 +76,27 @@ def make_env(
     size: int = 84,
     camera: int | str = 0,
     grayscale: bool = False,
-    stack: int | None = None,
+    stack: int = 3,
     action_repeat: int = 1,
     time_limit: float | None = None,
     render_mode: str | None = None,
 ) -> gym.Env[Any, Any]:
     """Make an environment.
 
-    `obs` is "state" (a vector), "pixels" (the last `stack` images of `size` x `size` pixels, by default 3, rendered by
-    `camera`), or "both" (a dict of the vector and one image). Each action is repeated for `action_repeat` steps, whose
-    rewards are summed. `time_limit` is in seconds.
+    `obs` is "state" (a vector), "pixels" (the last `stack` images of `size` x `size` pixels, rendered by `camera`), or
+    "both" (a dict of the vector and one image). Each action is repeated for `action_repeat` steps, whose rewards are
+    summed. `time_limit` is in seconds.
     """
     if obs not in OBSERVATIONS:
         raise UserError(f"{name}: env.obs={obs!r}: allowed are {', '.join(OBSERVATIONS)}")
     if action_repeat < 1 or size < 1:
         raise UserError(f"{name}: env.action_repeat={action_repeat} and env.size={size} must be at least 1")
-    if obs != "pixels" and (grayscale or stack is not None):
-        raise UserError(f"{name}: grayscale and stack need env.obs=pixels, not {obs}")
+    if obs != "pixels" and grayscale:
+        raise UserError(f"{name}: grayscale needs env.obs=pixels, not {obs}")
     env = DMControlEnv(name, obs, size, camera, action_repeat, time_limit, render_mode)
     if obs != "pixels":
         return env
-    return wrap_pixels(env, skip=1, pool="last", grayscale=grayscale, size=None, stack=3 if stack is None else stack)
+    return wrap_pixels(env, skip=1, pool="last", grayscale=grayscale, size=None, stack=stack)
 
 
 def _import_packages() -> tuple[Any, Any]:

@@ -36,6 +36,10 @@ def supports(name: str) -> bool:
     return NAME.fullmatch(name) is not None
 
 
+def own_options(name: str, options: dict[str, Any]) -> set[str]:
+    return {"max_episode_steps"}
+
+
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     match = NAME.fullmatch(name)
     assert match is not None

@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,7 +16,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id, registry
 
 from zhixing.envs.adapters import box2d, mujoco_v5
-from zhixing.envs.options import check_options, parameter_names, unknown_option
+from zhixing.envs.options import COMMON_OPTIONS, check_options, parameter_names, unknown_option
 from zhixing.errors import UserError, unknown
 from zhixing.utils import named_objects
 from zhixing.utils.extras import missing_extra, require_extra
@@ -58,6 +59,17 @@ def supports(name: str) -> bool:
     return not name.startswith(HIDDEN) and (name in registry or _newest_version(name) is not None)
 
 
+def own_options(name: str, options: dict[str, Any]) -> set[str]:
+    """Return the common options that `gymnasium.make`, the images of MuJoCo or the environment's class implement."""
+    if name not in registry:
+        return set()
+    parameters: list[str] = []
+    with suppress(Exception):  # `make` reports what is wrong
+        parameters = parameter_names(_creator(registry[name]))
+    own = set(COMMON_OPTIONS).intersection(parameters)
+    return {"max_episode_steps"} | own | ({"stack"} if mujoco_v5.makes_images(name, options) else set())
+
+
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     newest = _newest_version(name)
     if name not in registry:
@@ -65,7 +77,7 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     spec = registry[name]
     extra_options = ("max_episode_steps", *(mujoco_v5.OPTIONS if mujoco_v5.is_mujoco(name) else ()))
     try:
-        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
+        creator = _creator(spec)
         check_options(name, creator, options, extra=extra_options)
         if mujoco_v5.is_mujoco(name):
             return mujoco_v5.make(name, options)
@@ -86,6 +98,10 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
             raise unknown_option(name, unexpected[1], [*parameter_names(creator), *extra_options]) from error
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise UserError(f"{name} can't be made with ({given}): {type(error).__name__}: {error}") from error
+
+
+def _creator(spec: EnvSpec) -> Any:
+    return spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
 
 
 def import_packages(packages: Iterable[str]) -> None:

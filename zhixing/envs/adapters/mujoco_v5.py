@@ -21,7 +21,7 @@ from zhixing.errors import UserError
 State = dict[str, Any]
 MODULE = "gymnasium.envs.mujoco"
 OBSERVATIONS = ("state", "pixels")
-IMAGE_OPTIONS = ("size", "grayscale", "stack")  # options that require obs=pixels
+IMAGE_OPTIONS = ("size", "grayscale", "stack")  # of images; without obs=pixels, `stack` is that of all environments
 OPTIONS = ("obs", *IMAGE_OPTIONS)
 # results of one step that the next one reads: positions and forces before its last substep
 DERIVED_FIELDS = (
@@ -32,6 +32,10 @@ DERIVED_FIELDS = (
 
 def is_mujoco(name: str) -> bool:
     return str(registry[name].entry_point).startswith(MODULE)
+
+
+def makes_images(name: str, options: dict[str, Any]) -> bool:
+    return is_mujoco(name) and options.get("obs") == "pixels"
 
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:

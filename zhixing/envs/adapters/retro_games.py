@@ -16,10 +16,11 @@ import gymnasium as gym
 import numpy as np
 
 from zhixing.envs.adapters.mario.retro_core import Emulator, one_per_process_error
-from zhixing.envs.options import check_options, construct_env
+from zhixing.envs.options import COMMON_OPTIONS, check_options, construct_env
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.wrappers.frames import select_frame_options
-from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, Info, split_options, wrap_pixels
+from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, split_options, wrap_pixels
+from zhixing.envs.wrappers.stateful import Info
 from zhixing.errors import UserError, unknown
 from zhixing.utils.extras import require_extra
 
@@ -47,6 +48,10 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     except Exception:
         env.close()  # frees the emulator
         raise
+
+
+def own_options(name: str, options: dict[str, Any]) -> set[str]:
+    return set(COMMON_OPTIONS).intersection(PIXEL_OPTIONS)
 
 
 def frame_options(options: dict[str, Any]) -> dict[str, Any]:

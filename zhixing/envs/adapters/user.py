@@ -9,15 +9,15 @@ from __future__ import annotations
 import sys
 import traceback
 import typing
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
 
 from zhixing.envs.api import check_type
-from zhixing.envs.options import check_options, parameter_names
+from zhixing.envs.options import COMMON_OPTIONS, check_options, parameter_names
 from zhixing.envs.portable import CopyFactory
-from zhixing.envs.wrappers.time_limit import OPTION, limit_steps
 from zhixing.errors import UserError
 from zhixing.utils import named_objects
 from zhixing.utils.importing import import_object
@@ -33,6 +33,10 @@ def supports(name: str) -> bool:
     return ":" in name or named_objects.is_registered(name)
 
 
+def own_options(name: str, options: Mapping[str, Any]) -> set[str]:
+    return set(COMMON_OPTIONS).intersection(parameter_names(import_object(name)))
+
+
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     constructor = import_object(name)
     if not callable(constructor):
@@ -44,18 +48,15 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
             f"{name} makes environments that step together, but this needs a gymnasium.Env; train with "
             f"vector.backend=auto, and use a gymnasium.Env for checks and searches"
         )
-    options = dict(options)
-    has_own_limit = OPTION in parameter_names(constructor)
-    limit = None if has_own_limit else options.pop(OPTION, None)
-    check_options(name, constructor, options, extra=(OPTION,))
+    check_options(name, constructor, options)
     try:
-        env = constructor(**options)
+        env: gym.Env[Any, Any] = constructor(**options)
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"{name} can't be made with options {options}:\n{traceback.format_exc()}") from error
     check_type(env, name)
-    return limit_steps(env, limit)
+    return env
 
 
 def makes_vectors(constructor: Any) -> bool:

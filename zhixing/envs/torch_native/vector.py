@@ -12,7 +12,8 @@ from gymnasium.spaces import Box
 from torch import Tensor
 
 from zhixing.core.spaces import Spaces
-from zhixing.core.tree import Tree
+from zhixing.core.stack import frame_of, stack_spaces
+from zhixing.core.tree import Field, Tree
 from zhixing.envs.env_spec import INFO_KEYS
 from zhixing.envs.options import construct_env
 from zhixing.envs.torch_native.acrobot import Acrobot
@@ -25,6 +26,7 @@ from zhixing.envs.torch_native.task_checker import infer_spaces
 from zhixing.envs.vector.base import Info, LockstepVectorEnv, Result
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import State
+from zhixing.envs.wrappers import frame_stack
 from zhixing.errors import EnvCrashError, UserError
 
 TORCH_ENVS: dict[str, type[TorchEnv]] = {
@@ -69,13 +71,15 @@ class TorchVectorEnv(LockstepVectorEnv):
         """`spaces` are those of Gymnasium's environment of this name. A user's `task` has its own."""
         env_options = dict(options)
         limit = env_options.pop("max_episode_steps", None)
+        frame_stack.check_stack(name, env_options)
+        stack = env_options.pop("stack", 1)
         self.device = torch.device(device)
         if task is None:
             self.env = _make_built_in(name, env_options).to(self.device)
         else:
             env_options.pop("render_mode", None)
             self.env = construct_env(name, task, env_options).to(self.device)
-            spaces = infer_spaces(self.env, name, self.device)
+            spaces = stack_spaces(infer_spaces(self.env, name, self.device), stack)
         assert spaces is not None
         self.logged_info_keys = self.env.logged_info_keys
         limit = self.env.max_episode_steps if limit is None else int(limit)  # -1 means no limit, as in gymnasium.make
@@ -86,6 +90,11 @@ class TorchVectorEnv(LockstepVectorEnv):
         self.rng = torch.Generator(self.device)
         self.rng.seed()
         self._state = torch.empty(0)
+        self._frames = torch.empty(0)  # current stacks, if observations are stacked
+        if spaces.stack > 1:
+            field: Field = spaces.fields()["obs"]
+            frame, axis = frame_of(field, spaces.stack, len(spaces.agents))
+            self._stack_dim, self._frame_size = 1 + axis, frame.shape[axis]
         self._elapsed = torch.zeros(num, dtype=torch.int32, device=self.device)
         action = spaces.action
         if isinstance(action, Box):
@@ -101,7 +110,10 @@ class TorchVectorEnv(LockstepVectorEnv):
             self.rng.manual_seed(first)
         self._state = self.env.initial_state(self.num_envs, self.rng)
         self._elapsed = torch.zeros_like(self._elapsed)
-        return self.obs_fields()
+        obs_fields = self.env.observe(self._state)
+        if self.spaces.stack > 1:
+            self._frames = self._repeat_frame(obs_fields["obs"])
+        return self._with_frames(obs_fields, self._frames)
 
     def step_tensors(self, action: Tensor) -> TorchStep:
         """Step every environment. Actions are in the environment's scale."""
@@ -114,11 +126,26 @@ class TorchVectorEnv(LockstepVectorEnv):
         self._elapsed = elapsed.masked_fill(ended, 0)
         self._state = torch.where(ended, self.env.initial_state(self.num_envs, self.rng), state)
         final_obs_fields, info = self.env.observe(state), self.env.info(state)
-        return TorchStep(self.obs_fields(), final_obs_fields, reward, terminated, truncated, ended, info)
+        obs_fields = self.env.observe(self._state)
+        if self.spaces.stack > 1:
+            kept = self._frames.narrow(self._stack_dim, self._frame_size, (self.spaces.stack - 1) * self._frame_size)
+            final_frames = torch.cat([kept, final_obs_fields["obs"]], self._stack_dim)
+            first_frames = self._repeat_frame(obs_fields["obs"])
+            self._frames = torch.where(ended.view(-1, *[1] * (kept.ndim - 1)), first_frames, final_frames)
+            final_obs_fields = self._with_frames(final_obs_fields, final_frames)
+        obs_fields = self._with_frames(obs_fields, self._frames)
+        return TorchStep(obs_fields, final_obs_fields, reward, terminated, truncated, ended, info)
 
     def obs_fields(self) -> ObsFields:
         """Return the current observations."""
-        return self.env.observe(self._state)
+        return self._with_frames(self.env.observe(self._state), self._frames)
+
+    def _repeat_frame(self, frame: Tensor) -> Tensor:
+        """Return the stacks at the start of episodes."""
+        return torch.cat([frame] * self.spaces.stack, self._stack_dim)
+
+    def _with_frames(self, obs_fields: ObsFields, frames: Tensor) -> ObsFields:
+        return {**obs_fields, "obs": frames} if self.spaces.stack > 1 else obs_fields
 
     def to_env_action(self, action: Tensor) -> Tensor:
         """Rescale actions like `Spaces.to_env`, on the device: policies bound continuous actions to [-1, 1]."""
@@ -150,12 +177,16 @@ class TorchVectorEnv(LockstepVectorEnv):
 
     def state_dict(self) -> State:
         env = {"state": _array(self._state), "elapsed": _array(self._elapsed), "rng": self.rng.get_state().numpy()}
+        if self.spaces.stack > 1:
+            env["frames"] = _array(self._frames)
         return {"kind": "torch", "name": self.name, "num_envs": self.num_envs, "env_state": env}
 
     def load_state_dict(self, state: State) -> tuple[Tree, Info]:
         self._check_state(state, "torch")
         env = state["env_state"]
         self._state, self._elapsed = (torch.tensor(env[name], device=self.device) for name in ("state", "elapsed"))
+        if self.spaces.stack > 1:
+            self._frames = torch.tensor(env["frames"], device=self.device)
         self.rng.set_state(torch.tensor(env["rng"]))
         return _to_numpy(self.obs_fields())
 

@@ -1,4 +1,4 @@
-"""Turn raw screens into observations where no environment runs, as `wrap_pixels` does in training."""
+"""Turn raw screens and single observations into those of training where no environment runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from zhixing.core.spaces import Spaces
+from zhixing.core.stack import FrameLayout
+from zhixing.core.tree import Tree, tree_map
 from zhixing.envs.options import parameter_names
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.wrappers.pixels import check_frame_options, wrap_pixels
 from zhixing.envs.wrappers.resize import make_resizer, to_grayscale
+from zhixing.envs.wrappers.stateful import copy_arrays
 from zhixing.errors import UserError
 
 FRAME_OPTIONS = ("skip", "pool", "grayscale", "size", "stack")
@@ -65,6 +69,30 @@ class FrameProcessor:
         target = (self.height or image.shape[0], self.width or image.shape[1])
         resized = make_resizer(image.shape[:2], target)(image)
         return resized[None] if resized.ndim == 2 else np.ascontiguousarray(resized.transpose(2, 0, 1))
+
+
+class StackProcessor:
+    """Makes stacks of single observations. The first call after `reset` starts a stack, which repeats it."""
+
+    def __init__(self, spaces: Spaces) -> None:
+        self.stack, self._frames = spaces.stack, None
+        self._layouts = tree_map(
+            lambda field: FrameLayout.of_stack(field, spaces.stack, len(spaces.agents)), spaces.fields()["obs"]
+        )
+
+    def reset(self) -> None:
+        """Forget the observations of the episode."""
+        self._frames = None
+
+    def __call__(self, obs: Tree) -> Tree:
+        try:
+            if self._frames is None:
+                self._frames = tree_map(lambda layout, part: layout.repeat(part, self.stack), self._layouts, obs)
+            else:
+                self._frames = tree_map(lambda layout, *pair: layout.push(*pair), self._layouts, self._frames, obs)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise UserError(f"the observation doesn't fit one of a stack of {self.stack}: {error}") from None
+        return copy_arrays(self._frames)
 
 
 def _describe(screen: Any) -> str:

@@ -19,11 +19,13 @@ from gymnasium.spaces import Box, Discrete
 
 from zhixing.envs.options import parameter_names
 from zhixing.envs.vector.step_buffers import Array
+from zhixing.envs.wrappers.frame_stack import FrameStack
 from zhixing.envs.wrappers.resize import make_resizer, to_grayscale
+from zhixing.envs.wrappers.stateful import Info, StatefulWrapper
+from zhixing.envs.wrappers.time_limit import StatefulTimeLimit
 from zhixing.errors import UserError
 from zhixing.utils.importing import import_object
 
-Info = dict[str, Any]
 Step = tuple[Any, float, bool, bool, Info]
 # shaping(reward, info, previous_info, terminated), where `previous_info` is that of the last step or reset
 Shaping = Callable[[float, Info, Info, bool], float]
@@ -61,9 +63,8 @@ def wrap_pixels(
     - `max_episode_steps`: number of actions after which an episode is truncated; the next one starts a new game
     - `grayscale`: convert to gray
     - `size`: side, or [height, width], of the image; None keeps its size
-    - `stack`: number of images in an observation. An episode starts with its first image repeated. A replay with
-      `frame_stack=stack` stores each image of a grayscale stack [stack, H, W] once. Color stacks [3 * stack, H, W] are
-      stored whole.
+    - `stack`: number of images in an observation. An episode starts with its first image repeated. A replay buffer
+      stores each image once.
     """
     height, width = _check_options(skip, pool, sticky, noops, max_episode_steps, size, stack)
     if noops:
@@ -87,27 +88,6 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     """Split options into those of the environment and those of `wrap_pixels`."""
     env_options = {key: value for key, value in options.items() if key not in PIXEL_OPTIONS}
     return env_options, {key: value for key, value in options.items() if key in PIXEL_OPTIONS}
-
-
-class StatefulWrapper(gym.Wrapper[Any, Any, Any, Any]):
-    """A wrapper that saves and restores its `saved_attributes` with the environment, if that can be saved."""
-
-    saved_attributes: tuple[str, ...] = ()
-
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
-        super().__init__(env)
-        # attributes, not methods: `hasattr(wrapper, "state_dict")` must be true only if the environment has it
-        if hasattr(env, "state_dict") and hasattr(env, "load_state_dict"):
-            self.state_dict, self.load_state_dict = self._state, self._load
-
-    def _state(self) -> Info:
-        attributes = {name: _copy(getattr(self, name)) for name in self.saved_attributes}
-        return {"wrapper": attributes, "env": self.env.state_dict()}  # type: ignore[attr-defined]
-
-    def _load(self, state: Info) -> None:
-        self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
-        for name in self.saved_attributes:
-            setattr(self, name, _copy(state["wrapper"][name]))
 
 
 class NoopReset(StatefulWrapper):
@@ -214,25 +194,6 @@ class ShapeReward(StatefulWrapper):
         return obs, float(np.sign(reward)) if self.clip else reward, terminated, truncated, info
 
 
-class StatefulTimeLimit(StatefulWrapper):
-    """Like Gymnasium's `TimeLimit`, but its step count can be saved."""
-
-    saved_attributes = ("steps",)
-
-    def __init__(self, env: gym.Env[Any, Any], max_episode_steps: int) -> None:
-        super().__init__(env)
-        self.max_episode_steps, self.steps = max_episode_steps, 0
-
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        self.steps = 0
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self.steps += 1
-        return obs, reward, terminated, truncated or self.steps >= self.max_episode_steps, info
-
-
 class PreprocessImage(StatefulWrapper):
     """Convert to gray, resize, and put channels first: [C, H, W]."""
 
@@ -260,27 +221,6 @@ class PreprocessImage(StatefulWrapper):
     def _preprocess(self, image: Array) -> Array:
         resized = self.resize(to_grayscale(image) if self.grayscale else image)
         return resized[None] if resized.ndim == 2 else np.ascontiguousarray(resized.transpose(2, 0, 1))
-
-
-class FrameStack(StatefulWrapper):
-    saved_attributes = ("frames",)
-
-    def __init__(self, env: gym.Env[Any, Any], num_frames: int) -> None:
-        super().__init__(env)
-        channels, height, width = env.observation_space.shape or ()
-        self.num_frames, self.channels = num_frames, channels
-        self.observation_space = Box(0, 255, (num_frames * channels, height, width), np.uint8)
-        self.frames = np.zeros(self.observation_space.shape, np.uint8)
-
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        obs, info = self.env.reset(seed=seed, options=options)
-        self.frames = np.concatenate([obs] * self.num_frames)
-        return self.frames.copy(), info
-
-    def step(self, action: Any) -> Step:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self.frames = np.concatenate([self.frames[self.channels :], obs])
-        return self.frames.copy(), float(reward), terminated, truncated, info
 
 
 def noop(space: gym.Space[Any]) -> Any:
@@ -332,9 +272,3 @@ def _lives_key(info: Info) -> str:
 def _serializable(info: Info) -> Info:
     """Return the items that can be saved."""
     return {key: value for key, value in info.items() if isinstance(value, (bool, int, float, str, np.ndarray))}
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return {key: _copy(part) for key, part in value.items()} if isinstance(value, dict) else value

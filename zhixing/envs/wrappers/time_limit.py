@@ -8,10 +8,29 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.wrappers import TimeLimit
 
-from zhixing.envs.wrappers.pixels import StatefulTimeLimit
+from zhixing.envs.wrappers.stateful import Info, StatefulWrapper
 from zhixing.errors import UserError
 
 OPTION = "max_episode_steps"
+
+
+class StatefulTimeLimit(StatefulWrapper):
+    """Like Gymnasium's `TimeLimit`, but its step count can be saved."""
+
+    saved_attributes = ("steps",)
+
+    def __init__(self, env: gym.Env[Any, Any], max_episode_steps: int) -> None:
+        super().__init__(env)
+        self.max_episode_steps, self.steps = max_episode_steps, 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+        self.steps = 0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
+        return obs, reward, terminated, truncated or self.steps >= self.max_episode_steps, info
 
 
 def check_time_limit(name: str, options: Mapping[str, Any]) -> None:

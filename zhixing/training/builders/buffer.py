@@ -53,7 +53,7 @@ def build_buffer(
         sampler=sampler,
         view=view,
         her=her,
-        frame_stack=replay.frame_stack,
+        frame_stack=spaces.stack,
         device=cfg.device if replay.on_device else "cpu",
         folder=folder.path / "replay-memory" if replay.on_disk else None,
     )

@@ -14,7 +14,7 @@ import gymnasium as gym
 
 from zhixing.envs.adapters.mario.env import SuperMarioEnv
 from zhixing.envs.adapters.mario.rules import score_shaping
-from zhixing.envs.options import check_options, construct_env
+from zhixing.envs.options import COMMON_OPTIONS, check_options, construct_env
 from zhixing.envs.wrappers.frames import select_frame_options
 from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, split_options, wrap_pixels
 from zhixing.errors import UserError
@@ -47,6 +47,10 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     except Exception:
         env.close()  # frees the emulator
         raise
+
+
+def own_options(name: str, options: dict[str, Any]) -> set[str]:
+    return set(COMMON_OPTIONS).intersection(PIXEL_OPTIONS)
 
 
 def frame_options(options: dict[str, Any]) -> dict[str, Any]:

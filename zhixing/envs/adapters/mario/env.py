@@ -17,7 +17,7 @@ from zhixing.envs.adapters.mario.nes_core import NesConsole
 from zhixing.envs.adapters.mario.retro_core import RetroConsole
 from zhixing.envs.adapters.mario.rules import Level
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.wrappers.pixels import Info
+from zhixing.envs.wrappers.stateful import Info
 from zhixing.errors import UserError
 from zhixing.utils.extras import missing_extra, require_extra
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.wrappers.pixels import Info
+from zhixing.envs.wrappers.stateful import Info
 
 Ram = Sequence[int] | Array
 Level = tuple[int, int]  # world and stage, both from 1
