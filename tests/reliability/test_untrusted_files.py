@@ -64,6 +64,8 @@ HOSTILE: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
     "a key of an option": (TASK, {"env": {"name": "toy/match", "wrappers": {"evil:thing": 1}}}),
     "an option for evaluations": (TASK, {"eval_env": {"shaping": "evil:thing"}}),
     "a package to import": (TASK, {"env": {"name": "toy/match", "import": ["evil"]}}),
+    "a tracking server": (TASK, {"mlflow": "http://203.0.113.7:5000"}),
+    "a project to log to": (TASK, {"wandb": "evil/project"}),
     "the address of a cluster": (TASK, {"distributed": {"workers": 1, "address": "203.0.113.7:6379"}}),
 }
 

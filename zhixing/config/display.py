@@ -17,6 +17,7 @@ from zhixing.utils import named_objects
 
 # settings without an effect on returns: runs that differ only in these have the same configuration
 WITHOUT_EFFECT = {"seed", "log_every", "checkpoint_every", "keep_checkpoints", "tensorboard"}
+WITHOUT_EFFECT |= {"wandb", "mlflow"}
 WITHOUT_EFFECT |= {"eval_video", "plot", "num_threads", "device", "vector.backend", "vector.workers"}
 
 # widths in `zhixing show`

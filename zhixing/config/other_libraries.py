@@ -354,17 +354,17 @@ OTHER_VALUE: list[tuple[str, str, dict[str, str]]] = [
     ("log_every", _IN_STEPS, {SB3: "log_interval", TIANSHOU: "log_interval"}),
     ("normalize_obs", "true or false", {SB3: "normalize", RLLIB: "observation_filter"}),
     ("tensorboard", "true or false; the event files are in the run folder", {SB3: "tensorboard_log"}),
+    (
+        "wandb",
+        "the project, as PROJECT or ENTITY/PROJECT",
+        {CLEANRL: "track wandb_project_name wandb_entity", TIANSHOU: "wandb_project logger_type"},
+    ),
     # no equivalent
     ("", "spaces and agents are read from the environment", {MINDRL: "state_space_dim action_space_dim num_agent"}),
     ("", "runs with the same seed are always identical on the CPU", {CLEANRL: "torch_deterministic"}),
     ("", "the final and the best weights are always saved in the run folder", {CLEANRL: "save_model"}),
     ("", "stack observations with the option env.stack=NUMBER", {SB3: "frame_stack", TIANSHOU: "frames_stack"}),
     ("", "progress is always printed", {SB3: "verbose progress_bar"}),
-    (
-        "",
-        "runs are logged to metrics.csv and TensorBoard",
-        {CLEANRL: "track wandb_project_name wandb_entity", TIANSHOU: "wandb_project logger_type"},
-    ),
     ("", "export an agent with `zhixing export RUN -o DIR`", {CLEANRL: "upload_model hf_entity"}),
     ("", "watch a trained agent with `zhixing watch RUN`", {TIANSHOU: "render watch"}),
     ("", "continue a run with `zhixing resume RUN`", {TIANSHOU: "resume resume_id"}),

@@ -22,6 +22,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Target = Annotated[str, Field(min_length=1)]
 UpdatesPerStep = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]  # with more, a run seems to hang
 Auto = Literal["auto"]
 
@@ -232,6 +233,10 @@ class RunConfig(StrictModel):
     """Number of newest checkpoints to keep in addition to the best."""
     tensorboard: Annotated[bool, Group.LOGGING] = True
     """Write TensorBoard event files to the run folder."""
+    wandb: Annotated[Target | None, Group.LOGGING] = None
+    """Project of Weights & Biases to log to, as PROJECT or ENTITY/PROJECT."""
+    mlflow: Annotated[Target | None, Group.LOGGING] = None
+    """MLflow tracking server or database to log to, such as http://127.0.0.1:5000 or sqlite:///mlflow.db."""
 
     scheme: ClassVar[str] = ""  # training scheme, such as on_policy
     needs_data: ClassVar[bool] = False  # whether training requires a dataset

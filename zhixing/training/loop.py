@@ -299,8 +299,9 @@ class TrainingLoop:
     def log(self, name: str, value: float) -> None:
         """Log a custom number, such as `loop.log("goals_reached", 3)`.
 
-        The next row of metrics.csv has the last value logged before it, in a column of this name. TensorBoard shows it
-        as `custom/NAME`, or as NAME if that has a slash. Reading the value of a tensor waits for its device.
+        The next row of metrics.csv has the last value logged before it, in a column of this name. TensorBoard and
+        trackers show it as `custom/NAME`, or as NAME if that has a slash. Reading the value of a tensor waits for its
+        device.
         """
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][\w.-]*(/[\w.-]+)*", name):
             raise UserError(f"loop.log: {name!r} is not a valid name; use letters, digits and _ . - /")

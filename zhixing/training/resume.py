@@ -23,7 +23,7 @@ CHANGEABLE = {
         *("eval_env", "eval_video", "opponent", "eval_agents"),
     ),
     "logs and checkpoints": (
-        *("log_every", "plot", "tensorboard"),
+        *("log_every", "plot", "tensorboard", "wandb", "mlflow"),
         *("checkpoint_every", "keep_checkpoints"),
     ),
     "hardware and processes": (

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from zhixing.training.loop import TrainingLoop
 
 MAX_SPACES_BYTES = 32 << 20
-ENV_SETTINGS = ("env", "eval_env", "imports", "distributed")  # needed only where environments are stepped
+ENV_SETTINGS = ("env", "eval_env", "imports", "distributed", "wandb", "mlflow")  # not needed by agents that only act
 FORMAT = 1  # version of checkpoints; later versions of zhixing read older formats
 
 
@@ -227,6 +227,11 @@ class RunFolder:
 
     def _newest_first(self) -> list[Path]:
         return sorted(self.checkpoints.glob("[0-9]" * 12 + ".safetensors"), reverse=True)
+
+    def summary_files(self) -> list[Path]:
+        """Return the files that describe a run and its agent. A folder with them can be loaded, not resumed exactly."""
+        names = ("config.yaml", "spaces.json", "metrics.csv", "result.json", "plot.png", "checkpoints/best.safetensors")
+        return [*(self.path / name for name in names if (self.path / name).is_file()), *self._newest_first()[:1]]
 
     def load_before(self, steps: int) -> dict[str, Any] | None:
         """Return the newest readable checkpoint that is older than this step, if there is one."""

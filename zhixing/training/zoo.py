@@ -56,7 +56,7 @@ def export(
         **{name: round(value, 4) for name, value in summary.items()},
     }
     # the agent may run on another machine
-    target.write_agent(cfg.model_copy(update={"device": "auto"}), agent, card)
+    target.write_agent(cfg.model_copy(update={"device": "auto", "wandb": None, "mlflow": None}), agent, card)
     target.write_spaces(spaces, frames)
     return card
 

@@ -42,7 +42,8 @@ FILE_PATTERN = re.compile(r"[^:]*(?::[/\\][^:]*)?\.py:[A-Za-z_][\w.]*", re.DOTAL
 PACKAGE_PATTERN = re.compile(r"[A-Za-z_][\w.]*(:[\w./-]+)?", re.ASCII)  # package, or Gymnasium's package:Id-v0
 NAME_KEYS = ("algorithm", "env", "name", "kind")  # settings in which any text with a colon refers to code
 PACKAGE_KEYS = ("import", "imports")  # settings with package names
-ADDRESS_KEY = "address"  # of a Ray cluster, whose processes send pickles
+# settings that connect to machines: to a Ray cluster, whose processes send pickles, and to trackers, which get the run
+ADDRESS_KEYS = ("address", "wandb", "mlflow")
 ALLOWED_NAMES = "ZHIXING_ALLOWED_IMPORTS"  # an environment variable, so worker processes inherit the restriction
 INITIAL_FOLDER = os.getcwd()  # an environment may change the current folder later
 
@@ -63,14 +64,14 @@ def child_environment() -> dict[str, str]:
 
 
 def names_in(values: Any, key: str = "") -> set[str]:
-    """Return all strings in a tree of settings that refer to code to import, or to a Ray cluster to join."""
+    """Return all strings in a tree of settings that refer to code to import, or to machines to connect to."""
     if isinstance(values, Mapping):
         return {name for k, value in values.items() for name in names_in(k) | names_in(value, str(k))}
     if isinstance(values, (list, tuple, set, frozenset)):
         return {name for value in values for name in names_in(value, key)}
     if not isinstance(values, str):
         return set()
-    by_key = key in PACKAGE_KEYS or key == ADDRESS_KEY or (key in NAME_KEYS and ":" in values)
+    by_key = key in PACKAGE_KEYS or key in ADDRESS_KEYS or (key in NAME_KEYS and ":" in values)
     return {values} if by_key or OBJECT_PATTERN.fullmatch(values) or FILE_PATTERN.fullmatch(values) else set()
 
 
@@ -86,8 +87,8 @@ def check_names(values: Any, trust: bool | Iterable[str] = False) -> set[str]:
     if not names <= allowed:
         unapproved = ", ".join(sorted(names - allowed))
         raise UserError(
-            f"it names code to import (or a cluster to join): {unapproved[:300]}; import only code that you trust; to "
-            f"import this, add --trust"
+            f"it names code to import (or a machine to connect to): {unapproved[:300]}; import only code that you "
+            f"trust; to import this, add --trust"
         )
     return names
 
@@ -111,7 +112,7 @@ def check_allowed(name: str) -> None:
     """Raise `UserError` if this name isn't allowed inside the current `restricted_to`, if any."""
     allowed = os.environ.get(ALLOWED_NAMES)
     if allowed is not None and name not in approved and name not in json.loads(allowed):
-        raise UserError(f"{name!r} comes from a file and isn't approved: it can't be imported or joined")
+        raise UserError(f"{name!r} comes from a file and isn't approved: it can't be imported or connected to")
 
 
 # --- imports ---

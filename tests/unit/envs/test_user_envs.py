@@ -283,7 +283,7 @@ def test_untrusted_run_imports_no_file(tmp_path: Path, clean: None) -> None:
     script = f"import zhixing as zx\nzx.load({run!r})\nprint('loaded')\nzx.evaluate({run!r})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout == "loaded\n"  # an agent acts without the code of its environment
-    assert f"it names code to import (or a cluster to join): {file}:Room" in done.stderr
+    assert f"it names code to import (or a machine to connect to): {file}:Room" in done.stderr
 
 
 # --- objects ---

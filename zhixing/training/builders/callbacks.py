@@ -8,10 +8,12 @@ from zhixing.training.callbacks import (
     Csv,
     Evaluate,
     EvalVideo,
+    MLflow,
     Plot,
     Progress,
     StopOnNonFinite,
     TensorBoard,
+    WandB,
 )
 from zhixing.training.loop import TrainingLoop
 from zhixing.training.run_folder import RunFolder
@@ -29,6 +31,10 @@ def build_callbacks(
     callbacks: list[Callback] = [StopOnNonFinite(folder), evaluate, *custom, Csv(folder.metrics_file)]
     if cfg.tensorboard:
         callbacks.append(TensorBoard(folder.path))
+    if cfg.wandb is not None:
+        callbacks.append(WandB(folder, cfg.wandb))
+    if cfg.mlflow is not None:
+        callbacks.append(MLflow(folder, cfg.mlflow))
     if hasattr(learner, "dream_frames"):
         from zhixing.training.callbacks.imagined_frames import ImaginedFrames  # imports matplotlib, which is slow
 

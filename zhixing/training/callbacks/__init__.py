@@ -5,10 +5,12 @@ from zhixing.training.callbacks.checkpoint import Checkpoint
 from zhixing.training.callbacks.csv import Csv
 from zhixing.training.callbacks.eval_video import EvalVideo
 from zhixing.training.callbacks.evaluate import Evaluate
+from zhixing.training.callbacks.mlflow import MLflow
 from zhixing.training.callbacks.nonfinite import StopOnNonFinite
 from zhixing.training.callbacks.plot import Plot
 from zhixing.training.callbacks.progress import Progress
 from zhixing.training.callbacks.tensorboard import TensorBoard
+from zhixing.training.callbacks.wandb import WandB
 
 __all__ = [
     "Callback",
@@ -16,8 +18,10 @@ __all__ = [
     "Csv",
     "EvalVideo",
     "Evaluate",
+    "MLflow",
     "Plot",
     "Progress",
     "StopOnNonFinite",
     "TensorBoard",
+    "WandB",
 ]

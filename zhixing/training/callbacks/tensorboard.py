@@ -9,22 +9,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from zhixing import config
-from zhixing.core.state import check_state
 from zhixing.errors import note
-from zhixing.training.callbacks.base import Callback
-from zhixing.training.callbacks.csv import metrics_row, row_is_due
+from zhixing.training.callbacks.scalars import ScalarLogger
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zhixing.collectors.evaluation import Evaluation
     from zhixing.training.loop import TrainingLoop
 
-TIME = ("updates", "episodes", "seconds", "steps_per_second")
 RESULT = "eval/mean_return"  # metric in the HPARAMS tab
 
 
-class TensorBoard(Callback):
+class TensorBoard(ScalarLogger):
     """Write scalars, settings and videos of evaluations.
 
     Scalars are in the groups `time/`, `rollout/`, `train/`, `eval/` and `custom/` (from `loop.log`), settings are text
@@ -32,14 +28,14 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.folder = folder
-        self.logged: dict[str, float] = {}  # by `loop.log` since the last row
         self._writer: Any = None  # None before training, and after a write error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._write(lambda writer: writer.close())
+        self._write_events(lambda writer: writer.close())
 
     def train_begin(self, loop: TrainingLoop) -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow to import
@@ -50,48 +46,33 @@ class TensorBoard(Callback):
             self._writer = SummaryWriter(str(self.folder), purge_step=loop.steps + 1 if resumed else None)
         except OSError as error:
             self._fail(error)
-        self._write(lambda writer: writer.add_text("settings", f"```yaml\n{config.dump(loop.cfg)}```", loop.steps))
+        self._write_events(
+            lambda writer: writer.add_text("settings", f"```yaml\n{config.dump(loop.cfg)}```", loop.steps)
+        )
         if not resumed:
-            self._write(
+            self._write_events(
                 lambda writer: _add_hyperparameters(writer, config.flat_settings(loop.cfg.model_dump(mode="json")))
             )
 
     def iteration_end(self, loop: TrainingLoop, metrics: Mapping[str, Tensor]) -> None:
-        if row_is_due(loop):
-            self._row(loop)
+        super().iteration_end(loop, metrics)
         if loop.is_due(loop.cfg.checkpoint_every) or loop.ending:
-            self._write(lambda writer: writer.flush())  # a resumed run won't write events before the checkpoint
+            self._write_events(lambda writer: writer.flush())  # a resumed run won't write events before the checkpoint
 
-    def train_end(self, loop: TrainingLoop) -> None:
-        if not loop.interrupted:
-            self._row(loop)
+    def write_scalars(self, values: Mapping[str, float], steps: int) -> None:
+        def add(writer: Any) -> None:
+            for name, value in values.items():
+                writer.add_scalar(name, value, steps)
 
-    def _row(self, loop: TrainingLoop) -> None:
-        row = metrics_row(loop)
-        row.pop("env_steps")
-        self._scalars({tag(name, loop): row[name] for name in row if row[name] == row[name]} | self.logged, loop)
-        self.logged = {}
-
-    def evaluation_end(self, loop: TrainingLoop, evaluation: Evaluation) -> None:
-        self._scalars({f"eval/{name}": value for name, value in evaluation.summary().items()}, loop)
-
-    def metric_logged(self, loop: TrainingLoop, name: str, value: float) -> None:
-        self.logged[name if "/" in name else f"custom/{name}"] = value
+        self._write_events(add)
 
     def video_recorded(self, loop: TrainingLoop, path: Path) -> None:
         with loop.paused():
             gif = to_gif(path)
             if gif is not None:
-                self._write(lambda writer: _add_gif(writer, "eval/video", gif, loop.steps))
+                self._write_events(lambda writer: _add_gif(writer, "eval/video", gif, loop.steps))
 
-    def _scalars(self, values: Mapping[str, float], loop: TrainingLoop) -> None:
-        def add(writer: Any) -> None:
-            for name, value in values.items():
-                writer.add_scalar(name, value, loop.steps)
-
-        self._write(add)
-
-    def _write(self, action: Callable[[Any], None]) -> None:
+    def _write_events(self, action: Callable[[Any], None]) -> None:
         if self._writer is not None:
             try:
                 action(self._writer)
@@ -101,19 +82,6 @@ class TensorBoard(Callback):
     def _fail(self, error: OSError) -> None:
         note(f"TensorBoard events in {self.folder} can't be written: {error.strerror or error}; training continues")
         self._writer = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"logged": self.logged}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.logged = check_state("TensorBoard", state, {"logged": dict[str, float]}).get("logged", {})
-
-
-def tag(column: str, loop: TrainingLoop) -> str:
-    """Return the TensorBoard tag of a column of metrics.csv."""
-    if column in TIME:
-        return f"time/{column}"
-    return f"train/{column}" if column in loop.learner.metrics else f"rollout/{column}"
 
 
 def _add_hyperparameters(writer: Any, settings: Mapping[str, Any]) -> None:
