@@ -95,6 +95,8 @@ def test_traced_update_equals_the_eager_one(name: str, short_config: Callable, t
         ("sac", {"env": "Pendulum-v1", "net__kind": "simba"}),
         ("td3", {"net__kind": "simba", "critic_hidden_sizes": [24, 24]}),
         ("ppo", {"net__kind": "simba"}),
+        ("crossq", {"net__kind": "simba", "renorm_warmup": 4}),
+        ("droq", {"env": "CartPole-v1", "critic_dropout": 0.2}),
     ],
 )
 def test_traced_update_equals_the_eager_one_with(

@@ -77,3 +77,13 @@ def test_learns_a_toy_env(algorithm: str, actions: str, expert: Callable, tmp_pa
         pytest.skip(str(error))
     result = session.run()
     assert result["reached"], f"{algorithm} only reached {result['best_return']}"
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "crossq", "ppo"])
+def test_learns_with_simba_networks(name: str, tmp_path: Path) -> None:
+    settings = {"env_steps": 20_000, "eval_every": 1_000, "stop_return": CONTINUOUS, "seed": 1}
+    settings |= {"net__kind": "simba", "net__hidden_sizes": [32], "tensorboard": False}
+    if name != "ppo":
+        settings |= {"train_every": 4, "updates_per_step": 0.25, "learning_starts": 500, "batch_size": 64}
+        settings |= {"policy_delay": 1, "critic_hidden_sizes": [32, 32]}
+    assert zx.train(name, env="toy/reach", out=tmp_path / "run", quiet=True, **settings)["reached"]

@@ -82,10 +82,11 @@ def test_offline_algorithms_learn_few_valid_actions(name: str, data: str, tmp_pa
     assert train(name, tmp_path / "run", **settings)[0]["reached"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["ppo", "a2c", "a3c", "ac", "pg", "ppg", "trpo", "impala", "dqn", "c51", "qrdqn", "munchausen_dqn", "rainbow"],
-)
+ALGORITHMS = ("ppo", "a2c", "a3c", "ac", "pg", "ppg", "trpo", "impala")
+ALGORITHMS += ("dqn", "c51", "qrdqn", "munchausen_dqn", "rainbow", "pqn")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_few_valid_actions_are_learned(name: str, tmp_path: Path) -> None:
     settings = {"lr": 2e-3} if name == "impala" else {}
     assert train(name, tmp_path / "run", stop_return=9.5, eval_every=1_000, **settings)[0]["reached"]

@@ -40,6 +40,14 @@ def test_ddpg_on_halfcheetah(tmp_path: Path) -> None:
     assert result["updates"] == 20
 
 
+@pytest.mark.parametrize(("name", "env"), [("crossq", "Ant-v5"), ("tqc", "Hopper-v5"), ("droq", "Walker2d-v5")])
+def test_sample_efficient_algorithms(name: str, env: str, tmp_path: Path) -> None:
+    settings = zx.config.load(algorithm=name, env=env)
+    short = {"env_steps": 302, "learning_starts": 300, "eval_every": 0, "eval_episodes": 1}
+    result = zx.train(name, env=env, out=tmp_path / "run", quiet=True, **short)
+    assert result["updates"] == 2 * settings.updates_per_step  # type: ignore[attr-defined]
+
+
 def test_gail_on_halfcheetah(tmp_path: Path) -> None:
     short = {"env_steps": 512, "rollout_steps": 64, "eval_every": 0, "vector__backend": "serial"}
     data = collect_random("HalfCheetah-v5", tmp_path / "data")
