@@ -88,5 +88,6 @@ ALGORITHMS += ("dqn", "c51", "qrdqn", "munchausen_dqn", "rainbow", "pqn")
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_few_valid_actions_are_learned(name: str, tmp_path: Path) -> None:
-    settings = {"lr": 2e-3} if name == "impala" else {}
+    faster = {"impala": {"lr": 2e-3}, "pqn": {"lr": 2e-3, "rollout_steps": 8, "epochs": 4}}
+    settings: dict[str, Any] = faster.get(name, {})
     assert train(name, tmp_path / "run", stop_return=9.5, eval_every=1_000, **settings)[0]["reached"]
