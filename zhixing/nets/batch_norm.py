@@ -40,6 +40,7 @@ class BatchRenorm(nn.Module):
     def forward(self, x: Tensor, train: bool) -> Tensor:
         if not train:
             return torch.addcmul(self.shift, (x - self.mean) * torch.rsqrt(self.var + EPSILON), self.scale)
+        x = x.float()  # with precision=bf16, statistics would have three digits
         var, mean = torch.var_mean(x, -2, correction=0, keepdim=True)
         std = (var + EPSILON).sqrt()
         r, d = self._correction(mean.detach(), std.detach())
@@ -55,8 +56,8 @@ class BatchRenorm(nn.Module):
 
     @torch.no_grad()
     def _update(self, mean: Tensor, var: Tensor) -> None:
-        self.mean.lerp_(mean.float(), 1 - MOMENTUM)
-        self.var.lerp_(var.float(), 1 - MOMENTUM)
+        self.mean.lerp_(mean, 1 - MOMENTUM)
+        self.var.lerp_(var, 1 - MOMENTUM)
         self.batches += 1
 
 

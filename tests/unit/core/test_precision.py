@@ -14,7 +14,10 @@ from zhixing.config import RunConfig
 Small = Callable[..., RunConfig]
 
 
-@pytest.mark.parametrize(("name", "env"), [("ppo", "toy/match"), ("dqn", "toy/match"), ("sac", "toy/reach")])
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [("ppo", "toy/match"), ("dqn", "toy/match"), ("sac", "toy/reach"), ("crossq", "toy/reach"), ("tqc", "toy/reach")],
+)
 def test_half_precision_changes_losses_only_slightly(short_config: Small, tmp_path: Path, name: str, env: str) -> None:
     losses = {}
     for precision in ("fp32", "bf16", "fp16"):
