@@ -6,17 +6,18 @@ each of its agents as from a separate environment; a multi-agent algorithm learn
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from zhixing import algorithms
 from zhixing.algorithms import register
+from zhixing.algorithms.common.agents import group_agents, match_agents
+from zhixing.algorithms.common.league_results import LeagueResults
 from zhixing.config import MultiPolicyConfig, RunConfig, is_learner, policy_config
 from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner, Update
@@ -25,25 +26,10 @@ from zhixing.core.policy import Policy
 from zhixing.core.seeding import derive_seed
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Field, Tree, tree_map
-from zhixing.errors import UserError, unknown
+from zhixing.errors import UserError
 from zhixing.nets.joint_policy import DECISIONS, JointPolicy, RandomPolicy, Seating
 from zhixing.nets.league import LeaguePolicy
 from zhixing.utils.importing import import_object
-
-
-def match_agents(patterns: Mapping[str, str], names: tuple[str, ...], setting: str) -> dict[str, str]:
-    """Return the policy of each agent that has one. An exact name precedes patterns, which apply in order."""
-    for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
-            raise unknown(f"agent in {setting}:", pattern, names)
-    ordered = sorted(patterns, key=lambda pattern: pattern not in names)
-    matches = {name: [p for p in ordered if p == name or fnmatch.fnmatchcase(name, p)] for name in names}
-    return {name: patterns[found[0]] for name, found in matches.items() if found}
-
-
-def _members(policy_of: Mapping[str, str], names: tuple[str, ...]) -> dict[str, list[int]]:
-    """Return the indices of the agents of each policy."""
-    return {policy: [i for i, name in enumerate(names) if policy_of[name] == policy] for policy in policy_of.values()}
 
 
 @register("multi_policy", "several policies in one environment, with algorithms of their own, frozen runs and leagues")
@@ -65,8 +51,8 @@ class MultiPolicy(Learner):
         for name in names:
             if name not in policy_of:
                 raise UserError(f"agents has no policy for {name}: set agents.{name}=POLICY, or agents.*=POLICY")
-        agents = _members(policy_of, names)
-        eval_agents = _members({**policy_of, **match_agents(cfg.eval_agents, names, "eval_agents")}, names)
+        agents = group_agents(policy_of, names)
+        eval_agents = group_agents({**policy_of, **match_agents(cfg.eval_agents, names, "eval_agents")}, names)
         self.learners: dict[str, Learner] = {}
         self.configs: dict[str, RunConfig] = {}
         policies: dict[str, Policy] = {}
@@ -82,8 +68,9 @@ class MultiPolicy(Learner):
                 policies[name] = self._script(settings["script"])
             else:
                 policies[name] = self._algorithm(name, settings, used)
-            if policies[name].spaces.agents and len(eval_agents.get(name, used)) != len(used):
-                raise UserError(f"eval_agents: the policy {name} acts for {len(used)} agents together; give it as many")
+            team = policies[name].spaces.num_agents
+            if 1 < team < num and len(eval_agents.get(name, used)) != team:
+                raise UserError(f"eval_agents: the policy {name} acts for {team} agents together; give it as many")
         seating = Seating(agents, num, cfg.rotate)
         self.policy = JointPolicy(spaces, policies, seating, Seating(eval_agents, num, cfg.rotate)).to(self.device)
         self.policy.learning = {name: getattr(self.configs[name], "learning_starts", 0) for name in self.learners}
@@ -91,8 +78,11 @@ class MultiPolicy(Learner):
         self._optimizers = [optimizer for learner in self.learners.values() for optimizer in learner._optimizers]
         self._extra_fields = self._decision_fields()
         self.policy.fields = {name: list(fields) for name, fields in self._extra_fields.items()}
-        # what a league's target has won so far in each unfinished episode, [N,k] as its snapshots
-        self.margins = {name: np.zeros((cfg.num_envs, len(agents[name]))) for name in self.leagues if name in agents}
+        self.results = {
+            name: LeagueResults(league, seating, name, cfg.policies[name]["league"], cfg.num_envs)
+            for name, league in self.leagues.items()
+            if name in agents
+        }
 
     @property
     def leagues(self) -> dict[str, LeaguePolicy]:
@@ -110,7 +100,9 @@ class MultiPolicy(Learner):
     def _algorithm(self, name: str, settings: Mapping[str, Any], agents: list[int]) -> Policy:
         algorithm = algorithms.get(settings["algorithm"])
         is_team = algorithm.multi_agent is True
-        if is_team and len(agents) == 1:
+        of_other_run = not is_learner(settings) and settings["init_policy"] is None
+        size = self.spaces.num_agents if of_other_run else len(agents)  # a frozen team observes all agents, as there
+        if is_team and size == 1:
             raise UserError(
                 f"policies.{name}: {algorithm.name} needs several agents, but this policy has only "
                 f"{self.spaces.agent_names[agents[0]]}: use a single-agent algorithm, such as ppo or dqn"
@@ -118,7 +110,7 @@ class MultiPolicy(Learner):
         num_envs = self.cfg.num_envs * (1 if is_team else len(agents))
         cfg = policy_config(self.cfg, name, num_envs, derive_seed(self.cfg.seed, f"policy {name}"))
         try:
-            learner = algorithm.make(cfg, self._member_spaces(len(agents) if is_team else 1), self.device)
+            learner = algorithm.make(cfg, self._member_spaces(size if is_team else 1), self.device)
         except UserError as error:
             raise UserError(f"policies.{name} of multi_policy: {error}") from None
         if is_learner(settings):
@@ -180,25 +172,10 @@ class MultiPolicy(Learner):
         """Count the results of episodes that ended in a joint batch `[T,N]`, and take the snapshots that are due."""
         for name, league in self.leagues.items():
             settings = self.cfg.policies[name]
-            if name in self.margins:
-                self._record(name, league, settings["league"], batch)
+            if name in self.results:
+                self.results[name].update(batch)
             while env_steps >= int(league.num_taken) * settings["every"]:
                 league.add(self.learners[settings["league"]].policy)
-
-    def _record(self, name: str, league: LeaguePolicy, target: str, batch: Batch) -> None:
-        def rewards(policy: str) -> Any:
-            rows, agents = self.policy.seating.index(policy, batch.terminated.shape[1])
-            return batch.reward[:, rows, agents]
-
-        gains = rewards(target).mean(2, keepdims=True) - rewards(name)  # [T,N,k]
-        snapshot, ended = batch.decisions[name]["snapshot"], batch.terminated | batch.truncated
-        margin = self.margins[name]
-        for t in range(len(gains)):
-            margin += gains[t]
-            for env in np.flatnonzero(ended[t]).tolist():
-                for opponent, total in zip(snapshot[t, env].tolist(), margin[env].tolist(), strict=True):
-                    league.record(int(opponent), 0.5 + 0.5 * float(np.sign(total)))
-                margin[env] = 0.0
 
     def count_updates(self) -> None:
         self.updates = sum(learner.updates for learner in self.learners.values())
@@ -226,12 +203,12 @@ class MultiPolicy(Learner):
 
     def state_dict(self) -> dict[str, Any]:
         learners = {name: learner.state_dict() for name, learner in self.learners.items()}
-        margins: dict[str, Tensor] = {name: torch.from_numpy(array.copy()) for name, array in self.margins.items()}
+        margins = {name: torch.from_numpy(results.margin.copy()) for name, results in self.results.items()}
         return {**super().state_dict(), "learners": learners, "margins": margins}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         for name, learner in self.learners.items():
             learner.load_state_dict(state["learners"][name])
-        for name, margin in self.margins.items():
-            margin[:] = state["margins"][name].numpy()
+        for name, results in self.results.items():
+            results.margin[:] = state["margins"][name].numpy()

@@ -157,7 +157,7 @@ def _expand_algorithm(settings: Mapping[str, Any], cfg: MultiPolicyConfig) -> di
     inherited = {name: getattr(cfg, name) for name in INHERITED if name in cfg.model_fields_set}
     tuned = inherited | {key: value for key, value in tuned.items() if key in OWN_SETTINGS or not _is_shared(key)}
     complete = _validate(merge(tuned, values), cfg)
-    _check_scheme(complete)
+    _check_scheme(complete, bool(frozen))
     own = {key: value for key, value in complete.model_dump(mode="json").items() if not _is_shared(key)}
     source = None if init_from is None else str(Path(init_from).absolute())
     return {**own, "frozen": bool(frozen), "init_from": source, "init_policy": init_policy}
@@ -178,8 +178,12 @@ def _validate(settings: Mapping[str, Any], cfg: RunConfig, changes: Mapping[str,
     return validate(model, {**shared, **settings, **(changes or {})})
 
 
-def _check_scheme(cfg: RunConfig) -> None:
+def _check_scheme(cfg: RunConfig, frozen: bool) -> None:
     """Raise `UserError` for an algorithm, or a setting, that can't share an environment with other policies."""
+    if cfg.scheme in ("play", "self_play"):
+        raise UserError(f"{cfg.algorithm} plans by search, and can't act next to other policies; use ppo or dqn")
+    if frozen:
+        return
     needs = [name for name in ("demonstrations", "expert") if name in type(cfg).model_fields]
     if cfg.scheme not in ("on_policy", "off_policy") or needs:
         reason = f"it needs {needs[0]}" if needs else f"its training scheme is {cfg.scheme}"

@@ -50,7 +50,8 @@ class JointPolicy(Policy):
     """Acts with several policies. `seating` and `eval_seating` are the agents of each in training and in evaluations.
 
     A policy for a single agent acts for each of its agents separately: `[N,A,...]` becomes `[N*k,...]`. A policy for a
-    team gets `[N,k,...]`. Policies that don't learn act as at the end of their training, in evaluations too.
+    team gets `[N,k,...]`; if it is a policy for all agents, it gets `[N,A,...]` and acts for its own. Policies that
+    don't learn act as at the end of their training, in evaluations too.
     """
 
     def __init__(
@@ -91,9 +92,10 @@ class JointPolicy(Policy):
                 continue
             index = tuple(torch.from_numpy(part).to(rng.device) for part in seating.index(name, num))
             is_team = bool(policy.spaces.agents)
+            observes_all = is_team and policy.spaces.num_agents > len(seating.agents[name])
 
-            def take(leaf: Tensor, index: Any = index, is_team: bool = is_team) -> Tensor:
-                return leaf[index] if is_team else leaf[index].flatten(0, 1)
+            def take(leaf: Tensor, index: Any = index, is_team: bool = is_team, all_: bool = observes_all) -> Tensor:
+                return leaf if all_ else leaf[index] if is_team else leaf[index].flatten(0, 1)
 
             before = next_hidden.get(name)
             if before is not None and not is_team:
@@ -104,7 +106,7 @@ class JointPolicy(Policy):
             if action is None:
                 shape = num, self.spaces.num_agents, *decision.action.shape[2 if is_team else 1 :]
                 action = decision.action.new_zeros(shape)
-            action[index] = _per_agent(decision.action, index, is_team)
+            action[index] = decision.action[index] if observes_all else _per_agent(decision.action, index, is_team)
             if decision.hidden is not None:
                 next_hidden[name] = decision.hidden if is_team else _put(next_hidden[name], index, decision.hidden)
             if phase is not Phase.EVAL and self.fields.get(name):

@@ -18,6 +18,7 @@ from zhixing.collectors.evaluation import default_eval_steps
 from zhixing.core.policy import Decision, Phase, Policy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
+from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.wrappers.time_limit import OPTION
 from zhixing.errors import UserError
 from zhixing.offline import Dataset, Writer, minari_data
@@ -45,6 +46,13 @@ class NoisyPolicy(Policy):
 
     def initial_hidden(self, num: int) -> Tree:
         return self.policy.initial_hidden(num)
+
+    def summarize_returns(self, returns: Array, env: int, phase: Phase) -> tuple[float, dict[str, float]]:
+        return self.policy.summarize_returns(returns, env, self.phase)
+
+    @property
+    def logged_info_keys(self) -> tuple[str, ...]:
+        return self.policy.logged_info_keys
 
     def act(
         self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int

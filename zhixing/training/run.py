@@ -12,7 +12,7 @@ import torch
 from zhixing import algorithms, config
 from zhixing.collectors.collector import Evaluator
 from zhixing.collectors.evaluation import Evaluation, default_eval_steps
-from zhixing.config import RunConfig
+from zhixing.config import MultiPolicyConfig, RunConfig
 from zhixing.core.learner import Learner
 from zhixing.errors import UserError
 from zhixing.nets.joint_policy import JointPolicy
@@ -97,6 +97,8 @@ def evaluate(
         agent = folder.load_agent(checkpoint)
         with weights_must_fit(folder):
             learner.policy.load_state_dict(agent["policy"])
+        if isinstance(learner.policy, JointPolicy):
+            learner.policy.seating = learner.policy.eval_seating  # exploration acts as in training
         policy = NoisyPolicy(learner.policy, 0.0, True, cfg.env_steps) if stochastic else learner.policy
         evaluator: Evaluator | None = None
         if against is not None:
@@ -125,5 +127,10 @@ def _evaluation_config(cfg: RunConfig, stochastic: bool | None, num_envs: int | 
 
 def make_greedy(cfg: RunConfig) -> RunConfig:
     """Return a configuration whose evaluations take the greedy action."""
-    greedy = {"eval_stochastic": False, "eval_epsilon": 0.0}  # the algorithm may have one of these
+    greedy: dict[str, Any] = {"eval_stochastic": False, "eval_epsilon": 0.0}  # the algorithm may have one of these
+    if isinstance(cfg, MultiPolicyConfig):
+        settings = {
+            name: {key: greedy.get(key, value) for key, value in one.items()} for name, one in cfg.policies.items()
+        }
+        return cfg.model_copy(update={"policies": settings})
     return cfg.model_copy(update={name: value for name, value in greedy.items() if name in type(cfg).model_fields})

@@ -187,7 +187,7 @@ def multi_policy(loop: TrainingLoop) -> None:
                 experience = loop.collector.collect(steps=chunk)
                 episodes += experience.episodes
                 for name, part in parts.items():
-                    part.rng = loop.rng
+                    part.rng, failed = loop.rng, learner.has_nonfinite_step
                     batch = learner.view(name, experience.batch)
                     if part.has_buffer:
                         part_metrics = _update_from_replay(part, batch, steps % intervals[name] == 0)
@@ -195,7 +195,7 @@ def multi_policy(loop: TrainingLoop) -> None:
                         # copied, because the next `collect` overwrites the batch
                         rollouts[name].append(batch if intervals[name] == chunk else Batch.cat([batch]))
                         part_metrics = _update_from_rollout(part, rollouts[name], steps % intervals[name] == 0)
-                    if part.batch is not None and (loop.batch is None or not learner.has_nonfinite_step):
+                    if not failed:  # keep the first batch with a non-finite step, for the error report
                         loop.batch = part.batch
                     metrics |= {f"{name}/{key}": value for key, value in part_metrics.items()}
                 learner.update_leagues(experience.batch, loop.env_steps)

@@ -17,7 +17,8 @@ from zhixing.algorithms.multi_policy import MultiPolicy
 from zhixing.core.batch import Batch
 from zhixing.core.policy import Decision, Phase
 from zhixing.core.tree import tree_leaves
-from zhixing.errors import UserError
+from zhixing.errors import NonFiniteError, UserError
+from zhixing.training.run_folder import read_checkpoint
 
 GAME, GROUPS = "pettingzoo/tictactoe", "dummy_envs:TwoGroups"
 SMALL = {"algorithm": "ppo", "rollout_steps": 8, "minibatch_size": 32, "epochs": 1, "net": {"hidden_sizes": [8]}}
@@ -130,6 +131,22 @@ def test_each_learner_updates_at_its_own_interval(tmp_path: Path) -> None:
     assert len(session.loop.replay.buffers["b"]) == 320  # type: ignore[union-attr]
 
 
+def test_error_has_the_batch_of_the_learner_that_failed(tmp_path: Path) -> None:
+    agents = {"runner_*": "a", "guard_*": "b"}
+    session = zx.Session(config(env=GROUPS, policies={"a": SMALL, "b": SMALL}, agents=agents), tmp_path, quiet=True)
+    view = session.learner.view  # type: ignore[attr-defined]
+
+    def poison(name: str, batch: Batch) -> Batch:
+        own = view(name, batch)
+        return own.replace(reward=own.reward * np.nan) if name == "a" and session.loop.env_steps > 100 else own
+
+    session.learner.view = poison  # type: ignore[attr-defined]
+    with pytest.raises(NonFiniteError, match=r"^a/\w+ is nan"):
+        session.run()
+    (file,) = (tmp_path / "crash").glob("batch-*.safetensors")
+    assert np.isnan(np.asarray(read_checkpoint(file)["batch"]["reward"])).all()
+
+
 # --- learning, frozen and scripted policies ---
 
 
@@ -145,6 +162,26 @@ def test_only_learning_policies_change(tmp_path: Path) -> None:
     assert settings["net"]["hidden_sizes"] == [8]
     (first / "config.yaml").unlink()  # the run doesn't need its opponent's folder any more
     assert zx.evaluate(second, 2).episodes
+
+
+def test_frozen_team_of_another_run_acts_for_some_of_its_agents(tmp_path: Path) -> None:
+    settings = {**SHORT, "rollout_steps": 8, "minibatch_size": 8, "epochs": 1, "net__hidden_sizes": [8], "quiet": True}
+    zx.train("ippo", env=GAME, out=tmp_path / "team", vector__backend="serial", **settings)
+    policies, agents = {"learner": SMALL, "rival": str(tmp_path / "team")}, {"player_1": "rival", "player_2": "learner"}
+    run = train(tmp_path / "run", policies=policies, agents=agents)
+    obs, mask = np.random.default_rng(0).random((40, 2, 3, 3, 2), np.float32), np.ones((40, 2, 9), bool)
+    rival = zx.load(tmp_path / "team").policy
+    loaded = zx.load(run, policy="rival").policy
+    assert all(value.equal(loaded.state_dict()[name]) for name, value in rival.state_dict().items())
+    assert set(zx.load(run).act(obs, mask)[:, 0]) <= set(range(9))
+
+
+def test_exploration_in_evaluations_is_a_choice(game_run: Path) -> None:
+    """The greedy policy plays with the same moves in each episode; the opponent is random."""
+    for stochastic in (True, False):
+        summary = zx.evaluate(game_run, 4, stochastic=stochastic).summary()
+        assert summary["mean_return"] == summary["learner/return"]
+        assert "random/return" in summary  # of `eval_agents`
 
 
 def test_learning_may_continue_from_another_run(tmp_path: Path) -> None:

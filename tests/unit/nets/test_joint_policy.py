@@ -70,6 +70,13 @@ def test_team_gets_the_observations_of_its_agents_together() -> None:
     assert decision.hidden["team"].tolist() == [[[1.0]], [[1.0]]]
 
 
+def test_policy_for_all_agents_acts_only_for_its_own() -> None:
+    everyone = Spaces(OBS, Discrete(100), num_agents=3, mask=100)
+    policies = {"all": Add(everyone, 10), "one": Add(MEMBER, 20)}
+    joint = JointPolicy(SPACES, policies, Seating({"all": [1], "one": [0, 2]}, 3, rotate=True))
+    assert act(joint, [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).action.tolist() == [[21, 12, 23], [24, 25, 16]]
+
+
 def test_hidden_state_of_an_agent_changes_only_with_its_policy(joint: JointPolicy) -> None:
     hidden = act(joint, [[1.0, 2.0, 3.0]]).hidden
     assert hidden["one"][0, :, 0].tolist() == [0.0, 0.0, 1.0]
