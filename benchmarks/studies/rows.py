@@ -92,9 +92,22 @@ MUJOCO = [
     *(Row("sac", f"{name}-v5", 1_000_000, peer="SAC", **SLOW) for name in ("Hopper", "HalfCheetah")),
     *(Row("td3", f"{name}-v5", 1_000_000, peer="TD3", **SLOW) for name in ("Hopper", "HalfCheetah")),
 ]
+SIMBA = {"net.kind": "simba", "net.hidden_sizes": [128], "critic_hidden_sizes": [512, 512], "normalize_obs": True}
+SIMBA |= {"lr": 1e-4, "optimizer": "adamw", "weight_decay": 0.01, "updates_per_step": 2.0}  # Lee et al. (2024)
+EFFICIENT = [
+    row
+    for name in ("HalfCheetah", "Hopper", "Walker2d", "Ant")
+    for row in (
+        Row("crossq", f"{name}-v5", 200_000, peer="CrossQ", num_envs=1, **SLOW),
+        Row("tqc", f"{name}-v5", 200_000, peer="TQC", num_envs=1, **SLOW),
+        Row("droq", f"{name}-v5", 200_000, num_envs=1, **SLOW),
+        Row("sac", f"{name}-v5", 200_000, name="sac simba", num_envs=1, settings=SIMBA, **SLOW),
+    )
+]
 STUDIES = {
     "defaults": Study(DEFAULTS, settings={"preset": False}),
     "mujoco": Study(MUJOCO, peer_settings="zoo"),
+    "efficient": Study(EFFICIENT),
     "smoke": Study(
         [
             Row("ppo", "CartPole-v1", 1_024, num_envs=2, seeds=2, episodes=4, settings={"rollout_steps": 64}),
