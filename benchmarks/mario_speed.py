@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     args = parser.parse_args()
     actions = np.repeat(np.random.default_rng(0).choice(7, 2000, p=[0.05, 0.15, 0.25, 0.15, 0.3, 0.05, 0.05]), 4)
-    options: dict[str, Any] = {"skip": SKIP, "pool": "max", "grayscale": True, "size": 84, "stack": 4}
+    options: dict[str, Any] = {"action_repeat": SKIP, "pool": "max", "grayscale": True, "size": 84, "stack": 4}
     players = {
         "zhixing": Player(envs.make("mario/1-1", **options), actions),
         "gym-super-mario-bros": Player(wrap_pixels(PeerEnv(), **options), actions),

@@ -49,7 +49,7 @@ class Row(NamedTuple):
 COMPILED = {"compile": True}  # changes only rounding
 # one hour on one core: a network a third as expensive as Nature's, and each action repeated for four steps, for which
 # the paper's discount of 0.999 becomes 0.996
-BIGFISH = {"env": {"skip": 4}, "net": {"cnn": "small"}, "gamma": 0.996, "num_threads": 1}
+BIGFISH = {"env": {"action_repeat": 4}, "net": {"cnn": "small"}, "gamma": 0.996, "num_threads": 1}
 # one hour on one core: a network a third as expensive as Nature's, and environments in the same process
 PONG = {"num_envs": 8, "vector": {"backend": "serial"}, "net": {"cnn": "small"}, "eval_every": 102_400}
 ROWS = [

@@ -18,7 +18,7 @@ def play(
     ],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="env.NAME=VALUE", help="Environment options, such as env.skip=1."),
+        typer.Argument(metavar="env.NAME=VALUE", help="Environment options, such as env.action_repeat=1."),
     ] = None,
     random: Annotated[
         bool, typer.Option("--random", help="Play random actions instead of reading the keyboard.")

@@ -12,6 +12,7 @@ from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Tuple
 from zhixing.core.spaces import Spaces, space_fields
 from zhixing.core.tree import tree_leaves
 from zhixing.envs.api import check_spaces, reset_and_check
+from zhixing.envs.wrappers.action_repeat import action_repeat_of
 from zhixing.envs.wrappers.frame_stack import stack_of
 from zhixing.envs.wrappers.time_limit import time_limit_of
 from zhixing.errors import UserError
@@ -54,11 +55,17 @@ def inspect_env(env: gym.Env[Any, Any], name: str) -> EnvSpec:
             raise UserError(
                 f"{name} returned an observation of shape {shape}{where}; its observation space has shape {expected}"
             )
+    mask = obs[MASK] if mask_in_obs else info.get(MASK)
+    if mask is not None and action_repeat_of(env) > 1:
+        raise UserError(
+            f"{name} has action masks, so a repeated action may be forbidden; set env.action_repeat=1, not "
+            f"{action_repeat_of(env)}"
+        )
     spaces = Spaces(
         space,
         env.action_space,
         num_agents,
-        mask=_mask_size(obs[MASK] if mask_in_obs else info.get(MASK), env.action_space, agents, name),
+        mask=_mask_size(mask, env.action_space, agents, name),
         state=_state_size(info, agents, name),
         alive=bool(agents) and "alive" in info,
         reward_kind=getattr(env.unwrapped, "reward_kind", "individual") if agents else "individual",

@@ -31,7 +31,7 @@ from zhixing.envs.adapters import (
 )
 from zhixing.envs.env_spec import MASK
 from zhixing.envs.options import COMMON_OPTIONS
-from zhixing.envs.wrappers import frame_stack, time_limit
+from zhixing.envs.wrappers import action_repeat, frame_stack, time_limit
 from zhixing.errors import unknown
 from zhixing.utils import named_objects
 
@@ -85,9 +85,14 @@ def make(name: str, **options: Any) -> gym.Env[Any, Any]:
     module = find_adapter(name)
     time_limit.check_time_limit(name, options)
     frame_stack.check_stack(name, options)
+    action_repeat.check_action_repeat(name, options)
     own = module.own_options(name, options) if hasattr(module, "own_options") else ()
     common = {key: options.pop(key) for key in set(COMMON_OPTIONS).difference(own) if key in options}
+    repeat = common.get(action_repeat.OPTION, 1)
+    if options.get(time_limit.OPTION) not in (None, -1):
+        options[time_limit.OPTION] *= repeat  # the adapter counts steps, the option counts actions
     env: gym.Env[Any, Any] = module.make(name, options)
+    env = action_repeat.repeat_actions(env, repeat)
     env = time_limit.limit_steps(env, common.get(time_limit.OPTION))
     return frame_stack.stack_frames(env, common.get(frame_stack.OPTION, 1), unstacked=(MASK,))
 

@@ -113,6 +113,8 @@ class RunFolder:
                 raise ValueError(f"it is larger than {MAX_SPACES_BYTES:,} bytes")
             data = json.loads(self.spaces_file.read_text(encoding="utf-8"))
             frames = data.pop("frames")
+            if frames is not None and "skip" in frames:  # the name in early files
+                frames["action_repeat"] = frames.pop("skip")
             return space_json.decode(data), frames
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, AssertionError) as error:
             raise UserError(f"{self.spaces_file} is damaged ({error}); remove it to use the environment") from None

@@ -121,7 +121,7 @@ def test_native_env_loads_a_state_by_starting_the_same_new_episodes(native_pong:
 
 
 def test_native_options_are_passed_to_ale(native_pong: Any) -> None:
-    env = native_pong(1, skip=3, pool="last", sticky=0.5, noops=7, clip_reward=True, max_episode_steps=100)
+    env = native_pong(1, action_repeat=3, pool="last", sticky=0.5, noops=7, clip_reward=True, max_episode_steps=100)
     settings = env.env.settings
     assert (settings["frameskip"], settings["maxpool"], settings["repeat_action_probability"]) == (3, False, 0.5)
     assert (settings["noop_max"], settings["reward_clipping"], settings["max_num_frames_per_episode"]) == (7, True, 300)

@@ -21,7 +21,7 @@ from zhixing.envs.adapters.mario.retro_core import Emulator
 from zhixing.envs.adapters.mario.rules import Progress
 from zhixing.errors import UserError
 
-FRAMES = {"skip": 1, "stack": 1, "grayscale": False, "size": None}
+FRAMES = {"action_repeat": 1, "stack": 1, "grayscale": False, "size": None}
 JUMP_RIGHT, RUN_RIGHT = 4, 3  # indices of the simple actions
 
 

@@ -204,7 +204,7 @@ def _fake_console(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mario_env, "rom_path", lambda name, rom: Path(mario_env.ROMS[rom]))
 
 
-FRAMES = {"core": "fake", "actions": "complex", "skip": 1, "stack": 1, "size": None}
+FRAMES = {"core": "fake", "actions": "complex", "action_repeat": 1, "stack": 1, "size": None}
 WALK, FLAG_JUMP, DIE, PIPE, CASTLE = 1, 5, 6, 10, 11  # indices of the complex actions
 
 

@@ -19,7 +19,7 @@ from zhixing.envs.wrappers.frames import make_processor, select_frame_options
 from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, noop, split_options, wrap_pixels
 from zhixing.errors import UserError
 
-PLAIN = {"skip": 1, "pool": "last", "grayscale": False, "size": None, "stack": 1}
+PLAIN = {"action_repeat": 1, "pool": "last", "grayscale": False, "size": None, "stack": 1}
 
 
 class CountingGame(gym.Env):
@@ -111,14 +111,14 @@ def test_without_options_only_channels_are_moved() -> None:
 @pytest.mark.parametrize("game_class", [CountingGame, OnDemandGame])
 def test_frame_skip_repeats_the_action(game_class: type[CountingGame]) -> None:
     game = game_class()
-    env = wrap_pixels(game, **{**PLAIN, "skip": 4, "pool": "max"})
+    env = wrap_pixels(game, **{**PLAIN, "action_repeat": 4, "pool": "max"})
     env.reset(seed=0)
     obs, reward, terminated, truncated, info = env.step(3)
     assert (reward, terminated, truncated, info["time"]) == (12.0, False, False, 4)
     # frames 3 and 4: left 195 and 175, right 60 and 80
     assert set(obs[:, :, :3].flat) == {195}
     assert set(obs[:, :, 3:].flat) == {80}
-    last = wrap_pixels(game_class(), **{**PLAIN, "skip": 4})
+    last = wrap_pixels(game_class(), **{**PLAIN, "action_repeat": 4})
     last.reset(seed=0)
     np.testing.assert_array_equal(last.step(3)[0], channels_first(frame(4)))
     assert last.metadata["render_fps"] == 15
@@ -128,7 +128,7 @@ def test_frame_skip_repeats_the_action(game_class: type[CountingGame]) -> None:
 
 @pytest.mark.parametrize("game_class", [CountingGame, OnDemandGame])
 def test_episode_end_within_a_skip_returns_the_last_frame(game_class: type[CountingGame]) -> None:
-    env = wrap_pixels(game_class(length=6), **{**PLAIN, "skip": 4, "pool": "max"})
+    env = wrap_pixels(game_class(length=6), **{**PLAIN, "action_repeat": 4, "pool": "max"})
     env.reset(seed=0)
     env.step(1)
     obs, reward, terminated, _, _ = env.step(1)
@@ -138,7 +138,7 @@ def test_episode_end_within_a_skip_returns_the_last_frame(game_class: type[Count
 
 def test_sticky_frames_repeat_the_previous_action() -> None:
     game = CountingGame()
-    env = wrap_pixels(game, **{**PLAIN, "skip": 3, "sticky": 0.4})
+    env = wrap_pixels(game, **{**PLAIN, "action_repeat": 3, "sticky": 0.4})
     env.reset(seed=5)
     actions = [1, 2, 3, 4, 1, 2] * 20
     for action in actions:
@@ -210,7 +210,7 @@ def test_game_that_ends_in_a_reset_restarts() -> None:
 
 
 def test_rewards_are_shaped_then_clipped() -> None:
-    env = wrap_pixels(CountingGame(length=4), **{**PLAIN, "skip": 2}, shaping="test_pixels:double_reward")
+    env = wrap_pixels(CountingGame(length=4), **{**PLAIN, "action_repeat": 2}, shaping="test_pixels:double_reward")
     env.reset(seed=0)
     assert env.step(3)[1] == 2 * 6 + 2
     assert env.step(1)[1:3] == (2 * 2 + 2 + 100, True)
@@ -220,7 +220,7 @@ def test_rewards_are_shaped_then_clipped() -> None:
 
 
 def test_long_episodes_are_truncated() -> None:
-    env = wrap_pixels(CountingGame(), **{**PLAIN, "skip": 2}, max_episode_steps=3)
+    env = wrap_pixels(CountingGame(), **{**PLAIN, "action_repeat": 2}, max_episode_steps=3)
     for _ in range(2):
         env.reset(seed=0)
         assert [env.step(0)[2:4] for _ in range(3)] == [(False, False), (False, False), (False, True)]
@@ -257,7 +257,7 @@ def test_opencv_and_numpy_resizing_agree(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_grayscale_stacks_match_those_of_a_replay() -> None:
-    env = wrap_pixels(CountingGame(length=9), skip=1, size=[2, 3], stack=3)
+    env = wrap_pixels(CountingGame(length=9), action_repeat=1, size=[2, 3], stack=3)
     assert env.observation_space == Box(0, 255, (3, 2, 3), np.uint8)
     replay = Buffer({"obs": Field((3, 2, 3), np.dtype(np.uint8)), **FLAGS}, 50, frame_stack=3)
     stacks: list[np.ndarray] = []
@@ -287,7 +287,7 @@ FLAGS: dict[str, Any] = {
 
 
 def test_color_images_stack_as_channels() -> None:
-    env = wrap_pixels(CountingGame(), skip=1, grayscale=False, size=None, stack=2)
+    env = wrap_pixels(CountingGame(), action_repeat=1, grayscale=False, size=None, stack=2)
     first, _ = env.reset(seed=0)
     second = env.step(0)[0]
     np.testing.assert_array_equal(first, np.concatenate([channels_first(frame(0))] * 2))
@@ -296,7 +296,7 @@ def test_color_images_stack_as_channels() -> None:
     np.testing.assert_array_equal(env.step(0)[0], np.concatenate([channels_first(frame(1)), channels_first(frame(2))]))
 
 
-ALL = {"skip": 3, "sticky": 0.3, "noops": 4, "end_on_life_loss": True, "size": [2, 3], "stack": 3}
+ALL = {"action_repeat": 3, "sticky": 0.3, "noops": 4, "end_on_life_loss": True, "size": [2, 3], "stack": 3}
 
 
 def fully_wrapped(game_class: type[CountingGame]) -> Any:
@@ -324,7 +324,7 @@ def test_env_with_state_dict_resumes_mid_episode(when: int) -> None:
 def test_env_without_state_dict_is_restored_by_replay() -> None:
     def make() -> Any:
         return wrap_pixels(
-            CountingGame(length=90, noise=True), skip=3, sticky=0.3, noops=4, size=None, shaping=double_reward
+            CountingGame(length=90, noise=True), action_repeat=3, sticky=0.3, noops=4, size=None, shaping=double_reward
         )
 
     first, second = SerialVectorEnv(make, 1), SerialVectorEnv(make, 1)
@@ -351,14 +351,14 @@ def test_noop_action() -> None:
 
 
 def test_options_are_split() -> None:
-    assert PIXEL_OPTIONS[:2] == ("skip", "pool")
-    assert split_options({"rom": 1, "skip": 2, "size": 3}) == ({"rom": 1}, {"skip": 2, "size": 3})
+    assert PIXEL_OPTIONS[:2] == ("action_repeat", "pool")
+    assert split_options({"rom": 1, "action_repeat": 2, "size": 3}) == ({"rom": 1}, {"action_repeat": 2, "size": 3})
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"skip": 0}, "env.skip=0: must be an integer of at least 1"),
+        ({"action_repeat": 0}, "env.action_repeat=0: must be an integer of at least 1"),
         ({"stack": True}, "env.stack=True: must be an integer"),
         ({"noops": -1}, "env.noops=-1: must be an integer of at least 0"),
         ({"max_episode_steps": 0}, "env.max_episode_steps=0: must be an integer of at least 1, or null"),
@@ -382,7 +382,9 @@ def test_unsuitable_envs_are_rejected() -> None:
         wrap_pixels(gym.make("CartPole-v1"))
 
 
-@pytest.mark.parametrize("options", [{"skip": 4}, {"skip": 1, "grayscale": False, "size": [7, 8], "stack": 2}])
+@pytest.mark.parametrize(
+    "options", [{"action_repeat": 4}, {"action_repeat": 1, "grayscale": False, "size": [7, 8], "stack": 2}]
+)
 def test_processor_makes_the_observations_of_the_wrappers(options: dict[str, Any]) -> None:
     """Without an environment: it gets all screens since the last action."""
     game, raw = CountingGame(length=40, noise=True), CountingGame(length=40, noise=True)
@@ -391,7 +393,7 @@ def test_processor_makes_the_observations_of_the_wrappers(options: dict[str, Any
     screen = raw.reset(seed=3)[0]
     assert np.array_equal(env.reset(seed=3)[0], processor(screen))
     for _ in range(5):
-        screens = [raw.step(0)[0] for _ in range(options["skip"])]
+        screens = [raw.step(0)[0] for _ in range(options["action_repeat"])]
         assert np.array_equal(env.step(0)[0], processor(screens))
     with pytest.raises(UserError, match="don't fit the observations"):
         make_processor(select_frame_options({"stack": 3}), env.observation_space)

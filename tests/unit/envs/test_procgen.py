@@ -95,7 +95,7 @@ def test_ended_envs_are_reset_in_the_same_step_and_keep_their_final_obs() -> Non
 
 
 @pytest.mark.usefixtures("fake_envpool")
-@pytest.mark.parametrize("options", [{}, {"shift": 3}, {"skip": 2}])
+@pytest.mark.parametrize("options", [{}, {"shift": 3}, {"action_repeat": 2}])
 @pytest.mark.parametrize("backend", ["native", "serial"])
 def test_state_is_restored_by_regenerating_levels_and_replaying_actions(backend: str, options: dict[str, int]) -> None:
     first, second = (make_vector(BIGFISH, 3, backend, options=options) for _ in range(2))
@@ -115,8 +115,8 @@ def test_state_is_restored_by_regenerating_levels_and_replaying_actions(backend:
 
 @pytest.mark.usefixtures("fake_envpool")
 @pytest.mark.parametrize("backend", ["native", "serial"])
-def test_skip_repeats_an_action_until_the_end_of_the_episode(backend: str) -> None:
-    env = make_vector(BIGFISH, 4, backend, options={"skip": 4})
+def test_action_is_repeated_until_the_end_of_the_episode(backend: str) -> None:
+    env = make_vector(BIGFISH, 4, backend, options={"action_repeat": 4})
     obs, _ = env.reset(seed=0)
     levels, steps, num_short = obs[:, 0, 0, 0].copy(), np.zeros(4, int), 0
     for _ in range(40):
@@ -215,7 +215,6 @@ def test_invalid_options_are_rejected() -> None:
 
     assert error_of(BIGFISH, mode="memory") == "procgen/bigfish: env.mode='memory': allowed are easy, hard"
     assert "allowed are easy, hard, memory, exploration" in error_of("procgen/maze", mode="extreme")
-    assert error_of(BIGFISH, skip=0) == "procgen/bigfish: env.skip=0: must be at least 1"
     assert error_of(BIGFISH, shift=-1) == "procgen/bigfish: env.shift=-1: must be from 0 to 32 pixels"
     assert error_of(BIGFISH, levels="unseen") == "procgen/bigfish: env.levels='unseen': allowed are train, test, all"
     assert "must be 0 or more, with a sum below 2^31" in error_of(BIGFISH, start_level=2**31)

@@ -242,7 +242,7 @@ def make_recorded_env(name, **options):
     return env
 
 envs.make = make_recorded_env
-viewer.play("mario/1-1", {"noops": 0, "skip": 1})
+viewer.play("mario/1-1", {"noops": 0, "action_repeat": 1})
 print(positions[39], positions[99])
 """
 

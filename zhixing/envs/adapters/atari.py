@@ -1,8 +1,8 @@
 """Atari games (package ale-py) under Gymnasium's ids: `ALE/Pong-v5`.
 
-The defaults are the standard preprocessing (Machado et al., 2018): frame skip 4, max-pooling over the last two frames,
-grayscale, 84 x 84, frame stack 4, up to 30 no-op frames at the start, and sticky actions with probability 0.25. By
-default, a lost life doesn't end an episode and rewards aren't clipped.
+The defaults are the standard preprocessing (Machado et al., 2018): actions repeated for 4 frames, max-pooling over
+the last two frames, grayscale, 84 x 84, frame stack 4, up to 30 no-op frames at the start, and sticky actions with
+probability 0.25. By default, a lost life doesn't end an episode and rewards aren't clipped.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def make_preprocessed(
     full_action_space: bool = False,
     mode: int | None = None,
     difficulty: int | None = None,
-    skip: int = 4,
+    action_repeat: int = 4,
     pool: str = "max",
     sticky: float = 0.25,
     noops: int = 30,
@@ -78,7 +78,7 @@ def make_preprocessed(
     """Return a preprocessed game. The default time limit of 27,000 steps of 4 frames is half an hour of play."""
     return wrap_pixels(
         AtariEnv(name, full_action_space, mode, difficulty, grayscale, render_mode),
-        skip=skip,
+        action_repeat=action_repeat,
         pool=pool,
         sticky=sticky,
         noops=noops,
@@ -201,13 +201,23 @@ class NativeAtari:
     name: ClassVar[str]
     exact: ClassVar[bool] = False
     options: ClassVar[frozenset[str]] = frozenset(
-        {"skip", "pool", "sticky", "noops", "clip_reward", "max_episode_steps", "size", "stack", "full_action_space"}
+        {
+            "action_repeat",
+            "pool",
+            "sticky",
+            "noops",
+            "clip_reward",
+            "max_episode_steps",
+            "size",
+            "stack",
+            "full_action_space",
+        }
     )
 
     def __init__(
         self,
         num: int,
-        skip: int = 4,
+        action_repeat: int = 4,
         pool: str = "max",
         sticky: float = 0.25,
         noops: int = 30,
@@ -222,12 +232,12 @@ class NativeAtari:
         if size is None:
             raise UserError(f"{self.name}: env.size=null isn't available with vector.backend=native; use process")
         height, width = (size, size) if isinstance(size, int) else size
-        frames = np.iinfo(np.int32).max if max_episode_steps is None else max_episode_steps * skip
+        frames = np.iinfo(np.int32).max if max_episode_steps is None else max_episode_steps * action_repeat
         self.env: Any = AtariVectorEnv(
             games()[self.name],
             num,
             autoreset_mode="SameStep",
-            frameskip=skip,
+            frameskip=action_repeat,
             maxpool=pool == "max",
             repeat_action_probability=sticky,
             noop_max=noops,

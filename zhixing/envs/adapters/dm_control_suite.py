@@ -60,7 +60,7 @@ def supports(name: str) -> bool:
 
 
 def own_options(name: str, options: dict[str, Any]) -> set[str]:
-    return {"stack"} if options.get("obs") == "pixels" else set()
+    return {"stack", "action_repeat"} if options.get("obs") == "pixels" else set()
 
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
@@ -89,14 +89,14 @@ def make_env(
     """
     if obs not in OBSERVATIONS:
         raise UserError(f"{name}: env.obs={obs!r}: allowed are {', '.join(OBSERVATIONS)}")
-    if action_repeat < 1 or size < 1:
-        raise UserError(f"{name}: env.action_repeat={action_repeat} and env.size={size} must be at least 1")
+    if size < 1:
+        raise UserError(f"{name}: env.size={size} must be at least 1")
     if obs != "pixels" and grayscale:
         raise UserError(f"{name}: grayscale needs env.obs=pixels, not {obs}")
-    env = DMControlEnv(name, obs, size, camera, action_repeat, time_limit, render_mode)
+    env = DMControlEnv(name, obs, size, camera, time_limit, render_mode)
     if obs != "pixels":
         return env
-    return wrap_pixels(env, skip=1, pool="last", grayscale=grayscale, size=None, stack=stack)
+    return wrap_pixels(env, action_repeat=action_repeat, pool="last", grayscale=grayscale, size=None, stack=stack)
 
 
 def _import_packages() -> tuple[Any, Any]:
@@ -117,7 +117,6 @@ class DMControlEnv(gym.Env[Any, Any]):
         obs: str,
         size: int,
         camera: int | str,
-        action_repeat: int,
         time_limit: float | None,
         render_mode: str | None,
     ) -> None:
@@ -129,9 +128,9 @@ class DMControlEnv(gym.Env[Any, Any]):
         task_kwargs: State = {"random": 0} if time_limit is None else {"random": 0, "time_limit": time_limit}
         with _silence_absl():
             self.env: Any = suite.load(domain, task, task_kwargs=task_kwargs)
-        self.name, self.obs_kind, self.size, self.camera, self.action_repeat = name, obs, size, camera, action_repeat
+        self.name, self.obs_kind, self.size, self.camera = name, obs, size, camera
         self.render_mode, self.seeded = render_mode, False
-        self.metadata = {**self.metadata, "render_fps": 1.0 / (self.env.control_timestep() * action_repeat)}
+        self.metadata = {**self.metadata, "render_fps": 1.0 / self.env.control_timestep()}
         action = self.env.action_spec()
         self.action_space = Box(action.minimum.astype(np.float32), action.maximum.astype(np.float32), dtype=np.float32)
         state_size = sum(int(np.prod(spec.shape)) for spec in self.env.observation_spec().values())
@@ -151,14 +150,17 @@ class DMControlEnv(gym.Env[Any, Any]):
         return self._observe(self.env.reset()), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        reward = 0.0
-        for _ in range(self.action_repeat):
-            time_step = self.env.step(action)
-            reward += float(time_step.reward)
-            if time_step.last():
-                break
-        terminated = bool(time_step.last() and time_step.discount == 0.0)
-        return self._observe(time_step), reward, terminated, bool(time_step.last() and not terminated), {}
+        reward, terminated, truncated, info = self.step_without_obs(action)
+        return self.get_obs(), reward, terminated, truncated, info
+
+    def step_without_obs(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
+        """Step without rendering an image."""
+        self.time_step = self.env.step(action)
+        terminated = bool(self.time_step.last() and self.time_step.discount == 0.0)
+        return float(self.time_step.reward), terminated, bool(self.time_step.last() and not terminated), {}
+
+    def get_obs(self) -> Any:
+        return self._observe(self.time_step)
 
     def _observe(self, time_step: Any) -> Any:
         if self.obs_kind == "pixels":

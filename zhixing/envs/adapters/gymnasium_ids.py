@@ -67,7 +67,9 @@ def own_options(name: str, options: dict[str, Any]) -> set[str]:
     with suppress(Exception):  # `make` reports what is wrong
         parameters = parameter_names(_creator(registry[name]))
     own = set(COMMON_OPTIONS).intersection(parameters)
-    return {"max_episode_steps"} | own | ({"stack"} if mujoco_v5.makes_images(name, options) else set())
+    return (
+        {"max_episode_steps"} | own | ({"stack", "action_repeat"} if mujoco_v5.makes_images(name, options) else set())
+    )
 
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:

@@ -21,7 +21,8 @@ from zhixing.errors import UserError
 State = dict[str, Any]
 MODULE = "gymnasium.envs.mujoco"
 OBSERVATIONS = ("state", "pixels")
-IMAGE_OPTIONS = ("size", "grayscale", "stack")  # of images; without obs=pixels, `stack` is that of all environments
+# without obs=pixels, the last two are those of every environment
+IMAGE_OPTIONS = ("size", "grayscale", "stack", "action_repeat")
 OPTIONS = ("obs", *IMAGE_OPTIONS)
 # results of one step that the next one reads: positions and forces before its last substep
 DERIVED_FIELDS = (
@@ -59,7 +60,7 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
         return env
     return wrap_pixels(
         PixelObservation(env, name, size),
-        skip=1,
+        action_repeat=image_options.get("action_repeat", 1),
         pool="last",
         size=None,
         grayscale=image_options.get("grayscale", False),
@@ -117,6 +118,14 @@ class PixelObservation(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         _, reward, terminated, truncated, info = self.env.step(action)
         return self._render_image(), float(reward), terminated, truncated, info
+
+    def step_without_obs(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
+        """Step without rendering."""
+        _, reward, terminated, truncated, info = self.env.step(action)
+        return float(reward), terminated, truncated, info
+
+    def get_obs(self) -> Array:
+        return self._render_image()
 
     def state_dict(self) -> State:
         return {"env": self.env.state_dict(), "lookat": self._lookat().copy()}  # type: ignore[attr-defined]

@@ -47,6 +47,10 @@ def supports(name: str) -> bool:
     return name in names()
 
 
+def own_options(name: str, options: dict[str, Any]) -> set[str]:
+    return {"action_repeat"}
+
+
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     constructor = partial(ProcgenEnv, name)
     env: ProcgenEnv = construct_env(name, constructor, options, signature=partial(envpool_settings, name))
@@ -64,15 +68,15 @@ def envpool_settings(
     use_backgrounds: bool = True,
     use_monochrome_assets: bool = False,
     restrict_themes: bool = False,
-    skip: int = 1,
+    action_repeat: int = 1,
     shift: int = 0,
     render_mode: str | None = None,
 ) -> tuple[str, State]:
     """Return EnvPool's name of the game and its settings.
 
     `levels` is "train" (the first 200 levels, or 500 in modes other than easy), "test" (all others) or "all".
-    `start_level` and `num_levels` override it; 0 levels means all. Each action is repeated for `skip` steps. With
-    `shift`, observations are shifted randomly by up to this many pixels.
+    `start_level` and `num_levels` override it; 0 levels means all. Each action is repeated for `action_repeat` steps.
+    With `shift`, observations are shifted randomly by up to this many pixels.
     """
     game = name.removeprefix("procgen/")
     allowed_modes = [allowed for allowed in NUM_TRAIN_LEVELS if game in EXTRA_MODES.get(allowed, GAMES)]
@@ -88,8 +92,6 @@ def envpool_settings(
         raise UserError(
             f"{name}: env.start_level={start} and env.num_levels={count}: must be 0 or more, with a sum below 2^31"
         )
-    if skip < 1:
-        raise UserError(f"{name}: env.skip={skip}: must be at least 1")
     if not 0 <= shift <= 32:
         raise UserError(f"{name}: env.shift={shift}: must be from 0 to 32 pixels")
     return f"{game.capitalize()}{mode.capitalize()}-v0", {
@@ -114,8 +116,8 @@ def make_pool(name: str, num: int, options: State) -> ResumablePool:
             raise UserError(f"{name} needs the Qt 5 libraries: {INSTALL_QT}") from error
 
     obs = np.zeros((num, 64, 64, 3), np.uint8)
-    skip, shift = options.get("skip", 1), options.get("shift", 0)
-    return ShiftedObsPool(make, num, obs, skip, shift) if shift else ResumablePool(make, num, obs, skip)
+    repeat, shift = options.get("action_repeat", 1), options.get("shift", 0)
+    return ShiftedObsPool(make, num, obs, repeat, shift) if shift else ResumablePool(make, num, obs, repeat)
 
 
 def render_obs(obs: Array) -> Array:

@@ -26,7 +26,7 @@ from zhixing.envs.torch_native.task_checker import infer_spaces
 from zhixing.envs.vector.base import Info, LockstepVectorEnv, Result
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.vector.sub_env import State
-from zhixing.envs.wrappers import frame_stack
+from zhixing.envs.wrappers import action_repeat, frame_stack
 from zhixing.errors import EnvCrashError, UserError
 
 TORCH_ENVS: dict[str, type[TorchEnv]] = {
@@ -73,6 +73,8 @@ class TorchVectorEnv(LockstepVectorEnv):
         limit = env_options.pop("max_episode_steps", None)
         frame_stack.check_stack(name, env_options)
         stack = env_options.pop("stack", 1)
+        action_repeat.check_action_repeat(name, env_options)
+        self._action_repeat = env_options.pop("action_repeat", 1)
         self.device = torch.device(device)
         if task is None:
             self.env = _make_built_in(name, env_options).to(self.device)
@@ -82,8 +84,9 @@ class TorchVectorEnv(LockstepVectorEnv):
             spaces = stack_spaces(infer_spaces(self.env, name, self.device), stack)
         assert spaces is not None
         self.logged_info_keys = self.env.logged_info_keys
-        limit = self.env.max_episode_steps if limit is None else int(limit)  # -1 means no limit, as in gymnasium.make
-        self.max_episode_steps = limit if limit >= 0 else None
+        # the option counts actions, the environment's own limit steps; -1 means no limit, as in gymnasium.make
+        limit = self.env.max_episode_steps if limit is None else int(limit) * self._action_repeat
+        self.max_episode_steps = -(-limit // self._action_repeat) if limit >= 0 else None
         self._step_limit = limit if limit >= 0 else torch.iinfo(torch.int32).max
         super().__init__(name, spaces, num, "torch", 1)
         self.metadata["render_fps"] = 30.0
@@ -117,11 +120,14 @@ class TorchVectorEnv(LockstepVectorEnv):
 
     def step_tensors(self, action: Tensor) -> TorchStep:
         """Step every environment. Actions are in the environment's scale."""
-        state, reward, terminated = self.env.transition(self._state, action)
-        elapsed = self._elapsed + 1
-        truncated = elapsed >= self._step_limit
-        if self.env.terminated_excludes_truncated:
-            truncated = truncated & ~terminated
+        state, elapsed = self._state, self._elapsed
+        state, elapsed, reward, terminated, truncated = self._transition(state, elapsed, action)
+        for _ in range(self._action_repeat - 1):
+            running = ~(terminated | truncated)
+            next_state, next_elapsed, next_reward, *ends = self._transition(state, elapsed, action)
+            state, elapsed = torch.where(running, next_state, state), torch.where(running, next_elapsed, elapsed)
+            reward = reward + next_reward * running.view(-1, *[1] * (reward.ndim - 1))
+            terminated, truncated = terminated | ends[0] & running, truncated | ends[1] & running
         ended = terminated | truncated
         self._elapsed = elapsed.masked_fill(ended, 0)
         self._state = torch.where(ended, self.env.initial_state(self.num_envs, self.rng), state)
@@ -135,6 +141,14 @@ class TorchVectorEnv(LockstepVectorEnv):
             final_obs_fields = self._with_frames(final_obs_fields, final_frames)
         obs_fields = self._with_frames(obs_fields, self._frames)
         return TorchStep(obs_fields, final_obs_fields, reward, terminated, truncated, ended, info)
+
+    def _transition(self, state: Tensor, elapsed: Tensor, action: Tensor) -> tuple[Tensor, ...]:
+        """Return the state, elapsed steps, reward, `terminated` and `truncated` after one step."""
+        state, reward, terminated = self.env.transition(state, action)
+        truncated = elapsed + 1 >= self._step_limit
+        if self.env.terminated_excludes_truncated:
+            truncated = truncated & ~terminated
+        return state, elapsed + 1, reward, terminated, truncated
 
     def obs_fields(self) -> ObsFields:
         """Return the current observations."""

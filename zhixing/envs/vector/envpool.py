@@ -26,7 +26,10 @@ class EnvPoolVectorEnv(LockstepVectorEnv):
     def __init__(self, name: str, num_envs: int, spaces: Spaces, options: State) -> None:
         with require_extra(f"vector.backend=envpool ({name})", "envpool"):
             import envpool
-        field = spaces.fields()["obs"]
+        field, options = spaces.fields()["obs"], dict(options)
+        repeat = options.pop("action_repeat", 1)
+        if options.get("max_episode_steps") not in (None, -1):
+            options["max_episode_steps"] *= repeat  # EnvPool counts steps, the option counts actions
         if name not in envpool.list_all_envs() or not isinstance(field, Field):
             raise UserError(f"EnvPool has no environment {name}; use another vector.backend")
         try:
@@ -38,7 +41,7 @@ class EnvPoolVectorEnv(LockstepVectorEnv):
         _check_spaces(name, spaces, spec.gymnasium_observation_space, spec.gymnasium_action_space)
         self._dtype = spec.gymnasium_action_space.dtype
         make = partial(envpool.make_gymnasium, name, **options)
-        self.pool = ResumablePool(make, num_envs, np.zeros((num_envs, *field.shape), field.dtype))
+        self.pool = ResumablePool(make, num_envs, np.zeros((num_envs, *field.shape), field.dtype), repeat)
         super().__init__(name, spaces, num_envs, "envpool", 1)
         self.closed = False
 

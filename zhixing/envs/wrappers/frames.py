@@ -19,7 +19,7 @@ from zhixing.envs.wrappers.resize import make_resizer, to_grayscale
 from zhixing.envs.wrappers.stateful import copy_arrays
 from zhixing.errors import UserError
 
-FRAME_OPTIONS = ("skip", "pool", "grayscale", "size", "stack")
+FRAME_OPTIONS = ("action_repeat", "pool", "grayscale", "size", "stack")
 DEFAULTS = {name: inspect.signature(wrap_pixels).parameters[name].default for name in FRAME_OPTIONS}
 
 
@@ -31,16 +31,16 @@ def select_frame_options(options: Mapping[str, Any]) -> dict[str, Any]:
 class FrameProcessor:
     """Makes observations `[C * stack, H, W]` from uint8 screens `[H, W]` or `[H, W, C]` of any size.
 
-    Each call takes the screens since the last action: `skip` of them, of which the last one or two count. The first
-    call after `reset` starts a stack.
+    Each call takes the screens since the last action: `action_repeat` of them, of which the last one or two count. The
+    first call after `reset` starts a stack.
     """
 
     def __init__(
-        self, *, skip: int = 4, pool: str = "max", grayscale: bool = True, size: Any = 84, stack: int = 4
+        self, *, action_repeat: int = 4, pool: str = "max", grayscale: bool = True, size: Any = 84, stack: int = 4
     ) -> None:
-        self.height, self.width = check_frame_options(skip, pool, size, stack)
-        self.skip, self.grayscale, self.stack = skip, grayscale, stack
-        self.num_pooled = min(skip, 2 if pool == "max" else 1)
+        self.height, self.width = check_frame_options(action_repeat, pool, size, stack)
+        self.action_repeat, self.grayscale, self.stack = action_repeat, grayscale, stack
+        self.num_pooled = min(action_repeat, 2 if pool == "max" else 1)
         self.frames: Array | None = None
 
     def reset(self) -> None:

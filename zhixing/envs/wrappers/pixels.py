@@ -1,11 +1,9 @@
-"""Preprocess image observations: frame skip, grayscale, resizing, stacking and reward shaping.
+"""Preprocess image observations: repeated actions, grayscale, resizing, stacking and reward shaping.
 
 The environment must return uint8 images [H, W] or [H, W, C]. `wrap_pixels` turns them into [C * stack, H, W].
 
-To save time, an environment may have `step_without_obs(action)`, which steps without making an observation, and
-`get_obs()`, which returns the current one as a new array. Then skipped frames are never drawn. If the environment has
-`state_dict()` and `load_state_dict(state)`, which must include its random generator, the wrappers extend them.
-Otherwise the wrapped environment has neither, and is restored by replaying its actions.
+If the environment has `state_dict()` and `load_state_dict(state)`, which must include its random generator, the
+wrappers extend them. Otherwise the wrapped environment has neither, and is restored by replaying its actions.
 """
 
 from __future__ import annotations
@@ -15,10 +13,11 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 
 from zhixing.envs.options import parameter_names
 from zhixing.envs.vector.step_buffers import Array
+from zhixing.envs.wrappers.action_repeat import POOLS, ActionRepeat, noop
 from zhixing.envs.wrappers.frame_stack import FrameStack
 from zhixing.envs.wrappers.resize import make_resizer, to_grayscale
 from zhixing.envs.wrappers.stateful import Info, StatefulWrapper
@@ -29,7 +28,6 @@ from zhixing.utils.importing import import_object
 Step = tuple[Any, float, bool, bool, Info]
 # shaping(reward, info, previous_info, terminated), where `previous_info` is that of the last step or reset
 Shaping = Callable[[float, Info, Info, bool], float]
-POOLS = ("max", "last")
 # keys of `info` that hold the number of lives, with the lowest number at which the game continues
 LIVES = {"lives": 1, "life": 0}
 
@@ -37,7 +35,7 @@ LIVES = {"lives": 1, "life": 0}
 def wrap_pixels(
     env: gym.Env[Any, Any],
     *,
-    skip: int = 4,
+    action_repeat: int = 4,
     pool: str = "max",
     sticky: float = 0.0,
     noops: int = 0,
@@ -51,7 +49,7 @@ def wrap_pixels(
 ) -> gym.Env[Any, Any]:
     """Apply the usual preprocessing of image observations. Every part is optional.
 
-    - `skip`: number of frames that repeat an action; rewards are summed. 1 disables it.
+    - `action_repeat`: number of frames that repeat an action; rewards are summed. 1 disables it.
     - `pool`: "max" takes the pixelwise maximum of the last two of these frames, because old games draw some objects in
       every other frame only; "last" takes the last frame.
     - `sticky`: probability that a frame repeats the action of the frame before (Machado et al., 2018)
@@ -66,10 +64,10 @@ def wrap_pixels(
     - `stack`: number of images in an observation. An episode starts with its first image repeated. A replay buffer
       stores each image once.
     """
-    height, width = _check_options(skip, pool, sticky, noops, max_episode_steps, size, stack)
+    height, width = _check_options(action_repeat, pool, sticky, noops, max_episode_steps, size, stack)
     if noops:
         env = NoopReset(env, noops)
-    env = FrameSkip(env, skip, pool, sticky)
+    env = ActionRepeat(env, action_repeat, pool, sticky)
     if end_on_life_loss:
         env = EpisodicLife(env)
     if shaping is not None or clip_reward:
@@ -102,44 +100,6 @@ class NoopReset(StatefulWrapper):
             if terminated or truncated:
                 obs, info = self.env.reset(options=options)
         return obs, info
-
-
-class FrameSkip(StatefulWrapper):
-    """Repeat each action for several frames. With sticky actions a frame may take the previous action instead."""
-
-    saved_attributes = ("last_action",)
-
-    def __init__(self, env: gym.Env[Any, Any], skip: int, pool: str, sticky: float) -> None:
-        super().__init__(env)
-        self.skip, self.sticky = skip, sticky
-        self.num_pooled = min(skip, 2 if pool == "max" else 1)
-        self.last_action = noop(self.action_space)
-        draws_on_demand = env.has_wrapper_attr("step_without_obs") and env.has_wrapper_attr("get_obs")
-        self.step_without_obs = env.get_wrapper_attr("step_without_obs") if draws_on_demand else None
-        self.get_obs = env.get_wrapper_attr("get_obs") if draws_on_demand else None
-        # videos have one image per action, not per frame
-        self.metadata = {**env.metadata, "render_fps": (env.metadata.get("render_fps") or 60) / skip}
-
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        self.last_action = noop(self.action_space)
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, action: Any) -> Step:
-        total, frames = 0.0, []
-        for remaining in reversed(range(self.skip)):
-            if not self.sticky or self.np_random.random() >= self.sticky:
-                self.last_action = action
-            if self.step_without_obs is None:
-                obs, reward, terminated, truncated, info = self.env.step(self.last_action)
-            else:
-                reward, terminated, truncated, info = self.step_without_obs(self.last_action)
-            total += float(reward)
-            ended = terminated or truncated
-            if remaining < self.num_pooled or ended:
-                frames.append(np.array(obs) if self.get_obs is None else self.get_obs())
-            if ended:
-                break
-        return (np.maximum(*frames) if len(frames) == 2 else frames[0]), total, terminated, truncated, info
 
 
 class EpisodicLife(StatefulWrapper):
@@ -223,13 +183,8 @@ class PreprocessImage(StatefulWrapper):
         return resized[None] if resized.ndim == 2 else np.ascontiguousarray(resized.transpose(2, 0, 1))
 
 
-def noop(space: gym.Space[Any]) -> Any:
-    """Return the no-op action: by convention the first discrete action, or zeros."""
-    return int(space.start) if isinstance(space, Discrete) else np.zeros(space.shape or (), space.dtype)
-
-
 def _check_options(
-    skip: int, pool: str, sticky: float, noops: int, limit: int | None, size: Any, stack: int
+    action_repeat: int, pool: str, sticky: float, noops: int, limit: int | None, size: Any, stack: int
 ) -> tuple[int | None, int | None]:
     """Return height and width, or None where they stay unchanged. Raise `UserError` for an invalid option."""
     if not _is_int(noops) or noops < 0:
@@ -238,12 +193,12 @@ def _check_options(
         raise UserError(f"env.max_episode_steps={limit!r}: must be an integer of at least 1, or null for no limit")
     if not 0.0 <= sticky < 1.0:
         raise UserError(f"env.sticky={sticky!r}: must be a probability of at least 0 and below 1")
-    return check_frame_options(skip, pool, size, stack)
+    return check_frame_options(action_repeat, pool, size, stack)
 
 
-def check_frame_options(skip: int, pool: str, size: Any, stack: int) -> tuple[int | None, int | None]:
+def check_frame_options(action_repeat: int, pool: str, size: Any, stack: int) -> tuple[int | None, int | None]:
     """Return height and width, or None where they stay unchanged. Raise `UserError` for an invalid option."""
-    for name, value in (("skip", skip), ("stack", stack)):
+    for name, value in (("action_repeat", action_repeat), ("stack", stack)):
         if not _is_int(value) or value < 1:
             raise UserError(f"env.{name}={value!r}: must be an integer of at least 1")
     if pool not in POOLS:

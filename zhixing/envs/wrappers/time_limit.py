@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.wrappers import TimeLimit
 
+from zhixing.envs.wrappers.action_repeat import ActionRepeat
 from zhixing.envs.wrappers.stateful import Info, StatefulWrapper
 from zhixing.errors import UserError
 
@@ -49,12 +50,15 @@ def limit_steps(env: gym.Env[Any, Any], limit: int | None) -> gym.Env[Any, Any]:
 
 
 def time_limit_of(env: gym.Env[Any, Any]) -> int | None:
-    """Return the number of steps after which a wrapper truncates episodes, or None if no wrapper does."""
+    """Return the number of actions after which a wrapper truncates episodes, or None if no wrapper does."""
     limits = []
+    repeat = 1  # steps of the wrapped environment per action
     while isinstance(env, gym.Wrapper):
-        if isinstance(env, TimeLimit):
-            limits.append(int(env._max_episode_steps))
+        if isinstance(env, ActionRepeat):
+            repeat *= env.action_repeat
+        elif isinstance(env, TimeLimit):
+            limits.append(-(-int(env._max_episode_steps) // repeat))
         elif isinstance(env, StatefulTimeLimit):
-            limits.append(env.max_episode_steps)
+            limits.append(-(-env.max_episode_steps // repeat))
         env = env.env
     return min(limits, default=None)
