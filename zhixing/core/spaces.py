@@ -8,10 +8,19 @@ from typing import Any, Literal, get_args
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, OneOf, Sequence, Text
 
 from zhixing.core.tree import Field, Tree, tree_map
 from zhixing.errors import UserError
+
+# how a wrapper can convert spaces whose elements have no fixed size
+CONVERSIONS = {
+    Graph: "pad nodes and edges to fixed numbers, in a Dict of the Boxes nodes, edges and edge_links and a MultiBinary "
+    "that marks the nodes that exist",
+    Sequence: "pad it to a fixed length, in a Dict of a Box of the elements and a Discrete with their number",
+    Text: "encode it as numbers, such as a MultiDiscrete with one symbol per position or a Box with an embedding",
+    OneOf: "return a Dict with one part per alternative and a Discrete that selects the valid one",
+}
 
 
 def space_fields(space: gym.Space[Any]) -> Tree:
@@ -26,9 +35,11 @@ def space_fields(space: gym.Space[Any]) -> Tree:
     if isinstance(space, (Box, MultiBinary, MultiDiscrete)):
         floats = np.issubdtype(space.dtype, np.floating)
         return Field(tuple(space.shape), np.dtype(np.float32) if floats else np.dtype(space.dtype))
+    conversion = next((text for kind, text in CONVERSIONS.items() if isinstance(space, kind)), "convert it to these")
     raise UserError(
         f"observation or action space {space} can't be stored as arrays; allowed are Box, Discrete, MultiDiscrete, "
-        f"MultiBinary and Dict of these (use a wrapper that converts it to one of them)"
+        f"MultiBinary and Dict of these; wrap the environment, for example in gymnasium.wrappers.TransformObservation, "
+        f"to {conversion}"
     )
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Tuple
+from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Text, Tuple
 
-from zhixing.core.spaces import Spaces, space_fields
+from zhixing.core.spaces import CONVERSIONS, Spaces, space_fields
 from zhixing.core.tree import tree_leaves
 from zhixing.envs.api import check_spaces, reset_and_check
 from zhixing.envs.wrappers.action_repeat import action_repeat_of
@@ -19,6 +19,7 @@ from zhixing.errors import UserError
 
 INFO_KEYS = {"mask": "action_mask", "state": "state", "alive": "alive"}  # fields of a step, and their keys in `info`
 MASK = INFO_KEYS["mask"]
+ENCODE_TEXT = f"wrap the environment to {CONVERSIONS[Text]}"
 Path = tuple[Any, ...]  # keys that lead from an observation to one of its arrays
 
 
@@ -45,7 +46,7 @@ def inspect_env(env: gym.Env[Any, Any], name: str) -> EnvSpec:
             space, path = others["observation"], ("observation",)
         else:
             space = Dict(others)
-    space, paths = _convert_tuples(space, path)
+    space, paths = _convert_tuples(space, path, name)
     num_agents = int(getattr(env.unwrapped, "num_agents", 1))  # wrappers don't forward it
     agents = () if num_agents == 1 else (num_agents,)
     for field, leaf_path in zip(tree_leaves(space_fields(space)), paths, strict=True):
@@ -83,15 +84,21 @@ def get_leaf(obs: Any, path: Path) -> Any:
     return obs
 
 
-def _convert_tuples(space: gym.Space[Any], path: Path) -> tuple[gym.Space[Any], tuple[Path, ...]]:
+def _convert_tuples(space: gym.Space[Any], path: Path, name: str) -> tuple[gym.Space[Any], tuple[Path, ...]]:
     """Convert Tuple spaces to Dict spaces with the keys "0", "1", ..., and drop text, which arrays can't store.
 
     Return the space and the path to each of its leaves in the original observation.
     """
     if not isinstance(space, (Dict, Tuple)):
+        try:
+            space_fields(space)
+        except UserError as error:
+            raise UserError(f"{name}{' at ' if path else ''}{'.'.join(map(str, path))}: {error}") from None
         return space, (path,)
     parts = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
-    converted = {str(key): _convert_tuples(part, (*path, key)) for key, part in parts if not is_text(part)}
+    converted = {str(key): _convert_tuples(part, (*path, key), name) for key, part in parts if not is_text(part)}
+    if not converted:
+        raise UserError(f"{name} observes nothing but text, which policies don't receive: {space}; {ENCODE_TEXT}")
     dict_space = Dict({key: part for key, (part, _) in converted.items()})
     return dict_space, tuple(
         leaf_path for key in dict_space.spaces for leaf_path in converted[key][1]

@@ -6,8 +6,10 @@ import itertools
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Dict, Discrete, Graph, OneOf, Sequence, Text, Tuple
 from sample_envs import (
     Continuous,
     Counter,
@@ -161,8 +163,36 @@ def test_tuple_observations_become_dicts() -> None:
 def test_unsupported_space_and_wrong_shape_are_rejected() -> None:
     with pytest.raises(UserError, match="Text"):
         SerialVectorEnv(TextObs, 2)
+    with pytest.raises(UserError, match="nothing but text"):
+        SerialVectorEnv(partial(Described, Dict({"mission": Text(5)})), 2)
     with pytest.raises(UserError, match=r"shape \(2,\); its observation space has shape \(3,\)"):
         SerialVectorEnv(WrongShape, 2)
+
+
+class Described(Counter):
+    """Has another observation space."""
+
+    def __init__(self, space: gym.Space) -> None:
+        super().__init__()
+        self.observation_space = space
+
+
+@pytest.mark.parametrize(
+    ("space", "advice"),
+    [
+        (Graph(Box(0, 1, (2,)), None), "to pad nodes and edges to fixed numbers"),
+        (Sequence(Discrete(3)), "to pad it to a fixed length"),
+        (Text(5), "to encode it as numbers"),
+        (OneOf((Discrete(3), Box(0, 1, (2,)))), "to return a Dict with one part per alternative"),
+    ],
+)
+def test_spaces_without_a_fixed_size_are_rejected_with_advice(space: gym.Space, advice: str) -> None:
+    with pytest.raises(UserError, match=f"Described.*: .* can't be stored as arrays; allowed are Box.*{advice}"):
+        SerialVectorEnv(partial(Described, space), 1)
+    if not isinstance(space, Text):  # text as a part is dropped
+        nested = Dict({"a": Tuple((Discrete(2), space))})
+        with pytest.raises(UserError, match=f" at a.1: .* can't be stored as arrays.*{advice}"):
+            SerialVectorEnv(partial(Described, nested), 1)
 
 
 def factories() -> dict[str, Any]:
