@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from zhixing.core.policy import Decision, Phase, Policy
     from zhixing.core.spaces import Spaces
     from zhixing.errors import UserError
+    from zhixing.reports.hub import pull, push
     from zhixing.training import callbacks, trainers
     from zhixing.training.agent import Agent, load
     from zhixing.training.callbacks import Callback
@@ -55,6 +56,7 @@ _NAMES = {
     "errors": ("UserError",),
     "core.learner": ("Learner", "Update", "train_step"),
     "core.policy": ("Decision", "Phase", "Policy"),
+    "reports.hub": ("pull", "push"),
     "training.run": ("evaluate", "train"),
     "training.session": ("Session",),
     "core.spaces": ("Spaces",),
@@ -97,6 +99,8 @@ __all__ = [
     "offline",
     "on_policy",
     "ops",
+    "pull",
+    "push",
     "search",
     "train",
     "train_step",

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from zhixing import __version__
-from zhixing.cli.agents import collect, evaluate, export, video, watch, zoo
+from zhixing.cli.agents import collect, evaluate, export, pull, push, video, watch, zoo
 from zhixing.cli.arguments import SettingsCommand
 from zhixing.cli.environments import check, play, reproduce
 from zhixing.cli.experiments import plot, profile, sweep, tune
@@ -38,6 +38,8 @@ app.command("eval")(evaluate)
 app.command()(collect)
 app.command()(video)
 app.command()(export)
+app.command()(push)
+app.command()(pull)
 app.command()(zoo)
 app.command()(watch)
 app.command(cls=SettingsCommand)(play)

@@ -143,6 +143,52 @@ def export(
     print(f"{out}: {size / 1e3:,.0f} kB{result}")
 
 
+Repo = Annotated[str, typer.Argument(metavar="REPO", help="Repository at the Hugging Face Hub, as USER/NAME.")]
+
+
+def push(
+    run: Run,
+    repo: Repo,
+    episodes: Episodes = 100,
+    seed: Seed = 0,
+    checkpoint: Checkpoint = "last",
+    clip: Annotated[
+        Path | None,
+        typer.Option(
+            "--video", metavar="FILE", help="An .mp4 file for the model card.", show_default="the run's newest video"
+        ),
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    trust: Trust = False,
+) -> None:
+    """Upload a run's agent to the Hugging Face Hub, with a model card.
+
+    It is evaluated first.
+    """
+    from zhixing.reports.hub import push
+
+    print(push(run, repo, episodes=episodes, seed=seed, checkpoint=checkpoint, video=clip, private=private))
+
+
+def pull(
+    repo: Repo,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="DIR", help="New folder.", show_default="the repository's name"),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="REVISION", help="Branch, tag or commit.")
+    ] = None,
+) -> None:
+    """Download an agent from the Hugging Face Hub.
+
+    Other commands accept the folder as a run. Nothing in it is executed.
+    """
+    from zhixing.reports.hub import pull
+
+    print(pull(repo, out, revision=revision))
+
+
 def zoo(
     folder: Annotated[
         Path | None,

@@ -368,7 +368,7 @@ OTHER_VALUE: list[tuple[str, str, dict[str, str]]] = [
     ("", "the final and the best weights are always saved in the run folder", {CLEANRL: "save_model"}),
     ("", "stack observations with the option env.stack=NUMBER", {SB3: "frame_stack", TIANSHOU: "frames_stack"}),
     ("", "progress is always printed", {SB3: "verbose progress_bar"}),
-    ("", "export an agent with `zhixing export RUN -o DIR`", {CLEANRL: "upload_model hf_entity"}),
+    ("", "share an agent with `zhixing push RUN USER/NAME`", {CLEANRL: "upload_model hf_entity"}),
     ("", "watch a trained agent with `zhixing watch RUN`", {TIANSHOU: "render watch"}),
     ("", "continue a run with `zhixing resume RUN`", {TIANSHOU: "resume resume_id"}),
     ("", "state-dependent exploration is not implemented", {SB3: "use_sde sde_sample_freq"}),

@@ -51,7 +51,8 @@ def test_help_imports_neither_torch_nor_gymnasium() -> None:
 def test_help_names_every_command(run_cli: Command) -> None:
     code, out, _ = run_cli("--help")
     assert code == 0
-    commands = "train resume eval collect video export zoo watch play check reproduce plot sweep tune profile list show"
+    commands = "train resume eval collect video export push pull zoo watch play check reproduce plot sweep tune profile"
+    commands += " list show"
     assert [line.split()[1] for line in out.splitlines() if re.match("│ [a-z]", line)] == commands.split()
 
 
