@@ -33,7 +33,7 @@ from zhixing.core.learner import Learner, LearnsFromSelfPlay, Update, train_step
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Field, Tree
 from zhixing.errors import UserError
-from zhixing.search import GAMES, BoardNet, NetworkEvaluator, SelfPlay, augment, numpy_generator
+from zhixing.search import CACHE_SIZE, GAMES, BoardNet, NetworkEvaluator, SelfPlay, augment, find_game, numpy_generator
 from zhixing.search.policy import SearchPolicy
 from zhixing.utils.importing import import_object
 
@@ -96,11 +96,15 @@ class AlphaZero(Learner, LearnsFromSelfPlay):
         device: torch.device | str = "cpu",
         net: BoardNetFactory | None = None,
     ) -> None:
-        if cfg.env.name not in GAMES:
-            raise UserError(f"{cfg.algorithm} needs a game, not {cfg.env.name}; games are {', '.join(GAMES)}")
+        game = find_game(cfg.env.name, cfg.env.options)
+        if game is None:
+            raise UserError(
+                f"{cfg.algorithm} needs a game, not {cfg.env.name}; games are {', '.join(GAMES)} and your own, classes "
+                f"that derive from zhixing.search.BoardGame"
+            )
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
-        self.game = GAMES[cfg.env.name]()
+        self.game = game
         self.game.gamma = cfg.gamma
         with self.seeded_init():
             self.net = _make_net(cfg.net, net, self.game.obs_shape, self.game.num_actions).to(self.device)
@@ -114,7 +118,7 @@ class AlphaZero(Learner, LearnsFromSelfPlay):
         """Fields of a position for the player to move: `policy` are visit fractions, `value` is the search's value."""
         flag, number = Field((), np.dtype(bool)), Field((), np.dtype(np.float32))
         return {
-            "obs": Field(self.game.obs_shape, np.dtype(np.int8)),
+            "obs": Field(self.game.obs_shape, self.game.observe(self.game.initial_states(1)).dtype),
             "mask": Field((self.game.num_actions,), np.dtype(bool)),
             "policy": Field((self.game.num_actions,), np.dtype(np.float32)),
             "value": number,
@@ -138,6 +142,7 @@ class AlphaZero(Learner, LearnsFromSelfPlay):
             explore_moves=cfg.explore_moves,
             fast_simulations=cfg.fast_simulations,
             full_share=cfg.full_share,
+            cache_size=CACHE_SIZE if self.game.cache_results else 0,
         )
 
     def update(self, batch: Batch) -> Update:

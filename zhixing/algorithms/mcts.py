@@ -20,7 +20,7 @@ from zhixing.core.learner import Learner, Update
 from zhixing.core.spaces import Spaces
 from zhixing.errors import UserError
 from zhixing.nets.policies import ActorCriticPolicy
-from zhixing.search import GAMES, EnvModel, NetworkEvaluator, PlayoutEvaluator
+from zhixing.search import GAMES, EnvModel, NetworkEvaluator, PlayoutEvaluator, find_game
 from zhixing.search.policy import SearchPolicy
 
 
@@ -47,14 +47,16 @@ class MCTS(Learner):
         name = cfg.env.name
         if not isinstance(spaces.action, Discrete):
             raise UserError(f"{cfg.algorithm} needs Discrete actions, but this environment has {spaces.action}")
-        if spaces.agents and name not in GAMES:
+        game = find_game(name, cfg.env.options) if spaces.agents else None
+        if spaces.agents and game is None:
             raise UserError(
-                f"{cfg.algorithm} with several agents needs a game, not {name}; games are {', '.join(GAMES)}"
+                f"{cfg.algorithm} with several agents needs a game, not {name}; games are {', '.join(GAMES)} and your "
+                f"own, classes that derive from zhixing.search.BoardGame"
             )
         if not spaces.agents and cfg.opponent is not None:
             raise UserError(f"opponent={cfg.opponent} needs a game, but {name} has one agent; leave opponent unset")
-        if spaces.agents:
-            self.model: Any = GAMES[name]()
+        if game is not None:
+            self.model: Any = game
             self.model.gamma = cfg.gamma
         else:
             self.model = EnvModel(name, cfg.gamma, cfg.playout_steps, **cfg.env.options)

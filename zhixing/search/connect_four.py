@@ -10,6 +10,7 @@ import numpy as np
 
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.search.bitboard import popcount
+from zhixing.search.board_game import TwoPlaneGame
 
 ROWS, COLUMNS = 6, 7
 CELLS = ROWS * COLUMNS
@@ -33,10 +34,8 @@ CELL_MASK = 63  # low bits of a time, which hold the number of its cell
 CHUNK = 96  # playouts at once: larger arrays exceed the CPU cache, which triples the time per playout
 
 
-class ConnectFour:
+class ConnectFour(TwoPlaneGame):
     name = "pettingzoo/connect_four"
-    num_players = 2
-    gamma = 1.0
     num_actions = COLUMNS
     obs_shape: tuple[int, ...] = (ROWS, COLUMNS, 2)
     max_moves = CELLS

@@ -20,7 +20,7 @@ from zhixing.envs.vector.base import VectorEnv
 from zhixing.envs.vector.serial import SerialVectorEnv
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError
-from zhixing.search.games import random_action
+from zhixing.search.board_game import random_action
 
 CHECK_STEPS = 10  # for which two copies must behave equally
 

@@ -1,17 +1,23 @@
-"""Protocols of models that can be searched, and the built-in games by their environments' names."""
+"""The protocol of models that can be searched, and games by their environments' names."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
 from zhixing.core.batch import Batch
 from zhixing.core.tree import Tree
+from zhixing.envs.adapters import gymnasium_ids, user
+from zhixing.envs.options import construct_env
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.errors import unknown
+from zhixing.errors import UserError, unknown
+from zhixing.search.board_game import BoardGame, check_game
 from zhixing.search.connect_four import ConnectFour
+from zhixing.search.pettingzoo_game import PettingZooGame
 from zhixing.search.tictactoe import TicTacToe
+from zhixing.utils.importing import import_object
 
 
 class Model(Protocol):
@@ -43,50 +49,55 @@ class Model(Protocol):
         """Play randomly to the end. Return the returns `[N]` of the player to move."""
 
 
-class Game(Model, Protocol):
-    """A deterministic game of two alternating players with perfect information.
+BITBOARDS: dict[str, type[BoardGame]] = {game.name: game for game in (ConnectFour, TicTacToe)}
+PETTINGZOO = ("pettingzoo/chess", "pettingzoo/go")  # played by copies of PettingZoo's environments
+GAMES = (*BITBOARDS, *PETTINGZOO)
+CHESS_MOVES, GO_SIZE = 512, 19
+HIDDEN_CARDS = "its players don't see all cards, but a search would"
+UNSEARCHABLE = {
+    "pettingzoo/hanabi": "its players cooperate, and don't see their own cards",
+    "pettingzoo/leduc_holdem": HIDDEN_CARDS,
+    "pettingzoo/texas_holdem": HIDDEN_CARDS,
+    "pettingzoo/texas_holdem_no_limit": HIDDEN_CARDS,
+    "pettingzoo/rps": "its players choose at the same time, so there is no best move",
+}
 
-    Observations are those of PettingZoo, and determine the state. `cell_symmetries [K,H*W]` and `action_symmetries
-    [K,n]` are the source of each cell and action when the board is rotated or mirrored; the first is the identity.
+
+def find_game(name: str, options: Mapping[str, Any] | None = None) -> BoardGame | None:
+    """Make a game by its environment's name: a built-in one or a class of a user, which is checked.
+
+    Return None if the environment isn't a game, and raise `UserError` for a game that can't be searched.
     """
-
-    name: str
-    obs_shape: tuple[int, ...]  # (H, W, planes)
-    max_moves: int
-    cell_symmetries: Array
-    action_symmetries: Array
-
-    def initial_states(self, num: int) -> Array: ...
-
-    def from_obs(self, obs: Array) -> Array:
-        """Return the states in which the player to move has these observations."""
-
-
-GAMES: dict[str, type[Game]] = {game.name: game for game in (ConnectFour, TicTacToe)}
-
-
-def make_game(name: str) -> Game:
-    """Make a game by its environment's name, such as `pettingzoo/tictactoe`."""
-    if name not in GAMES:
-        raise unknown("game", name, GAMES)
-    return GAMES[name]()
+    if name in BITBOARDS:
+        return BITBOARDS[name]()
+    if name in PETTINGZOO:
+        given = dict(options or {})
+        size = given.get("board_size", GO_SIZE)
+        return PettingZooGame(name, given, CHESS_MOVES if name.endswith("chess") else 2 * size * size)
+    if name in UNSEARCHABLE:
+        raise UserError(
+            f"{name} can't be searched: {UNSEARCHABLE[name]}; games that can are {', '.join(GAMES)} and your own"
+        )
+    if not user.supports(name) or gymnasium_ids.resolve_id(name) is not None:
+        return None
+    constructor = import_object(name)
+    if not (isinstance(constructor, type) and issubclass(constructor, BoardGame)):
+        return None
+    game: BoardGame = construct_env(name, constructor, options or {})
+    game.name = name
+    check_game(game)
+    return game
 
 
-def random_action(legal: Array, rng: np.random.Generator) -> Array:
-    """Sample one legal action per row of a mask `[N,n]`, uniformly."""
-    return np.where(legal, rng.random(legal.shape), -1.0).argmax(-1)
+def make_game(name: str, options: Mapping[str, Any] | None = None) -> BoardGame:
+    """Make a game by its environment's name, such as `pettingzoo/tictactoe` or `my.module:MyGame`."""
+    game = find_game(name, options)
+    if game is None:
+        raise unknown("game", name, GAMES, "(or your.module:YourGame, a class that derives from BoardGame)")
+    return game
 
 
-def current_seat(obs: Array) -> Array:
-    """Return the seat to move `[N]` from the observations of both seats, `[N,2,...,2]`.
-
-    The second seat is to move if the first has more pieces.
-    """
-    pieces = obs[:, 0].reshape(len(obs), -1, 2).sum(1)  # [N,2] pieces of the first and of the second seat
-    return (pieces[:, 0] > pieces[:, 1]).astype(np.int64)
-
-
-def augment(game: Game, batch: Batch, rng: np.random.Generator) -> Batch:
+def augment(game: BoardGame, batch: Batch, rng: np.random.Generator) -> Batch:
     """Apply a random symmetry of the board to the fields obs, mask and policy of each position `[B]`."""
     index = rng.integers(len(game.cell_symmetries), size=len(batch))
     cells, actions = game.cell_symmetries[index], game.action_symmetries[index]

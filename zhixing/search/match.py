@@ -11,7 +11,7 @@ import numpy as np
 
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError, unknown
-from zhixing.search.games import Game, random_action
+from zhixing.search.board_game import BoardGame, random_action
 from zhixing.search.players import Player
 
 
@@ -64,7 +64,7 @@ class MatchResult:
 
 
 def play_match(
-    game: Game,
+    game: BoardGame,
     player: Player,
     opponent: Player,
     episodes: int,

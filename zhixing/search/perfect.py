@@ -6,7 +6,7 @@ import numpy as np
 
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError
-from zhixing.search.games import Game
+from zhixing.search.board_game import BoardGame
 from zhixing.search.tictactoe import CELLS, TicTacToe
 
 IMPOSSIBLE = 2  # the value of unreachable positions
@@ -19,10 +19,10 @@ class PerfectPlayer:
     the marks of both players.
     """
 
-    def __init__(self, game: Game) -> None:
+    def __init__(self, game: BoardGame) -> None:
         if not isinstance(game, TicTacToe):
             raise UserError(f"{game.name} has too many positions for perfect play; {TicTacToe.name} has few enough")
-        self.game: Game = game
+        self.game: BoardGame = game
         self.values: Array = np.full((1 << CELLS, 1 << CELLS), IMPOSSIBLE, np.int8)
         levels = [game.initial_states(1)]  # unfinished positions by number of moves
         while len(levels[-1]):

@@ -8,8 +8,9 @@ import numpy as np
 from torch import nn
 
 from zhixing.envs.vector.step_buffers import Array
+from zhixing.search.board_game import BoardGame, random_action
 from zhixing.search.evaluators import NetworkEvaluator, PlayoutEvaluator
-from zhixing.search.games import Game, Model, random_action
+from zhixing.search.games import Model
 from zhixing.search.tree import Evaluator, SearchResult, search
 
 
@@ -19,7 +20,7 @@ class Player(Protocol):
 
 
 class RandomPlayer:
-    def __init__(self, game: Game) -> None:
+    def __init__(self, game: BoardGame) -> None:
         self.game = game
 
     def choose(self, state: Array, rng: np.random.Generator) -> Array:
@@ -40,12 +41,12 @@ class SearchPlayer:
         return most_visited(self.search(state, rng))
 
 
-def mcts_player(game: Game, simulations: int, playouts: int = 1, c: float = 1.4) -> SearchPlayer:
+def mcts_player(game: BoardGame, simulations: int, playouts: int = 1, c: float = 1.4) -> SearchPlayer:
     """Make a player that searches by UCT with random playouts."""
     return SearchPlayer(game, PlayoutEvaluator(playouts), simulations, select="uct", c=c)
 
 
-def puct_player(game: Game, net: nn.Module, simulations: int, c: float = 1.25, leaves: int = 1) -> SearchPlayer:
+def puct_player(game: BoardGame, net: nn.Module, simulations: int, c: float = 1.25, leaves: int = 1) -> SearchPlayer:
     """Make a player that searches by PUCT with a network's priors and values, as in self-play but without noise."""
     return SearchPlayer(game, NetworkEvaluator(net), simulations, select="puct", c=c, leaves=leaves)
 
@@ -53,7 +54,7 @@ def puct_player(game: Game, net: nn.Module, simulations: int, c: float = 1.25, l
 class GreedyNetworkPlayer:
     """Choose a network's most likely action, without a search."""
 
-    def __init__(self, game: Game, net: nn.Module) -> None:
+    def __init__(self, game: BoardGame, net: nn.Module) -> None:
         self.game, self.evaluate = game, NetworkEvaluator(net)
 
     def choose(self, state: Array, rng: np.random.Generator) -> Array:

@@ -12,7 +12,7 @@ from zhixing.core.policy import Decision, Phase, Policy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves
 from zhixing.errors import UserError
-from zhixing.search import EnvModel, Game, SearchPlayer, current_seat, numpy_generator
+from zhixing.search import BoardGame, EnvModel, SearchPlayer, numpy_generator
 from zhixing.search.players import most_visited, sample_by_visits
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class SearchPolicy(Policy):
     def __init__(
         self,
         spaces: Spaces,
-        model: Game | EnvModel,
+        model: BoardGame | EnvModel,
         evaluate: Evaluator,
         simulations: int,
         net: nn.Module | None = None,
@@ -66,11 +66,11 @@ class SearchPolicy(Policy):
             states = self._env_states(self.model, num_envs)
             return Decision(torch.as_tensor(self._choose(states, phase, rng), device=rng.device))
         boards = obs.cpu().numpy()  # [N,2,H,W,P]
-        rows, seat = np.arange(num_envs), current_seat(boards)
+        rows, (seat, states) = np.arange(num_envs), self.model.from_seat_obs(boards)
         action = np.zeros(
             (num_envs, self.spaces.num_agents), np.int64
         )  # 0 is the only legal action of the waiting seat
-        action[rows, seat] = self._choose(self.model.from_obs(boards[rows, seat]), phase, rng)
+        action[rows, seat] = self._choose(states, phase, rng)
         return Decision(torch.as_tensor(action, device=rng.device))
 
     def _choose(self, state: Array, phase: Phase, rng: torch.Generator) -> Array:

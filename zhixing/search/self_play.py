@@ -14,10 +14,12 @@ from zhixing.core.policy import Phase
 from zhixing.core.state import read_count
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError
+from zhixing.search.board_game import BoardGame
 from zhixing.search.evaluators import NetworkEvaluator
-from zhixing.search.games import Game
 from zhixing.search.players import most_visited, sample_by_visits
 from zhixing.search.tree import search
+
+CACHE_SIZE = 1 << 18  # states whose network results are cached
 
 
 class FinishedGames(NamedTuple):
@@ -46,7 +48,7 @@ class SelfPlay(Collector):
 
     def __init__(
         self,
-        game: Game,
+        game: BoardGame,
         net: nn.Module,
         num_games: int,
         simulations: int,
@@ -58,7 +60,7 @@ class SelfPlay(Collector):
         explore_moves: int = 10,
         fast_simulations: int | None = None,
         full_share: float = 0.25,
-        cache_size: int = 1 << 18,
+        cache_size: int = CACHE_SIZE,
     ) -> None:
         """`cache_size` is passed to `NetworkEvaluator`. The cache is cleared at each call of `play`."""
         if num_games < 1 or simulations < 1:

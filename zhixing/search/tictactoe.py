@@ -10,6 +10,7 @@ import numpy as np
 
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.search.bitboard import popcount
+from zhixing.search.board_game import TwoPlaneGame
 
 SIDE = 3
 CELLS = SIDE * SIDE
@@ -22,10 +23,8 @@ HAS_LINE = np.array([any(all(marks >> cell & 1 for cell in line) for line in LIN
 SYMMETRIES = [np.rot90(grid, k).reshape(-1) for grid in (GRID, GRID.T) for k in range(4)]
 
 
-class TicTacToe:
+class TicTacToe(TwoPlaneGame):
     name = "pettingzoo/tictactoe"
-    num_players = 2
-    gamma = 1.0
     num_actions = CELLS
     obs_shape: tuple[int, ...] = (SIDE, SIDE, 2)
     max_moves = CELLS

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from zhixing.collectors.evaluation import Episode, Evaluation
+from zhixing.config import RunConfig
 from zhixing.core.policy import Phase, Policy
 from zhixing.core.seeding import derive_seed
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError
-from zhixing.search import GAMES, Game, PerfectPlayer, Player, RandomPlayer, mcts_player, play_match
+from zhixing.search import GAMES, BoardGame, PerfectPlayer, Player, RandomPlayer, find_game, mcts_player, play_match
 from zhixing.search.policy import SearchPolicy
 from zhixing.training.agent import load
 
@@ -24,7 +25,7 @@ SIMULATIONS = 100  # per move of the opponent `mcts`
 class PolicyPlayer:
     """A player that acts with a two-agent policy, which gets the same observations as in an environment."""
 
-    def __init__(self, game: Game, policy: Policy) -> None:
+    def __init__(self, game: BoardGame, policy: Policy) -> None:
         if policy.initial_hidden(1) is not None:
             raise UserError(
                 f"a recurrent policy can't play matches in {game.name}, because players get single positions; train "
@@ -35,23 +36,19 @@ class PolicyPlayer:
     @torch.no_grad()
     def choose(self, state: Array, rng: np.random.Generator) -> Array:
         player = self.game.current_player(state)  # [B]
-        planes = self.game.observe(state)  # from the view of the player to move
-        obs = np.stack([planes, planes[..., ::-1]], 1)  # [B,2,...]: the player to move, then the other
+        obs, rows = self.game.seat_obs(state), np.arange(len(state))
         mask = np.zeros((len(state), 2, self.game.num_actions), bool)
-        mask[:, 0], mask[:, 1, 0] = self.game.legal_actions(state), True
-        order = np.stack([player, 1 - player], 1)[..., None]  # sorts the two by their index
-        obs = np.take_along_axis(obs, order.reshape(-1, 2, *[1] * (planes.ndim - 1)), 1)
-        mask = np.take_along_axis(mask, order, 1)
+        mask[rows, player], mask[rows, 1 - player, 0] = self.game.legal_actions(state), True
         torch_rng = torch.Generator().manual_seed(int(rng.integers(2**63 - 1)))
         decision = self.policy.act(torch.from_numpy(obs), None, torch.from_numpy(mask), Phase.EVAL, torch_rng, 0)
         return decision.action.numpy()[np.arange(len(state)), player]
 
 
-def as_player(game: Game, policy: Policy) -> Player:
+def as_player(game: BoardGame, policy: Policy) -> Player:
     return policy.player if isinstance(policy, SearchPolicy) else PolicyPlayer(game, policy)
 
 
-def make_opponent(game: Game, name: str) -> Player:
+def make_opponent(game: BoardGame, name: str) -> Player:
     """Return the player called `random`, `perfect`, `mcts` or `mcts:SIMULATIONS`, or the agent of a run folder."""
     if name == "random":
         return RandomPlayer(game)
@@ -69,12 +66,15 @@ def make_opponent(game: Game, name: str) -> Player:
     return as_player(game, agent.policy)
 
 
-def make_game(env: str) -> Game:
-    if env not in GAMES:
+def make_game(cfg: RunConfig) -> BoardGame:
+    """Make the game of a run. Raise `UserError` if its environment isn't one."""
+    game = find_game(cfg.env.name, cfg.env.options)
+    if game is None:
         raise UserError(
-            f"{env} is not a board game with opponents; leave out the opponent, or use {' or '.join(GAMES)}"
+            f"{cfg.env.name} is not a board game with opponents; leave out the opponent, or use {', '.join(GAMES)} or "
+            f"your own game"
         )
-    return GAMES[env]()
+    return game
 
 
 class MatchEvaluator:
@@ -82,7 +82,7 @@ class MatchEvaluator:
 
     max_episode_steps: int | None = None  # games end by their rules
 
-    def __init__(self, game: Game, policy: Policy, opponent: str) -> None:
+    def __init__(self, game: BoardGame, policy: Policy, opponent: str) -> None:
         self.game, self.player = game, as_player(game, policy)
         self.opponent = make_opponent(game, opponent)
 

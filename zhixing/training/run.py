@@ -104,7 +104,7 @@ def evaluate(
         if against is not None:
             if isinstance(policy, JointPolicy):  # the learning policy makes the moves of both players
                 policy = policy.alone(policy.main())
-            evaluator = MatchEvaluator(make_game(cfg.env.name), policy, against)
+            evaluator = MatchEvaluator(make_game(cfg), policy, against)
         else:
             evaluator = build_evaluator(cfg, policy, folder, env=vector)
         assert evaluator is not None

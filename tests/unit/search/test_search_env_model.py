@@ -10,9 +10,9 @@ import pytest
 
 from zhixing import envs
 from zhixing.errors import UserError
+from zhixing.search.board_game import random_action
 from zhixing.search.env_model import EnvModel
 from zhixing.search.evaluators import PlayoutEvaluator
-from zhixing.search.games import random_action
 from zhixing.search.tree import search
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from zhixing.errors import UserError
+from zhixing.search.board_game import random_action
 from zhixing.search.board_net import BoardNet
 from zhixing.search.evaluators import NetworkEvaluator, numpy_generator
-from zhixing.search.games import make_game, random_action
+from zhixing.search.games import make_game
 from zhixing.search.match import MatchResult, Tally, elo, elo_difference, play_match
 from zhixing.search.perfect import PerfectPlayer
 from zhixing.search.players import (

@@ -9,8 +9,9 @@ import pytest
 from unit.search.reference_search import ReferenceNode, ReferenceSearch
 
 from zhixing.errors import UserError
+from zhixing.search.board_game import random_action
 from zhixing.search.evaluators import PlayoutEvaluator
-from zhixing.search.games import make_game, random_action
+from zhixing.search.games import make_game
 from zhixing.search.players import most_visited
 from zhixing.search.tree import SearchTrees, search
 

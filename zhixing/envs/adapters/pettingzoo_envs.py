@@ -48,7 +48,7 @@ def supports(name: str) -> bool:
 
 
 def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
-    module = _import_newest(name)
+    module = import_newest(name)
     family, short = name.split("/")
     if family == "mpe":
         kind: RewardKind = "opposed" if short in OPPOSED_MPE else "individual"
@@ -203,7 +203,7 @@ class PettingZooAECEnv(_PettingZooEnv):
         }
 
 
-def _import_newest(name: str) -> ModuleType:
+def import_newest(name: str) -> ModuleType:
     """Import the newest version of an environment's module, such as tictactoe_v3."""
     family, short = name.split("/")
     package = PACKAGES[family]

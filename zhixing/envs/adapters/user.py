@@ -48,9 +48,13 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
             f"{name} makes environments that step together, but this needs a gymnasium.Env; train with "
             f"vector.backend=auto, and use a gymnasium.Env for checks and searches"
         )
+    options = dict(options)
+    is_game = hasattr(constructor, "as_env")  # zhixing.search.BoardGame
+    render_mode = {"render_mode": options.pop("render_mode", None)} if is_game else {}
     check_options(name, constructor, options)
     try:
-        env: gym.Env[Any, Any] = constructor(**options)
+        made: Any = constructor(**options)
+        env: gym.Env[Any, Any] = made.as_env(**render_mode) if is_game else made
     except UserError:
         raise
     except Exception as error:

@@ -8,10 +8,10 @@ from zhixing.config import RunConfig, SearchConfig
 from zhixing.core.policy import Policy
 from zhixing.envs import VectorEnv
 from zhixing.offline import Dataset
-from zhixing.search import GAMES
+from zhixing.search import find_game
 from zhixing.training.builders.env import build_evaluation_env
 from zhixing.training.data import check_data
-from zhixing.training.matches import MatchEvaluator, make_game
+from zhixing.training.matches import MatchEvaluator
 from zhixing.training.resolve import NO_ENV
 from zhixing.training.run_folder import RunFolder
 
@@ -26,8 +26,8 @@ def build_evaluator(
     """
     if cfg.env.name == NO_ENV:
         return None
-    if isinstance(cfg, SearchConfig) and cfg.env.name in GAMES:
-        return MatchEvaluator(make_game(cfg.env.name), policy, cfg.opponent or "random")
+    if isinstance(cfg, SearchConfig) and (game := find_game(cfg.env.name, cfg.env.options)) is not None:
+        return MatchEvaluator(game, policy, cfg.opponent or "random")
     env = env or build_evaluation_env(cfg, folder)
     try:
         if data is not None:
