@@ -205,7 +205,7 @@ def test_workers_step_user_vectors(tmp_path: Path) -> None:
         (lambda: make_vector(SavedWalks, 4, options={"num_envs": 2}), "no option 'num_envs': the number of"),
         (lambda: make_vector(SavedWalks, 4, options={"size": 2}), "has no option 'size'"),
         (lambda: make_vector("sample_vectors:not_a_vector", 4), "instance of MixedObs, not a gymnasium.vector"),
-        (lambda: zx.envs.make("sample_vectors:Walks"), "makes vector environments"),
+        (lambda: zx.envs.make("sample_vectors:Walks"), "makes environments that step together"),
     ],
 )
 def test_wrong_arguments_are_rejected(make: Callable[[], Any], message: str) -> None:
