@@ -370,5 +370,5 @@ def test_scaling_page_lists_the_algorithms_with_initial_priorities() -> None:
             continue
         learner = next(one for action in ACTIONS.values() if (one := make_learner(name, VECTOR, action)) is not None)
         assert (type(learner).priority is not zx.Learner.priority) == (name in with_priority), name
-    assert without == {"td3", "ddpg", "awac", "iql", "maddpg"}
+    assert without == {"crossq", "td3", "ddpg", "awac", "iql", "maddpg"}
     assert not with_priority & without
