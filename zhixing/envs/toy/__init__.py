@@ -12,7 +12,7 @@ from zhixing.envs.toy.base import ToyEnv
 from zhixing.envs.toy.goals import BitFlip
 from zhixing.envs.toy.memory import CartPoleNoVelocity, Recall
 from zhixing.envs.toy.pixels import PixelCatch
-from zhixing.envs.toy.simple import Match, Reach
+from zhixing.envs.toy.simple import Match, Reach, Throw
 from zhixing.envs.toy.team import TeamMatch, TeamReach, TwoStep
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Recall",
     "TeamMatch",
     "TeamReach",
+    "Throw",
     "ToyEnv",
     "TwoStep",
     "make",
@@ -35,6 +36,7 @@ BIT_FLIP = re.compile(r"toy/bit-flip-([1-9]\d*)")  # any number of bits is a val
 ENVS: dict[str, Callable[..., ToyEnv]] = {
     "toy/match": Match,
     "toy/reach": Reach,
+    "toy/throw": Throw,
     "toy/bit-flip-15": partial(BitFlip, 15),
     "toy/recall": Recall,
     "toy/cartpole-no-velocity": CartPoleNoVelocity,
