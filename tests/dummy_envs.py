@@ -7,9 +7,19 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from zhixing.core.tree import tree_map
+
+# composite, with all kinds of parts: nested, of no dimension, of two, and with bounds and starts of their own
+HYBRID = Dict(
+    {
+        "part": Discrete(3, start=1),
+        "tools": Tuple([MultiDiscrete([[2, 3]], start=[[0, 1]]), Box(-1.0, 3.0, (2, 2), np.float64)]),
+        "turn": Box(-2.0, 2.0, (), np.float32),
+        "switches": MultiBinary(2),
+    }
+)
 
 
 class FixedLengthEnv(gym.Env):
@@ -109,6 +119,8 @@ class DictObsEnv(gym.Env):
             "discrete": Discrete(3, start=1),
             "multi": MultiDiscrete([3, 2]),
             "continuous": Box(np.float32([-2.0]), np.float32([4.0])),
+            "bits": MultiBinary(3),
+            "hybrid": HYBRID,
         }
         self.action_space = spaces[kind]
 
@@ -134,6 +146,11 @@ class DictObsEnv(gym.Env):
 
     def _reward(self, action: Any, cue: int) -> float:
         assert self.action_space.contains(action if self.kind != "discrete" else int(action)), action
+        if self.kind == "bits":
+            return float(np.mean(action == np.eye(3)[cue]))
+        if self.kind == "hybrid":
+            tools, force = action["tools"]
+            return float(action["part"] - 1 == cue) + float(tools[0, 1] == 2) - float(np.abs(force - cue).mean())
         if self.kind == "discrete":
             return float(int(action) - 1 == cue)
         if self.kind == "multi":
@@ -141,7 +158,8 @@ class DictObsEnv(gym.Env):
         return -abs(float(action[0]) - (cue - 1))
 
     def step(self, action: Any) -> tuple[dict, Any, bool, bool, dict]:
-        actions = [action] if self.num_agents == 1 else action
+        agents = range(self.num_agents)
+        actions = [action] if len(agents) == 1 else [tree_map(lambda leaf, i=i: leaf[i, ...], action) for i in agents]
         reward = float(np.mean([self._reward(a, cue) for a, cue in zip(actions, self.cues, strict=True)]))
         self.t += 1
         obs, info = self._observe()
@@ -218,6 +236,61 @@ class TwoGroups(gym.Env):
     def _observe(self) -> tuple[np.ndarray, dict]:
         self.cue = self.np_random.integers(4, size=4)
         return np.eye(4, dtype=np.float32)[self.cue], {}
+
+
+class MaskedHybridEnv(gym.Env):
+    """Two of four tools and one of two modes are allowed in each step. Forbidden choices raise an error.
+
+    The reward is 1 for the highest allowed tool, minus the distance of `force` to 0.5.
+    """
+
+    def __init__(self, agents: int = 1) -> None:
+        self.num_agents = agents
+        self.observation_space = Box(0.0, 1.0, (6,), np.float32)
+        self.action_space = Dict(
+            {"force": Box(-1.0, 1.0, (1,)), "mode": Discrete(2, start=5), "tool": MultiDiscrete([4])}
+        )
+
+    def _observe(self) -> tuple[np.ndarray, dict]:
+        self.mask = np.zeros((self.num_agents, 6), np.int8)
+        for row in self.mask:
+            row[self.np_random.integers(2)] = 1  # the choices are in the order of the space: mode, then tool
+            row[2 + self.np_random.permutation(4)[:2]] = 1
+        mask = self.mask if self.num_agents > 1 else self.mask[0]
+        return mask.astype(np.float32), {"action_mask": mask}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._observe()
+
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
+        rewards = []
+        for i, mask in enumerate(self.mask):
+            own = action if self.num_agents == 1 else {key: part[i] for key, part in action.items()}
+            if not (self.action_space.contains(own) and mask[own["mode"] - 5] and mask[2 + own["tool"][0]]):
+                raise RuntimeError(f"action {own} is forbidden, the mask is {mask}")
+            best = int(own["tool"][0]) == int(np.flatnonzero(mask).max()) - 2
+            rewards.append(float(best) - abs(float(own["force"][0]) - 0.5))
+        self.t += 1
+        obs, info = self._observe()
+        return obs, rewards[0] if self.num_agents == 1 else rewards, False, self.t == 10, info
+
+
+class SwitchesEnv(gym.Env):
+    """The reward is 1 if all four switches equal the observed ones. Ten steps."""
+
+    observation_space, action_space = Box(0.0, 1.0, (4,), np.float32), MultiBinary(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.t, self.switches = 0, self.np_random.integers(0, 2, 4)
+        return self.switches.astype(np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        reward = float(np.array_equal(action, self.switches))
+        self.t, self.switches = self.t + 1, self.np_random.integers(0, 2, 4)
+        return self.switches.astype(np.float32), reward, False, self.t == 10, {}
 
 
 class RaisingEnv(FixedLengthEnv):

@@ -25,6 +25,9 @@ ABILITIES = {
     "dict, discrete": Ability("dummy_envs:DictObsEnv", {"env__kind": "discrete", **CNN}, ("Discrete", "Dict", "dict")),
     "dict, multi": Ability("dummy_envs:DictObsEnv", {"env__kind": "multi", **CNN}, ("MultiDiscrete", "Dict", "dict")),
     "dict, continuous": Ability("dummy_envs:DictObsEnv", {"env__kind": "continuous", **CNN}, ("Box", "Dict", "dict")),
+    "dict, bits": Ability("dummy_envs:DictObsEnv", {"env__kind": "bits", **CNN}, ("MultiBinary", "Dict", "dict")),
+    "dict, hybrid": Ability("dummy_envs:DictObsEnv", {"env__kind": "hybrid", **CNN}, ("Dict", "dict")),
+    "masks, hybrid": Ability("dummy_envs:MaskedHybridEnv", {}, ("mask", "Dict")),
     "masks": Ability("dummy_envs:MaskedEnv", {}, ("mask", "Discrete")),  # the environment raises on a masked action
     "gru": Ability(None, {"net__recurrent": "gru", "net__recurrent_size": 8}, ("recurrent",)),
     "stack": Ability(None, {"env__stack": 3}, ("stack",)),
@@ -36,6 +39,9 @@ REQUIRED = {
     name: {"dict, discrete", "masks", "gru", "lstm", "stack", "dict, stack"}
     for name in ("ppo", "a2c", "dqn", "double_dqn", "dueling_dqn", "qmix")
 }
+ACTIONS = {"dict, bits", "dict, hybrid", "masks, hybrid"}
+for name in ("a2c", "a3c", "ac", "bc", "dagger", "gail", "impala", "ippo", "mappo", "pg", "ppg", "ppo", "trpo"):
+    REQUIRED[name] = REQUIRED.get(name, set()) | ACTIONS
 
 
 class StopAt(zx.Callback):
@@ -93,9 +99,12 @@ def test_ability_is_supported_or_rejected_by_name(
     agent.reset()
     if model.scheme != "play":  # tree search needs the whole vector of environments
         mask = None if "action_mask" not in info else info["action_mask"][0]
-        action = np.asarray(agent.act(tree_map(lambda leaf: leaf[0], obs), mask))
-        for agent_action in action if env.spaces.agents else [action]:
-            assert env.spaces.action.contains(agent_action.astype(env.spaces.action.dtype))
+        action = agent.act(tree_map(lambda leaf: leaf[0], obs), mask)
+        for index in range(env.spaces.num_agents):
+            element = tree_map(lambda leaf, index=index: leaf[index, ...], action) if env.spaces.agents else action
+            if not env.spaces.composite:  # environments get plain actions in the dtype of the space
+                element = np.asarray(element).astype(env.spaces.action.dtype)
+            assert env.spaces.action.contains(element)
     env.close()
 
     with pytest.raises(KeyboardInterrupt):

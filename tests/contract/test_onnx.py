@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import multi_agent
-from gymnasium.spaces import Box, Dict, Discrete
+from dummy_envs import HYBRID
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 
 import zhixing as zx
 from zhixing.config import SearchConfig
@@ -62,7 +63,8 @@ def random_inputs(policy: zx.Policy, spaces: Spaces) -> tuple[Any, Any, Any]:
     mask = None
     if "mask" in fields:
         mask = rng.random((ROWS, *fields["mask"].shape)) < 0.5
-        mask[..., 0] |= ~mask.any(-1)
+        starts = np.cumsum([0, *spaces.layout.sizes[:-1]])
+        mask[..., starts] |= ~np.logical_or.reduceat(mask, starts, -1)  # each choice needs an allowed value
     hidden = policy.initial_hidden(ROWS)
     if hidden is not None:
         hidden = tree_map(lambda leaf: torch.from_numpy(draw(leaf.numpy()[0])), hidden)
@@ -81,14 +83,16 @@ def check_parity(runtime: Any, policy: zx.Policy, spaces: Spaces, file: Path) ->
     names = [port.name for port in session.get_inputs()]
     given = [*tree_leaves(obs), *([] if mask is None else [mask])]
     given += [] if module.hidden is None else [leaf.numpy() for leaf in tree_leaves(hidden)]
-    action, *next_hidden = session.run(None, dict(zip(names, given, strict=True)))
-    wanted = spaces.to_env(expected.action.numpy())
-    assert (action.dtype, action.shape) == (wanted.dtype, wanted.shape)
-    assert len(np.unique(wanted.reshape(ROWS, -1), axis=0)) > 1  # else equal actions would prove nothing
-    if spaces.discrete:
-        assert np.array_equal(action, wanted)
-    else:
-        np.testing.assert_allclose(action, wanted, atol=1e-5)
+    results = session.run(None, dict(zip(names, given, strict=True)))
+    parts = tree_leaves(spaces.to_env(expected.action.numpy()))
+    next_hidden = results[len(parts) :]
+    for action, wanted in zip(results, parts, strict=False):
+        assert (action.dtype, action.shape) == (wanted.dtype, wanted.shape)
+        assert len(np.unique(wanted.reshape(ROWS, -1), axis=0)) > 1  # else equal actions would prove nothing
+        if wanted.dtype.kind == "f":
+            np.testing.assert_allclose(action, wanted, atol=1e-5)
+        else:
+            assert np.array_equal(action, wanted)
     if module.hidden is not None:
         for leaf, reference in zip(next_hidden, tree_leaves(expected.hidden), strict=True):
             np.testing.assert_allclose(leaf, reference.numpy(), atol=1e-5)
@@ -130,6 +134,18 @@ def test_memory_masks_dicts_and_images_have_parity(case: str, runtime: Any, tmp_
         settings = {"net__kind": "simba"} if "simba" in case else {}
     policy = make_policy(algorithm, spaces, 0.02 if "image" in str(names) + case else 0.3, **settings)
     assert check_parity(runtime, policy, spaces, tmp_path / "agent.onnx") == names
+
+
+@pytest.mark.parametrize("name", ["ppo", "bc"])
+def test_composite_actions_have_one_output_per_part(name: str, runtime: Any, tmp_path: Path) -> None:
+    spaces = Spaces(OBS, HYBRID, mask=8)  # 3 values of part, 2 + 3 of tools
+    policy = make_policy(name, spaces, 0.5)
+    assert check_parity(runtime, policy, spaces, tmp_path / "agent.onnx") == ["obs", "mask"]
+    outputs = runtime.InferenceSession(str(tmp_path / "agent.onnx")).get_outputs()
+    parts = ["part", "switches", "tools.0", "tools.1", "turn"]
+    assert [port.name for port in outputs] == [f"action.{part}" for part in parts]
+    bits = Spaces(OBS, MultiBinary(3))
+    check_parity(runtime, make_policy(name, bits), bits, tmp_path / "bits.onnx")
 
 
 def test_torch_program_has_parity_for_any_number_of_rows(tmp_path: Path) -> None:

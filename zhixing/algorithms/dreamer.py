@@ -40,7 +40,14 @@ from zhixing.errors import UserError
 from zhixing.nets.critics import check_box
 from zhixing.nets.rssm import RSSMState
 from zhixing.nets.torso import NetFactory
-from zhixing.nets.world_model import ImaginedRollout, TwoHotHead, WorldModel, WorldModelActor, encode_action
+from zhixing.nets.world_model import (
+    ImaginedRollout,
+    TwoHotHead,
+    WorldModel,
+    WorldModelActor,
+    discrete_sizes,
+    encode_action,
+)
 from zhixing.nets.world_model_policy import WorldModelPolicy
 from zhixing.ops.imagination import balanced_kl, discount_weights, lambda_returns, percentile_range
 from zhixing.ops.symlog import two_hot, two_hot_loss
@@ -203,7 +210,7 @@ class Dreamer(Learner):
 
 def _check(cfg: DreamerConfig, spaces: Spaces, net: NetFactory | None) -> None:
     """Raise `UserError` for settings that a world model doesn't support."""
-    if not spaces.discrete:
+    if spaces.composite or not discrete_sizes(spaces):
         check_box(spaces, cfg.algorithm)
     if net is not None or cfg.net.kind != "auto" or cfg.net.cnn != "simple":
         raise UserError(f"{cfg.algorithm} supports only built-in networks: set net.kind=auto and net.cnn=simple")

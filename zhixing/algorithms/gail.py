@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,6 +21,7 @@ from zhixing.core.batch import Batch
 from zhixing.core.learner import Learner, LearnsFromDemonstrations, Update, mean_metrics, train_step
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
+from zhixing.nets.heads import encode_action, num_outputs
 from zhixing.nets.mlp import MLP
 from zhixing.nets.torso import Encoder, NetFactory, num_features
 
@@ -61,22 +61,14 @@ class Discriminator(nn.Module):
 
     def __init__(self, spaces: Spaces, cfg: GAILConfig) -> None:
         super().__init__()
-        self.space = spaces.action
+        self.spaces = spaces
         self.encoder = Encoder(spaces.obs, cfg.net.cnn, normalize=True)
-        sizes = self.space.nvec.reshape(-1).tolist() if isinstance(self.space, MultiDiscrete) else []
-        self.sizes = [int(self.space.n)] if isinstance(self.space, Discrete) else sizes
-        actions = sum(self.sizes) if self.sizes else spaces.num_actions
-        inputs = num_features(self.encoder, spaces.obs) + actions
+        inputs = num_features(self.encoder, spaces.obs) + num_outputs(spaces.layout)
         self.layers = MLP(inputs, [cfg.discriminator_size] * 2, "tanh", outputs=1)
 
     def features(self, obs: Tree, action: Tensor) -> Tensor:
         """Return steps as flat vectors: encoded observations, and actions one-hot or clipped to their bounds."""
-        if isinstance(self.space, Box):
-            encoded = action.clamp(-1.0, 1.0) if self.space.is_bounded() else action
-        else:
-            columns = action.view(len(action), -1).unbind(-1)
-            encoded = torch.cat([F.one_hot(a, n).float() for a, n in zip(columns, self.sizes, strict=True)], -1)
-        return torch.cat([self.encoder(obs), encoded], -1)
+        return torch.cat([self.encoder(obs), encode_action(action, self.spaces)], -1)
 
     def forward(self, obs: Tree, action: Tensor) -> Tensor:
         return self.layers(self.features(obs, action)).squeeze(-1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from gymnasium.spaces import Discrete, MultiDiscrete
+from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from zhixing.core.spaces import Spaces
@@ -81,16 +81,32 @@ class Policy(nn.Module, ABC):
 
     def random_action(self, num: int, mask: Tensor | None, rng: torch.Generator) -> Tensor:
         """Return actions drawn uniformly from the valid ones; continuous actions from [-1, 1]."""
-        space = self.spaces.action
-        if isinstance(space, (Discrete, MultiDiscrete)):
-            sizes = [int(space.n)] if isinstance(space, Discrete) else [int(n) for n in space.nvec.reshape(-1)]
+        layout, leading = self.spaces.layout, (num, *self.spaces.agents)
+        parts: list[Tensor] = []
+        if layout.sizes:
             # the argmax of n independent uniform numbers is uniform over the n actions
-            uniform = torch.rand((num, *self.spaces.agents, sum(sizes)), generator=rng, device=rng.device)
+            uniform = torch.rand((*leading, layout.mask_size), generator=rng, device=rng.device)
             if mask is not None:
                 uniform = uniform.masked_fill(~mask, -1.0)
-            actions = [part.argmax(-1) for part in uniform.split(sizes, -1)]
-            return actions[0] if isinstance(space, Discrete) else torch.stack(actions, -1)
-        return torch.rand((num, *self.spaces.agents, *space.shape), generator=rng, device=rng.device) * 2 - 1  # type: ignore[misc]
+            choices = [part.argmax(-1) for part in uniform.split(layout.sizes, -1)]
+            if isinstance(self.spaces.action, Discrete):
+                return choices[0]
+            parts.append(torch.stack(choices, -1))
+        if layout.num_binary:
+            shape = (*leading, layout.num_binary)
+            parts.append(torch.randint(2, shape, generator=rng, device=rng.device, dtype=torch.int8))
+        if layout.num_continuous:
+            shape = (*leading, layout.num_continuous)
+            parts.append(torch.rand(shape, generator=rng, device=rng.device) * 2 - 1)
+        return torch.cat([part.float() for part in parts], -1) if self.spaces.composite else parts[0]
+
+    def clip_action(self, action: Tensor) -> Tensor:
+        """Return actions with bounded continuous parts clipped to [-1, 1]: what the environment would get."""
+        if self.spaces.discrete:
+            return action
+        bounds = self.spaces.layout.minimum, self.spaces.layout.maximum
+        low, high = (torch.as_tensor(bound, dtype=action.dtype, device=action.device) for bound in bounds)
+        return action.clamp(low, high)
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, OneOf, Sequence, Text
 
+from zhixing.core.action_layout import ActionLayout, is_composite
 from zhixing.core.tree import Field, Tree, tree_map
 from zhixing.errors import UserError
 
@@ -98,15 +99,37 @@ class Spaces:
 
     @property
     def discrete(self) -> bool:
-        """Whether actions are Discrete or MultiDiscrete."""
-        return isinstance(self.action, (Discrete, MultiDiscrete))
+        """Whether actions have no continuous part."""
+        return not self.layout.num_continuous
+
+    @cached_property
+    def composite(self) -> bool:
+        """Whether policies and storage hold an action as a vector that isn't an element of the space."""
+        return is_composite(self.action)
+
+    @cached_property
+    def layout(self) -> ActionLayout:
+        """The columns of an action. Raises `UserError` if no policy supports the action space."""
+        return ActionLayout(self.action)
 
     @property
     def num_actions(self) -> int:
         """Number of Discrete actions, or of dimensions of other actions."""
-        if isinstance(self.action, Discrete):
-            return int(self.action.n)
-        return int(np.prod(self.action.shape or (1,)))
+        return int(self.action.n) if isinstance(self.action, Discrete) else self.layout.num_columns
+
+    @property
+    def action_field(self) -> Field:
+        """The field that stores an action of one agent."""
+        if self.composite:
+            return Field((self.layout.num_columns,), np.dtype(np.float32))
+        field: Field = space_fields(self.action)
+        return field
+
+    @property
+    def env_action_field(self) -> Field:
+        """The field that holds the actions of all agents on their way to one environment, without loss."""
+        field = self.action_field
+        return Field(self.agents + field.shape, np.dtype(np.float64 if self.composite else self.action.dtype))
 
     def fields(self) -> dict[str, Tree]:
         """Return the fields of a step, without `next_obs`, which is the next row's `obs`."""
@@ -117,7 +140,7 @@ class Spaces:
         flag = Field((), np.dtype(bool))  # one per environment, shared by its agents
         fields = {
             "obs": tree_map(per_agent, space_fields(self.obs)),
-            "action": tree_map(per_agent, space_fields(self.action)),
+            "action": per_agent(self.action_field),
             "reward": Field(self.agents, np.dtype(np.float32)),
             "terminated": flag,
             "truncated": flag,
@@ -135,8 +158,13 @@ class Spaces:
             fields["alive"] = Field(self.agents, np.dtype(bool))
         return fields
 
-    def to_env(self, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Convert actions to the environment's range. Policies and storage keep bounded continuous ones in [-1, 1]."""
+    def to_env(self, action: np.ndarray[Any, Any]) -> Any:
+        """Convert actions to the environment's range. Policies and storage keep bounded continuous ones in [-1, 1].
+
+        Composite actions become elements of the space, with the leading dimensions of `action` in each part.
+        """
+        if self.composite:
+            return self.layout.to_env(action)
         space = self.action
         if isinstance(space, Discrete):
             return action + space.start if space.start else action
@@ -147,8 +175,10 @@ class Spaces:
         low, half_range = self._scale
         return low + (action.clip(-1.0, 1.0) + 1.0) * half_range
 
-    def from_env(self, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def from_env(self, action: Any) -> np.ndarray[Any, Any]:
         """Convert actions of the environment, such as recorded ones, to the policy's range. The inverse of `to_env`."""
+        if self.composite:
+            return self.layout.from_env(action)
         space = self.action
         if isinstance(space, (Discrete, MultiDiscrete)):
             return action - space.start
@@ -156,6 +186,14 @@ class Spaces:
             return action
         low, half_range = self._scale
         return (action - low) / half_range - 1.0
+
+    def flatten_action(self, action: Any) -> np.ndarray[Any, Any]:
+        """Return actions of the environment as arrays like `env_action_field`."""
+        return self.layout.flatten(action) if self.composite else action
+
+    def unflatten_action(self, action: np.ndarray[Any, Any]) -> Any:
+        """Return the actions of the environment that `flatten_action` converted."""
+        return self.layout.unflatten(action) if self.composite else action
 
     @cached_property
     def _scale(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:

@@ -100,7 +100,7 @@ class RayVectorEnv(VectorEnv):
         return reset_result(self.buffers)
 
     def step(self, actions: Array) -> Result:
-        self.buffers.action[...] = actions
+        self.buffers.action[...] = self.spaces.flatten_action(actions)
         if self._snapshot is not None:
             self._snapshot.take()
         references = [self._start_step(worker) for worker in range(self.workers)]
@@ -114,7 +114,7 @@ class RayVectorEnv(VectorEnv):
         workers = [worker for worker, (first, _) in enumerate(self._bounds) if first in indices]
         if indices != {index for worker in workers for index in range(*self._bounds[worker])}:
             raise ValueError(f"ids {sorted(indices)} are not all environments of some workers; send ids as from recv")
-        self.buffers.action[ids] = actions
+        self.buffers.action[ids] = self.spaces.flatten_action(actions)
         if self._snapshot is not None:
             self._snapshot.take(sorted_ids(ids))
         for worker in workers:

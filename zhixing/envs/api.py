@@ -11,8 +11,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
+from zhixing.core.action_layout import ActionLayout
 from zhixing.errors import EnvCrashError, UserError
 
 RESET = "reset(self, *, seed=None, options=None) must return (obs, info), where info is a dict"
@@ -39,12 +39,10 @@ def check_spaces(env: gym.Env[Any, Any], name: str) -> None:
     for attribute in ("observation_space", "action_space"):
         if not isinstance(getattr(env, attribute, None), gym.Space):
             raise UserError(f"{name} has no {attribute}; set it to a gymnasium.spaces.Space in __init__")
-    action = env.action_space
-    if not (isinstance(action, (Discrete, MultiDiscrete)) or (isinstance(action, Box) and len(action.shape) == 1)):
-        raise UserError(
-            f"{name} has the action space {action}; allowed are Discrete, MultiDiscrete and a one-dimensional Box; "
-            f"wrap the environment, for example in gymnasium.wrappers.TransformAction"
-        )
+    try:
+        ActionLayout(env.action_space)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
 
 
 def reset_and_check(env: gym.Env[Any, Any], name: str) -> tuple[Any, dict[str, Any]]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Text, Tuple
+from gymnasium.spaces import Dict, Text, Tuple
 
+from zhixing.core.action_layout import ActionLayout
 from zhixing.core.spaces import CONVERSIONS, Spaces, space_fields
 from zhixing.core.tree import tree_leaves
 from zhixing.envs.api import check_spaces, reset_and_check
@@ -123,12 +124,9 @@ def _state_size(info: dict[str, Any], agents: tuple[int, ...], name: str) -> int
 def _mask_size(mask: Any, space: gym.Space[Any], agents: tuple[int, ...], name: str) -> int | None:
     if mask is None:
         return None
-    if isinstance(space, Discrete):
-        size = int(space.n)
-    elif isinstance(space, MultiDiscrete):
-        size = int(space.nvec.sum())
-    else:
-        raise UserError(f"{name} returned an action mask, but its action space {space} isn't discrete")
+    size = ActionLayout(space).mask_size
+    if size == 0:
+        raise UserError(f"{name} returned an action mask, but its action space {space} has no discrete choices")
     if np.shape(mask) != (*agents, size):
         raise UserError(
             f"{name} returned an action mask of shape {np.shape(mask)}; it must have shape {(*agents, size)}"

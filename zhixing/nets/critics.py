@@ -12,7 +12,7 @@ from zhixing.config import BUILT_IN_NETS, DataConfig, OffPolicyActorCriticConfig
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree
 from zhixing.errors import UserError
-from zhixing.nets.heads import ActionDistribution
+from zhixing.nets.heads import ActionDistribution, composite_distribution, num_outputs
 from zhixing.nets.simba import make_ensemble, make_mlp
 from zhixing.nets.torso import Encoder, NetFactory, is_recurrent, make_torso, num_features
 from zhixing.ops.distributions import Categorical, Distribution, Gaussian, SquashedGaussian
@@ -29,7 +29,10 @@ def check_box(spaces: Spaces, algorithm: str) -> None:
     """Raise `UserError` unless actions are a bounded one-dimensional Box."""
     space = spaces.action
     if not (isinstance(space, Box) and len(space.shape) == 1 and space.is_bounded()):
-        raise UserError(f"{algorithm} needs continuous actions in a bounded one-dimensional Box; this env has {space}")
+        raise UserError(
+            f"{algorithm} needs continuous actions in a bounded one-dimensional Box; this env has {space}; "
+            f"use {'mappo' if spaces.agents else 'ppo'} instead"
+        )
 
 
 class EncoderModule(nn.Module):
@@ -155,22 +158,27 @@ def squashed_gaussian(out: Tensor) -> SquashedGaussian:
 class MaxLikelihoodActor(EncoderModule):
     """A policy to fit to recorded actions by maximum likelihood: `net(obs, mask)` returns a distribution.
 
-    Discrete actions are categorical. Continuous actions are Gaussian, with a mean in [-1, 1] and one learned std per
-    action dimension that is the same in all states.
+    Continuous parts of actions are Gaussian, with a mean in [-1, 1] and one learned std per action dimension that is
+    the same in all states. All other parts are as in `ActionDistribution`.
     """
 
     def __init__(self, spaces: Spaces, cfg: DataConfig, make_net: NetFactory | None) -> None:
         super().__init__(spaces, cfg, make_net)
+        self.spaces, layout = spaces, spaces.layout
         self.distribution = ActionDistribution(spaces) if spaces.discrete else None
-        outputs = spaces.num_actions if self.distribution is None else self.distribution.outputs
-        self.layers = make_mlp(cfg.net, self.num_features, outputs)
-        if self.distribution is None:
-            self.log_std_raw = nn.Parameter(torch.full((outputs,), 1.5))  # an initial std of 0.4
+        self.layers = make_mlp(cfg.net, self.num_features, num_outputs(layout))
+        if not spaces.discrete:
+            self.log_std_raw = nn.Parameter(torch.full((layout.num_continuous,), 1.5))  # an initial std of 0.4
 
     def forward(self, obs: Tree, mask: Tensor | None = None) -> Distribution:
         out = self.layers(self.features(obs))
         if self.distribution is not None:
             return self.distribution(out, mask)
+        if self.spaces.composite:
+            return composite_distribution(self.spaces.layout, out, mask, self.gaussian)
+        return self.gaussian(out)
+
+    def gaussian(self, out: Tensor) -> Distribution:
         low, high = MAX_LIKELIHOOD_LOG_STD_RANGE
         log_std = low + (high - low) * self.log_std_raw.sigmoid()  # a clamp would have no gradient outside
         return BoundedGaussian(out.tanh(), log_std)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from zhixing.core.action_layout import ActionLayout
 from zhixing.core.spaces import Spaces
-from zhixing.errors import UserError
 from zhixing.nets.mlp import init_orthogonal
-from zhixing.ops.distributions import Categorical, Distribution, Gaussian, MultiCategorical
+from zhixing.ops.distributions import Bernoulli, Categorical, Composite, Distribution, Gaussian, MultiCategorical
 
 
 class ActionDistribution(nn.Module):
-    """Maps the raw outputs of a network to a `Categorical`, `MultiCategorical` or `Gaussian` distribution.
+    """Maps the raw outputs of a network to a distribution of actions.
 
     `outputs` is the number of raw outputs that it needs. A Gaussian has one learned std per action dimension;
     `batch_shape=(A,)` gives each of A agents its own.
@@ -23,28 +24,59 @@ class ActionDistribution(nn.Module):
 
     def __init__(self, spaces: Spaces, log_std: float = 0.0, batch_shape: tuple[int, ...] = ()) -> None:
         super().__init__()
-        space = spaces.action
-        self.sizes: list[int] | None = None
-        if isinstance(space, Discrete):
-            self.outputs = int(space.n)
-        elif isinstance(space, MultiDiscrete):
-            self.sizes = [int(n) for n in space.nvec.reshape(-1)]
-            self.outputs = sum(self.sizes)
-        elif isinstance(space, Box) and len(space.shape) == 1:
-            self.outputs = space.shape[0]
-            self.log_std = nn.Parameter(torch.full((*batch_shape, self.outputs), log_std))
-        else:
-            raise UserError(
-                f"action space {space} is not supported; use Discrete, MultiDiscrete or a one-dimensional Box"
-            )
-        self.kind = type(space)
+        self.layout, self.kind = spaces.layout, None if spaces.composite else type(spaces.action)
+        self.outputs = num_outputs(self.layout)
+        if self.layout.num_continuous:
+            self.log_std = nn.Parameter(torch.full((*batch_shape, self.layout.num_continuous), log_std))
 
     def forward(self, out: Tensor, mask: Tensor | None = None) -> Distribution:
-        if self.sizes is not None:
-            return MultiCategorical(out, self.sizes, mask)
         if self.kind is Discrete:
             return Categorical(out, mask)
-        return Gaussian(out, self.log_std)
+        if self.kind is Box:
+            return Gaussian(out, self.log_std)
+        if self.kind is MultiDiscrete:
+            return MultiCategorical(out, self.layout.sizes, mask)
+        if self.kind is MultiBinary:
+            return Bernoulli(out)
+        return composite_distribution(self.layout, out, mask, lambda mean: Gaussian(mean, self.log_std))
+
+
+def num_outputs(layout: ActionLayout) -> int:
+    """Return the number of raw outputs that parameterize the distribution of an action."""
+    return layout.mask_size + layout.num_binary + layout.num_continuous
+
+
+def composite_distribution(
+    layout: ActionLayout, out: Tensor, mask: Tensor | None, gaussian: Callable[[Tensor], Distribution]
+) -> Composite:
+    """Return the distribution of composite actions; `gaussian` makes that of the continuous part from its mean.
+
+    `mask` marks the allowed values of all choices.
+    """
+    makers: tuple[tuple[int, int, Callable[[Tensor], Distribution]], ...] = (
+        (layout.mask_size, len(layout.sizes), lambda logits: MultiCategorical(logits, layout.sizes, mask)),
+        (layout.num_binary, layout.num_binary, Bernoulli),
+        (layout.num_continuous, layout.num_continuous, gaussian),
+    )
+    used = [maker for maker in makers if maker[0]]
+    outputs = out.split([num for num, _, _ in used], -1)
+    parts = [make(part) for (_, _, make), part in zip(used, outputs, strict=True)]
+    return Composite(parts, [width for _, width, _ in used])
+
+
+def encode_action(action: Tensor, spaces: Spaces) -> Tensor:
+    """Return actions `[B,...]` as vectors `[B,n]`: choices one-hot, all other numbers clipped to their bounds."""
+    layout = spaces.layout
+    choices, others = len(layout.sizes), slice(len(layout.sizes), None)
+    columns = action.view(len(action), -1)
+    one_hot = [
+        F.one_hot(a.long(), n).float() for a, n in zip(columns[:, :choices].unbind(-1), layout.sizes, strict=True)
+    ]
+    low, high = (
+        torch.as_tensor(bound[others], dtype=torch.float32, device=action.device)
+        for bound in (layout.minimum, layout.maximum)
+    )
+    return torch.cat([*one_hot, columns[:, others].float().clamp(low, high)], -1)
 
 
 def policy_linear(features: int, outputs: int) -> nn.Linear:

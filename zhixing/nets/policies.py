@@ -141,7 +141,7 @@ class ExpertMixturePolicy(Policy):
             return Decision(action, hidden=hidden)
         decision = self.expert[0].act(obs, hidden, mask, Phase.EVAL, rng, env_steps)
         # the mean of a Gaussian may be out of bounds: store the action that the env would get
-        expert_action = decision.action if self.spaces.discrete else decision.action.clamp(-1.0, 1.0)
+        expert_action = self.clip_action(decision.action)
         beta = 1.0 if phase is Phase.RANDOM else self.beta(env_steps)
         use_expert = torch.rand(len(action), generator=rng, device=rng.device) < beta
         action = torch.where(use_expert.view(-1, *[1] * (action.ndim - 1)), expert_action, action)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box
 
+from zhixing.core.action_layout import ALLOWED
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Field, Tree, tree_map
 from zhixing.errors import UserError, unknown
@@ -38,12 +39,12 @@ class Header:
 
     def __post_init__(self) -> None:
         action = self.spaces.action
-        if isinstance(action, Dict) or (isinstance(action, Box) and action.dtype.kind != "f"):
-            raise UserError(
-                f"{self.name} has the action space {action}; allowed are Box of floats, Discrete, MultiDiscrete and "
-                f"MultiBinary"
-            )
-        self.spaces.fields()  # rejects spaces that can't be stored as arrays
+        if isinstance(action, Box) and action.dtype.kind != "f":
+            raise UserError(f"{self.name} has the action space {action}; {ALLOWED}")
+        try:
+            self.spaces.fields()  # rejects spaces that can't be stored as arrays
+        except UserError as error:
+            raise UserError(f"{self.name}: {error}") from None
         if not is_json(self.options) or not isinstance(self.options, dict):
             raise UserError(f"{self.name}: options {self.options!r} must be plain values that JSON can represent")
         for kind, value in self.references.items():

@@ -131,9 +131,10 @@ def _chunks(header: Header, storage: Any, num_episodes: int) -> Iterator[Chunk]:
             continue
         source = f"{header.name}, episode {i}"
         obs = cast(source, "obs", spec["obs"], episode["observations"], length + 1)
+        actions = header.spaces.flatten_action(episode["actions"])
         rows = {
             "obs": tree_map(lambda leaf: leaf[:-1], obs),
-            "action": cast(source, "action", spec["action"], episode["actions"], length),
+            "action": cast(source, "action", spec["action"], actions, length),
             "reward": cast(source, "reward", spec["reward"], episode["rewards"], length),
             "terminated": cast(source, "terminated", spec["terminated"], episode["terminations"], length),
             "truncated": cast(source, "truncated", spec["truncated"], episode["truncations"], length),
@@ -205,7 +206,7 @@ def _episode(dataset: Dataset, i: int) -> dict[str, Any]:
     observations: Tree = tree_map(append_final, batch.obs, dataset.final_fields["obs"])
     return {
         "observations": observations,
-        "actions": to_env(dataset.spaces, batch.action),
+        "actions": dataset.spaces.unflatten_action(to_env(dataset.spaces, batch.action)),
         "rewards": batch.reward,
         "terminations": batch.terminated,
         "truncations": batch.truncated,

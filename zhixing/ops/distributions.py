@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -85,7 +86,7 @@ class MultiCategorical(Distribution):
         return torch.stack([part.mode() for part in self.parts], -1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        logps = [part.log_prob(a) for part, a in zip(self.parts, action.unbind(-1), strict=True)]
+        logps = [part.log_prob(a) for part, a in zip(self.parts, action.long().unbind(-1), strict=True)]
         return torch.stack(logps).sum(0)
 
     def entropy(self) -> Tensor:
@@ -93,6 +94,30 @@ class MultiCategorical(Distribution):
 
     def kl(self, other: Self) -> Tensor:
         return torch.stack([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)]).sum(0)
+
+
+class Bernoulli(Distribution):
+    """Independent bits: `logits [..., n]` of the probabilities that they are 1."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+    def sample(self, rng: torch.Generator) -> Tensor:
+        return (torch.empty_like(self.logits).uniform_(generator=rng) < self.logits.sigmoid()).to(torch.int8)
+
+    def mode(self) -> Tensor:
+        return (self.logits > 0).to(torch.int8)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        # a log p + (1 - a) log (1 - p), where log p - log (1 - p) is the logit and log (1 - p) is -softplus(logit)
+        return (action * self.logits - F.softplus(self.logits)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return (F.softplus(self.logits) - self.logits.sigmoid() * self.logits).sum(-1)
+
+    def kl(self, other: Self) -> Tensor:
+        difference = self.logits.sigmoid() * (self.logits - other.logits)
+        return (difference + F.softplus(other.logits) - F.softplus(self.logits)).sum(-1)
 
 
 class Gaussian(Distribution):
@@ -119,6 +144,29 @@ class Gaussian(Distribution):
         log_ratio = self.log_std - other.log_std
         shift = (self.mean - other.mean) * torch.exp(-other.log_std)
         return 0.5 * (torch.exp(2 * log_ratio) + shift * shift - 1 - 2 * log_ratio).sum(-1)
+
+
+class Composite(Distribution):
+    """Independent distributions of consecutive columns of actions `[..., sum(widths)]`, which are floats."""
+
+    def __init__(self, parts: Sequence[Distribution], widths: Sequence[int]) -> None:
+        self.parts, self.widths = list(parts), list(widths)
+
+    def sample(self, rng: torch.Generator) -> Tensor:
+        return torch.cat([part.sample(rng).float() for part in self.parts], -1)
+
+    def mode(self) -> Tensor:
+        return torch.cat([part.mode().float() for part in self.parts], -1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        columns = action.split(self.widths, -1)
+        return torch.stack([part.log_prob(a) for part, a in zip(self.parts, columns, strict=True)]).sum(0)
+
+    def entropy(self) -> Tensor:
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+    def kl(self, other: Self) -> Tensor:
+        return torch.stack([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)]).sum(0)
 
 
 class SquashedGaussian(Distribution):

@@ -79,7 +79,8 @@ class Agent:
     def act(self, obs: Tree, mask: Any = None, stochastic: bool = False, hidden: Tree = KEPT) -> Any:
         """Return the action for one observation, or the actions for a batch `[N,...]`.
 
-        `mask` `[num_actions]` or `[N,num_actions]` marks the allowed actions.
+        An action is an element of the environment's space. With a batch, its arrays have a first dimension N.
+        `mask` `[n]` or `[N,n]` marks the allowed actions.
         Actions are those of evaluations, or with `stochastic` those of training, with the exploration at its end.
         The agent keeps its hidden state from call to call. With `hidden`, which `initial_hidden` makes, it uses that
         instead and returns the action and the next hidden state.
@@ -100,8 +101,8 @@ class Agent:
         phase = Phase.COLLECT if stochastic else Phase.EVAL
         # env_steps: with the exploration at the end of training
         decision = self.policy.act(as_tensor(obs, self.device), before, mask, phase, self.rng, self.cfg.env_steps)
-        actions = self.spaces.to_env(decision.action.cpu().numpy())
-        action = actions if is_batch else actions[0]
+        actions = decision.action.cpu().numpy()
+        action = self.spaces.to_env(actions if is_batch else actions[0])
         if hidden is KEPT:
             self._hidden = decision.hidden
             return action

@@ -32,8 +32,8 @@ CHUNK_STEPS = 256  # steps per environment between writes
 class NoisyPolicy(Policy):
     """Adds action noise to a trained policy.
 
-    `noise` is the standard deviation of normal noise on continuous actions, or the probability of a random allowed
-    action. With `explore`, the policy explores as at the end of training.
+    `noise` is the standard deviation of normal noise on continuous parts of actions, and the probability that all other
+    parts are replaced by random allowed ones. With `explore`, the policy explores as at the end of training.
     """
 
     def __init__(self, policy: Policy, noise: float, explore: bool, env_steps: int) -> None:
@@ -58,14 +58,20 @@ class NoisyPolicy(Policy):
         self, obs: Tree, hidden: Tree, mask: Tensor | None, phase: Phase, rng: torch.Generator, env_steps: int
     ) -> Decision:
         decision = self.policy.act(obs, hidden, mask, self.phase, rng, self.env_steps)
-        action = decision.action
-        if self.noise and self.spaces.discrete:
+        return decision._replace(action=self.add_noise(decision.action, mask, rng)) if self.noise else decision
+
+    def add_noise(self, action: Tensor, mask: Tensor | None, rng: torch.Generator) -> Tensor:
+        noisy, num_continuous = action, self.spaces.layout.num_continuous
+        if num_continuous:
+            noisy = (action + self.noise * torch.randn(action.shape, generator=rng)).clamp(-1.0, 1.0)
+        if num_continuous < self.spaces.layout.num_columns:
             random = self.random_action(len(action), mask, rng)
             replaced = torch.rand(len(action), generator=rng) < self.noise
-            action = torch.where(replaced.view(-1, *[1] * (action.ndim - 1)), random, action)
-        elif self.noise:
-            action = (action + self.noise * torch.randn(action.shape, generator=rng)).clamp(-1.0, 1.0)
-        return decision._replace(action=action)
+            mixed = torch.where(replaced.view(-1, *[1] * (action.ndim - 1)), random, action)
+            if not num_continuous:
+                return mixed
+            noisy = torch.cat([mixed[..., :-num_continuous], noisy[..., -num_continuous:]], -1)
+        return noisy
 
 
 def collect_from_agent(

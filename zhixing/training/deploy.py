@@ -1,8 +1,9 @@
 """Write the network of an agent to a file that runs without zhixing: ONNX, or a program of `torch.export`.
 
 The inputs are observations, then the action mask if the environment has one, then the hidden state of a recurrent
-agent. The outputs are greedy actions in the environment's range, then the next hidden state. All have a leading
-dimension of any size. Normalization of observations and the scaling of actions are part of the network.
+agent. The outputs are greedy actions in the environment's range, one for each part of a Dict or Tuple, then the next
+hidden state. All have a leading dimension of any size. Normalization of observations and the scaling of actions are
+part of the network.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
+from zhixing.core.action_layout import ActionPart
 from zhixing.core.policy import Phase, Policy
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_map
@@ -69,9 +71,13 @@ class ActionModule(nn.Module):
             self.inputs.append(Port("mask", torch.ones(ROWS, *fields["mask"].shape, dtype=torch.bool)))
         hidden = [(".".join(("hidden", *path)), leaf) for path, leaf in _named_leaves(self.hidden)]
         self.inputs += [Port(name, leaf.clone()) for name, leaf in hidden]
-        self.outputs = ["action", *(f"next_{name}" for name, _ in hidden)]
-        space = spaces.action
-        if isinstance(space, Box) and space.is_bounded():
+        parts = _named_leaves(spaces.layout.tree if spaces.composite else spaces.action)
+        self.outputs = [".".join(("action", *path)) for path, _ in parts] + [f"next_{name}" for name, _ in hidden]
+        space, layout = spaces.action, spaces.layout
+        if spaces.composite:
+            for name in ("low", "shift", "scale", "minimum", "maximum"):
+                self.register_buffer(name, torch.as_tensor(getattr(layout, name)))
+        elif isinstance(space, Box) and space.is_bounded():
             self.register_buffer("low", torch.as_tensor(space.low))
             self.register_buffer("half_range", torch.as_tensor(0.5 * (space.high - space.low)))
 
@@ -89,18 +95,28 @@ class ActionModule(nn.Module):
         mask = next(leaves) if self.spaces.mask is not None else None
         hidden = None if self.hidden is None else tree_map(lambda _: next(leaves), self.hidden)
         decision = self.policy.act(obs, hidden, mask, Phase.EVAL, self.rng, 0)
-        return self.to_env(decision.action), *(leaf for _, leaf in _named_leaves(decision.hidden))
+        return *self.to_env(decision.action), *(leaf for _, leaf in _named_leaves(decision.hidden))
 
-    def to_env(self, action: Tensor) -> Tensor:
-        """Convert actions to the environment's range, as `Spaces.to_env` does."""
-        space = self.spaces.action
+    def to_env(self, action: Tensor) -> list[Tensor]:
+        """Convert actions to the environment's range, as `Spaces.to_env` does. Return the parts of composite ones."""
+        space: Any = self.spaces.action
+        buffers: Any = self
+        if self.spaces.composite:
+            scaled = buffers.low + (action.clamp(buffers.minimum, buffers.maximum) + buffers.shift) * buffers.scale
+            return [self.take(part, scaled) for _, part in _named_leaves(self.spaces.layout.tree)]
         if isinstance(space, Discrete):
-            return action + int(space.start)
+            return [action + int(space.start)]
         if isinstance(space, MultiDiscrete):
-            return action + torch.as_tensor(space.start)
+            return [action + torch.as_tensor(space.start)]
         if "low" not in self._buffers:
-            return action
-        return self.low + (action.clamp(-1.0, 1.0) + 1.0) * self.half_range  # type: ignore[operator]
+            return [action]
+        return [buffers.low + (action.clamp(-1.0, 1.0) + 1.0) * buffers.half_range]
+
+    def take(self, part: ActionPart, scaled: Tensor) -> Tensor:
+        """Return the elements of one part of composite actions."""
+        columns = scaled[..., part.start : part.start + part.size]
+        dtype = torch.from_numpy(np.zeros(1, part.space.dtype)).dtype
+        return columns.reshape((*scaled.shape[:-1], *part.space.shape)).to(dtype)
 
     def interface(self) -> dict[str, Any]:
         """Return names, shapes and dtypes of inputs and the names of outputs. The first dimension is N everywhere."""
@@ -150,7 +166,7 @@ def _dtype(field: Any) -> torch.dtype:
     return torch.from_numpy(np.zeros(1, field.dtype)).dtype
 
 
-def _named_leaves(tree: Tree, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Tensor]]:
+def _named_leaves(tree: Tree, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
     """Return the leaves of a tree with the keys that lead to them, depth first, as `tree_leaves` does."""
     if tree is None:
         return []

@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Sequence
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Sequence
 
 Step = tuple[Any, Any, Any, Any, Any]
 
@@ -137,8 +137,8 @@ class NoneReward(Valid):
         return obs, None, *rest
 
 
-class MultiBinaryActions(Valid):
-    action_space = MultiBinary(3)
+class SequenceActions(Valid):
+    action_space = Sequence(Discrete(3))
 
 
 class OldReset(Valid):

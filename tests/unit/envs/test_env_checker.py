@@ -32,7 +32,7 @@ FAULTS: dict[type, tuple[str, str]] = {
     broken.TextReward: ("rewards", r"its reward is 'high'; rewards must be finite numbers \(at step 1\)"),
     broken.NoneReward: ("rewards", "its reward is None; rewards must be finite numbers"),
     broken.ThreeRewards: ("rewards", r"its reward has shape \(3,\); it must be one number"),
-    broken.MultiBinaryActions: ("spaces", r"MultiBinary\(3\); allowed are Discrete, MultiDiscrete and a one-dim"),
+    broken.SequenceActions: ("spaces", r"the action space is Sequence.*; allowed are Discrete, MultiDiscrete, MultiB"),
     broken.OldReset: ("steps", r"its reset\(\) returned ndarray; .* must return \(obs, info\)"),
     broken.OldSignature: ("steps", r"its reset\(\) takes no argument 'seed'"),
     broken.OldStep: ("steps", r"its step\(\) returned 4 values; step\(action\) must return \(obs, reward, terminated"),

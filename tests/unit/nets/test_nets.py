@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
 from torch import Tensor, nn
 
 import zhixing as zx
@@ -21,10 +21,10 @@ from zhixing.core.tree import tree_leaves
 from zhixing.errors import UserError
 from zhixing.nets.actor_critic import ActorCritic
 from zhixing.nets.cnn import CNN, CnnKind
-from zhixing.nets.heads import PolicyHead
+from zhixing.nets.heads import ActionDistribution, PolicyHead
 from zhixing.nets.mlp import FAST_TANH_MIN_SIZE, MLP, EnsembleMLP, tanh_
 from zhixing.nets.torso import Encoder, RecurrentTorso, make_torso, num_features, unroll
-from zhixing.ops.distributions import Categorical, Gaussian, MultiCategorical
+from zhixing.ops.distributions import Bernoulli, Categorical, Composite, Gaussian, MultiCategorical
 
 VECTOR = Box(-1.0, 1.0, (3,), np.float32)
 
@@ -225,8 +225,24 @@ def test_action_space_selects_the_distribution() -> None:
     gaussian = head(features)
     assert isinstance(gaussian, Gaussian)
     assert gaussian.log_std.tolist() == [[-0.5, -0.5]] * 2
-    with pytest.raises(UserError, match="use Discrete, MultiDiscrete or a one-dimensional Box"):
-        PolicyHead(8, spaces(action=Box(-1, 1, (2, 2), np.float32)))
+    assert isinstance(PolicyHead(8, spaces(action=MultiBinary(3)))(features), Bernoulli)
+    assert isinstance(PolicyHead(8, spaces(action=Box(-1, 1, (2, 2), np.float32)))(features), Composite)
+    with pytest.raises(UserError, match=r"the action space is Text.*; allowed are Discrete, MultiDiscrete, MultiB"):
+        PolicyHead(8, spaces(action=Text(3)))
+
+
+def test_composite_distribution_has_the_parts_of_the_space() -> None:
+    space = Dict({"a": Box(-1, 1, (2,)), "b": Discrete(2), "c": MultiBinary(1), "d": MultiDiscrete([3])})
+    distribution = ActionDistribution(spaces(action=space, mask=5), log_std=-1.0)
+    assert distribution.outputs == 2 + 3 + 1 + 2
+    # the columns of an action are b, d, c, a; their outputs are those of 2 + 3 values, 1 bit and 2 means
+    out = torch.tensor([[0.0, 9.0, 0.0, 0.0, 9.0, -9.0, 0.3, -0.3]])
+    policy = distribution(out)
+    assert isinstance(policy, Composite)
+    assert policy.mode().tolist() == [pytest.approx([1.0, 2.0, 0.0, 0.3, -0.3])]
+    mask = torch.tensor([[True, False, True, False, False]])
+    assert distribution(out, mask).mode().tolist() == [pytest.approx([0.0, 0.0, 0.0, 0.3, -0.3])]
+    assert distribution.log_std.tolist() == [-1.0, -1.0]
 
 
 def test_masks_of_multi_discrete_actions() -> None:

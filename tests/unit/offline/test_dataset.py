@@ -191,10 +191,10 @@ INVALID: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "options": (_replace("options", {"key": object()}), "small: options .* must be plain values"),
     "space": (_replace("spaces", Spaces(Text(3), Discrete(2))), "can't be stored as arrays"),
-    "dict actions": (_replace("spaces", Spaces(Discrete(2), Dict(a=Discrete(2)))), "small has the action space Dict"),
+    "text actions": (_replace("spaces", Spaces(Discrete(2), Dict(a=Text(2)))), "small: the action space is Dict"),
     "bytes as actions": (
         _replace("spaces", Spaces(Discrete(2), Box(0, 9, (1,), np.uint8))),
-        "allowed are Box of floats",
+        "MultiBinary, Box of floats, and Dict and Tuple of these",
     ),
 }
 

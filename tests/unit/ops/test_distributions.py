@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from zhixing.ops.distributions import Categorical, Distribution, Gaussian, MultiCategorical
+from zhixing.ops.distributions import Bernoulli, Categorical, Composite, Distribution, Gaussian, MultiCategorical
 
 
 def log(*probabilities: float) -> torch.Tensor:
@@ -87,9 +87,49 @@ def test_gaussian_samples_have_its_mean_and_std() -> None:
     assert torch.allclose(samples.std(0), torch.tensor([1.0, 3.0]), rtol=0.02)
 
 
+def test_bernoulli_by_hand() -> None:
+    d = Bernoulli(torch.tensor([[0.0, math.log(3.0)]]))  # probabilities 1/2 and 3/4
+    assert d.log_prob(torch.tensor([[1, 0]], dtype=torch.int8)).item() == pytest.approx(math.log(1 / 8), rel=1e-6)
+    assert d.log_prob(torch.tensor([[0, 1]], dtype=torch.int8)).item() == pytest.approx(math.log(3 / 8), rel=1e-6)
+    entropy = math.log(2) + 0.75 * math.log(4 / 3) + 0.25 * math.log(4)
+    assert d.entropy().item() == pytest.approx(entropy, rel=1e-6)
+    assert d.mode().tolist() == [[0, 1]]
+    # KL of Bernoulli(3/4) from Bernoulli(1/2): 3/4 ln(3/2) + 1/4 ln(1/2)
+    other = Bernoulli(torch.zeros(1, 2))
+    assert d.kl(other).item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel=1e-5)
+    assert d.kl(d).item() == 0.0
+
+
+def test_bernoulli_sample_frequencies() -> None:
+    samples = Bernoulli(torch.tensor([0.0, math.log(3.0)]).expand(40_000, 2)).sample(rng())
+    assert samples.dtype == torch.int8
+    # three standard errors are at most 3 sqrt(0.25 / 40000) = 0.0075
+    assert torch.allclose(samples.float().mean(0), torch.tensor([0.5, 0.75]), atol=0.0075)
+
+
+def composite(choice: torch.Tensor, bits: torch.Tensor, mean: torch.Tensor) -> Composite:
+    parts = [MultiCategorical(choice, [2, 3]), Bernoulli(bits), Gaussian(mean, torch.zeros(mean.shape[-1]))]
+    return Composite(parts, [2, bits.shape[-1], mean.shape[-1]])
+
+
+def test_composite_sums_over_its_parts() -> None:
+    d = composite(torch.randn(4, 5), torch.randn(4, 1), torch.randn(4, 2))
+    other = composite(torch.randn(4, 5), torch.randn(4, 1), torch.randn(4, 2))
+    action = d.sample(rng())
+    assert (action.shape, action.dtype) == ((4, 5), torch.float32)
+    columns = [action[:, :2].long(), action[:, 2:3], action[:, 3:]]
+    expected = sum(part.log_prob(a) for part, a in zip(d.parts, columns, strict=True))
+    assert torch.allclose(d.log_prob(action), expected)
+    assert torch.allclose(d.entropy(), sum(part.entropy() for part in d.parts))
+    assert torch.allclose(d.kl(other), sum(p.kl(q) for p, q in zip(d.parts, other.parts, strict=True)))
+    assert torch.equal(d.mode(), torch.cat([part.mode().float() for part in d.parts], -1))
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        lambda: Bernoulli(torch.zeros(8, 5)),
+        lambda: composite(torch.zeros(8, 5), torch.zeros(8, 2), torch.zeros(8, 3)),
         lambda: Categorical(torch.zeros(8, 5)),
         lambda: MultiCategorical(torch.zeros(8, 5), [2, 3]),
         lambda: Gaussian(torch.zeros(8, 2), torch.zeros(2)),

@@ -8,6 +8,7 @@ from zhixing.config import DataConfig
 from zhixing.core.batch import Batch
 from zhixing.core.policy import Policy
 from zhixing.core.spaces import Spaces
+from zhixing.errors import UserError
 from zhixing.nets.critics import DeterministicActor, MaxLikelihoodActor, check_box
 from zhixing.nets.policies import DeterministicPolicy, StochasticPolicy
 from zhixing.nets.torso import NetFactory
@@ -20,11 +21,14 @@ def make_clone(
 ) -> tuple[CloneActor, Policy]:
     """Return an actor to fit to an expert's actions, and its policy.
 
-    The actor is stochastic for discrete actions, and with `likelihood` also for continuous ones, else deterministic.
+    The actor is stochastic for discrete and composite actions, and with `likelihood` also for continuous ones, else
+    deterministic.
     """
-    if not spaces.discrete:
+    if not spaces.composite and not spaces.discrete:
         check_box(spaces, cfg.algorithm)
-    if spaces.discrete or likelihood:
+    if not spaces.layout.bounded:
+        raise UserError(f"{cfg.algorithm} needs bounded actions; this env has {spaces.action}: set finite bounds")
+    if spaces.composite or spaces.discrete or likelihood:
         stochastic = MaxLikelihoodActor(spaces, cfg, net)
         return stochastic, StochasticPolicy(spaces, stochastic)
     deterministic = DeterministicActor(spaces, cfg, net)

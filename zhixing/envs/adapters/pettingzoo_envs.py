@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from zhixing.core.spaces import RewardKind
+from zhixing.core.tree import tree_map
 from zhixing.envs.env_spec import MASK
 from zhixing.envs.options import construct_env
 from zhixing.envs.vector.step_buffers import Array
@@ -144,7 +145,9 @@ class PettingZooParallelEnv(_PettingZooEnv):
     def step(self, action: Any) -> Step:
         agents = set(self.env.agents)
         actions = {
-            agent: self.padding.to_agent_action(i, action[i]) for i, agent in enumerate(self.agents) if agent in agents
+            agent: self.padding.to_agent_action(i, tree_map(lambda leaf, i=i: leaf[i], action))
+            for i, agent in enumerate(self.agents)
+            if agent in agents
         }
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
         remaining = set(self.env.agents)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box
 
 from zhixing.core.tree import tree_leaves
 from zhixing.envs.api import MisbehaviorError, check_spaces, check_type, describe_api_error, reset_and_check
@@ -170,8 +169,8 @@ class _Checker:
             if text_keys:
                 message = f"{', '.join(text_keys)} of the observation is text, which policies don't receive"
                 self.report("spaces", "warning", message)
-        action = env.action_space
-        if isinstance(action, Box) and not action.is_bounded():
+        action = self.env_spec.spaces.action
+        if not self.env_spec.spaces.layout.bounded:
             message = f"the action space {action} is unbounded; set finite bounds so that policies can scale actions"
             self.report("spaces", "warning", message)
         self.spaces = self.env_spec.spaces
@@ -209,9 +208,8 @@ class _Checker:
         return trace
 
     def _action_sampler(self) -> Callable[[Any], Any]:
-        space = self.spaces.action
-        space.seed(SEED)
-        return lambda mask: random_action(space, mask, self.spaces.num_agents)
+        self.spaces.action.seed(SEED)
+        return partial(random_action, self.spaces)
 
     def _check_step_after_end(self) -> None:
         """Warn if a step after the end of an episode is accepted as if the episode were still running.
@@ -282,14 +280,14 @@ class _Checker:
         try:
             original.reset([SEED], None)
             for action in actions[:middle]:
-                expected.action[0] = action
+                expected.action[0] = self.spaces.flatten_action(action)
                 original.step()
             if restored.load(original.state()):
                 self.report("restore", "warning", RESTORE_ADVICE)
                 return
             for step, action in enumerate(actions[middle:], middle + 1):
                 for group, buffers in pair:
-                    buffers.action[0] = action
+                    buffers.action[0] = self.spaces.flatten_action(action)
                     group.step()
                 arrays = zip(_step_arrays(expected), _step_arrays(actual), strict=True)
                 if any(one.tobytes() != other.tobytes() for one, other in arrays):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
+from zhixing.core.tree import tree_map
 from zhixing.envs.api import check_step_result
 from zhixing.envs.crash.validation import describe_path
 from zhixing.envs.env_spec import MASK, EnvSpec, get_leaf
@@ -62,7 +64,7 @@ def repeat_trace(env: gym.Env[Any, Any], trace: list[StepRecord], seed: int) -> 
 
 
 def step_env(env: gym.Env[Any, Any], action: Any, step: int) -> StepRecord:
-    obs, *rest = check_step_result(env.step(action.copy() if isinstance(action, np.ndarray) else action))
+    obs, *rest = check_step_result(env.step(tree_map(copy.copy, action)))
     return StepRecord(step, action, _copy_obs(obs), *rest)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, MultiDiscrete
+from gymnasium.spaces import Box
 
 from zhixing.envs.api import MisbehaviorError, parse_flag, parse_reward
 from zhixing.envs.checker.rollout import StepRecord
@@ -75,8 +75,7 @@ class StepChecker:
         if not np.isin(mask, (0, 1)).all():
             message = f"{MASK} is {mask} {when}; use 1 for allowed and 0 for forbidden actions"
             self.report("action masks", "error", message)
-        action = self.spaces.action
-        starts = np.cumsum([0, *action.nvec[:-1]]) if isinstance(action, MultiDiscrete) else [0]
+        starts = np.cumsum([0, *self.spaces.layout.sizes[:-1]])
         if not np.logical_or.reduceat(mask.astype(bool), starts, axis=-1).all():
             scope = " of one component" if len(starts) > 1 else ""
             message = f"{MASK} is {mask} {when}, which forbids all actions{scope}; allow at least one"

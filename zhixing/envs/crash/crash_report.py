@@ -202,7 +202,7 @@ def _repeat_episode(report: CrashReport, actions: Array, vector: ProcessVectorEn
     try:
         vector.start_recorded_episode(report.seed, report.origin.model_dump())
         for step, action in enumerate(actions, 1):
-            *_, info = vector.step(action[None])
+            *_, info = vector.step(vector.spaces.unflatten_action(action[None]))
             if "final_info" in info:
                 reason = "the environment depends on more than its seed and its actions"
                 return Reproduction(False, f"the episode ended without an error at step {step}; {reason}", "")

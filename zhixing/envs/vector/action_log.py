@@ -22,7 +22,7 @@ class ActionLog:
     """
 
     def __init__(self, spaces: Spaces, num_envs: int, memory: mmap.mmap, offset: int) -> None:
-        shape, dtype = _action_shape(spaces)
+        shape, dtype = spaces.env_action_field
         self.memory, self.max_actions = memory, max_recorded_actions(spaces)
         counters = memoryview(memory)[offset : offset + COUNTERS * 8 * num_envs].cast("q")
         # at the index of a worker's first environment: 1 + the index of the environment that it runs now, 0 for none
@@ -62,7 +62,7 @@ class ActionLog:
 
 
 def action_log_bytes(spaces: Spaces, num_envs: int) -> int:
-    shape, dtype = _action_shape(spaces)
+    shape, dtype = spaces.env_action_field
     action_bytes = max_recorded_actions(spaces) * int(np.prod(shape)) * dtype.itemsize
     return num_envs * (COUNTERS * 8 + ORIGIN_BYTES + action_bytes)
 
@@ -72,9 +72,5 @@ def max_recorded_actions(spaces: Spaces) -> int:
 
     It is a multiple of 8, so the memory after the actions stays aligned.
     """
-    shape, dtype = _action_shape(spaces)
+    shape, dtype = spaces.env_action_field
     return max(8, ACTION_BYTES // max(1, int(np.prod(shape)) * dtype.itemsize) // 8 * 8)
-
-
-def _action_shape(spaces: Spaces) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    return spaces.fields()["action"].shape, np.dtype(spaces.action.dtype)

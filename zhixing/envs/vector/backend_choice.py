@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Discrete, MultiDiscrete
 
+from zhixing.core.spaces import Spaces
+from zhixing.core.tree import tree_map
 from zhixing.envs.env_spec import EnvSpec, inspect_env
 from zhixing.envs.vector.action_log import ActionLog
 from zhixing.envs.vector.serial import EnvFn, env_name_of
@@ -61,13 +62,13 @@ def time_steps(
     """Time random steps of one environment. `buffers` must have one row."""
     group = SubEnvGroup([lambda: env], env_spec, buffers, 0, name, action_log=action_log)
     group.reset([0], None)
-    action_space = env_spec.spaces.action
-    action_space.seed(0)
+    spaces = env_spec.spaces
+    spaces.action.seed(0)
     wall_times: list[float] = []
     cpu_times: list[float] = []
     deadline = time.perf_counter() + PROBE_SECONDS
     while len(wall_times) < 3 or time.perf_counter() < deadline:
-        buffers.action[0] = random_action(action_space, buffers.extras.get("mask"), env_spec.spaces.num_agents)
+        buffers.action[0] = spaces.flatten_action(random_action(spaces, buffers.extras.get("mask")))
         wall_start, cpu_start = time.perf_counter(), time.process_time()
         group.step()
         wall_times.append(time.perf_counter() - wall_start)
@@ -77,16 +78,11 @@ def time_steps(
     return Timing(step_seconds, waits=cpu_seconds < 0.5 * step_seconds)
 
 
-def random_action(space: gym.Space[Any], mask: Array | None, num_agents: int) -> Any:
-    """Sample an allowed action, or an array with one for each of several agents."""
-    if mask is None or not isinstance(space, (Discrete, MultiDiscrete)):
-        actions = [space.sample() for _ in range(num_agents)]
-    else:
-        masks: list[Any] = list(mask.reshape(num_agents, -1).astype(np.int8))
-        if isinstance(space, MultiDiscrete):
-            masks = [tuple(np.split(row, np.cumsum(space.nvec)[:-1])) for row in masks]
-        actions = [space.sample(row) for row in masks]
-    return actions[0] if num_agents == 1 else np.array(actions)
+def random_action(spaces: Spaces, mask: Array | None) -> Any:
+    """Sample an allowed action, or for several agents an action of each, with the agents as first dimension."""
+    masks = [None] * spaces.num_agents if mask is None else mask.reshape(spaces.num_agents, -1).astype(np.int8)
+    actions = [spaces.layout.sample(row) for row in masks]
+    return tree_map(lambda *leaves: np.stack(leaves), *actions) if spaces.agents else actions[0]
 
 
 def default_workers(num_envs: int, waits: bool) -> int:

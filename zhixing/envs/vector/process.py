@@ -189,7 +189,7 @@ class ProcessVectorEnv(VectorEnv):
 
     def step(self, actions: Array) -> Result:
         self._check_idle(self._workers)
-        self.buffers.action[...] = actions
+        self.buffers.action[...] = self.spaces.flatten_action(actions)
         if self._snapshot is not None:
             self._snapshot.take()
         for worker in self._workers:
@@ -202,7 +202,7 @@ class ProcessVectorEnv(VectorEnv):
         if indices != {index for worker in workers for index in range(worker.first, worker.last)}:
             raise ValueError(f"ids {sorted(indices)} are not all environments of some workers; send ids as from recv")
         self._check_idle(workers)
-        self.buffers.action[ids] = actions
+        self.buffers.action[ids] = self.spaces.flatten_action(actions)
         if self._snapshot is not None:
             self._snapshot.take(sorted_ids(ids))  # not all rows: other workers may be writing theirs
         for worker in workers:

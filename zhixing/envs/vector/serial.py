@@ -56,7 +56,7 @@ class SerialVectorEnv(VectorEnv):
         return reset_result(self.buffers)
 
     def step(self, actions: Array) -> Result:
-        self.buffers.action[...] = actions
+        self.buffers.action[...] = self.spaces.flatten_action(actions)
         return step_result(self.buffers, self._step())
 
     def _step(self, rows: list[int] | None = None) -> dict[int, ScalarInfo]:
@@ -72,7 +72,7 @@ class SerialVectorEnv(VectorEnv):
         return ended
 
     def send(self, actions: Array, ids: Array) -> None:
-        self.buffers.action[ids] = actions
+        self.buffers.action[ids] = self.spaces.flatten_action(actions)
         rows = sorted_ids(ids).tolist()
         self._ended.update(self._step(rows))
         self._sent += rows

@@ -78,8 +78,7 @@ def allocate(spaces: Spaces, num_envs: int, memory: mmap.mmap | None = None) -> 
     return StepBuffers(
         obs=tree_map(allocate_array, fields["obs"]),
         final_obs=tree_map(allocate_array, fields["obs"]),
-        # environments get actions in the dtype of their space, which may differ from the dtype of storage
-        action=allocate_array(Field(fields["action"].shape, np.dtype(spaces.action.dtype))),
+        action=allocate_array(spaces.env_action_field),
         reward=allocate_array(fields["reward"]),
         terminated=allocate_array(fields["terminated"]),
         truncated=allocate_array(fields["truncated"]),

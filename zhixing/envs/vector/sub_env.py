@@ -52,6 +52,7 @@ class SubEnv:
         self.env, self.buffers, self.row, self.index, self.name = env, buffers, row, index, name
         self.env_spec, self.action_log = env_spec, action_log
         self.validators = obs_validators(env_spec)
+        self.layout = env_spec.spaces.layout if env_spec.spaces.composite else None
         self.discrete = isinstance(env_spec.spaces.action, gym.spaces.Discrete) and not env_spec.spaces.agents
         self.obs_leaves, self.final_obs_leaves = tree_leaves(buffers.obs), tree_leaves(buffers.final_obs)
         self.single_agent = not env_spec.spaces.agents  # so its reward is one number
@@ -79,7 +80,8 @@ class SubEnv:
             self.action_log.append(self.index, self.num_actions, action)
         try:
             reward: Any
-            obs, reward, terminated, truncated, info = self.env.step(action)
+            taken = action if self.layout is None else self.layout.unflatten(action)
+            obs, reward, terminated, truncated, info = self.env.step(taken)
             try:
                 if self.single_agent and reward * 0.0 != 0.0:
                     raise MisbehaviorError(f"its reward is {reward}; rewards must be finite numbers")
@@ -251,8 +253,10 @@ class SubEnv:
             self.env.reset(seed=state["seed"])  # restores what the environment generates from its seed, such as levels
             _set_rng_state(self.env, origin["rng"])
         obs, info = self.env.reset(seed=origin["seed"], options=origin["options"])
-        for action in state["actions"]:
-            obs, _, terminated, truncated, info = self.env.step(self._copy_action(action))
+        for recorded in state["actions"]:
+            action = self._copy_action(recorded)
+            taken = action if self.layout is None else self.layout.unflatten(action)
+            obs, _, terminated, truncated, info = self.env.step(taken)
             if terminated or truncated:
                 return False
         self._write(obs, info)

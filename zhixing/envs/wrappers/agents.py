@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
+from zhixing.core.tree import tree_map
 from zhixing.envs.env_spec import MASK
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import UserError
@@ -22,7 +23,7 @@ class SingleAgent(gym.Wrapper[Any, Any, Any, Any]):
         return obs[0], self._squeeze_info(info)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(np.asarray(action)[None])
+        obs, reward, terminated, truncated, info = self.env.step(tree_map(lambda leaf: np.asarray(leaf)[None], action))
         return obs[0], float(np.asarray(reward)[0]), terminated, truncated, self._squeeze_info(info)
 
     def _squeeze_info(self, info: dict[str, Any]) -> dict[str, Any]:
