@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 
 import zhixing as zx
 from zhixing.cli import main
@@ -281,7 +281,13 @@ def test_every_page_and_example_is_in_the_index() -> None:
 # --- the table of features in docs/algorithms.md ---
 
 VECTOR = Box(-1.0, 1.0, (3,), np.float32)
-ACTIONS = {"discrete": Discrete(4), "multi-discrete": MultiDiscrete([3, 2]), "continuous": Box(-1.0, 1.0, (2,))}
+ACTIONS = {
+    "discrete": Discrete(4),
+    "multi-discrete": MultiDiscrete([3, 2]),
+    "multi-binary": MultiBinary(3),
+    "continuous": Box(-1.0, 1.0, (2,)),
+    "hybrid": Dict({"tool": Discrete(3), "aim": Box(-1.0, 1.0, (2,))}),
+}
 
 
 def make_learner(

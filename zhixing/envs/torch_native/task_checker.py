@@ -10,6 +10,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
+from zhixing.core.action_layout import is_composite
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Field
 from zhixing.envs.torch_native.env import TorchEnv, Transition
@@ -46,6 +47,8 @@ class _TaskChecker:
             space = getattr(task, attribute, None)
             if not isinstance(space, kinds):
                 self.fail(f"{attribute} is {space}", "set it to a Box, Discrete or MultiDiscrete of gymnasium.spaces")
+        if is_composite(task.action_space):
+            self.fail(f"the action space is {task.action_space}", "set it to a Discrete or to one dimension")
         if isinstance(task.action_space, Box) and not task.action_space.is_bounded():
             self.fail(f"the action space {task.action_space} is unbounded", "set finite bounds")
         if not isinstance(limit, int) or limit == 0 or limit < -1:
@@ -138,7 +141,7 @@ class _TaskChecker:
 
     def sample_actions(self, fields: dict[str, Tensor], spaces: Spaces) -> Tensor:
         masks: Any = [None] * NUM_ENVS if spaces.mask is None else fields["mask"].cpu().numpy()
-        actions = np.array([random_action(spaces.action, mask, spaces.num_agents) for mask in masks])
+        actions = np.array([random_action(spaces, mask) for mask in masks])
         return torch.as_tensor(actions.astype(spaces.action.dtype), device=self.device)
 
     # --- calls of the task, with the type of their results checked ---

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from zhixing.core.spaces import Spaces
-from zhixing.core.tree import Tree
+from zhixing.core.tree import Tree, tree_map
 from zhixing.envs.crash.failure_policy import FailurePolicy, save_crash_report
 from zhixing.envs.env_spec import INFO_KEYS
 from zhixing.envs.vector.step_buffers import Array, StepBuffers
@@ -33,6 +33,7 @@ class VectorEnv(gym.vector.VectorEnv[Any, Any, Any], ABC):
     last values are in `final_mask`, `final_state` and `final_alive`.
 
     With several agents, observations are [N, A, ...], actions [N, A] or [N, A, k], rewards [N, A], masks [N, A, n].
+    Actions of Dict and Tuple spaces are dicts and tuples of such arrays.
 
     If an environment fails and `failure_policy` replaces it, its episode is truncated at the last valid observation,
     with reward 0 and the key `INTERRUPTED` in `final_info`.
@@ -125,9 +126,8 @@ class LockstepVectorEnv(VectorEnv):
     def send(self, actions: Array, ids: Array) -> None:
         if len(ids) != self.num_envs:
             raise ValueError(f"{self.backend} environments step together: send all {self.num_envs}, not {len(ids)}")
-        ordered = np.empty_like(actions)
-        ordered[ids] = actions
-        self._sent = self.step(ordered)
+        order = np.argsort(ids)
+        self._sent = self.step(tree_map(lambda leaf: leaf[order], actions))
 
     def recv(self, min_ready: int = 1) -> tuple[Array, Tree, Array, Array, Array, Info]:
         if self._sent is None:

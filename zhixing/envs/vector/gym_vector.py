@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from zhixing.core.tree import Tree, tree_leaves
+from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.envs.api import MisbehaviorError, check_step_result
 from zhixing.envs.crash.validation import describe_path
 from zhixing.envs.env_spec import INFO_KEYS, MASK, EnvSpec, get_leaf, inspect_env
@@ -68,7 +68,7 @@ class GymVectorEnv(LockstepVectorEnv):
         return reset_result(self.buffers)
 
     def step(self, actions: Array) -> Result:
-        self.buffers.action[...] = actions
+        self.buffers.action[...] = self.spaces.flatten_action(actions)
         ended = self._guard(self._step)
         return step_result(self.buffers, ended)
 
@@ -76,7 +76,8 @@ class GymVectorEnv(LockstepVectorEnv):
         """Step all environments. Return the numbers of the last info of each episode that ended, by row."""
         buffers = self.buffers
         # a copy, because the environment may keep or change it
-        obs, reward, terminated, truncated, info = check_step_result(self.env.step(buffers.action.copy()))
+        actions = self.spaces.unflatten_action(buffers.action.copy())
+        obs, reward, terminated, truncated, info = check_step_result(self.env.step(actions))
         for target, value, what in (
             (buffers.reward, reward, "reward"),
             (buffers.terminated, terminated, "terminated"),
@@ -198,7 +199,8 @@ class SingleVectors(gym.vector.VectorEnv[Any, Any, Any]):
 
     def step(self, actions: Array) -> Result:
         infos: Info = {}
-        steps = [env.step(actions[row : row + 1]) for row, env in enumerate(self.envs)]
+        rows = [tree_map(lambda leaf, row=row: leaf[row : row + 1], actions) for row in range(len(self.envs))]
+        steps = [env.step(action) for env, action in zip(self.envs, rows, strict=True)]
         for row, (obs, *_, info) in enumerate(steps):
             self.results[row] = obs
             infos = self._add_info(infos, _first(info), row)
@@ -294,8 +296,9 @@ def _supports_reset_mask(env: Any, env_spec: EnvSpec) -> bool | None:
         first_obs, info = env.reset(seed=seed)
         first, source = leaves(first_obs), first_obs if env_spec.mask_in_obs else info
         masks = source[MASK] if spaces.mask is not None else [None] * num_envs
-        actions = np.array([random_action(spaces.action, mask, spaces.num_agents) for mask in masks])
-        obs, _, terminated, truncated, _ = env.step(actions.astype(spaces.action.dtype))
+        sampled = np.stack([spaces.flatten_action(random_action(spaces, mask)) for mask in masks])
+        actions = spaces.unflatten_action(sampled.astype(spaces.env_action_field.dtype))
+        obs, _, terminated, truncated, _ = env.step(actions)
         before, mask = leaves(obs), np.zeros(num_envs, bool)
         for flags, what in ((terminated, "terminated"), (truncated, "truncated")):
             _copy(mask, np.flatnonzero(~mask), flags, what)
