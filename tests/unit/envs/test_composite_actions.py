@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
 
 from zhixing.core.tree import tree_leaves
 from zhixing.envs import FailurePolicy, make_vector
@@ -85,6 +86,20 @@ def test_send_takes_the_actions_of_some_environments() -> None:
     env.send(env.spaces.unflatten_action(env.spaces.flatten_action(actions)[1:]), np.array([1]))
     _, _, reward, *_ = env.recv()
     assert reward.tolist() == reference.step(actions)[1][1:].tolist()
+
+
+def hybrid_vector(num_envs: int) -> gym.vector.VectorEnv:
+    env_fns = [lambda: dummy_envs.DictObsEnv("hybrid")] * num_envs
+    return gym.vector.SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def test_vector_environments_of_users_get_elements_of_their_space() -> None:
+    env = make_vector(hybrid_vector, 3)
+    assert env.backend == "native"
+    env.reset(seed=0)
+    results = rewards(env, 12, seed=1)
+    assert np.isfinite(results).all()
+    assert len(np.unique(results)) > 10
 
 
 def test_wrong_actions_are_rejected() -> None:
