@@ -22,10 +22,36 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
     from zhixing import algorithms, buffers, config, envs, nets, offline, ops, search
+    from zhixing.algorithms.a2c import A2CConfig, A3CConfig, ACConfig
+    from zhixing.algorithms.alphazero import AlphaZeroConfig
+    from zhixing.algorithms.awac import AWACConfig
+    from zhixing.algorithms.bc import BCConfig
+    from zhixing.algorithms.c51 import C51Config, RainbowConfig
+    from zhixing.algorithms.coma import COMAConfig
+    from zhixing.algorithms.cql import CQLConfig
+    from zhixing.algorithms.dagger import DAggerConfig
+    from zhixing.algorithms.dqn import DoubleDQNConfig, DQNConfig, DuelingDQNConfig
+    from zhixing.algorithms.dreamer import DreamerConfig
+    from zhixing.algorithms.gail import GAILConfig
+    from zhixing.algorithms.impala import IMPALAConfig
+    from zhixing.algorithms.iql import IQLConfig
+    from zhixing.algorithms.maddpg import MADDPGConfig
+    from zhixing.algorithms.mappo import IPPOConfig, MAPPOConfig
+    from zhixing.algorithms.mcts import MCTSConfig
+    from zhixing.algorithms.munchausen_dqn import MunchausenDQNConfig
+    from zhixing.algorithms.pg import PGConfig
+    from zhixing.algorithms.ppg import PPGConfig
+    from zhixing.algorithms.ppo import PPOConfig
+    from zhixing.algorithms.qmix import IDQNConfig, QMIXConfig, VDNConfig
+    from zhixing.algorithms.qrdqn import QRDQNConfig
+    from zhixing.algorithms.sac import REDQConfig, SACConfig
+    from zhixing.algorithms.td3 import DDPGConfig, TD3BCConfig, TD3Config
+    from zhixing.algorithms.trpo import TRPOConfig
     from zhixing.buffers import Buffer
     from zhixing.collectors.actor import Actor
     from zhixing.collectors.collector import Collector, Experience
     from zhixing.collectors.evaluation import Episode, Evaluation
+    from zhixing.config import DistributedConfig, EnvConfig, NetConfig, ReplayConfig, RunConfig, VectorConfig
     from zhixing.core.batch import Batch
     from zhixing.core.learner import Learner, Update, train_step
     from zhixing.core.policy import Decision, Phase, Policy
@@ -64,27 +90,127 @@ _NAMES = {
     "training.trainers": ("off_policy", "on_policy"),
     "training.import_agent": ("import_agent",),
     "training.zoo": ("export",),
+    "algorithms.a2c": (
+        "A2CConfig",
+        "A3CConfig",
+        "ACConfig",
+    ),
+    "algorithms.alphazero": ("AlphaZeroConfig",),
+    "algorithms.awac": ("AWACConfig",),
+    "algorithms.bc": ("BCConfig",),
+    "algorithms.c51": (
+        "C51Config",
+        "RainbowConfig",
+    ),
+    "algorithms.coma": ("COMAConfig",),
+    "algorithms.cql": ("CQLConfig",),
+    "algorithms.dagger": ("DAggerConfig",),
+    "algorithms.dqn": (
+        "DQNConfig",
+        "DoubleDQNConfig",
+        "DuelingDQNConfig",
+    ),
+    "algorithms.dreamer": ("DreamerConfig",),
+    "algorithms.gail": ("GAILConfig",),
+    "algorithms.impala": ("IMPALAConfig",),
+    "algorithms.iql": ("IQLConfig",),
+    "algorithms.maddpg": ("MADDPGConfig",),
+    "algorithms.mappo": (
+        "IPPOConfig",
+        "MAPPOConfig",
+    ),
+    "algorithms.mcts": ("MCTSConfig",),
+    "algorithms.munchausen_dqn": ("MunchausenDQNConfig",),
+    "algorithms.pg": ("PGConfig",),
+    "algorithms.ppg": ("PPGConfig",),
+    "algorithms.ppo": ("PPOConfig",),
+    "algorithms.qmix": (
+        "IDQNConfig",
+        "QMIXConfig",
+        "VDNConfig",
+    ),
+    "algorithms.qrdqn": ("QRDQNConfig",),
+    "algorithms.sac": (
+        "REDQConfig",
+        "SACConfig",
+    ),
+    "algorithms.td3": (
+        "DDPGConfig",
+        "TD3BCConfig",
+        "TD3Config",
+    ),
+    "algorithms.trpo": ("TRPOConfig",),
+    "config": (
+        "DistributedConfig",
+        "EnvConfig",
+        "NetConfig",
+        "ReplayConfig",
+        "RunConfig",
+        "VectorConfig",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
+    "A2CConfig",
+    "A3CConfig",
+    "ACConfig",
+    "AWACConfig",
     "Actor",
     "Agent",
+    "AlphaZeroConfig",
+    "BCConfig",
     "Batch",
     "Buffer",
+    "C51Config",
+    "COMAConfig",
+    "CQLConfig",
     "Callback",
     "Collector",
+    "DAggerConfig",
+    "DDPGConfig",
+    "DQNConfig",
     "Decision",
+    "DistributedConfig",
+    "DoubleDQNConfig",
+    "DreamerConfig",
+    "DuelingDQNConfig",
+    "EnvConfig",
     "Episode",
     "Evaluation",
     "Experience",
+    "GAILConfig",
+    "IDQNConfig",
+    "IMPALAConfig",
+    "IPPOConfig",
+    "IQLConfig",
     "Learner",
+    "MADDPGConfig",
+    "MAPPOConfig",
+    "MCTSConfig",
+    "MunchausenDQNConfig",
+    "NetConfig",
+    "PGConfig",
+    "PPGConfig",
+    "PPOConfig",
     "Phase",
     "Policy",
+    "QMIXConfig",
+    "QRDQNConfig",
+    "REDQConfig",
+    "RainbowConfig",
+    "ReplayConfig",
+    "RunConfig",
+    "SACConfig",
     "Session",
     "Spaces",
+    "TD3BCConfig",
+    "TD3Config",
+    "TRPOConfig",
     "TrainingLoop",
     "Update",
     "UserError",
+    "VDNConfig",
+    "VectorConfig",
     "algorithms",
     "buffers",
     "callbacks",

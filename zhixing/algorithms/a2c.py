@@ -41,6 +41,7 @@ from zhixing.ops.normalize import RewardScaler, normalize
 
 
 class A2CConfig(OnPolicyConfig, EntropyBonusConfig):
+    algorithm: str = "a2c"
     num_envs: Positive = 8
     rollout_steps: Positive = 5
     lr: PositiveFloat = 7e-4
@@ -63,12 +64,14 @@ class A2CConfig(OnPolicyConfig, EntropyBonusConfig):
 
 
 class ACConfig(A2CConfig):
+    algorithm: str = "ac"
     rollout_steps: Positive = 1
     gae_lambda: Fraction = 0.0
     optimizer: OptimizerName = "adam"
 
 
 class A3CConfig(A2CConfig, AsynchronousConfig):
+    algorithm: str = "a3c"
     scheme: ClassVar[str] = "asynchronous"
     gradients_on_workers: ClassVar[bool] = True
 

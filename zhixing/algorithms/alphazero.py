@@ -52,6 +52,7 @@ class BoardNetConfig(StrictModel):
 
 
 class AlphaZeroConfig(SelfPlayConfig):
+    algorithm: str = "alphazero"
     net: Annotated[BoardNetConfig, Group.NETWORK] = BoardNetConfig()
     lr: PositiveFloat = 2e-3
     lr_schedule: Schedule = "linear"

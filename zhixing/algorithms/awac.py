@@ -32,6 +32,7 @@ from zhixing.ops.returns import td_target
 
 
 class AWACConfig(OffPolicyActorCriticConfig):
+    algorithm: str = "awac"
     critics: Annotated[Positive, Group.NETWORK] = 2
     """Number of critics; targets use the smallest estimate."""
     advantage_lambda: PositiveFloat = 1.0

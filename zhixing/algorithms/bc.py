@@ -18,6 +18,7 @@ from zhixing.nets.torso import NetFactory
 
 
 class BCConfig(DataConfig):
+    algorithm: str = "bc"
     batch_size: Positive = 256
     likelihood: bool = False
     """Fit a normal distribution to continuous actions instead of only their mean."""

@@ -32,6 +32,7 @@ from zhixing.ops.returns import td_target
 
 
 class C51Config(QLearningConfig):
+    algorithm: str = "c51"
     atoms: Annotated[int, Field(ge=2), Group.NETWORK] = 51
     """Number of atoms of the return distribution."""
     v_min: Annotated[Finite, Group.NETWORK] = -10.0
@@ -49,6 +50,7 @@ class C51Config(QLearningConfig):
 
 
 class RainbowConfig(C51Config):
+    algorithm: str = "rainbow"
     noise: NonNegative = 0.5
     epsilon_start: Fraction = 0.0
     epsilon_end: Fraction = 0.0

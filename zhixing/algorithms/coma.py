@@ -50,6 +50,7 @@ from zhixing.ops.team_reward import TeamRewardChecker
 
 
 class COMAConfig(OnPolicyConfig, MultiAgentConfig, EntropyBonusConfig):
+    algorithm: str = "coma"
     num_envs: Positive = 8
     rollout_steps: Positive = 16
     lr: PositiveFloat = 1e-3

@@ -26,6 +26,7 @@ from zhixing.ops.losses import weighted_mean
 
 
 class CQLConfig(SACConfig):
+    algorithm: str = "cql"
     penalty: PositiveFloat = 5.0
     """Weight of the penalty on Q-values above those of recorded actions."""
     penalty_target: Finite | None = None

@@ -29,6 +29,7 @@ from zhixing.ops.schedules import linear_schedule
 
 
 class DAggerConfig(OffPolicyConfig):
+    algorithm: str = "dagger"
     expert: Annotated[str | None, Group.COLLECTION] = None
     """Run whose agent is the expert that labels observations."""
     expert_fraction: Annotated[Fraction, Group.COLLECTION] = 0.2

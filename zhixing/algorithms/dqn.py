@@ -49,8 +49,17 @@ from zhixing.ops.returns import td_target
 
 
 class DQNConfig(QLearningConfig):
+    algorithm: str = "dqn"
     loss: Literal["huber", "mse"] = "huber"
     """Loss of the TD error; huber is linear beyond 1."""
+
+
+class DoubleDQNConfig(DQNConfig):
+    algorithm: str = "double_dqn"
+
+
+class DuelingDQNConfig(DQNConfig):
+    algorithm: str = "dueling_dqn"
 
 
 class Losses(NamedTuple):
@@ -141,9 +150,12 @@ class QLearner(Learner):
 
 @register("dqn", "Q-learning with replay and a target network")
 @register(
-    "double_dqn", "DQN with next actions chosen by the online network and evaluated by the target network", double=True
+    "double_dqn",
+    "DQN with next actions chosen by the online network and evaluated by the target network",
+    DoubleDQNConfig,
+    double=True,
 )
-@register("dueling_dqn", "DQN with separate streams for value and advantages", head=DuelingHead)
+@register("dueling_dqn", "DQN with separate streams for value and advantages", DuelingDQNConfig, head=DuelingHead)
 class DQN(QLearner):
     settings = DQNConfig
 

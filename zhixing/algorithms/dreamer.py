@@ -57,6 +57,7 @@ CONTEXT_STEPS = 5  # observed steps at the start of a predicted video
 
 
 class DreamerConfig(OffPolicyConfig, EntropyBonusConfig):
+    algorithm: str = "dreamer"
     batch_size: Positive = 16
     """Sequences per update."""
     updates_per_step: PositiveFloat = 0.25

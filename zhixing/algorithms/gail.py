@@ -27,6 +27,7 @@ from zhixing.nets.torso import Encoder, NetFactory, num_features
 
 
 class GAILConfig(PPOConfig):
+    algorithm: str = "gail"
     dataset: Annotated[str | None, Group.COLLECTION] = None
     """Dataset of the expert's demonstrations."""
     demonstrations: Annotated[Positive | None, Group.COLLECTION] = 10

@@ -37,6 +37,7 @@ from zhixing.ops.returns import rollout_boundary, vtrace
 
 
 class IMPALAConfig(AsynchronousConfig, EntropyBonusConfig):
+    algorithm: str = "impala"
     num_envs: Positive = 8
     rollout_steps: Positive = 20
     """Steps per environment in the rollout of one actor."""

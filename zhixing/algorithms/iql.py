@@ -30,6 +30,7 @@ from zhixing.ops.returns import td_target
 
 
 class IQLConfig(OffPolicyActorCriticConfig):
+    algorithm: str = "iql"
     critics: Annotated[Positive, Group.NETWORK] = 2
     """Number of critics; targets use the smallest estimate."""
     expectile: Fraction = 0.7

@@ -38,6 +38,7 @@ from zhixing.ops.returns import td_target
 
 
 class MADDPGConfig(OffPolicyActorCriticConfig):
+    algorithm: str = "maddpg"
     updates_per_step: PositiveFloat = 0.25
     tau: Fraction = 0.01
     exploration_noise: Annotated[NonNegative, Group.COLLECTION] = 0.1

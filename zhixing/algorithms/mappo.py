@@ -51,6 +51,7 @@ from zhixing.ops.returns import gae, next_values, rollout_boundary
 
 
 class MAPPOConfig(OnPolicyConfig, MultiAgentConfig, ClipRangeConfig, EntropyBonusConfig):
+    algorithm: str = "mappo"
     lr: PositiveFloat = 5e-4
     critic_lr: PositiveFloat | None = None
     """Learning rate of the critic; none uses lr."""
@@ -72,19 +73,17 @@ class MAPPOConfig(OnPolicyConfig, MultiAgentConfig, ClipRangeConfig, EntropyBonu
     """Sample actions in evaluations instead of taking the most likely."""
 
 
+class IPPOConfig(MAPPOConfig):
+    algorithm: str = "ippo"
+
+
 @register("mappo", "multi-agent PPO with a centralized critic on the global state")
-@register("ippo", "independent PPO: each agent has a critic on its own observation", central=False)
+@register("ippo", "independent PPO: each agent has a critic on its own observation", IPPOConfig, central=False)
 class MAPPO(Learner):
     settings = MAPPOConfig
     metrics = (
-        "policy_loss",
-        "value_loss",
-        "entropy",
-        "kl",
-        "clip_fraction",
-        "explained_variance",
-        "grad_norm",
-        "value_mean",
+        *("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance"),
+        *("grad_norm", "value_mean"),
     )
     multi_agent = True
 

@@ -25,6 +25,7 @@ from zhixing.search.policy import SearchPolicy
 
 
 class MCTSConfig(SearchConfig):
+    algorithm: str = "mcts"
     env_steps: Positive = 1
     """Budget in environment steps; small by default because the search has nothing to learn."""
     playouts: Positive = 1

@@ -26,6 +26,7 @@ from zhixing.ops.returns import td_target
 
 
 class MunchausenDQNConfig(QLearningConfig):
+    algorithm: str = "munchausen_dqn"
     loss: Literal["huber", "mse"] = "huber"
     """Loss of the TD error; huber is linear beyond 1."""
     temperature: PositiveFloat = 0.03

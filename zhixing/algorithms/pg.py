@@ -26,6 +26,7 @@ from zhixing.ops.returns import gae
 
 
 class PGConfig(OnPolicyConfig, EntropyBonusConfig):
+    algorithm: str = "pg"
     num_envs: Positive = 8
     baseline: bool = True
     """Subtract a learned state value from returns."""

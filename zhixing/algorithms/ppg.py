@@ -42,6 +42,7 @@ from zhixing.ops.policy_gradient import approx_kl, clip_fraction, explained_vari
 
 
 class PPGConfig(OnPolicyConfig, ClipRangeConfig, EntropyBonusConfig):
+    algorithm: str = "ppg"
     num_envs: Positive = 8
     lr: PositiveFloat = 5e-4
     optimizer_eps: PositiveFloat = 1e-5

@@ -41,6 +41,7 @@ from zhixing.ops.policy_gradient import approx_kl, clip_fraction, explained_vari
 
 
 class PPOConfig(OnPolicyConfig, ClipRangeConfig, EntropyBonusConfig):
+    algorithm: str = "ppo"
     num_envs: Positive = 8
     rollout_steps: Positive = 256
     lr: PositiveFloat = 3e-4

@@ -50,7 +50,16 @@ class MultiAgentQConfig(QLearningConfig, MultiAgentConfig):
     net: NetConfig = NetConfig(hidden_sizes=[64], activation="relu", recurrent="gru", recurrent_size=64)
 
 
+class IDQNConfig(MultiAgentQConfig):
+    algorithm: str = "idqn"
+
+
+class VDNConfig(MultiAgentQConfig):
+    algorithm: str = "vdn"
+
+
 class QMIXConfig(MultiAgentQConfig):
+    algorithm: str = "qmix"
     mixer_size: Annotated[Positive, Group.NETWORK] = 32
     """Units of the mixing network."""
     hyper_size: Annotated[Positive, Group.NETWORK] = 64
@@ -82,11 +91,10 @@ def no_mixer(cfg: MultiAgentQConfig, spaces: Spaces) -> None:
     return None
 
 
-@register("qmix", "multi-agent Q-learning with a monotonic mixing network", settings=QMIXConfig, mixer=monotonic_mixer)
-@register("vdn", "multi-agent Q-learning with the sum of the agents' values as team value", mixer=sum_mixer)
-@register("idqn", "independent Q-learning of each agent on whole episodes", mixer=no_mixer)
+@register("qmix", "multi-agent Q-learning with a monotonic mixing network", QMIXConfig, mixer=monotonic_mixer)
+@register("vdn", "multi-agent Q-learning with the sum of the agents' values as team value", VDNConfig, mixer=sum_mixer)
+@register("idqn", "independent Q-learning of each agent on whole episodes", IDQNConfig, mixer=no_mixer)
 class QMIX(Learner):
-    settings = MultiAgentQConfig
     metrics = ("loss", "q_mean", "grad_norm")
     multi_agent = True
     policy: MultiAgentGreedyPolicy

@@ -27,6 +27,7 @@ from zhixing.ops.returns import td_target
 
 
 class QRDQNConfig(QLearningConfig):
+    algorithm: str = "qrdqn"
     quantiles: Annotated[Positive, Group.NETWORK] = 50
     """Number of quantiles of the return distribution."""
     kappa: PositiveFloat = 1.0

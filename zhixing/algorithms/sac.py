@@ -38,6 +38,7 @@ from zhixing.ops.returns import td_target
 
 
 class SACConfig(OffPolicyActorCriticConfig):
+    algorithm: str = "sac"
     critics: Annotated[Positive, Group.NETWORK] = 2
     """Number of critics in the ensemble."""
     target_critics: Positive = 2
@@ -55,6 +56,7 @@ class SACConfig(OffPolicyActorCriticConfig):
 
 
 class REDQConfig(SACConfig):
+    algorithm: str = "redq"
     critics: Positive = 10
     updates_per_step: PositiveFloat = 20.0
     policy_delay: Positive = 20

@@ -31,6 +31,7 @@ from zhixing.ops.returns import td_target
 
 
 class TD3Config(OffPolicyActorCriticConfig):
+    algorithm: str = "td3"
     exploration_noise: Annotated[NonNegative, Group.COLLECTION] = 0.1
     """Standard deviation of exploration noise, relative to half the action range."""
     noise_kind: Annotated[Literal["gaussian", "ou"], Group.COLLECTION] = "gaussian"
@@ -48,6 +49,7 @@ class TD3Config(OffPolicyActorCriticConfig):
 
 
 class DDPGConfig(TD3Config):
+    algorithm: str = "ddpg"
     noise_kind: Literal["gaussian", "ou"] = "ou"
     exploration_noise: NonNegative = 0.2
     critics: Positive = 1
@@ -56,6 +58,7 @@ class DDPGConfig(TD3Config):
 
 
 class TD3BCConfig(TD3Config):
+    algorithm: str = "td3bc"
     alpha: PositiveFloat = 2.5
     """Weight of the Q-value relative to the behavior cloning loss."""
     normalize_obs: bool = True

@@ -38,6 +38,7 @@ from zhixing.ops.policy_gradient import explained_variance, minibatches
 
 
 class TRPOConfig(OnPolicyConfig):
+    algorithm: str = "trpo"
     num_envs: Positive = 8
     max_kl: PositiveFloat = 0.01
     """Maximum KL divergence between policies before and after an update."""

@@ -11,6 +11,7 @@ from zhixing.config.display import (
 from zhixing.config.intervals import Interval, parse_duration, parse_interval
 from zhixing.config.loading import (
     build,
+    check_settings_class,
     dump,
     from_keywords,
     load,
@@ -69,7 +70,6 @@ from zhixing.config.schema import (
 from zhixing.config.validation import (
     has_setting,
     setting_type,
-    validate,
 )
 from zhixing.config.yaml_files import (
     MAX_CONFIG_BYTES,
@@ -120,6 +120,7 @@ __all__ = [
     "UpdatesPerStep",
     "VectorConfig",
     "build",
+    "check_settings_class",
     "describe",
     "dump",
     "flat_settings",
@@ -143,5 +144,4 @@ __all__ = [
     "read_yaml",
     "register_objects",
     "setting_type",
-    "validate",
 ]

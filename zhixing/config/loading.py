@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
-from zhixing.config.schema import SHORTHANDS, OffPolicyConfig, RunConfig
-from zhixing.config.validation import validate
+from zhixing.config.schema import SHORTHANDS, RunConfig, name_object
 from zhixing.config.yaml_files import parse_yaml, read_yaml
 from zhixing.errors import UserError
 from zhixing.utils import importing, named_objects
@@ -63,19 +63,23 @@ def from_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _replace_objects(key: str, value: Any) -> Any:
+    if isinstance(value, BaseModel):  # of a group: settings that aren't given keep their preset or default
+        value = value.model_dump(exclude_unset=True)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     if isinstance(value, Mapping):
         parts = {
             name: _replace_objects(key if name == SHORTHANDS.get(key) else name, part) for name, part in value.items()
         }
         # an environment object is replaced by its name and options
         return {**parts.pop("name"), **parts} if isinstance(parts.get("name"), Mapping) else parts
-    if value is None or isinstance(value, (str, int, float, list, tuple, Path)):
+    if value is None or isinstance(value, (str, int, float, list, tuple)):
         return value
     if key == "env":
         from zhixing.envs.portable import env_settings
 
         return env_settings(value)
-    return named_objects.register_object(value) if callable(value) else value
+    return name_object(value)
 
 
 def register_objects(values: Mapping[str, Any], **objects: Any) -> None:
@@ -169,42 +173,59 @@ def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> 
     values: dict[str, Any] = {}
     for layer in (*layers, overrides):
         values = merge(values, layer)
-    values = _absolute_references(values)
-    algorithm, env = values.get("algorithm"), values.get("env")
-    if env is None and isinstance(values.get("dataset"), str):
-        env = values["env"] = _env_of_dataset(values["dataset"])
-    env_name = env.get("name") if isinstance(env, dict) else env
+    algorithm = values.get("algorithm")
     if not isinstance(algorithm, str):
         raise UserError("no algorithm is given: set `algorithm`, for example algorithm=ppo (see `zhixing list`)")
+    algorithm, _, _, settings, _ = algorithms.get(algorithm)
+    # the registered spelling: ppo for PPO
+    return settings(**{**values, "algorithm": algorithm})
+
+
+def check_settings_class(settings: type[RunConfig], algorithm: str) -> None:
+    """Raise `UserError` if an algorithm has another class of settings."""
+    from zhixing import algorithms
+
+    expected = algorithms.get(algorithm).settings
+    if settings is not expected:
+        raise UserError(
+            f"{settings.__name__} doesn't have the settings of algorithm={algorithm}: use {expected.__name__}, or set "
+            f"algorithm to a learner with the settings {settings.__name__}"
+        )
+
+
+def complete(settings: type[RunConfig], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the user's settings with those of the preset and of the dataset, and with names in place of objects."""
+    given = {name: _replace_objects(name, value) for name, value in values.items()}
+    field = settings.model_fields["algorithm"]
+    algorithm = given.get("algorithm", field.default)
+    if isinstance(algorithm, str) and not field.is_required() and algorithm != field.default:
+        check_settings_class(settings, algorithm)
+    dataset = given.get("dataset")
+    if given.get("env") is None and isinstance(dataset, str):
+        given["env"] = _env_of_dataset(dataset)
+    env = given.get("env")
+    env_name = env.get("name") if isinstance(env, Mapping) else env
     if not isinstance(env_name, str):
         raise UserError("no environment is given: set `env`, for example env=CartPole-v1 (see `zhixing list envs`)")
-    algorithm, _, _, settings, _ = algorithms.get(algorithm)
-    values["algorithm"] = algorithm  # the registered spelling: ppo for PPO
-    if values.get("dataset") is not None and "dataset" not in settings.model_fields:
+    if dataset is not None and "dataset" not in settings.model_fields:
         raise UserError(
             f"{algorithm} can't learn from a dataset because it is on-policy; use an algorithm with a replay buffer, "
             f"such as dqn, sac or iql"
         )
-    base = preset(algorithm, env_name) if values.get("preset", True) else {}
-    cfg = _absolute_paths(validate(settings, merge(base, values)))
-    if cfg.imports:
-        from zhixing.envs.adapters.gymnasium_ids import import_packages
-
-        import_packages(cfg.imports)
-    return cfg
+    use_preset = given.get("preset", True) and isinstance(algorithm, str)
+    return _absolute_paths(_absolute_references(merge(preset(algorithm, env_name) if use_preset else {}, given)))
 
 
-def _absolute_paths(cfg: RunConfig) -> RunConfig:
+def _absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
     """Make paths absolute: an environment may change the working directory, and a run may be resumed from another."""
+    replay = values.get("replay")
+    groups = {"replay": _absolute(replay, "start")} if isinstance(replay, Mapping) else {}
+    return {**_absolute(values, "init_from", "dataset", "expert", "opponent"), **groups}
 
-    def absolute(settings: Any, *names: str) -> dict[str, str]:
-        paths = {name: getattr(settings, name, None) for name in names}
-        return {name: os.path.abspath(path) for name, path in paths.items() if path and os.path.exists(path)}
 
-    changes: dict[str, Any] = {**absolute(cfg, "init_from", "dataset", "expert", "opponent")}
-    if isinstance(cfg, OffPolicyConfig):
-        changes["replay"] = cfg.replay.model_copy(update=absolute(cfg.replay, "start"))
-    return cfg.model_copy(update=changes)
+def _absolute(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    paths = {name: settings[name] for name in names if isinstance(settings.get(name), str)}
+    return {**settings, **{name: os.path.abspath(path) for name, path in paths.items() if os.path.exists(path)}}
 
 
 def _absolute_references(values: Any) -> Any:

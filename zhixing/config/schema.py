@@ -5,9 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, overload
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from zhixing.config.intervals import check_interval, check_positive_interval, check_train_every, parse_duration
@@ -27,6 +36,11 @@ UpdatesPerStep = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]  # 
 Auto = Literal["auto"]
 
 
+def name_object(value: Any) -> Any:
+    """Replace a function or class by its name."""
+    return named_objects.register_object(value) if callable(value) else value
+
+
 def _name_or_code(*names: str) -> AfterValidator:
     """Allow some names, and `your.module:Thing` for code."""
 
@@ -38,10 +52,33 @@ def _name_or_code(*names: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-Schedule = Annotated[Literal["constant", "linear", "cosine"] | str, _name_or_code("constant", "linear", "cosine")]
-OptimizerName = Annotated[
-    Literal["adam", "adamw", "rmsprop", "sgd"] | str, _name_or_code("adam", "adamw", "rmsprop", "sgd")
-]
+# for type checkers, the types of arguments: validation replaces code by its name, and an environment by `EnvConfig`
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+    Schedule = Literal["constant", "linear", "cosine"] | Any
+    OptimizerName = Literal["adam", "adamw", "rmsprop", "sgd"] | Any
+    NetKind = Literal["auto", "simba"] | Any
+
+    class EnvSetting:
+        """An environment is assigned in many forms, and read as `EnvConfig`."""
+
+        @overload
+        def __get__(self, cfg: None, owner: type) -> EnvSetting: ...
+        @overload
+        def __get__(self, cfg: object, owner: type) -> EnvConfig: ...
+        def __get__(self, cfg: object, owner: type) -> EnvSetting | EnvConfig: ...
+        def __set__(
+            self,
+            cfg: object,
+            env: str | EnvConfig | Mapping[str, Any] | gym.Env[Any, Any] | Callable[..., gym.Env[Any, Any]],
+        ) -> None: ...
+else:
+    Code = BeforeValidator(name_object)
+    SCHEDULES, OPTIMIZERS = ("constant", "linear", "cosine"), ("adam", "adamw", "rmsprop", "sgd")
+    Schedule = Annotated[Literal[SCHEDULES] | str, Code, _name_or_code(*SCHEDULES)]
+    OptimizerName = Annotated[Literal[OPTIMIZERS] | str, Code, _name_or_code(*OPTIMIZERS)]
+    NetKind = Annotated[str, Code]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 BUILT_IN_NETS = ("auto", "simba")  # kinds of networks with settings for their layers
 SHORTHANDS = {"env": "name", "net": "kind"}  # env=CartPole-v1 is short for env.name=CartPole-v1
@@ -73,6 +110,25 @@ class StrictModel(BaseModel):
         use_attribute_docstrings=True,
         ignored_types=(type,),  # so a derived class may set `collector = MyCollector`
     )
+
+    if not TYPE_CHECKING:  # type checkers read the arguments from the fields
+
+        def __init__(self, **settings: Any) -> None:
+            """Raise `UserError` for invalid settings."""
+            try:
+                super().__init__(**self._complete(settings))
+            except ValidationError as error:
+                from zhixing.config.validation import explain
+
+                raise explain(type(self), error) from None
+
+        # validation of the groups in a configuration doesn't call it, so errors name the group
+        __init__.__pydantic_base_init__ = True
+
+    @classmethod
+    def _complete(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the settings to validate, given those of the user."""
+        return values
 
     @model_validator(mode="before")
     @classmethod
@@ -110,11 +166,17 @@ class EnvConfig(StrictModel):
     name: str
     """Environment id from `zhixing list envs`, or your.module:YourEnv; env.KEY=VALUE sets its options."""
 
+    if TYPE_CHECKING:
+
+        def __init__(self, *, name: str, **options: Any) -> None: ...
+
     @property
     def options(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
 
 
+if not TYPE_CHECKING:
+    EnvSetting = Annotated[EnvConfig, Group.ENVIRONMENT]
 Backend = Literal["auto", "serial", "process", "mixed", "native", "envpool", "torch", "ray"]
 
 
@@ -155,7 +217,7 @@ class DistributedConfig(StrictModel):
 class NetConfig(StrictModel):
     """The network between observations and outputs."""
 
-    kind: str = "auto"
+    kind: NetKind = "auto"
     """Network class: auto chooses by the observation's shape, simba has residual blocks, or your.module:Net."""
     hidden_sizes: list[Positive] = [64, 64]
     """Units of the fully connected layers; with kind=simba, of the residual blocks, which have one width."""
@@ -176,7 +238,7 @@ class RunConfig(StrictModel):
 
     algorithm: str
     """Algorithm from `zhixing list algorithms`, or your.module:YourLearner."""
-    env: Annotated[EnvConfig, Group.ENVIRONMENT]
+    env: EnvSetting
     preset: bool = True
     """Use the preset for the environment, if there is one; false starts from the defaults."""
     imports: Annotated[list[str], Group.ENVIRONMENT] = []
@@ -242,6 +304,13 @@ class RunConfig(StrictModel):
     needs_data: ClassVar[bool] = False  # whether training requires a dataset
     gradients_on_workers: ClassVar[bool] = False  # whether workers compute the gradients
 
+    @classmethod
+    def _complete(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Add the preset, and replace objects by their names."""
+        from zhixing.config.loading import complete
+
+        return complete(cls, values)
+
     @model_validator(mode="before")
     @classmethod
     def _expand_shorthands(cls, values: Any) -> Any:
@@ -256,7 +325,7 @@ class RunConfig(StrictModel):
         """Replace a function or class, which may be the default of a derived class, by its name."""
         if isinstance(value, str) and ":" not in value:
             raise ValueError("not a name of code; write your.module:Name, or none for the built-in one")
-        return named_objects.register_object(value) if callable(value) else value
+        return name_object(value)
 
     @field_validator("device")
     @classmethod
@@ -267,6 +336,14 @@ class RunConfig(StrictModel):
     def _check_duration(self) -> RunConfig:
         if self.duration is not None:
             parse_duration(self.duration)
+        return self
+
+    @model_validator(mode="after")
+    def _import_packages(self) -> RunConfig:
+        if self.imports:
+            from zhixing.envs.adapters.gymnasium_ids import import_packages
+
+            import_packages(self.imports)
         return self
 
 

@@ -1,4 +1,4 @@
-"""Validate settings, with errors that name the setting, its value and the closest valid name."""
+"""Explain invalid settings, with errors that name the setting, its value and the closest valid name."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from zhixing.config.other_libraries import LIBRARY_SETTINGS
-from zhixing.config.schema import StrictModel
+from zhixing.config.schema import RunConfig, StrictModel
 from zhixing.errors import UserError, unknown
 
 Model = TypeVar("Model", bound=StrictModel)
 
 
 def validate(model: type[Model], values: Mapping[str, Any]) -> Model:
-    """Return settings, or raise `UserError` with one line per invalid setting."""
+    """Return complete settings, to which no preset is added, or raise `UserError` with one line per invalid setting."""
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        raise UserError("\n".join(_explain(model, problem) for problem in error.errors())) from None
+        raise explain(model, error) from None
+
+
+def explain(model: type[BaseModel], error: ValidationError) -> UserError:
+    """Return pydantic's error about settings of `model` as a `UserError` with one line per invalid setting."""
+    return UserError("\n".join(_explain(model, problem) for problem in error.errors()))
 
 
 def setting_type(model: type[BaseModel], name: str) -> Any:
@@ -70,7 +75,12 @@ def _explain_unknown(name: str, model: type[BaseModel], allowed: list[str]) -> s
         equivalent = next(options_and_settings, None)
         if equivalent is not None or not known.equivalents:
             return f"unknown setting: {known.message(name, equivalent)}"
-    owners = [algorithm for algorithm in algorithms.names() if has_setting(algorithms.get(algorithm).settings, name)]
+    group, _, setting = name.partition("__")
+    if setting and has_setting(model, f"{group}.{setting}"):
+        group_class = setting_type(model, group).__name__
+        return f"unknown setting {name!r}: write {group}={group_class}({setting}=...), or use zhixing.config.load"
+    is_run = issubclass(model, RunConfig)  # not a group, such as NetConfig(lr=1e-3)
+    owners = [a for a in algorithms.names() if is_run and has_setting(algorithms.get(a).settings, name)]
     if owners:
         examples = ", ".join(owners[:6]) + (" and others" if len(owners) > 6 else "")
         return f"unknown setting {name!r}: only other algorithms have it, such as {examples}"

@@ -65,6 +65,7 @@ class Session:
 
         Each builder can be replaced by a function with the parameters of its default in `zhixing.training.builders`.
         """
+        config.check_settings_class(type(cfg), cfg.algorithm)
         custom_callbacks = as_list(callbacks)
         self.folder = folder or RunFolder(Path(out) if out is not None else default_out(cfg))
         self._resumed = folder is not None

@@ -101,7 +101,7 @@ def test_error_names_library_and_equivalent(name: str) -> None:
         if name in model.model_fields or (setting.equivalents and not targets):
             continue
         with pytest.raises(UserError) as error:
-            config.validate(model, {"algorithm": algorithm, "env": "CartPole-v1", name: 1})
+            model(**{"algorithm": algorithm, "env": "CartPole-v1", name: 1})
         assert setting.libraries[0] in str(error.value)
         assert not targets or f"is `{targets[0]}` here" in str(error.value)
         return
