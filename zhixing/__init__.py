@@ -57,13 +57,19 @@ if TYPE_CHECKING:
     from zhixing.core.policy import Decision, Phase, Policy
     from zhixing.core.spaces import Spaces
     from zhixing.errors import UserError
+    from zhixing.experiments.sweep import sweep
+    from zhixing.experiments.tune import Range, tune
     from zhixing.reports.hub import pull, push
+    from zhixing.reports.plots import Chart, plot
+    from zhixing.reports.video import Video, video
     from zhixing.training import callbacks, trainers
     from zhixing.training.agent import Agent, load
     from zhixing.training.callbacks import Callback
+    from zhixing.training.collect_data import collect
     from zhixing.training.import_agent import import_agent
     from zhixing.training.loop import TrainingLoop
-    from zhixing.training.run import evaluate, train
+    from zhixing.training.result import RunResult
+    from zhixing.training.run import evaluate, resume, train
     from zhixing.training.session import Session
     from zhixing.training.trainers import off_policy, on_policy
     from zhixing.training.zoo import export
@@ -83,7 +89,13 @@ _NAMES = {
     "core.learner": ("Learner", "Update", "train_step"),
     "core.policy": ("Decision", "Phase", "Policy"),
     "reports.hub": ("pull", "push"),
-    "training.run": ("evaluate", "train"),
+    "training.collect_data": ("collect",),
+    "training.result": ("RunResult",),
+    "training.run": ("evaluate", "resume", "train"),
+    "experiments.sweep": ("sweep",),
+    "experiments.tune": ("Range", "tune"),
+    "reports.plots": ("Chart", "plot"),
+    "reports.video": ("Video", "video"),
     "training.session": ("Session",),
     "core.spaces": ("Spaces",),
     "training.loop": ("TrainingLoop",),
@@ -165,6 +177,7 @@ __all__ = [
     "COMAConfig",
     "CQLConfig",
     "Callback",
+    "Chart",
     "Collector",
     "DAggerConfig",
     "DDPGConfig",
@@ -198,8 +211,10 @@ __all__ = [
     "QRDQNConfig",
     "REDQConfig",
     "RainbowConfig",
+    "Range",
     "ReplayConfig",
     "RunConfig",
+    "RunResult",
     "SACConfig",
     "Session",
     "Spaces",
@@ -211,9 +226,11 @@ __all__ = [
     "UserError",
     "VDNConfig",
     "VectorConfig",
+    "Video",
     "algorithms",
     "buffers",
     "callbacks",
+    "collect",
     "config",
     "envs",
     "evaluate",
@@ -225,12 +242,17 @@ __all__ = [
     "offline",
     "on_policy",
     "ops",
+    "plot",
     "pull",
     "push",
+    "resume",
     "search",
+    "sweep",
     "train",
     "train_step",
     "trainers",
+    "tune",
+    "video",
 ]
 
 

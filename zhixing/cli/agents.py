@@ -88,14 +88,19 @@ def collect(
     trust: Trust = False,
 ) -> None:
     """Record a dataset with a run's agent."""
-    from zhixing.training.collect_data import collect_from_agent, export_replay
+    from zhixing.training.collect_data import collect
 
-    if replay:
-        data = export_replay(run, out)
-    else:
-        data = collect_from_agent(
-            run, out, steps, noise=noise, explore=explore, seed=seed, checkpoint=checkpoint, max_steps=max_steps
-        )
+    data = collect(
+        run,
+        out,
+        steps,
+        noise=noise,
+        explore=explore,
+        replay=replay,
+        seed=seed,
+        checkpoint=checkpoint,
+        max_steps=max_steps,
+    )
     complete = data.complete()
     print(f"{out}: {len(data):,} steps in {data.num_episodes:,} episodes")
     if complete.any():
@@ -114,9 +119,9 @@ def video(
     trust: Trust = False,
 ) -> None:
     """Record a video of a run's agent. Needs no screen."""
-    from zhixing.reports.video import record_video
+    from zhixing.reports.video import video
 
-    returns = record_video(run, out, episodes, seed, checkpoint, max_steps)
+    returns = video(run, out, episodes, seed, checkpoint, max_steps).returns
     print(f"{out}: {'return' if len(returns) == 1 else 'returns'} {', '.join(f'{value:.6g}' for value in returns)}")
 
 

@@ -76,23 +76,18 @@ def sweep(
     layers, overrides = read_layers(algorithm, settings, config_files, env=env, imports=imports, dataset=dataset)
     values = {**(sweep.read_grid(grid) if grid else {}), **sweep.parse_values(overrides)}
     try:
-        variants, failed = sweep.sweep(layers, values, sweep.parse_seeds(seeds), out, workers, on)
+        result = sweep.run_sweep(layers, values, sweep.parse_seeds(seeds), out, workers, on)
     except KeyboardInterrupt:
         write_stderr("stopped; run the same command again to continue")
         raise
-    if any(variant.results for variant in variants):
-        rows = sweep.table_rows(variants)
-        tables.write_table(rows, out / "sweep.csv")
-        tables.print_table(rows)
-        print(out / "sweep.csv")
-        try:
-            sweep.plot_best(variants, out / "sweep.png")
-            print(out / "sweep.png")
-        except UserError as error:  # nothing to plot, for example without evaluations
-            write_stderr(f"no plot: {error}")
-    for name, reason in failed.items():
+    files = result.write()
+    if files:
+        tables.print_table(result.rows())
+    for file in files:
+        print(file)
+    for name, reason in result.failed.items():
         write_stderr(f"failed: {name}: {reason} (see {out / 'output' / name}.txt)")
-    if failed:
+    if result.failed:
         raise typer.Exit(1)
 
 
@@ -125,25 +120,25 @@ def tune(
 
     Run the same command again to continue a stopped search.
     """
+    from zhixing import config
     from zhixing.experiments import tune
     from zhixing.utils import tables
 
     layers, overrides = read_layers(
         algorithm, settings, config_files, env=env, imports=imports, dataset=dataset, seed=seed
     )
+    spaces, fixed = tune.parse_search_spaces(overrides)
     try:
-        results, spaces = tune.tune(layers, overrides, trials, out, workers, on)
+        result = tune.run_study([*layers, config.parse_overrides(fixed)], spaces, trials, out, workers, on)
     except KeyboardInterrupt:
         write_stderr("stopped; run the same command again to continue")
         raise
-    rows = tune.table_rows(results)
-    tables.write_table(rows, out / "trials.csv")
-    tables.print_table(rows[:20])
-    print(out / "trials.csv")
-    if tune.best_trial(results) is None:
+    files = result.write()
+    tables.print_table(result.rows()[:20])
+    if result.best is None:
         raise UserError(f"no trial completed; see {out / 'trials.csv'} and the trials' output in {out / 'output'}")
-    tune.plot_trials(results, spaces, out / "trials.png")
-    print(out / "trials.png")
+    for file in files:
+        print(file)
     print(f"{out / 'best.yaml'}: train with --config {out / 'best.yaml'}")
 
 

@@ -9,7 +9,7 @@ import typer
 
 from zhixing.cli.arguments import read_layers, translate_options
 from zhixing.cli.options import Algorithm, ConfigFiles, Dataset, Env, Imports, Run, Settings, Trust
-from zhixing.errors import write_stderr
+from zhixing.errors import note, write_stderr
 
 
 def train(
@@ -58,7 +58,7 @@ def resume(
 
     session = Session.resume(run, **config.parse_overrides(translate_options(settings or [], None)))
     for notice in session.folder.notices:
-        write_stderr(f"note: {notice}")
+        note(notice)
     if session.finished:
         print(session.why_finished())
     _run(session)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zhixing.utils import tables
+
 MIN_EVAL_STEPS = 5_000  # smallest default step limit of evaluation episodes
 
 
@@ -77,6 +79,9 @@ class Evaluation:
         if self.references:
             summary["score"] = normalized_score(self.mean_return, self.references)
         return summary | means
+
+    def _repr_html_(self) -> str:
+        return tables.html_table([{"": k.replace("_", " "), "evaluation": v} for k, v in self.summary().items()])
 
 
 def normalized_score(mean_return: float, references: Mapping[str, float]) -> float:

@@ -10,6 +10,7 @@ from zhixing.config.display import (
 )
 from zhixing.config.intervals import Interval, parse_duration, parse_interval
 from zhixing.config.loading import (
+    as_layer,
     build,
     check_settings_class,
     dump,
@@ -119,6 +120,7 @@ __all__ = [
     "Threads",
     "UpdatesPerStep",
     "VectorConfig",
+    "as_layer",
     "build",
     "check_settings_class",
     "describe",

@@ -105,6 +105,14 @@ def register_objects(values: Mapping[str, Any], **objects: Any) -> None:
         named_objects.register_as(name, value)
 
 
+def as_layer(algorithm: Any) -> dict[str, Any]:
+    """Return the settings of an algorithm by name or class, or those that a configuration sets, as a layer."""
+    if not isinstance(algorithm, RunConfig):
+        return from_keywords({"algorithm": algorithm})
+    check_settings_class(type(algorithm), algorithm.algorithm)
+    return {"algorithm": algorithm.algorithm, **algorithm.model_dump(mode="json", exclude_unset=True)}
+
+
 def nest(key: str, value: Any) -> dict[str, Any]:
     """Return `{"net": {"activation": value}}` for the key `net.activation`."""
     for part in reversed(key.split(".")):

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import re
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ import numpy as np
 from zhixing import config
 from zhixing.config import DistributedConfig, RunConfig, flat_settings
 from zhixing.config.display import format_value
+from zhixing.core.learner import Learner
 from zhixing.envs.crash.crash_report import REPRODUCE_HINT
-from zhixing.errors import UserError, write_stderr
+from zhixing.errors import UserError, note, write_stderr
 from zhixing.experiments.executors import ProgressBoard, locked, make_executor, run_jobs
 from zhixing.experiments.jobs import Job, JobEvent
 from zhixing.reports.plots.interval import student_t
@@ -31,6 +33,7 @@ from zhixing.reports.plots.runs import Configuration, read_run
 from zhixing.training.resolve import is_distributed
 from zhixing.training.run_folder import RunFolder
 from zhixing.training.session import Session
+from zhixing.utils import tables
 from zhixing.utils.importing import names_in
 
 Values = dict[str, list[Any]]  # the values to try, by dotted setting name
@@ -119,6 +122,11 @@ class Variant:
         return [float(result[key]) for result in self.results.values() if result[key] is not None]
 
     @property
+    def runs(self) -> list[Path]:
+        """The folders of the runs that have ended."""
+        return [job.folder for job in self.jobs if job.name in self.results]
+
+    @property
     def mean_return(self) -> float:
         returns = self.numbers("final_return")
         return float(np.mean(returns)) if returns else math.nan
@@ -196,18 +204,78 @@ def _path_safe(text: str) -> str:
 # --- running ---
 
 
+@dataclass(frozen=True)
+class SweepResult:
+    """The results of a sweep. Notebooks display its table."""
+
+    variants: list[Variant]  # combinations of values, best first
+    failed: dict[str, str]  # errors of failed runs, by name
+    out: Path
+
+    @property
+    def best(self) -> Variant | None:
+        """The best combination of values, or None if no run has ended."""
+        return next((variant for variant in self.variants if variant.results), None)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of sweep.csv."""
+        return table_rows(self.variants)
+
+    def write(self) -> list[Path]:
+        """Write sweep.csv and sweep.png, and return their paths. Without evaluations, there is nothing to plot."""
+        if self.best is None:
+            return []
+        tables.write_table(self.rows(), self.out / "sweep.csv")
+        try:
+            plot_best(self.variants, self.out / "sweep.png")
+        except UserError as error:
+            note(f"no plot: {error}")
+            return [self.out / "sweep.csv"]
+        return [self.out / "sweep.csv", self.out / "sweep.png"]
+
+    def _repr_html_(self) -> str:
+        return tables.html_table(self.rows())
+
+
 def sweep(
+    algorithm: str | type[Learner] | RunConfig,
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    seeds: Iterable[int] = range(3),
+    out: str | os.PathLike[str],
+    workers: int | None = None,
+    on: str = "local",
+    **settings: Any,
+) -> SweepResult:
+    """Train with all combinations of values and seeds: `zx.sweep("ppo", {"lr": [1e-3, 3e-4]}, env=..., out=...)`.
+
+    The same call again continues a stopped sweep.
+
+    Args:
+        algorithm: Name of an algorithm, a class of learners, or a configuration that all runs share.
+        grid: Values by setting, such as `lr` or `net.hidden_sizes`.
+        seeds: Seeds of the runs.
+        out: Folder for the runs; those already finished are not repeated.
+        workers: Number of parallel runs; by default half the CPUs.
+        on: Where to run: `local` (processes), `ray`, or the address of a Ray cluster.
+        settings: Settings that all runs share.
+    """
+    layers = [config.as_layer(algorithm), config.from_keywords(settings)]
+    values = {name.replace("__", "."): list(candidates) for name, candidates in grid.items()}
+    result = run_sweep(layers, values, list(seeds), Path(out), workers, on)
+    result.write()
+    return result
+
+
+def run_sweep(
     layers: Sequence[Mapping[str, Any]],
     values: Values,
     seeds: Sequence[int],
     out: Path,
     workers: int | None = None,
     on: str = "local",
-) -> tuple[list[Variant], dict[str, str]]:
-    """Run everything that hasn't ended yet, `on` an executor of `make_executor`.
-
-    Returns the variants, best first, and the errors of failed runs by name.
-    """
+) -> SweepResult:
+    """Run everything that hasn't ended yet, `on` an executor of `make_executor`."""
     variants = plan(layers, values, seeds, out)
     variant_of = {job.name: variant for variant in variants for job in variant.jobs}
     todo = []
@@ -236,7 +304,7 @@ def sweep(
 
         jobs = iter(todo)
         run_jobs(executor, lambda: next(jobs, None), on_event)
-    return rank(variants), failed
+    return SweepResult(rank(variants), failed, out)
 
 
 def read_result(job: Job) -> dict[str, Any] | None:
@@ -308,7 +376,7 @@ def plot_best(variants: Sequence[Variant], path: Path) -> None:
 
     configurations = []
     for variant in [variant for variant in variants if variant.results][:MAX_CURVES]:
-        runs = [read_run(job.folder) for job in variant.jobs if job.name in variant.results]
+        runs = [read_run(folder) for folder in variant.runs]
         label = " ".join([runs[0].algorithm, variant.label]).strip()
         configurations.append(Configuration(label, runs[0].env, runs, num_duplicates=0))
     save_figure(draw_curves(configurations), path)

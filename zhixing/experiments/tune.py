@@ -8,7 +8,9 @@ Only optuna_study.py imports Optuna.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,17 +21,23 @@ import yaml
 from pydantic import BaseModel
 
 from zhixing import algorithms, config
+from zhixing.config import RunConfig
+from zhixing.config.display import format_value
+from zhixing.core.learner import Learner
 from zhixing.errors import UserError
 from zhixing.experiments.executors import ProgressBoard, locked, make_executor, run_jobs
 from zhixing.experiments.jobs import JobEvent
 from zhixing.experiments.sweep import check_buildable, format_result, single_threaded, split_values
 from zhixing.training.resolve import NO_ENV
+from zhixing.utils import tables
 from zhixing.utils.files import write_atomically
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
 
 class Range(NamedTuple):
+    """All numbers from `low` to `high`; with `log`, on a logarithmic scale. Settings that are integers get integers."""
+
     low: float
     high: float
     log: bool = False
@@ -201,19 +209,96 @@ def plot_trials(trials: Sequence[TrialResult], spaces: Mapping[str, SearchSpace]
 # --- running ---
 
 
+@dataclass(frozen=True)
+class TuneResult:
+    """The trials of a search. Notebooks display their table."""
+
+    trials: list[TrialResult]
+    spaces: dict[str, SearchSpace]
+    out: Path
+
+    @property
+    def best(self) -> TrialResult | None:
+        """The complete trial with the highest return, or None. `best.yaml` in the folder has its settings."""
+        return best_trial(self.trials)
+
+    def load_best(self, **overrides: Any) -> RunConfig:
+        """Return the configuration of the best trial, without its seed."""
+        if self.best is None:
+            raise UserError(f"no trial completed; see {self.out / 'trials.csv'} and {self.out / 'output'}")
+        return config.load(self.out / "best.yaml", **overrides)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of trials.csv."""
+        return table_rows(self.trials)
+
+    def write(self) -> list[Path]:
+        """Write trials.csv and, if a trial completed, trials.png. Return their paths."""
+        tables.write_table(self.rows(), self.out / "trials.csv")
+        if self.best is None:
+            return [self.out / "trials.csv"]
+        plot_trials(self.trials, self.spaces, self.out / "trials.png")
+        return [self.out / "trials.csv", self.out / "trials.png"]
+
+    def _repr_html_(self) -> str:
+        return tables.html_table(self.rows())
+
+
 def tune(
+    algorithm: str | type[Learner] | RunConfig,
+    spaces: Mapping[str, SearchSpace | Sequence[Any]],
+    trials: int,
+    *,
+    out: str | os.PathLike[str],
+    workers: int | None = None,
+    on: str = "local",
+    **settings: Any,
+) -> TuneResult:
+    """Search for the best settings: `zx.tune("ppo", {"lr": zx.Range(1e-4, 1e-2, log=True)}, 20, env=..., out=...)`.
+
+    The same call again continues a stopped search.
+
+    Args:
+        algorithm: Name of an algorithm, a class of learners, or a configuration that all trials share.
+        spaces: For each setting to search, such as `lr` or `net.hidden_sizes`, a `Range` or a list of values.
+        trials: Total number of trials, including finished ones.
+        out: Folder for the trials.
+        workers: Number of parallel trials; by default half the CPUs.
+        on: Where to run: `local` (processes), `ray`, or the address of a Ray cluster.
+        settings: Settings that all trials share.
+    """
+    named = {name.replace("__", "."): as_search_space(name, space) for name, space in spaces.items()}
+    layers = [config.as_layer(algorithm), config.from_keywords(settings)]
+    result = run_study(layers, named, trials, Path(out), workers, on)
+    result.write()
+    return result
+
+
+def as_search_space(name: str, space: SearchSpace | Sequence[Any]) -> SearchSpace:
+    """Return a search space as it is, and a list of values as a `Choice`."""
+    if isinstance(space, (Range, Choice)):
+        return space
+    if isinstance(space, str) or not isinstance(space, Sequence) or not space:
+        raise UserError(f"{name}: {space!r} is not a search space; write zx.Range(low, high) or a list of values")
+    return Choice([_as_yaml(value) for value in space])
+
+
+def _as_yaml(value: Any) -> str:
+    text = format_value(value)
+    return text if config.parse_yaml(text, "a value") == value else json.dumps(value)
+
+
+def run_study(
     layers: Sequence[Mapping[str, Any]],
-    arguments: Sequence[str],
+    parsed: Mapping[str, SearchSpace],
     num_trials: int,
     out: Path,
     workers: int | None = None,
     on: str = "local",
-) -> tuple[list[TrialResult], dict[str, SearchSpace]]:
+) -> TuneResult:
     """Run trials until there are `num_trials`, including those of earlier calls. `best.yaml` is always up to date."""
     from zhixing.experiments.optuna_study import Study
 
-    parsed, fixed = parse_search_spaces(arguments)
-    layers = [*layers, config.parse_overrides(fixed)]
     names = [layer["algorithm"] for layer in layers if "algorithm" in layer]
     model = algorithms.get(names[-1]).settings if names else BaseModel  # `check_spaces` rejects a missing algorithm
     spaces = {name: match_field_type(space, model, name) for name, space in parsed.items()}
@@ -240,4 +325,4 @@ def tune(
             board.on_event(event, summary)
 
         run_jobs(executor, study.next_job, on_event)
-        return study.trials(), spaces
+        return TuneResult(study.trials(), spaces, out)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,8 +19,9 @@ from zhixing.core.seeding import derive_seed
 from zhixing.envs.wrappers.final_frames import FinalFrameEnv
 from zhixing.envs.wrappers.headless import headless
 from zhixing.errors import UserError, note, write_stderr
-from zhixing.training.agent import load_agent
-from zhixing.training.run_folder import RunFolder
+from zhixing.training.agent import Agent, load_agent, open_source
+from zhixing.training.run_folder import RunPath
+from zhixing.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from zhixing.config import VectorConfig
@@ -30,27 +34,82 @@ ENCODERS: dict[str, dict[str, Any]] = {
 }
 
 
-def record_video(
-    run: str | Path,
-    out: str | Path,
+@dataclass(frozen=True)
+class Video:
+    """A recorded video. Notebooks play it."""
+
+    data: bytes  # of an .mp4 or .gif file
+    returns: list[float]  # of the episodes in it
+    path: Path | None = None  # the file, if it was written
+    suffix: str = ".mp4"
+
+    def __repr__(self) -> str:
+        where = "" if self.path is None else f"{self.path}, "
+        return f"Video({where}{len(self.data):,} bytes, returns {', '.join(f'{value:.6g}' for value in self.returns)})"
+
+    def save(self, out: str | os.PathLike[str]) -> None:
+        """Write the video to a file with the suffix of its format."""
+        if Path(out).suffix.lower() != self.suffix:
+            raise UserError(f"the video {os.fspath(out)} must end in {self.suffix}, the format that was recorded")
+        write_atomically(Path(out), lambda file: file.write(self.data))
+
+    def _repr_html_(self) -> str:
+        text = base64.b64encode(self.data).decode()
+        if self.suffix == ".gif":
+            return f'<img src="data:image/gif;base64,{text}">'
+        return f'<video controls loop style="max-width: 100%" src="data:video/mp4;base64,{text}"></video>'
+
+
+def video(
+    run: RunPath | Agent,
+    out: str | os.PathLike[str] | None = None,
     episodes: int = 1,
     seed: int = 0,
     checkpoint: str | int = "last",
     max_steps: int | None = None,
     *,
+    trust: bool = False,
     env: Any = None,
     net: Any = None,
-) -> list[float]:
-    """Record a run's agent in its environment, and return the episodes' returns.
+) -> Video:
+    """Record a run's agent in its environment. Needs no screen. Notebooks play the returned video.
 
-    Episodes are cut after `max_steps`, by default the run's `eval_max_steps`. Pass `env` and `net`, classes or
-    functions, if the run's own can't be imported by name.
+    Args:
+        run: Run folder, the result of a run, the name of an agent in `zhixing zoo`, or an agent.
+        out: File to write, .mp4 or .gif; by default the video is only returned.
+        episodes: Number of episodes.
+        seed: Seed of the episodes.
+        checkpoint: `last` for the final weights, `best` for the best evaluation, or the step of a checkpoint.
+        max_steps: Maximum steps per episode; by default the run's `eval_max_steps`.
+        trust: Allow the import of code that the run names.
+        env: Class or function to use if the run's environment can't be imported by name.
+        net: Class to use if the run's network can't be imported by name.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "video.mp4" if out is None else Path(out).absolute()
+        returns = record_video(run, path, episodes, seed, checkpoint, max_steps, trust=trust, env=env, net=net)
+        return Video(path.read_bytes(), returns, None if out is None else path, path.suffix.lower())
+
+
+def record_video(
+    run: RunPath | Agent,
+    out: str | Path,
+    episodes: int = 1,
+    seed: int = 0,
+    checkpoint: str | int = "last",
+    max_steps: int | None = None,
+    **source: Any,
+) -> list[float]:
+    """Record a run's agent in its environment to a file, and return the episodes' returns.
+
+    Episodes are cut after `max_steps`, by default the run's `eval_max_steps`. `source` has the arguments of
+    `open_source`: pass `env` and `net`, classes or functions, if the run's own can't be imported by name.
     """
     out = Path(out).absolute()  # an environment may change the current folder
     if out.suffix.lower() not in ENCODERS:
         raise UserError(f"the video {out} must end in {' or '.join(ENCODERS)}")
     use_offscreen_rendering()
-    with AgentRenderer(run, seed, checkpoint, max_steps, env=env, net=net) as renderer:
+    with AgentRenderer(run, seed, checkpoint, max_steps, **source) as renderer:
         write_video(out, renderer.frames(episodes), renderer.fps)
     if renderer.num_cut:
         note(
@@ -76,17 +135,21 @@ class AgentRenderer:
 
     def __init__(
         self,
-        run: str | Path,
+        run: RunPath | Agent,
         seed: int = 0,
         checkpoint: str | int = "last",
         max_steps: int | None = None,
-        *,
-        env: Any = None,
-        net: Any = None,
+        **source: Any,
     ) -> None:
-        folder = RunFolder.open(run)
-        cfg = folder.read_config(env=env, net=net)  # not by `load`, which doesn't check the code of the environment
-        self.agent, self.seed = load_agent(folder, cfg, checkpoint), seed
+        """`source` has the arguments of `open_source`."""
+        cfg, folder = open_source(run, **source)  # not by `load`, which doesn't check the code of the environment
+        if isinstance(run, Agent):
+            self.agent = run
+            self.agent.reset()
+        else:
+            assert folder is not None
+            self.agent = load_agent(folder, cfg, checkpoint)
+        self.seed = seed
         self.env = make_rendered_env(cfg.env.name, cfg.env.options, cfg.vector)
         self.agent.policy.bind_env(self.env)
         self.returns: list[float] = []

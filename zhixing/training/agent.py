@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 
-from zhixing import algorithms, envs
+from zhixing import algorithms, config, envs
 from zhixing.config import RunConfig
 from zhixing.core.policy import Phase, Policy, as_tensor
 from zhixing.core.seeding import derive_seed
@@ -20,7 +20,8 @@ from zhixing.errors import UserError
 from zhixing.nets.joint_policy import JointPolicy
 from zhixing.nets.torso import reset_hidden
 from zhixing.training.resolve import NO_ENV, resolve_device
-from zhixing.training.run_folder import RunFolder, weights_must_fit
+from zhixing.training.run_folder import RunFolder, RunPath, weights_must_fit
+from zhixing.utils import importing
 
 KEPT: Any = object()  # the agent's own hidden state
 
@@ -37,16 +38,24 @@ class Agent:
         *,
         device: torch.device | str = "cpu",
         frames: FrameProcessor | StackProcessor | None = None,
+        steps: int = 0,
+        folder: RunFolder | None = None,
     ) -> None:
         """`longest_episode` is the number of steps of the longest episode in training.
 
         `frames` makes observations from screens or from single observations, for agents that learned from stacks.
+        `steps` is the number of training steps, and `folder` that of the run.
         """
         self.device = torch.device(device)
         self.policy, self.spaces, self.cfg = policy.to(self.device).eval(), spaces, cfg
         self.longest_episode, self.frames = longest_episode, frames
+        self.steps, self.folder = steps, folder
         self.rng = torch.Generator(self.device).manual_seed(derive_seed(cfg.seed, "agent"))
         self._hidden: Tree = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the weights and counters, as `RunFolder.load_agent` does."""
+        return {"steps": self.steps, "policy": self.policy.state_dict(), "longest_episode": self.longest_episode}
 
     def reset(self, ended: Any = None) -> None:
         """Start new episodes: clear the hidden state and the stack of observations.
@@ -134,7 +143,7 @@ def _pairs(arrays: Tree, fields: Tree) -> list[tuple[Any, Any]]:
 
 
 def load(
-    run: str | Path,
+    run: RunPath,
     checkpoint: str | int = "last",
     *,
     device: str | torch.device = "cpu",
@@ -187,7 +196,40 @@ def load_agent(
             raise UserError(f"policy={policy_name!r}: {folder.given} has only one policy; leave it out")
         policy = policy.member(policy_name)
         spaces = policy.spaces
-    return Agent(policy, spaces, cfg, state["longest_episode"], device=device, frames=processor)
+    about: dict[str, Any] = {"steps": state["steps"], "folder": folder}
+    return Agent(policy, spaces, cfg, state["longest_episode"], device=device, frames=processor, **about)
+
+
+def open_source(
+    run: RunPath | Agent, trust: bool = False, env: Any = None, net: Any = None
+) -> tuple[RunConfig, RunFolder | None]:
+    """Return the configuration and the folder of a run, or of an agent. An agent made in Python has no folder.
+
+    Raise `UserError` if the configuration names code that the user hasn't approved. `env` replaces an environment that
+    can't be imported, or the environment of an agent without a folder.
+    """
+    folder = run.folder if isinstance(run, Agent) else RunFolder.open(run)
+    if folder is not None:
+        cfg = folder.read_config(trust, env, net)
+    else:
+        assert isinstance(run, Agent)
+        overrides = {} if env is None else {"env": env}
+        cfg = config.build([config.as_layer(run.cfg)], config.from_keywords(overrides))
+        importing.check_names(cfg.model_dump(mode="json"), trust)
+    return (cfg.model_copy(update={"device": str(run.device)}) if isinstance(run, Agent) else cfg), folder
+
+
+def load_state(run: RunPath | Agent, folder: RunFolder | None, checkpoint: str | int) -> dict[str, Any]:
+    """Return the weights and counters of an agent, or of a checkpoint of a run."""
+    if isinstance(run, Agent):
+        return run.state_dict()
+    assert folder is not None
+    return folder.load_agent(checkpoint)
+
+
+def restricted(folder: RunFolder | None) -> AbstractContextManager[None]:
+    """Return a context in which only the code of a run is imported."""
+    return nullcontext() if folder is None else folder.restricted()
 
 
 def read_spaces(folder: RunFolder, cfg: RunConfig) -> tuple[Spaces, Any]:

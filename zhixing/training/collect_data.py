@@ -22,8 +22,9 @@ from zhixing.envs.vector.step_buffers import Array
 from zhixing.envs.wrappers.time_limit import OPTION
 from zhixing.errors import UserError
 from zhixing.offline import Dataset, Writer, minari_data
+from zhixing.training.agent import Agent, load_state, open_source, restricted
 from zhixing.training.data import gather_steps
-from zhixing.training.run_folder import RunFolder, weights_must_fit
+from zhixing.training.run_folder import RunPath, weights_must_fit
 
 NUM_ENVS = 8
 CHUNK_STEPS = 256  # steps per environment between writes
@@ -74,8 +75,51 @@ class NoisyPolicy(Policy):
         return noisy
 
 
+def collect(
+    run: RunPath | Agent,
+    out: str | os.PathLike[str],
+    steps: int = 10_000,
+    *,
+    noise: float = 0.0,
+    explore: bool = False,
+    replay: bool = False,
+    seed: int = 0,
+    checkpoint: str | int = "last",
+    max_steps: int | None = None,
+    references: Mapping[str, float] | None = None,
+    trust: bool = False,
+    env: Any = None,
+    net: Any = None,
+) -> Dataset:
+    """Record a dataset with a run's agent: `zx.collect(run, "data", steps=50_000)`.
+
+    Args:
+        run: Run folder, the result of a run, the name of an agent in `zhixing zoo`, or an agent.
+        out: New folder, or `minari:NAME-v0`.
+        steps: Steps to record, summed over all episodes.
+        noise: Standard deviation of action noise; for discrete actions, the probability of a random action.
+        explore: Explore as at the end of training.
+        replay: Export the run's replay buffer instead of new steps.
+        seed: Seed of the episodes.
+        checkpoint: `last` for the final weights, `best` for the best evaluation, or the step of a checkpoint.
+        max_steps: Maximum steps per episode; by default the run's `eval_max_steps`.
+        references: Mean returns of a `random` and an `expert` policy, to store in the dataset.
+        trust: Allow the import of code that the run names.
+        env: Class or function to use if the run's environment can't be imported by name.
+        net: Class to use if the run's network can't be imported by name.
+    """
+    out = os.fspath(out)
+    if not replay:
+        arguments: dict[str, Any] = {"noise": noise, "explore": explore, "seed": seed, "checkpoint": checkpoint}
+        arguments |= {"max_steps": max_steps, "references": references}
+        return collect_from_agent(run, out, steps, **arguments, trust=trust, env=env, net=net)
+    if isinstance(run, Agent):
+        raise UserError("an agent has no replay buffer; pass the run, or record new steps with replay=False")
+    return export_replay(run, out, references=references, trust=trust, env=env, net=net)
+
+
 def collect_from_agent(
-    run: str | Path,
+    run: RunPath | Agent,
     out: str,
     steps: int,
     *,
@@ -85,38 +129,40 @@ def collect_from_agent(
     checkpoint: str | int = "last",
     references: Mapping[str, float] | None = None,
     max_steps: int | None = None,
+    trust: bool = False,
+    env: Any = None,
+    net: Any = None,
 ) -> Dataset:
-    """Record `steps` steps of a run's agent in fresh episodes to the dataset `out`.
+    """Record `steps` steps of an agent in fresh episodes to the dataset `out`.
 
     Episodes are truncated after `max_steps`, by default the run's `eval_max_steps`. The dataset then stores this as the
     environment's time limit.
     """
-    folder = RunFolder.open(run)
-    cfg = folder.read_config()
+    cfg, folder = open_source(run, trust, env, net)
     if not out.startswith(minari_data.PREFIX):
         out = os.path.abspath(out)  # an environment may change the working directory
-    agent, options = folder.load_agent(checkpoint), dict(cfg.env.options)
-    with folder.restricted():
-        env = envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, options), NUM_ENVS, cfg.vector)
+    state, options = load_state(run, folder, checkpoint), dict(cfg.env.options)
+    with restricted(folder):
+        vector = envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, options), NUM_ENVS, cfg.vector)
     try:
-        time_limit = env.max_episode_steps
-        step_limit = max_steps or cfg.eval_max_steps or default_eval_steps(time_limit, agent["longest_episode"])
-        with folder.restricted():
+        time_limit = vector.max_episode_steps
+        step_limit = max_steps or cfg.eval_max_steps or default_eval_steps(time_limit, state["longest_episode"])
+        with restricted(folder):
             if step_limit is not None and (time_limit is None or step_limit < time_limit):
-                env.close()
+                vector.close()
                 options[OPTION] = step_limit
-                env = envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, options), NUM_ENVS, cfg.vector)
-            policy = algorithms.get(cfg.algorithm).make(cfg, env.spaces, "cpu").policy
+                vector = envs.make_small_vector(envs.RegisteredEnv(cfg.env.name, options), NUM_ENVS, cfg.vector)
+            policy = algorithms.get(cfg.algorithm).make(cfg, vector.spaces, "cpu").policy
         with weights_must_fit(folder):
-            policy.load_state_dict(agent["policy"])
-        actor = Actor(NoisyPolicy(policy, noise, explore, cfg.env_steps), env, seed=seed)
+            policy.load_state_dict(state["policy"])
+        actor = Actor(NoisyPolicy(policy, noise, explore, cfg.env_steps), vector, seed=seed)
         mode = (" exploring" if explore else "") + (f" with noise {noise:g}" if noise else "")
-        note = f"{cfg.algorithm} of {folder.path.name}{mode}"
+        note = f"{cfg.algorithm}{'' if folder is None else f' of {folder.path.name}'}{mode}"
         return collect_from_actor(
             actor, out, steps, env=cfg.env.name, options=options, note=note, references=references
         )
     finally:
-        env.close()
+        vector.close()
 
 
 def collect_from_actor(
@@ -138,17 +184,23 @@ def collect_from_actor(
     return offline.open(out)
 
 
-def export_replay(run: str | Path, out: str, *, references: Mapping[str, float] | None = None) -> Dataset:
-    """Write the steps in a run's replay buffer to the dataset `out`, oldest first."""
+def export_replay(
+    run: RunPath, out: str, *, references: Mapping[str, float] | None = None, **resume_arguments: Any
+) -> Dataset:
+    """Write the steps in a run's replay buffer to the dataset `out`, oldest first.
+
+    `resume_arguments` are those of `Session.resume`.
+    """
     from zhixing.training.session import Session
 
-    session = Session.resume(run, quiet=True)
+    given = {name: value for name, value in resume_arguments.items() if value is not None}
+    session = Session.resume(run, quiet=True, **given)
     try:
         cfg = session.cfg
         if not session.loop.has_buffer or session.data is not None:
             reason = "it was trained on a dataset" if session.data is not None else f"{cfg.algorithm} doesn't use one"
             raise UserError(
-                f"{run} has no replay buffer to export, because {reason}; record new steps without --replay"
+                f"{os.fspath(run)} has no replay buffer to export, because {reason}; record new steps without --replay"
             )
         buffer = session.loop.buffer
         index = buffer.ring.indices().reshape(-1, buffer.num_envs)  # [T,N]

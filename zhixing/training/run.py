@@ -1,7 +1,8 @@
-"""Train and evaluate with one function call: `zx.train` and `zx.evaluate`."""
+"""Train, resume and evaluate with one function call: `zx.train`, `zx.resume` and `zx.evaluate`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,32 +15,34 @@ from zhixing.collectors.collector import Evaluator
 from zhixing.collectors.evaluation import Evaluation, default_eval_steps
 from zhixing.config import MultiPolicyConfig, RunConfig
 from zhixing.core.learner import Learner
-from zhixing.errors import UserError
+from zhixing.errors import UserError, note
 from zhixing.nets.joint_policy import JointPolicy
+from zhixing.training.agent import Agent, load_state, open_source, restricted
 from zhixing.training.builders import build_evaluation_env, build_evaluator
 from zhixing.training.callbacks import Callback
 from zhixing.training.collect_data import NoisyPolicy
 from zhixing.training.matches import MatchEvaluator, make_game
 from zhixing.training.resolve import NO_ENV, resolve_device
-from zhixing.training.run_folder import RunFolder, weights_must_fit
+from zhixing.training.result import RunResult
+from zhixing.training.run_folder import RunPath, weights_must_fit
 from zhixing.training.session import Session
 
 
 def train(
-    algorithm: str,
+    algorithm: str | type[Learner] | RunConfig,
     env: Any = None,
     *,
-    out: str | Path | None = None,
+    out: str | os.PathLike[str] | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     quiet: bool = False,
     **settings: Any,
-) -> dict[str, Any]:
-    """Train and return the run's result: `zx.train("ppo", env="CartPole-v1", seed=0)`.
+) -> RunResult:
+    """Train and return the run's result: `zx.train("ppo", env="CartPole-v1", seed=0)`, or `zx.train(cfg)`.
 
     Args:
-        algorithm: Name of an algorithm.
-        env: Name, class, function that returns an environment, or environment object. It may be omitted with a dataset,
-            which names its environment: `zx.train("iql", dataset="recorded")`.
+        algorithm: Name of an algorithm, a class of learners, or a configuration such as `zx.PPOConfig(...)`.
+        env: Name, class, function that returns an environment, or environment object. It may be omitted with a
+            configuration, or with a dataset, which names its environment: `zx.train("iql", dataset="recorded")`.
         out: New run folder; by default a folder in `runs`.
         callbacks: Callbacks in addition to the built-in ones.
         quiet: Print no progress.
@@ -49,16 +52,34 @@ def train(
         settings["env"] = env
     from zhixing.experiments import auto
 
-    cfg = auto.build([], config.from_keywords({"algorithm": algorithm, **settings}))
-    return Session(cfg, out, callbacks, quiet=quiet).run()
+    cfg = auto.build([config.as_layer(algorithm)], config.from_keywords(settings))
+    return Session(cfg, None if out is None else Path(out), callbacks, quiet=quiet).run()
+
+
+def resume(
+    run: RunPath,
+    callbacks: Callback | Sequence[Callback] = (),
+    *,
+    quiet: bool = False,
+    trust: bool = False,
+    **overrides: Any,
+) -> RunResult:
+    """Continue a run from its last checkpoint and return its result: `zx.resume(run, env_steps=200_000)`.
+
+    The arguments are those of `Session.resume`.
+    """
+    session = Session.resume(run, callbacks, quiet=quiet, trust=trust, **overrides)
+    for notice in session.folder.notices:
+        note(notice)
+    return session.run()
 
 
 def evaluate(
-    run: str | Path,
+    run: RunPath | Agent,
     episodes: int = 100,
     seed: int = 0,
     checkpoint: str | int = "last",
-    against: str | None = None,
+    against: RunPath | None = None,
     *,
     stochastic: bool | None = None,
     num_envs: int | None = None,
@@ -70,7 +91,7 @@ def evaluate(
     """Play fresh episodes with a run's agent.
 
     Args:
-        run: Run folder, or the name of an agent in `zhixing zoo`.
+        run: Run folder, the result of a run, the name of an agent in `zhixing zoo`, or an agent.
         episodes: Number of episodes.
         seed: Seed of the episodes; the same seed gives the same episodes.
         checkpoint: `last` for the final weights, `best` for the best evaluation, or the step of a checkpoint.
@@ -79,24 +100,26 @@ def evaluate(
         num_envs: Number of parallel environments; by default the run's `eval_num_envs`.
         max_steps: Maximum steps per episode; by default the run's `eval_max_steps`.
         trust: Allow the import of code that the run names.
-        env: Class or function to use if the run's environment can't be imported by name.
+        env: Class or function to use if the run's environment can't be imported by name. An agent without a run, such
+            as one of `zx.import_agent`, takes any environment.
         net: Class to use if the run's network can't be imported by name.
     """
-    folder = RunFolder.open(run)
-    cfg = _evaluation_config(resolve_device(folder.read_config(trust, env, net)), stochastic, num_envs)
+    cfg, folder = open_source(run, trust, env, net)
+    cfg = _evaluation_config(resolve_device(cfg), stochastic, num_envs)
     torch.set_num_threads(int(cfg.num_threads) if cfg.num_threads != "auto" else 1)
     if cfg.env.name == NO_ENV:
+        name = "this agent" if isinstance(run, Agent) else os.fspath(run)
         raise UserError(
-            f"{run} was trained without an environment (--env none) and can't be evaluated; train with --env"
+            f"{name} was trained without an environment (--env none) and can't be evaluated; train with --env"
         )
-    with folder.restricted():
+    with restricted(folder):
         vector = build_evaluation_env(cfg, folder)
     try:
-        with folder.restricted():
+        with restricted(folder):
             learner: Learner = algorithms.get(cfg.algorithm).make(cfg, vector.spaces, torch.device(cfg.device))
-        agent = folder.load_agent(checkpoint)
+        state = load_state(run, folder, checkpoint)
         with weights_must_fit(folder):
-            learner.policy.load_state_dict(agent["policy"])
+            learner.policy.load_state_dict(state["policy"])
         if isinstance(learner.policy, JointPolicy):
             learner.policy.seating = learner.policy.eval_seating  # exploration acts as in training
         policy = NoisyPolicy(learner.policy, 0.0, True, cfg.env_steps) if stochastic else learner.policy
@@ -104,19 +127,19 @@ def evaluate(
         if against is not None:
             if isinstance(policy, JointPolicy):  # the learning policy makes the moves of both players
                 policy = policy.alone(policy.main())
-            evaluator = MatchEvaluator(make_game(cfg), policy, against)
+            evaluator = MatchEvaluator(make_game(cfg), policy, os.fspath(against))
         else:
             evaluator = build_evaluator(cfg, policy, folder, env=vector)
         assert evaluator is not None
         if stochastic and isinstance(evaluator, MatchEvaluator):
             raise UserError(f"games of {cfg.env.name} are played without exploration; leave out --stochastic")
         step_limit = (
-            max_steps or cfg.eval_max_steps or default_eval_steps(vector.max_episode_steps, agent["longest_episode"])
+            max_steps or cfg.eval_max_steps or default_eval_steps(vector.max_episode_steps, state["longest_episode"])
         )
         evaluation = evaluator.evaluate(episodes, seed, max_steps=step_limit)
     finally:
         vector.close()
-    return replace(evaluation, references=folder.read_references())
+    return evaluation if folder is None else replace(evaluation, references=folder.read_references())
 
 
 def _evaluation_config(cfg: RunConfig, stochastic: bool | None, num_envs: int | None) -> RunConfig:

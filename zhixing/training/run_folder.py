@@ -7,6 +7,7 @@ nothing in it. It has the version of its format.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from zhixing.core.batch import Batch
     from zhixing.training.loop import TrainingLoop
 
+RunPath = str | os.PathLike[str]  # a run folder, the name of a bundled agent, or the `RunResult` of a run
 MAX_SPACES_BYTES = 32 << 20
 ENV_SETTINGS = ("env", "eval_env", "imports", "distributed", "wandb", "mlflow")  # not needed by agents that only act
 FORMAT = 1  # version of checkpoints; later versions of zhixing read older formats
@@ -38,9 +40,10 @@ def bundled_agents() -> Path:
     return package / "agents" if (package / "agents").is_dir() else package.parent / "zoo"
 
 
-def _find(run: str | Path) -> Path:
+def _find(run: RunPath) -> Path:
     """Return the folder of a run. A bare name that doesn't exist as a path may name a bundled agent."""
-    if not Path(run).exists() and Path(run).name == str(run) and (bundled_agents() / run).is_dir():
+    run = os.fspath(run)
+    if not Path(run).exists() and Path(run).name == run and (bundled_agents() / run).is_dir():
         return bundled_agents() / run
     return Path(run)
 
@@ -142,9 +145,9 @@ class RunFolder:
             )
 
     @staticmethod
-    def open(path: str | Path) -> RunFolder:
+    def open(path: RunPath) -> RunFolder:
         """Open the folder of an existing run or exported agent."""
-        folder = RunFolder(_find(path))
+        folder, path = RunFolder(_find(path)), os.fspath(path)
         if not folder.path.is_dir():
             raise UserError(f"there is no run folder {path}, and `zhixing zoo` lists no agent of this name")
         if not folder.config_file.is_file():
@@ -380,13 +383,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def weights_must_fit(folder: RunFolder) -> Iterator[None]:
+def weights_must_fit(folder: RunFolder | None) -> Iterator[None]:
     """Raise `UserError` if the weights of a run, loaded in this context, don't fit the network."""
     try:
         yield
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:  # raised by torch
         reason = " ".join(line.strip() for line in str(error).split("\n")[:3]).rstrip(".")
+        name = "the agent" if folder is None else folder.given
         raise UserError(
-            f"the weights of {folder.given} don't fit this network: {reason}; use the net settings of that run and an "
+            f"the weights of {name} don't fit this network: {reason}; use the net settings of that run and an "
             f"environment with the same spaces"
         ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -24,8 +25,9 @@ from zhixing.training.callbacks.base import as_list
 from zhixing.training.data import initialize_from_data, open_data, summarize
 from zhixing.training.loop import TrainingLoop
 from zhixing.training.resolve import default_out, is_distributed, resolve
+from zhixing.training.result import RunResult
 from zhixing.training.resume import changes, check_changes, restore
-from zhixing.training.run_folder import RunFolder
+from zhixing.training.run_folder import RunFolder, RunPath
 from zhixing.training.signals import interruptible
 from zhixing.training.trainers import Trainer, select_trainer
 from zhixing.utils import importing
@@ -138,7 +140,7 @@ class Session:
 
     @staticmethod
     def resume(
-        run: str | Path,
+        run: RunPath,
         callbacks: Callback | Sequence[Callback] = (),
         *,
         quiet: bool = False,
@@ -164,7 +166,7 @@ class Session:
         if overrides:
             before, cfg = cfg, config.build([cfg.model_dump(mode="json")], overrides)
             changed = changes(before, cfg)
-            check_changes(before, changed, str(run))
+            check_changes(before, changed, os.fspath(run))
             folder.code = importing.names_in(cfg.model_dump(mode="json"))
         with folder.restricted():
             session = Session(cfg, callbacks=callbacks, quiet=quiet, folder=folder, **custom_builders)
@@ -192,7 +194,7 @@ class Session:
             f"continue, {', and '.join(advice)}"
         )
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> RunResult:
         """Train to the end and return the content of result.json. Ctrl-C saves a checkpoint before it ends the run."""
         try:
             if self._resumed:
@@ -213,11 +215,11 @@ class Session:
         finally:
             self.close()
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> RunResult:
         """Return the content of result.json."""
         loop, evaluate = self.loop, self.evaluate
         reached = evaluate.reached
-        return {
+        values = {
             "algorithm": self.cfg.algorithm,
             "env": self.cfg.env.name,
             "seed": self.cfg.seed,
@@ -232,6 +234,7 @@ class Session:
             "seconds_to_stop": round(loop.seconds, 3) if reached else None,
             "env_steps_to_stop": loop.env_steps if reached else None,
         }
+        return RunResult(values, self.folder.path)
 
     def close(self) -> None:
         """Release environments, processes and the folder. Remove a default folder in which nothing was written."""

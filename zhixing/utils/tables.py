@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ def print_table(rows: Rows, title: str | None = None, wrap: Sequence[str] = ()) 
     for row in rows:
         table.add_row(*(Text(format_cell(value)) for value in row.values()))  # rich would read [64, 64] as markup
     (Console() if sys.stdout.isatty() else Console(width=140)).print(table)
+
+
+def html_table(rows: Rows) -> str:
+    """Return rows as an HTML table, for notebooks."""
+
+    def html_row(cells: Iterable[str], tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    body = "".join(html_row(map(format_cell, row.values()), "td") for row in rows)
+    return f"<table><thead>{html_row(rows[0], 'th')}</thead><tbody>{body}</tbody></table>" if rows else "<p>no rows</p>"
 
 
 def write_table(rows: Rows, path: Path) -> None:

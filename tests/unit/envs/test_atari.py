@@ -146,7 +146,9 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_invalid_options_are_rejected() -> None:
-    with pytest.raises(UserError, match=r"ALE/Pong-v5 has no option 'frameskip', allowed: full_action_space, .*action_repeat"):
+    with pytest.raises(
+        UserError, match=r"ALE/Pong-v5 has no option 'frameskip', allowed: full_action_space, .*action_repeat"
+    ):
         atari.make(PONG, {"frameskip": 2})
 
 

@@ -142,5 +142,5 @@ def test_missing_optuna_is_reported_with_the_install_command(tmp_path: Path, mon
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)  # as if not installed
     monkeypatch.delitem(__import__("sys").modules, "zhixing.experiments.optuna_study", raising=False)
     with pytest.raises(UserError, match=re.escape(install_hint("tune"))):
-        tune(PPO, ["lr=1e-4..1e-2"], 1, tmp_path / "out")
+        tune("ppo", {"lr": Range(1e-4, 1e-2)}, 1, env="toy/match", out=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

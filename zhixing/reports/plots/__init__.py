@@ -1,5 +1,5 @@
 """Plots of runs."""
 
-from zhixing.reports.plots.curves import plot
+from zhixing.reports.plots.curves import Chart, plot
 
-__all__ = ["plot"]
+__all__ = ["Chart", "plot"]

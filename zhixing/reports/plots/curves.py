@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -17,6 +20,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from zhixing.errors import UserError, note, unknown
 from zhixing.reports.plots.interval import Curve, confidence_interval
 from zhixing.reports.plots.runs import Configuration, NoDataError, Run, find_runs, group_runs, read_run
+from zhixing.training.run_folder import RunPath
 from zhixing.utils.files import write_atomically
 
 FORMATS = ("png", "svg", "pdf")
@@ -38,21 +42,41 @@ PANELS = {"both": ("steps", "seconds"), "steps": ("steps",), "seconds": ("second
 SMOOTHING_WINDOWS = 50  # columns other than returns, often noisy, are averaged over 1/50 of their rows
 
 
+@dataclass(frozen=True)
+class Chart:
+    """A drawn plot. Notebooks display it."""
+
+    figure: Figure
+    path: Path | None = None  # the file, if it was written
+
+    def save(self, out: str | os.PathLike[str]) -> None:
+        """Write a .png, .svg or .pdf file."""
+        save_figure(self.figure, Path(out))
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.figure.savefig(file, format="png", dpi=100)
+        return file.getvalue()
+
+
 def plot(
-    runs: Iterable[str | Path],
-    out: str | Path,
+    runs: RunPath | Iterable[RunPath],
+    out: str | os.PathLike[str] | None = None,
     y: str = "return",
     *,
     x: str = "both",
     smooth: int | None = None,
     title: str | None = None,
-) -> None:
-    """Plot runs, or folders of runs, to a .png, .svg or .pdf file.
+) -> Chart:
+    """Plot runs, or folders of runs, and write the plot to `out`, a .png, .svg or .pdf file, if it is given.
 
     There is a row of panels per environment. Runs that differ only in their seed share a color: several seeds are drawn
     as their mean with its 95 % interval, and each seed as a thin line. Runs without data are left out with a note.
+    Notebooks display the returned plot.
 
     Args:
+        runs: Run folders or results of runs, one or several.
+        out: File to write; by default the plot is only returned.
         y: `return`, or any column of metrics.csv such as `entropy` or `x_pos`. If evaluations log the column too, they
             are drawn as points.
         x: `steps`, `seconds`, or `both` for a panel each.
@@ -60,13 +84,18 @@ def plot(
             1/50 of their rows.
         title: Replaces the environment's name.
     """
-    file_format(Path(out))  # fails before the runs are read
+    if out is not None:
+        file_format(Path(out))  # fails before the runs are read
     if x not in PANELS:
         raise unknown("x axis", x, PANELS)
     if smooth is not None and smooth < 1:
         raise UserError(f"smooth={smooth} must be at least 1: it is the number of rows to average over")
-    figure = draw_curves(group_runs(read_runs_with_data(find_runs(runs), y)), y, x=x, smooth=smooth, title=title)
-    save_figure(figure, Path(out))
+    paths = [runs] if isinstance(runs, (str, os.PathLike)) else runs
+    figure = draw_curves(group_runs(read_runs_with_data(find_runs(paths), y)), y, x=x, smooth=smooth, title=title)
+    chart = Chart(figure, None if out is None else Path(out))
+    if out is not None:
+        chart.save(out)
+    return chart
 
 
 def read_runs_with_data(paths: Sequence[Path], y: str) -> list[Run]:

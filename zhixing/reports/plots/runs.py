@@ -11,7 +11,7 @@ from zhixing.config import flat_settings, read_yaml
 from zhixing.config.display import WITHOUT_EFFECT, format_value
 from zhixing.errors import UserError
 from zhixing.reports.plots.metrics import Columns, read_metrics
-from zhixing.training.run_folder import RunFolder
+from zhixing.training.run_folder import RunFolder, RunPath
 
 
 class NoDataError(UserError):
@@ -55,7 +55,7 @@ class Configuration:
         return f"{self.label} ({seeds})"
 
 
-def find_runs(paths: Iterable[str | Path]) -> list[Path]:
+def find_runs(paths: Iterable[RunPath]) -> list[Path]:
     """Return the given run folders, and for other folders the runs up to two levels below."""
     runs: dict[Path, Path] = {}  # by resolved path, so each run counts once
     for path in map(Path, paths):

@@ -33,14 +33,14 @@ def build_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
     )
 
 
-def build_evaluation_env(cfg: RunConfig, folder: RunFolder) -> envs.VectorEnv:
+def build_evaluation_env(cfg: RunConfig, folder: RunFolder | None) -> envs.VectorEnv:
     """Build the evaluation environments, with the options of `eval_env`."""
     if cfg.eval_num_envs != "auto":
         num = cfg.eval_num_envs
     else:
         num = cfg.num_envs if has_fixed_num_envs(cfg.env.name) else min(cfg.eval_episodes, max(10, cfg.num_envs))
     options = {**cfg.env.options, **cfg.eval_env}
-    failure_policy = envs.FailurePolicy.from_settings(cfg.vector, folder.crashes)
+    failure_policy = envs.FailurePolicy.from_settings(cfg.vector, None if folder is None else folder.crashes)
     backend = "serial" if cfg.vector.backend == "ray" else cfg.vector.backend  # Ray is slower for few episodes
     return envs.make_vector(cfg.env.name, num, backend=backend, options=options, failure_policy=failure_policy)
 

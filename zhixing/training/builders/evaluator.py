@@ -17,7 +17,12 @@ from zhixing.training.run_folder import RunFolder
 
 
 def build_evaluator(
-    cfg: RunConfig, policy: Policy, folder: RunFolder, *, data: Dataset | None = None, env: VectorEnv | None = None
+    cfg: RunConfig,
+    policy: Policy,
+    folder: RunFolder | None,
+    *,
+    data: Dataset | None = None,
+    env: VectorEnv | None = None,
 ) -> Evaluator | None:
     """Build the evaluator: matches for tree search in board games, otherwise an actor.
 
