@@ -22,6 +22,7 @@ import pytest
 import torch
 import yaml
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from mypy import api as mypy
 
 import zhixing as zx
 from zhixing.cli import main
@@ -83,6 +84,17 @@ def test_python_code_of_a_page_runs_or_equals_its_example(page: Path, folder: Pa
     namespace: dict[str, object] = {"__name__": page.stem}
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec"), namespace)
+
+
+def test_python_code_of_the_first_pages_has_correct_types(tmp_path: Path) -> None:
+    """Checks it as a project that uses zhixing does, with `mypy --strict`."""
+    pages = [page for page in pages_with("python") if page.name in ("README.md", "quickstart.md")]
+    for page in pages:
+        (tmp_path / f"{page.stem}_code.py").write_text("\n".join(blocks(page, "python")))
+    options = ["--strict", "--follow-imports=silent", "--config-file=", f"--cache-dir={ROOT}/.mypy_cache/docs"]
+    out, err, code = mypy.run([*options, *(str(tmp_path / f"{page.stem}_code.py") for page in pages)])
+    assert code == 0, out + err
+    assert "no issues found in 2 source files" in out
 
 
 def commands(page: Path) -> Iterator[list[str]]:
