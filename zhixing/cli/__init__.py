@@ -27,7 +27,6 @@ from zhixing.errors import (
 app = typer.Typer(
     name="zhixing",
     help="Deep reinforcement learning: train, evaluate, resume, plot and record agents.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

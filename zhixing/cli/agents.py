@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from zhixing.cli.completion import complete_format
 from zhixing.cli.options import Checkpoint, Episodes, MaxSteps, Run, Seed, Trust, WindowEpisodes
 
 
@@ -128,7 +129,14 @@ def video(
 def export(
     run: Run,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="New folder, such as zoo/NAME.")],
-    format: Annotated[str, typer.Option("--format", help="folder, onnx or torch.")] = "folder",
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="folder, onnx or torch.",
+            autocompletion=complete_format,
+        ),
+    ] = "folder",
     episodes: Episodes = 100,
     seed: Seed = 0,
     checkpoint: Checkpoint = "last",

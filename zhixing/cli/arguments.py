@@ -24,7 +24,12 @@ class SettingsCommand(TyperCommand):
             if option.param_type_name == "option":
                 names = (*option.opts, *option.secondary_opts)
                 is_flag |= dict.fromkeys(names, bool(getattr(option, "is_flag", False)))
-        return super().parse_args(ctx, reorder_arguments(args, is_flag))
+        try:
+            args = reorder_arguments(args, is_flag, reject_typos=not ctx.resilient_parsing)
+        except UserError:
+            if not ctx.resilient_parsing:  # for shell completion, arguments may be incomplete
+                raise
+        return super().parse_args(ctx, args)
 
 
 def read_layers(
@@ -44,7 +49,7 @@ def read_layers(
     return layers, translate_options(arguments, algorithm if isinstance(algorithm, str) else None)
 
 
-def reorder_arguments(args: Sequence[str], is_flag: dict[str, bool]) -> list[str]:
+def reorder_arguments(args: Sequence[str], is_flag: dict[str, bool], *, reject_typos: bool = True) -> list[str]:
     """Return the command's options, `--`, and all other arguments, with unknown options written `--name=value`.
 
     `is_flag` has the names of the command's options and whether an option takes no value.
@@ -65,7 +70,8 @@ def reorder_arguments(args: Sequence[str], is_flag: dict[str, bool]) -> list[str
                     raise UserError(f"option {name} needs a value: write {name} VALUE")
                 options.append(rest.pop(0))
         elif argument.startswith("--"):
-            _reject_typo(name, list(is_flag))
+            if reject_typos:
+                _reject_typo(name, list(is_flag))
             value_follows = bool(rest) and not rest[0].startswith("--") and not _SETTING.match(rest[0])
             others.append(f"{argument}={rest.pop(0)}" if not sign and value_follows else argument)
         elif re.match(r"-[A-Za-z]", argument):

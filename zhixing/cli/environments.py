@@ -8,13 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from zhixing.cli.arguments import translate_options
+from zhixing.cli.completion import complete_env
 from zhixing.cli.options import Imports, Seed, Trust, WindowEpisodes
 from zhixing.errors import UserError
 
 
 def play(
     env: Annotated[
-        str, typer.Argument(metavar="ENV", help="Environment, such as CartPole-v1, or a run whose environment to play.")
+        str,
+        typer.Argument(
+            metavar="ENV",
+            help="Environment, such as CartPole-v1, or a run whose environment to play.",
+            autocompletion=complete_env,
+        ),
     ],
     settings: Annotated[
         list[str] | None,
@@ -46,7 +52,14 @@ def play(
 
 
 def check(
-    env: Annotated[str, typer.Argument(metavar="ENV", help="Environment, such as my.module:MyEnv.")],
+    env: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENV",
+            help="Environment, such as my.module:MyEnv.",
+            autocompletion=complete_env,
+        ),
+    ],
     settings: Annotated[
         list[str] | None,
         typer.Argument(

@@ -8,12 +8,20 @@ from typing import Annotated
 import typer
 
 from zhixing.cli.arguments import read_layers
+from zhixing.cli.completion import complete_run, complete_setting
 from zhixing.cli.options import Algorithm, ConfigFiles, Dataset, Env, Imports, On, RunsFolder, Settings, Workers
 from zhixing.errors import UserError, write_stderr
 
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of runs.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN",
+            help="Run folders, or folders of runs.",
+            autocompletion=complete_run,
+        ),
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Image file: .png, .svg or .pdf.")],
     y: Annotated[
         str, typer.Option("--y", metavar="METRIC", help="return, or a column of metrics.csv such as entropy.")
@@ -51,7 +59,11 @@ def sweep(
     algorithm: Algorithm = None,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME=VALUES", help="Settings, each with one or several values, such as lr=1e-3,3e-4."),
+        typer.Argument(
+            metavar="NAME=VALUES",
+            help="Settings, each with one or several values, such as lr=1e-3,3e-4.",
+            autocompletion=complete_setting,
+        ),
     ] = None,
     env: Env = None,
     imports: Imports = None,
@@ -100,7 +112,9 @@ def tune(
     settings: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="NAME=RANGE", help="Settings, ranges (lr=1e-4..1e-2:log) and lists of values (num_envs=4,8)."
+            metavar="NAME=RANGE",
+            help="Settings, ranges (lr=1e-4..1e-2:log) and lists of values (num_envs=4,8).",
+            autocompletion=complete_setting,
         ),
     ] = None,
     env: Env = None,

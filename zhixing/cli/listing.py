@@ -6,12 +6,18 @@ from typing import Annotated
 
 import typer
 
+from zhixing.cli.completion import complete_algorithm, complete_env, complete_kind
 from zhixing.cli.options import Imports
 
 
 def list_(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="What to list: algorithms, envs or presets.")
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help="What to list: algorithms, envs or presets.",
+            autocompletion=complete_kind,
+        ),
     ] = "algorithms",
     imports: Imports = None,
 ) -> None:
@@ -50,9 +56,22 @@ def _list_envs() -> None:
 
 
 def show(
-    algorithm: Annotated[str, typer.Argument(metavar="ALGO", help="Algorithm, such as ppo.")],
+    algorithm: Annotated[
+        str,
+        typer.Argument(
+            metavar="ALGO",
+            help="Algorithm, such as ppo.",
+            autocompletion=complete_algorithm,
+        ),
+    ],
     env: Annotated[
-        str | None, typer.Option("--env", metavar="ENV", help="Also print the preset values for this environment.")
+        str | None,
+        typer.Option(
+            "--env",
+            metavar="ENV",
+            help="Also print the preset values for this environment.",
+            autocompletion=complete_env,
+        ),
     ] = None,
     imports: Imports = None,
 ) -> None:

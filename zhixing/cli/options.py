@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from zhixing.cli.completion import complete_algorithm, complete_checkpoint, complete_env, complete_run, complete_setting
+
 
 def _set_trust(enabled: bool) -> bool:
     if enabled:
@@ -15,11 +17,31 @@ def _set_trust(enabled: bool) -> bool:
     return enabled
 
 
-Algorithm = Annotated[str | None, typer.Argument(metavar="ALGO", help="Algorithm, such as ppo.")]
-Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as lr=3e-4 or --lr 3e-4.")
+Algorithm = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="ALGO",
+        help="Algorithm, such as ppo.",
+        autocompletion=complete_algorithm,
+    ),
 ]
-Env = Annotated[str | None, typer.Option("--env", metavar="ENV", help="Environment, such as CartPole-v1.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME=VALUE",
+        help="Settings, such as lr=3e-4 or --lr 3e-4.",
+        autocompletion=complete_setting,
+    ),
+]
+Env = Annotated[
+    str | None,
+    typer.Option(
+        "--env",
+        metavar="ENV",
+        help="Environment, such as CartPole-v1.",
+        autocompletion=complete_env,
+    ),
+]
 Imports = Annotated[
     list[str] | None,
     typer.Option("--import", metavar="PACKAGE", help="Package to import first because it registers environments."),
@@ -46,7 +68,12 @@ On = Annotated[
     ),
 ]
 Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="Run folder, or the name of a trained agent from `zhixing zoo`.")
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Run folder, or the name of a trained agent from `zhixing zoo`.",
+        autocompletion=complete_run,
+    ),
 ]
 Episodes = Annotated[int, typer.Option("--episodes", metavar="N", min=1, help="Number of episodes.")]
 WindowEpisodes = Annotated[
@@ -68,6 +95,7 @@ Checkpoint = Annotated[
         "--checkpoint",
         metavar="last|best|STEP",
         help="Weights at the end of training, those with the best evaluation, or those of a checkpoint that is kept.",
+        autocompletion=complete_checkpoint,
     ),
 ]
 Trust = Annotated[

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from zhixing.cli.arguments import read_layers, translate_options
+from zhixing.cli.completion import complete_run, complete_setting
 from zhixing.cli.options import Algorithm, ConfigFiles, Dataset, Env, Imports, Run, Settings, Trust
 from zhixing.errors import note, write_stderr
 
@@ -20,7 +21,13 @@ def train(
     dataset: Dataset = None,
     config_files: ConfigFiles = None,
     init_from: Annotated[
-        str | None, typer.Option("--init-from", metavar="RUN", help="Run whose weights initialize the networks.")
+        str | None,
+        typer.Option(
+            "--init-from",
+            metavar="RUN",
+            help="Run whose weights initialize the networks.",
+            autocompletion=complete_run,
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Seed of all random number generators.")
@@ -45,7 +52,11 @@ def resume(
     run: Run,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME=VALUE", help="Settings to change, such as env_steps=200000."),
+        typer.Argument(
+            metavar="NAME=VALUE",
+            help="Settings to change, such as env_steps=200000.",
+            autocompletion=complete_setting,
+        ),
     ] = None,
     trust: Trust = False,
 ) -> None:

@@ -224,6 +224,13 @@ def complete(settings: type[RunConfig], values: Mapping[str, Any]) -> dict[str, 
     return _absolute_paths(_absolute_references(merge(preset(algorithm, env_name) if use_preset else {}, given)))
 
 
+def import_packages(names: Sequence[str]) -> None:
+    """Import the packages that register environments."""
+    from zhixing.envs.adapters import gymnasium_ids
+
+    gymnasium_ids.import_packages(names)
+
+
 def _absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
     """Make paths absolute: an environment may change the working directory, and a run may be resumed from another."""
     replay = values.get("replay")

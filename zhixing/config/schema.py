@@ -341,7 +341,7 @@ class RunConfig(StrictModel):
     @model_validator(mode="after")
     def _import_packages(self) -> RunConfig:
         if self.imports:
-            from zhixing.envs.adapters.gymnasium_ids import import_packages
+            from zhixing.config.loading import import_packages
 
             import_packages(self.imports)
         return self

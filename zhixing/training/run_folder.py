@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import zhixing
 from zhixing import config
 from zhixing.core import space_json
 from zhixing.core.spaces import Spaces
@@ -22,7 +21,7 @@ from zhixing.training import signing
 from zhixing.training.checkpoint_file import read_archive, write_archive
 from zhixing.training.lock import FolderLock, check_inside
 from zhixing.utils import importing
-from zhixing.utils.files import write_atomically
+from zhixing.utils.files import bundled_agents, write_atomically
 
 if TYPE_CHECKING:
     from zhixing.core.batch import Batch
@@ -32,12 +31,6 @@ RunPath = str | os.PathLike[str]  # a run folder, the name of a bundled agent, o
 MAX_SPACES_BYTES = 32 << 20
 ENV_SETTINGS = ("env", "eval_env", "imports", "distributed", "wandb", "mlflow")  # not needed by agents that only act
 FORMAT = 1  # version of checkpoints; later versions of zhixing read older formats
-
-
-def bundled_agents() -> Path:
-    """Return the folder of the agents that come with zhixing: `agents` in a wheel, `zoo` in a checkout."""
-    package = Path(zhixing.__file__).parent
-    return package / "agents" if (package / "agents").is_dir() else package.parent / "zoo"
 
 
 def _find(run: RunPath) -> Path:

@@ -17,7 +17,8 @@ from zhixing.nets.joint_policy import JointPolicy
 from zhixing.training.agent import Agent, load_agent, load_state, open_source, read_spaces, restricted
 from zhixing.training.resolve import NO_ENV
 from zhixing.training.run import evaluate, make_greedy
-from zhixing.training.run_folder import RunFolder, RunPath, bundled_agents
+from zhixing.training.run_folder import RunFolder, RunPath
+from zhixing.utils.files import bundled_agents
 
 Format = Literal["folder", "onnx", "torch"]
 

@@ -29,3 +29,9 @@ def write_atomically(path: Path, write: Callable[[io.BufferedWriter], Any]) -> N
         os.fsync(folder)  # makes the new name durable
     finally:
         os.close(folder)
+
+
+def bundled_agents() -> Path:
+    """Return the folder of the agents that come with zhixing: `agents` in a wheel, `zoo` in a checkout."""
+    package = Path(__file__).parents[1]
+    return package / "agents" if (package / "agents").is_dir() else package.parent / "zoo"
