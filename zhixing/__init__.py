@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from zhixing.algorithms.c51 import C51Config, RainbowConfig
     from zhixing.algorithms.coma import COMAConfig
     from zhixing.algorithms.cql import CQLConfig
+    from zhixing.algorithms.crossq import CrossQConfig
     from zhixing.algorithms.dagger import DAggerConfig
     from zhixing.algorithms.dqn import DoubleDQNConfig, DQNConfig, DuelingDQNConfig
     from zhixing.algorithms.dreamer import DreamerConfig
@@ -42,10 +43,12 @@ if TYPE_CHECKING:
     from zhixing.algorithms.pg import PGConfig
     from zhixing.algorithms.ppg import PPGConfig
     from zhixing.algorithms.ppo import PPOConfig
+    from zhixing.algorithms.pqn import PQNConfig
     from zhixing.algorithms.qmix import IDQNConfig, QMIXConfig, VDNConfig
     from zhixing.algorithms.qrdqn import QRDQNConfig
-    from zhixing.algorithms.sac import REDQConfig, SACConfig
+    from zhixing.algorithms.sac import DroQConfig, REDQConfig, SACConfig
     from zhixing.algorithms.td3 import DDPGConfig, TD3BCConfig, TD3Config
+    from zhixing.algorithms.tqc import TQCConfig
     from zhixing.algorithms.trpo import TRPOConfig
     from zhixing.buffers import Buffer
     from zhixing.collectors.actor import Actor
@@ -179,6 +182,7 @@ __all__ = [
     "Callback",
     "Chart",
     "Collector",
+    "CrossQConfig",
     "DAggerConfig",
     "DDPGConfig",
     "DQNConfig",
@@ -186,6 +190,7 @@ __all__ = [
     "DistributedConfig",
     "DoubleDQNConfig",
     "DreamerConfig",
+    "DroQConfig",
     "DuelingDQNConfig",
     "EnvConfig",
     "Episode",
@@ -205,6 +210,7 @@ __all__ = [
     "PGConfig",
     "PPGConfig",
     "PPOConfig",
+    "PQNConfig",
     "Phase",
     "Policy",
     "QMIXConfig",
@@ -220,6 +226,7 @@ __all__ = [
     "Spaces",
     "TD3BCConfig",
     "TD3Config",
+    "TQCConfig",
     "TRPOConfig",
     "TrainingLoop",
     "Update",

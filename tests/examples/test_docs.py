@@ -122,6 +122,8 @@ def test_commands_of_a_page_work(
         if words[0] != "zhixing":
             assert words[0] in NOT_RUN, words
             continue
+        if words[1] == "--install-completion":  # tests/unit/cli/test_completion.py does it in an empty home folder
+            continue
         if words[1] == "tune" and importlib.util.find_spec("optuna") is None:
             best = Path(words[words.index("--out") + 1], "best.yaml")  # later commands read it
             best.parent.mkdir(parents=True)

@@ -35,6 +35,7 @@ from zhixing.ops.returns import td_target
 
 
 class CrossQConfig(OffPolicyConfig):
+    algorithm: str = "crossq"
     lr: PositiveFloat = 1e-3
     actor_lr: PositiveFloat | None = None
     """Learning rate of the actor; none uses lr."""

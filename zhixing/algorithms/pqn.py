@@ -40,6 +40,7 @@ from zhixing.ops.returns import gae, next_values, rollout_boundary
 
 
 class PQNConfig(OnPolicyConfig, EpsilonGreedyConfig):
+    algorithm: str = "pqn"
     num_envs: Positive = 32
     rollout_steps: Positive = 32
     lr: PositiveFloat = 5e-4

@@ -63,6 +63,7 @@ class REDQConfig(SACConfig):
 
 
 class DroQConfig(SACConfig):
+    algorithm: str = "droq"
     updates_per_step: PositiveFloat = 20.0
     policy_delay: Positive = 20
     critic_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.01

@@ -32,6 +32,7 @@ from zhixing.ops.returns import td_target
 
 
 class TQCConfig(OffPolicyActorCriticConfig):
+    algorithm: str = "tqc"
     lr: PositiveFloat = 3e-4
     critics: Annotated[Positive, Group.NETWORK] = 5
     """Number of critics."""
