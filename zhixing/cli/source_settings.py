@@ -58,9 +58,12 @@ def _settings_of_class(name: str, prefix: str = "") -> dict[str, SourceSetting]:
             settings |= _changed_defaults(field.value, settings, setting)
             continue
         inherited = settings.get(setting)
+        value = field.value
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":  # Field(default, ...)
+            value = value.args[0]
         settings[setting] = SourceSetting(
             description or (inherited.description if inherited else ""),
-            "" if field.value is None else ast.unparse(field.value),
+            "" if value is None else ast.unparse(value),
             _choices(annotation) or (inherited.choices if inherited else ()),
         )
     return settings
