@@ -54,7 +54,15 @@ if TYPE_CHECKING:
     from zhixing.collectors.actor import Actor
     from zhixing.collectors.collector import Collector, Experience
     from zhixing.collectors.evaluation import Episode, Evaluation
-    from zhixing.config import DistributedConfig, EnvConfig, NetConfig, ReplayConfig, RunConfig, VectorConfig
+    from zhixing.config import (
+        DistributedConfig,
+        EnvConfig,
+        MultiPolicyConfig,
+        NetConfig,
+        ReplayConfig,
+        RunConfig,
+        VectorConfig,
+    )
     from zhixing.core.batch import Batch
     from zhixing.core.learner import Learner, Update, train_step
     from zhixing.core.policy import Decision, Phase, Policy
@@ -133,7 +141,15 @@ _NAMES = {
     "algorithms.tqc": ("TQCConfig",),
     "algorithms.td3": ("DDPGConfig", "TD3BCConfig", "TD3Config"),
     "algorithms.trpo": ("TRPOConfig",),
-    "config": ("DistributedConfig", "EnvConfig", "NetConfig", "ReplayConfig", "RunConfig", "VectorConfig"),
+    "config": (
+        "DistributedConfig",
+        "EnvConfig",
+        "MultiPolicyConfig",
+        "NetConfig",
+        "ReplayConfig",
+        "RunConfig",
+        "VectorConfig",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
@@ -176,6 +192,7 @@ __all__ = [
     "MADDPGConfig",
     "MAPPOConfig",
     "MCTSConfig",
+    "MultiPolicyConfig",
     "MunchausenDQNConfig",
     "NetConfig",
     "PGConfig",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[1]
-SCHEMA = PACKAGE / "config" / "schema.py"
+SCHEMA, POLICIES = (PACKAGE / "config" / f"{name}.py" for name in ("schema", "policies"))
 
 
 class SourceSetting(NamedTuple):
@@ -24,7 +24,7 @@ class SourceSetting(NamedTuple):
 @functools.cache
 def _sources() -> dict[Path, str]:
     files = sorted((PACKAGE / "algorithms").glob("*.py"))
-    return {file: file.read_text(encoding="utf-8") for file in (SCHEMA, *files)}
+    return {file: file.read_text(encoding="utf-8") for file in (SCHEMA, POLICIES, *files)}
 
 
 def algorithm_summaries() -> dict[str, str]:
@@ -35,7 +35,9 @@ def algorithm_summaries() -> dict[str, str]:
 
 def read_settings(algorithm: str) -> dict[str, SourceSetting]:
     """Return the settings of a built-in algorithm by dotted name; empty for other algorithms."""
-    pattern = re.compile(rf'^class (\w+)\(.*\):\n(?:    """.*\n)?    algorithm: str = "{re.escape(algorithm)}"$', re.M)
+    pattern = re.compile(
+        rf'^class (\w+)\(.*\):\n(?:    """.*\n\n?)?    algorithm: str = "{re.escape(algorithm)}"$', re.M
+    )
     names = [match[1] for text in _sources().values() for match in pattern.finditer(text)]
     return _settings_of_class(names[0]) if names else {}
 

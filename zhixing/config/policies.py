@@ -55,6 +55,7 @@ class FrozenRunConfig(StrictModel):
 class MultiPolicyConfig(RunConfig):
     """Settings of a run with several policies."""
 
+    algorithm: str = "multi_policy"
     group: ClassVar[Group] = Group.COLLECTION
 
     num_envs: Annotated[Positive, Group.ENVIRONMENT] = 8
