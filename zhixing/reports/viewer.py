@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from zhixing import envs
+from zhixing.core.action_layout import ActionLayout
 from zhixing.envs.env_spec import MASK
 from zhixing.envs.wrappers.headless import headless
 from zhixing.errors import UserError
@@ -146,9 +147,9 @@ def _play_episodes(
 
 def _random_action(env: gym.Env[Any, Any], obs: Any, info: dict[str, Any]) -> Any:
     mask = info.get(MASK, obs.get(MASK) if isinstance(obs, dict) else None)
-    if mask is not None and isinstance(env.action_space, Discrete):
-        return env.action_space.sample(np.asarray(mask, np.int8))
-    return env.action_space.sample()
+    if mask is None:
+        return env.action_space.sample()
+    return ActionLayout(env.action_space).sample(np.asarray(mask, np.int8))
 
 
 def choose_action(pressed: tuple[str, ...], keymap: Keymap) -> Any:

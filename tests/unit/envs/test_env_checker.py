@@ -95,7 +95,7 @@ def test_checks_that_depend_on_a_failed_check_are_skipped() -> None:
         broken.NoneReward,
         broken.ThreeRewards,
         broken.TextReward,
-        broken.MultiBinaryActions,
+        broken.SequenceActions,
         broken.OldReset,
         broken.OldSignature,
         broken.OldStep,

@@ -200,6 +200,7 @@ def test_auto_compares_saved_time_with_wake_up_cost(monkeypatch: pytest.MonkeyPa
     [
         ("toy/match", lambda obs: obs.argmax(-1), 10.0, 2.5),
         ("toy/reach", lambda obs: np.clip((obs[:, 1:] - obs[:, :1]) / 0.3, -1, 1), -0.80, -14.0),
+        ("toy/throw", lambda obs: {"basket": obs[:, :4].argmax(-1), "distance": obs[:, 4]}, 10.0, 1.04),
     ],
 )
 def test_toy_returns_are_as_documented(name: str, best: object, best_return: float, random_return: float) -> None:
