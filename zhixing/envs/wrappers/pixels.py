@@ -65,6 +65,35 @@ def wrap_pixels(
       stores each image once.
     """
     height, width = _check_options(action_repeat, pool, sticky, noops, max_episode_steps, size, stack)
+    env = wrap_frames(
+        env,
+        action_repeat=action_repeat,
+        pool=pool,
+        sticky=sticky,
+        noops=noops,
+        end_on_life_loss=end_on_life_loss,
+        shaping=shaping,
+        clip_reward=clip_reward,
+        max_episode_steps=max_episode_steps,
+    )
+    env = PreprocessImage(env, grayscale, height, width)
+    return FrameStack(env, stack) if stack > 1 else env
+
+
+def wrap_frames(
+    env: gym.Env[Any, Any],
+    *,
+    action_repeat: int = 4,
+    pool: str = "max",
+    sticky: float = 0.0,
+    noops: int = 0,
+    end_on_life_loss: bool = False,
+    shaping: str | Shaping | None = None,
+    clip_reward: bool = False,
+    max_episode_steps: int | None = None,
+) -> gym.Env[Any, Any]:
+    """Apply the parts of `wrap_pixels` that don't process images. With `pool="last"`, any observations are allowed."""
+    _check_options(action_repeat, pool, sticky, noops, max_episode_steps, None, 1)
     if noops:
         env = NoopReset(env, noops)
     env = ActionRepeat(env, action_repeat, pool, sticky)
@@ -73,13 +102,11 @@ def wrap_pixels(
     if shaping is not None or clip_reward:
         function: Any = import_object(shaping) if isinstance(shaping, str) else shaping
         env = ShapeReward(env, function, clip_reward)
-    if max_episode_steps is not None:
-        env = StatefulTimeLimit(env, max_episode_steps)
-    env = PreprocessImage(env, grayscale, height, width)
-    return FrameStack(env, stack) if stack > 1 else env
+    return env if max_episode_steps is None else StatefulTimeLimit(env, max_episode_steps)
 
 
 PIXEL_OPTIONS = tuple(parameter_names(wrap_pixels)[1:])
+IMAGE_OPTIONS = ("pool", "grayscale", "size", "stack")  # those of them that only concern images
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

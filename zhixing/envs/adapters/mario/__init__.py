@@ -16,7 +16,7 @@ from zhixing.envs.adapters.mario.env import SuperMarioEnv
 from zhixing.envs.adapters.mario.rules import score_shaping
 from zhixing.envs.options import COMMON_OPTIONS, check_options, construct_env
 from zhixing.envs.wrappers.frames import select_frame_options
-from zhixing.envs.wrappers.pixels import PIXEL_OPTIONS, split_options, wrap_pixels
+from zhixing.envs.wrappers.pixels import IMAGE_OPTIONS, PIXEL_OPTIONS, split_options, wrap_frames, wrap_pixels
 from zhixing.errors import UserError
 
 __all__ = ["SuperMarioEnv", "make", "names", "score_shaping", "supports"]
@@ -43,6 +43,9 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     pixel_options["shaping"] = _resolve_shaping(name, options.get("shaping"))
     env = construct_env(name, constructor, game_options)
     try:
+        if env.reads_ram:
+            rest = {key: value for key, value in pixel_options.items() if key not in IMAGE_OPTIONS}
+            return wrap_frames(env, pool="last", **rest)
         return wrap_pixels(env, **pixel_options)
     except Exception:
         env.close()  # frees the emulator
@@ -50,12 +53,13 @@ def make(name: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
 
 
 def own_options(name: str, options: dict[str, Any]) -> set[str]:
-    return set(COMMON_OPTIONS).intersection(PIXEL_OPTIONS)
+    own = set(COMMON_OPTIONS).intersection(PIXEL_OPTIONS)
+    return own.difference(IMAGE_OPTIONS) if options.get("obs") == "ram" else own
 
 
-def frame_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return how observations are made from screens, for agents that act without the emulator."""
-    return select_frame_options(options)
+def frame_options(options: dict[str, Any]) -> dict[str, Any] | None:
+    """Return how observations are made from screens, for agents that act without the emulator; None with obs=ram."""
+    return None if options.get("obs") == "ram" else select_frame_options(options)
 
 
 def _resolve_shaping(name: str, shaping: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from zhixing.envs.adapters.mario import cutscenes, rules
+from zhixing.envs.adapters.mario import cutscenes, ram_obs, rules
 from zhixing.envs.adapters.mario.nes_core import NesConsole
 from zhixing.envs.adapters.mario.retro_core import RetroConsole
 from zhixing.envs.adapters.mario.rules import Level
@@ -37,13 +37,15 @@ ACTIONS: dict[str, tuple[int, ...]] = {
     "all": tuple(range(256)),
 }
 CORES: dict[str, Any] = {"retro": RetroConsole, "nes": NesConsole}
+OBSERVATIONS = ("pixels", "ram")
 # keyboard keys for each button in `zhixing play`
 KEYS = {RIGHT: ("right",), LEFT: ("left",), DOWN: ("down",), UP: ("up",), B: ("x",), A: ("z", "space")}
 
 
 class SuperMarioEnv(gym.Env[Any, Any]):
-    """One level, or the whole game if `level` is None. Each step is one frame; observations are screens [H, W, 3].
+    """One level, or the whole game if `level` is None. Each step is one frame.
 
+    Observations are screens [H, W, 3], or with `obs="ram"` vectors that `ram_obs` makes from the console's memory.
     `ram` maps names to addresses of bytes to add to `info`. With `core="nes"`, rewards, info and screens equal those of
     gym-super-mario-bros exactly; `core="retro"` runs the same rules on a faster emulator whose state can be saved.
     """
@@ -63,10 +65,17 @@ class SuperMarioEnv(gym.Env[Any, Any]):
         rom: str = "standard",
         actions: str = "simple",
         core: str = "retro",
+        obs: str = "pixels",
         ram: Mapping[str, Any] | None = None,
         render_mode: str | None = None,
     ) -> None:
-        for option, value, allowed in (("rom", rom, ROMS), ("actions", actions, ACTIONS), ("core", core, CORES)):
+        choices: list[tuple[str, str, Collection[str]]] = [
+            ("rom", rom, ROMS),
+            ("actions", actions, ACTIONS),
+            ("core", core, CORES),
+            ("obs", obs, OBSERVATIONS),
+        ]
+        for option, value, allowed in choices:
             if value not in allowed:
                 raise UserError(f"{name}: env.{option}={value!r}: allowed are {', '.join(allowed)}")
         self.addresses = _parse_addresses(name, ram or {})
@@ -76,7 +85,10 @@ class SuperMarioEnv(gym.Env[Any, Any]):
         cutscenes.start_level(self.console, level)
         self.console.save_start()
         self.progress = rules.read_progress(self.console.ram())
-        self.observation_space = Box(0, 255, self.console.shape, np.uint8)
+        self.reads_ram = obs == "ram"
+        self.observation_space = (
+            ram_obs.observation_space() if self.reads_ram else Box(0, 255, self.console.shape, np.uint8)
+        )
         self.action_space = Discrete(len(self.buttons))
         if isinstance(self.console, RetroConsole):  # set here: with nes-py the env must not have these methods
             self.state_dict, self.load_state_dict = self._state, self._load
@@ -105,10 +117,10 @@ class SuperMarioEnv(gym.Env[Any, Any]):
         return reward, terminated, False, info
 
     def get_obs(self) -> Array:
-        return self.console.screen()
+        return ram_obs.read_obs(self.console.ram()) if self.reads_ram else self.console.screen()
 
     def render(self) -> Array | None:
-        return self.get_obs() if self.render_mode == "rgb_array" else None
+        return self.console.screen() if self.render_mode == "rgb_array" else None
 
     def get_keys_to_action(self) -> dict[tuple[str, ...], int]:
         """Return the action for each combination of held keys, as in Gymnasium; see `zhixing play`."""
