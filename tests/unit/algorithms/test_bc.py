@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import CONTINUOUS, DISCRETE, LOGITS, OBS, batch, gradient_of, set_net_output
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 import zhixing as zx
 from zhixing.algorithms.bc import BC
@@ -150,10 +150,21 @@ def test_discrete_policy_samples_while_collecting_and_takes_the_mode_in_evaluati
     assert learner.policy.act(obs, None, None, Phase.EVAL, rng, 0).action.unique().tolist() == [0]
 
 
+def test_loss_of_hybrid_actions_is_the_negative_log_likelihood_of_all_parts() -> None:
+    learner = make_learner(Spaces(OBS, Dict({"aim": Box(-1.0, 1.0, (1,)), "tool": Discrete(2)})))
+    steps = batch(action=torch.tensor([[1.0, 0.5], [0.0, -0.2], [1.0, 0.9]]))  # tool, aim
+    out = learner.actor.layers(steps.obs)
+    std = torch.exp(-5 + 5 * learner.actor.log_std_raw.sigmoid())
+    choice = torch.log_softmax(out[:, :2], -1)[torch.arange(3), steps.action[:, 0].long()]
+    number = torch.distributions.Normal(out[:, 2].tanh(), std).log_prob(steps.action[:, 1])
+    assert learner.loss(steps).item() == pytest.approx(-(choice + number).mean().item(), rel=1e-5)
+
+
 def test_unsupported_settings_and_spaces_are_rejected() -> None:
-    for space in (Box(-np.inf, np.inf, (1,), np.float32), Box(-1.0, 1.0, (2, 2), np.float32)):
-        with pytest.raises(UserError, match="bc needs continuous actions in a bounded one-dimensional Box"):
-            make_learner(Spaces(OBS, space))
+    with pytest.raises(UserError, match="bc needs continuous actions in a bounded one-dimensional Box"):
+        make_learner(Spaces(OBS, Box(-np.inf, np.inf, (1,), np.float32)))
+    with pytest.raises(UserError, match=r"bc needs bounded actions; this env has Dict.*: set finite bounds"):
+        make_learner(Spaces(OBS, Dict({"aim": Box(-np.inf, np.inf, (1,), np.float32), "tool": Discrete(2)})))
     with pytest.raises(UserError, match=r"bc does not support recurrent networks: set net\.recurrent=none"):
         make_learner(net__recurrent="gru")
     with pytest.raises(UserError, match="bc needs an environment with one agent"):
