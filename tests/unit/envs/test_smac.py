@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+import zhixing as zx
 from zhixing.envs.adapters.skirmish import NATIVE, SkirmishSMAC, random_play
 from zhixing.envs.adapters.smac import SmacEnv, make, names, supports
 from zhixing.envs.env_spec import inspect_env
@@ -63,11 +65,90 @@ def test_wrapped_battle_equals_the_native_env(map_name: str) -> None:
     assert num_ends >= 3
 
 
-def test_reset_without_a_seed_continues_the_random_stream() -> None:
-    env = SmacEnv(partial(SkirmishSMAC, "3m"))
-    first = env.reset(seed=1)[1]["state"]
-    assert not np.array_equal(first, env.reset()[1]["state"])
-    np.testing.assert_array_equal(first, env.reset(seed=1)[1]["state"])
+class CountingSMAC(SkirmishSMAC):
+    """Starts its game as StarCraft2Env does: in `reset`, as long as no battle has ended. Counts games."""
+
+    num_started = num_closed = num_leaked = 0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.num_episodes, self.runs = 0, False
+
+    def reset(self) -> Any:
+        if self.num_episodes == 0:
+            CountingSMAC.num_started += 1
+            CountingSMAC.num_leaked += self.runs  # the previous one is still running
+            self.runs = True
+        return super().reset()
+
+    def step(self, actions: Any) -> Any:
+        reward, over, info = super().step(actions)
+        self.num_episodes += over
+        return reward, over, info
+
+    def close(self) -> None:
+        CountingSMAC.num_closed += self.runs
+        self.runs = False
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> type[CountingSMAC]:
+    """Install the stand-in as the package smac."""
+    module = ModuleType("smac.env")
+    module.StarCraft2Env = CountingSMAC  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "smac", ModuleType("smac"))
+    monkeypatch.setitem(sys.modules, "smac.env", module)
+    for name in ("num_started", "num_closed", "num_leaked"):
+        monkeypatch.setattr(CountingSMAC, name, 0)
+    return CountingSMAC
+
+
+def test_one_game_runs_for_the_life_of_an_environment(counting: type[CountingSMAC]) -> None:
+    env = make("smac/3m", {"episode_limit": 8})
+    assert counting.num_started == 0
+    for seed in (3, 4, None, 5):
+        env.reset(seed=seed)  # a battle that has just begun goes on
+    assert counting.num_started == 1
+    for steps in (3, 20, 1, 8):
+        for _ in range(steps):  # resets in the middle of the first and of later battles, and after their end
+            *_, terminated, truncated, _ = env.step(np.array(env.battle.get_avail_actions()).argmax(-1))
+            if terminated or truncated:
+                break
+        env.reset(seed=steps)
+        assert env.battle.get_obs()[0].any()
+    assert (counting.num_started, counting.num_leaked, counting.num_closed) == (1, 0, 0)
+    env.close()
+    assert counting.num_closed == 1
+
+
+def test_first_seed_determines_the_game(counting: type[CountingSMAC]) -> None:
+    states = []
+    for seed in (1, 1, 2):
+        env = make("smac/3m", {})
+        states.append(env.reset(seed=seed)[1]["state"])
+        env.close()
+    np.testing.assert_array_equal(states[0], states[1])
+    assert not np.array_equal(states[0], states[2])
+
+
+@pytest.mark.parametrize("name", ["qmix", "mappo"])
+def test_run_starts_a_game_per_environment(name: str, counting: type[CountingSMAC], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"num_envs": 3, "eval_num_envs": 2, "env_steps": 240, "eval_every": 60}
+    settings |= {"rollout_steps": 20, "minibatch_size": 60, "epochs": 1} if name == "mappo" else {}
+    zx.train(
+        name, env="smac/3m", env__episode_limit=10, out=tmp_path / "run", quiet=True, eval_episodes=4,
+        vector__backend="serial", tensorboard=False, **settings,
+    )  # fmt: skip
+    # three for training, two for five evaluations, and one each to read their spaces
+    assert counting.num_started == 3 + 2 + 2
+    assert (counting.num_leaked, counting.num_closed) == (0, counting.num_started)
+
+
+@pytest.mark.parametrize("name", ["qmix", "vdn", "idqn", "coma", "mappo", "ippo"])
+def test_presets_limit_the_games_of_evaluations(name: str) -> None:
+    cfg = zx.config.load(algorithm=name, env="smac/3m")
+    assert (cfg.num_envs, cfg.eval_num_envs) == (8, 4)
+    assert cfg.env_steps == (10_000_000 if name in ("mappo", "ippo") else 2_000_000)
 
 
 def test_env_spec_includes_agents_mask_and_state() -> None:

@@ -57,10 +57,11 @@ def _import_constructor(name: str) -> Callable[..., Any]:
 
 
 class SmacEnv(gym.Env[Any, Any]):
-    """Wrap an object with SMAC's interface, made by `constructor(seed=...)`.
+    """Wrap an object with SMAC's interface, made by `constructor(seed=...)`. A unit is alive if action 0 (no-op) is not
+    available to it.
 
-    SMAC takes a seed only at construction, so a reset with a seed constructs a new object. A unit is alive if action 0
-    (no-op) is not available to it.
+    One game runs for the whole life of an environment, because starting StarCraft II takes long. SMAC starts it at the
+    first reset, with the seed of the object. So the seed of the first reset counts, and later seeds have no effect.
     """
 
     metadata = {"render_modes": ["rgb_array"], "logged_info_keys": ("won",)}  # noqa: RUF012  (as in gym.Env)
@@ -68,7 +69,10 @@ class SmacEnv(gym.Env[Any, Any]):
 
     def __init__(self, constructor: Callable[..., Any]) -> None:
         self.constructor = constructor
-        self.battle = constructor()
+        self.battle = constructor()  # doesn't start the game
+        self.started = False
+        self.num_battles = 0  # that ended
+        self.over, self.num_steps = True, 0  # of the current battle
         env_info = self.battle.get_env_info()
         self.num_agents = int(env_info["n_agents"])
         self.observation_space = Box(-np.inf, np.inf, (int(env_info["obs_shape"]),), np.float32)
@@ -76,14 +80,27 @@ class SmacEnv(gym.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
-        if seed is not None:
-            self.battle.close()
-            self.battle = self.constructor(seed=seed)
-        self.battle.reset()
+        if not self.started:
+            if seed is not None:
+                self.battle.close()
+                self.battle = self.constructor(seed=seed)
+            self.battle.reset()
+            self.started = True
+        elif self.over or self.num_steps:  # otherwise the battle has just begun
+            while not self.over and self.num_battles == 0:  # until a battle has ended, SMAC's reset starts another game
+                self._step_battle(np.argmax(self.battle.get_avail_actions(), axis=-1))
+            self.battle.reset()
+        self.over, self.num_steps = False, 0
         return self._observe()
 
+    def _step_battle(self, action: Any) -> tuple[Any, bool, dict[str, Any]]:
+        reward, self.over, battle_info = self.battle.step([int(agent_action) for agent_action in action])
+        self.num_steps += 1
+        self.num_battles += self.over
+        return reward, self.over, battle_info
+
     def step(self, action: Any) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
-        reward, over, battle_info = self.battle.step([int(agent_action) for agent_action in action])
+        reward, over, battle_info = self._step_battle(action)
         obs, info = self._observe()
         won = bool(battle_info.get("battle_won", False))
         # SMAC doesn't always report the time limit, and never reports that the game crashed and was restarted. If the
