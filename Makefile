@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 SEED ?= 0
+# packages that register environments, which no extra installs
+WORLD_PACKAGES = highway-env minigrid MinAtar popgym
 BENCH = fixed_work image_updates threshold collecting replay startup growth
 
 .PHONY: help install train test test-worlds lint types datasets learn bench bench-quick soak clean
@@ -29,8 +31,8 @@ test: lint types  ## check style and types and run all tests
 test-worlds:     ## run the tests that need extras: simulators, emulators, Ray
 	test -d .venv-worlds || $(PYTHON) -m venv .venv-worlds
 	PIP_CONSTRAINT=constraints.txt .venv-worlds/bin/pip install -q --disable-pip-version-check torch
-	PIP_CONSTRAINT=constraints.txt .venv-worlds/bin/pip install -q --disable-pip-version-check -e ".[dev,all]"
-	.venv-worlds/bin/pytest -n 1 tests/unit/envs tests/unit/distributed tests/unit/reports/test_window.py \
+	PIP_CONSTRAINT=constraints.txt .venv-worlds/bin/pip install -q --disable-pip-version-check -e ".[dev,all]" $(WORLD_PACKAGES)
+	.venv-worlds/bin/pytest -n 1 -rs tests/unit/envs tests/unit/distributed tests/unit/search tests/unit/reports \
 	  tests/learning/test_published_settings.py
 
 lint: install

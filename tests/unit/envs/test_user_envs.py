@@ -204,16 +204,23 @@ def test_id_registered_by_a_script_must_be_passed_again(
     [
         "minigrid:MiniGrid-Empty-5x5-v0",  # a part of the observation is text
         "highway_env:highway-fast-v0",
-        "flappy_bird_gymnasium:FlappyBird-v0",
         "popgym:popgym-RepeatPreviousEasy-v0",
         "minatar:MinAtar/Breakout-v1",
     ],
 )
-def test_third_party_packages(name: str, tmp_path: Path, clean: None) -> None:
-    pytest.importorskip(name.partition(":")[0])
-    settings = {**FAST, "env_steps": 8, "rollout_steps": 4, "env__max_episode_steps": 4}
-    zx.train("ppo", env=name, out=tmp_path / "run", quiet=True, vector__backend="process", **settings)
+def test_third_party_packages(
+    name: str, tmp_path: Path, clean: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package, _, env_id = name.partition(":")
+    pytest.importorskip(package)
+    assert cli_exit_code(monkeypatch, "list", "envs", "--import", package) == 0
+    assert env_id.partition("-v")[0] in capsys.readouterr().out
+    words = ["--env", env_id, "--import", package, "env.max_episode_steps=4", "--out", str(tmp_path / "run")]
+    short = [*SHORT, "env_steps=8", "rollout_steps=4", "vector.backend=process"]
+    assert cli_exit_code(monkeypatch, "train", "ppo", *words, *short) == 0
+    assert zx.config.read_yaml(tmp_path / "run" / "config.yaml")["imports"] == [package]
     assert zx.evaluate(tmp_path / "run", 2).summary()["mean_length"] <= 4
+    zx.envs.make(name).close()
 
 
 def test_text_in_observations_is_dropped(clean: None) -> None:
