@@ -77,6 +77,11 @@ def test_installed_wheel_trains_from_another_folder(tmp_path: Path) -> None:
     folder.mkdir()
     path = run_command(python, "-c", "import zhixing; print(zhixing.__file__)", cwd=folder).strip()
     assert path.startswith(str(home))
+    # the error for a missing extra names a command that works without a checkout, and without zhixing in an index
+    hint = "from zhixing.utils.extras import install_hint; print(install_hint('mario'))"
+    command = run_command(python, "-c", hint, cwd=folder).strip()
+    assert command.startswith("pip install 'gym-super-mario-bros==7.4.0' 'nes-py==")
+    assert str(ROOT) not in command
     out = run_command(script, "train", "ppo", "--env", "CartPole-v1", "--out", "run", "env_steps=512", cwd=folder)
     assert "trained            512 steps" in out
     assert json.loads((folder / "run" / "result.json").read_text())["env_steps"] == 512
