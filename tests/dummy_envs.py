@@ -293,6 +293,59 @@ class SwitchesEnv(gym.Env):
         return self.switches.astype(np.float32), reward, False, self.t == 10, {}
 
 
+def make_mixed() -> gym.Env:
+    """Return an environment of an agent that chooses a cell of a grid, and one that steers to a target.
+
+    The first gets 1 for the marked cell; its mask forbids another one. The second gets 1
+    minus the distance of its action, in [-2, 4], to the target. An episode has ten steps.
+    """
+    from pettingzoo import ParallelEnv
+
+    class Mixed(ParallelEnv):
+        metadata = {"name": "mixed"}  # noqa: RUF012
+        possible_agents = ["eye", "hand"]  # noqa: RUF012
+        image = Box(0.0, 1.0, (2, 2), np.float32)
+        spaces = {  # noqa: RUF012
+            "eye": Dict({"observation": image, "action_mask": Box(0, 1, (4,), np.int8)}),
+            "hand": Dict({"target": Box(-2.0, 4.0, (1,), np.float32), "phase": Discrete(3)}),
+        }
+
+        def observation_space(self, agent: str) -> gym.Space:
+            return self.spaces[agent]
+
+        def action_space(self, agent: str) -> gym.Space:
+            return Discrete(4) if agent == "eye" else Box(-2.0, 4.0, (1,), np.float32)
+
+        def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
+            self.rng, self.t, self.agents = np.random.default_rng(seed), 0, ["eye", "hand"]
+            return self._observe(), {"eye": {}, "hand": {}}
+
+        def step(self, actions: dict) -> tuple[dict, dict, dict, dict, dict]:
+            assert isinstance(actions["eye"], int)
+            assert self.mask[actions["eye"]]
+            assert actions["hand"].shape == (1,)
+            reward = {"eye": float(actions["eye"] == self.cell)}
+            reward["hand"] = 1.0 - abs(float(actions["hand"][0] - self.target))
+            self.t += 1
+            truncated = dict.fromkeys(self.agents, self.t == 10)
+            obs, infos, terminated = self._observe(), {"eye": {}, "hand": {}}, dict.fromkeys(self.agents, False)
+            if self.t == 10:
+                self.agents = []
+            return obs, reward, terminated, truncated, infos
+
+        def _observe(self) -> dict:
+            self.cell, self.target = int(self.rng.integers(4)), float(self.rng.uniform(-2, 4))
+            self.mask = np.ones(4, np.int8)
+            self.mask[(self.cell + int(self.rng.integers(1, 4))) % 4] = 0
+            image = (np.arange(4) == self.cell).astype(np.float32).reshape(2, 2)
+            eye = {"observation": image, "action_mask": self.mask}
+            return {"eye": eye, "hand": {"target": np.float32([self.target]), "phase": self.t % 3}}
+
+    from zhixing.envs.adapters.pettingzoo_envs import PettingZooParallelEnv
+
+    return PettingZooParallelEnv(Mixed(), "mixed", agents_leave=False)
+
+
 class RaisingEnv(FixedLengthEnv):
     """Raises an error at its third step."""
 

@@ -7,7 +7,6 @@ each of its agents as from a separate environment; a multi-agent algorithm learn
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import nn
 
 from zhixing import algorithms
 from zhixing.algorithms import register
-from zhixing.algorithms.common.agents import group_agents, match_agents
+from zhixing.algorithms.common.agents import group_agents, match_agents, member_spaces
 from zhixing.algorithms.common.league_results import LeagueResults
 from zhixing.config import MultiPolicyConfig, RunConfig, is_learner, policy_config
 from zhixing.core.batch import Batch
@@ -37,6 +36,7 @@ class MultiPolicy(Learner):
     settings = MultiPolicyConfig
     metrics: ClassVar[tuple[str, ...]] = ()
     multi_agent = True
+    mixed_agents = True
     policy: JointPolicy
 
     def __init__(self, cfg: MultiPolicyConfig, spaces: Spaces, device: torch.device | str = "cpu") -> None:
@@ -57,17 +57,17 @@ class MultiPolicy(Learner):
         self.configs: dict[str, RunConfig] = {}
         policies: dict[str, Policy] = {}
         for name, settings in sorted(cfg.policies.items(), key=lambda item: "league" in item[1]):
-            used = agents.get(name) or eval_agents.get(name)
-            if used is None:
+            used = sorted({*agents.get(name, []), *eval_agents.get(name, [])})
+            if not used:
                 raise UserError(f"no agent has the policy {name}: set agents.{names[-1]}={name}, or remove it")
             if is_learner(settings) and name not in agents:
                 raise UserError(f"the policy {name} only acts in evaluations, so it can't learn: set frozen=true")
             if "league" in settings:
                 policies[name] = self._league(name, settings, policies[settings["league"]], agents)
             elif "script" in settings:
-                policies[name] = self._script(settings["script"])
+                policies[name] = self._script(settings["script"], used)
             else:
-                policies[name] = self._algorithm(name, settings, used)
+                policies[name] = self._algorithm(name, settings, agents.get(name, used), used)
             team = policies[name].spaces.num_agents
             if 1 < team < num and len(eval_agents.get(name, used)) != team:
                 raise UserError(f"eval_agents: the policy {name} acts for {team} agents together; give it as many")
@@ -91,13 +91,7 @@ class MultiPolicy(Learner):
 
     # --- parts ---
 
-    def _member_spaces(self, num_agents: int) -> Spaces:
-        if num_agents == 1:
-            individual: Any = {"reward_kind": "individual", "state": None, "alive": False}
-            return replace(self.spaces, num_agents=1, agent_names=(), **individual)
-        return replace(self.spaces, num_agents=num_agents, agent_names=())
-
-    def _algorithm(self, name: str, settings: Mapping[str, Any], agents: list[int]) -> Policy:
+    def _algorithm(self, name: str, settings: Mapping[str, Any], agents: list[int], used: list[int]) -> Policy:
         algorithm = algorithms.get(settings["algorithm"])
         is_team = algorithm.multi_agent is True
         of_other_run = not is_learner(settings) and settings["init_policy"] is None
@@ -110,7 +104,7 @@ class MultiPolicy(Learner):
         num_envs = self.cfg.num_envs * (1 if is_team else len(agents))
         cfg = policy_config(self.cfg, name, num_envs, derive_seed(self.cfg.seed, f"policy {name}"))
         try:
-            learner = algorithm.make(cfg, self._member_spaces(size if is_team else 1), self.device)
+            learner = algorithm.make(cfg, member_spaces(self.spaces, used, size if is_team else 1), self.device)
         except UserError as error:
             raise UserError(f"policies.{name} of multi_policy: {error}") from None
         if is_learner(settings):
@@ -128,8 +122,8 @@ class MultiPolicy(Learner):
             raise UserError(f"policies.{name}: the policy {settings['league']} of the league has no agent")
         return LeaguePolicy(policy, settings["size"], settings["sampling"] == "prioritized")
 
-    def _script(self, script: str) -> Policy:
-        spaces = self._member_spaces(1)
+    def _script(self, script: str, agents: list[int]) -> Policy:
+        spaces = member_spaces(self.spaces, agents, 1)
         if script == "random":
             return RandomPolicy(spaces)
         policy = import_object(script)

@@ -103,6 +103,7 @@ class Learner(ABC):
     settings: ClassVar[type[RunConfig]]
     metrics: ClassVar[tuple[str, ...]]
     multi_agent: ClassVar[bool | None] = False  # True: only for several agents; False: only for one; None: for both
+    mixed_agents: ClassVar[bool] = False  # whether agents may have different kinds of spaces
     shard_dim: ClassVar[int] = 0  # dimension along which several learners split the batch of a train step
     policy: Policy
 
@@ -111,6 +112,12 @@ class Learner(ABC):
             wanted, given = ("several agents", "one") if self.multi_agent else ("one agent", "several")
             examples = "ppo or dqn" if self.multi_agent else "mappo or qmix"
             raise UserError(f"{cfg.algorithm} needs an environment with {wanted}, this one has {given}: use {examples}")
+        if spaces.agent_spaces and not self.mixed_agents:
+            kinds = ", ".join(dict.fromkeys(f"{obs} and {action}" for obs, action in spaces.agent_spaces))
+            raise UserError(
+                f"{cfg.algorithm} needs agents whose spaces can be padded to equal ones, these have {kinds}: use "
+                f"multi_policy with a policy for each kind"
+            )
         self.spaces, self.device = spaces, torch.device(device)
         # for the order of minibatches and the noise of losses
         self.rng = torch.Generator(self.device).manual_seed(derive_seed(cfg.seed, "learner"))

@@ -31,6 +31,7 @@ def encode(spaces: Spaces) -> dict[str, Json]:
         "alive": spaces.alive,
         "reward_kind": spaces.reward_kind,
         "agent_names": list(spaces.agent_names),
+        "agent_spaces": [[_encode(obs), _encode(action)] for obs, action in spaces.agent_spaces],
         "stack": spaces.stack,
     }
 
@@ -38,8 +39,9 @@ def encode(spaces: Spaces) -> dict[str, Json]:
 def decode(data: Json) -> Spaces:
     """Return spaces from JSON. Raise `ValueError` for what `encode` never writes."""
     if isinstance(data, dict):
-        data = {"agent_names": [], "stack": 1, **data}  # older versions didn't write them
-    _check_keys(data, "obs", "action", "num_agents", "mask", "state", "alive", "reward_kind", "agent_names", "stack")
+        data = {"agent_names": [], "stack": 1, "agent_spaces": [], **data}  # older versions didn't write them
+    newer = "agent_names", "stack", "agent_spaces"
+    _check_keys(data, "obs", "action", "num_agents", "mask", "state", "alive", "reward_kind", *newer)
     if type(data["alive"]) is not bool:
         raise ValueError(f"alive is {data['alive']!r}, expected true or false")
     if data["reward_kind"] not in get_args(RewardKind):
@@ -47,6 +49,9 @@ def decode(data: Json) -> Spaces:
     names = data["agent_names"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"agent_names is {str(names)[:80]}, expected a list of strings")
+    pairs = data["agent_spaces"]
+    if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise ValueError(f"agent_spaces is {str(pairs)[:80]}, expected a list of pairs")
     return Spaces(
         _decode(data["obs"]),
         _decode(data["action"]),
@@ -57,6 +62,7 @@ def decode(data: Json) -> Spaces:
         data["reward_kind"],
         tuple(names),
         _count(data, "stack"),
+        tuple((_decode(obs), _decode(action)) for obs, action in pairs),
     )
 
 

@@ -49,7 +49,7 @@ RewardKind = Literal["shared", "individual", "opposed"]
 
 @dataclass(frozen=True)
 class Spaces:
-    """Spaces of one environment, for a single agent. All agents have equal spaces.
+    """Spaces of one environment, for a single agent. All agents have equal spaces, if necessary by padding.
 
     `stack` is the number of frames in an observation, if these are stacks; see `zhixing.core.stack`.
 
@@ -60,7 +60,9 @@ class Spaces:
     `reward_kind` is "shared" for one team reward, which also counts for agents that have left, "individual" for a
     reward per agent, which ends when the agent leaves, or "opposed" if in addition one agent's gain is another's loss.
 
-    `agent_names` are the names of the agents in the environment, by default `agent_0`, `agent_1` and so on.
+    `agent_names` are the names of the agents in the environment, by default `agent_0`, `agent_1` and so on. If their
+    spaces are of different kinds, `agent_spaces` are the observation and action space of each, and `obs` and `action`
+    are vectors that hold any of them, see `zhixing.core.flat_space`.
     """
 
     obs: gym.Space[Any]
@@ -72,6 +74,7 @@ class Spaces:
     reward_kind: RewardKind = "individual"
     agent_names: tuple[str, ...] = field(default=(), compare=False)
     stack: int = 1
+    agent_spaces: tuple[tuple[gym.Space[Any], gym.Space[Any]], ...] = ()
 
     def __post_init__(self) -> None:
         names = self.agent_names or tuple(f"agent_{i}" for i in range(self.num_agents))

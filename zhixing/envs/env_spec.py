@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Dict, Text, Tuple
+from gymnasium.spaces import Dict, Discrete, Text, Tuple
 
 from zhixing.core.action_layout import ActionLayout
 from zhixing.core.spaces import CONVERSIONS, Spaces, space_fields
@@ -63,19 +63,27 @@ def inspect_env(env: gym.Env[Any, Any], name: str) -> EnvSpec:
             f"{name} has action masks, so a repeated action may be forbidden; set env.action_repeat=1, not "
             f"{action_repeat_of(env)}"
         )
+    agent_spaces = tuple(getattr(env.unwrapped, "agent_spaces", ())) if agents else ()
+    sized_by = env.action_space if not agent_spaces else _largest_discrete([action for _, action in agent_spaces])
     spaces = Spaces(
         space,
         env.action_space,
         num_agents,
-        mask=_mask_size(mask, env.action_space, agents, name),
+        mask=_mask_size(mask, sized_by, agents, name),
         state=_state_size(info, agents, name),
         alive=bool(agents) and "alive" in info,
         reward_kind=getattr(env.unwrapped, "reward_kind", "individual") if agents else "individual",
         agent_names=tuple(map(str, getattr(env.unwrapped, "agent_names", ()))) if agents else (),
+        agent_spaces=agent_spaces,
         stack=stack_of(env),
     )
     fps = float(env.metadata.get("render_fps") or 30.0)
     return EnvSpec(spaces, paths, mask_in_obs, tuple(env.metadata.get("logged_info_keys", ())), time_limit_of(env), fps)
+
+
+def _largest_discrete(actions: list[gym.Space[Any]]) -> gym.Space[Any]:
+    """Return the largest Discrete space, which has the size of the masks, or the first space if there is none."""
+    return max((space for space in actions if isinstance(space, Discrete)), key=lambda s: s.n, default=actions[0])
 
 
 def get_leaf(obs: Any, path: Path) -> Any:

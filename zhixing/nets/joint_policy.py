@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from zhixing.core.batch import Batch
-from zhixing.core.policy import Decision, Phase, Policy
+from zhixing.core.flat_space import FlatSpace
+from zhixing.core.policy import Decision, Phase, Policy, as_tensor
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_leaves, tree_map
 from zhixing.errors import UserError, unknown
@@ -46,6 +47,37 @@ class RandomPolicy(Policy):
         return Decision(self.random_action(len(tree_leaves(obs)[0]), mask, rng))
 
 
+class MemberSpaces:
+    """Converts between the vectors of an environment whose agents have different kinds of spaces and a policy's own."""
+
+    def __init__(self, spaces: Spaces) -> None:
+        self.spaces, self.obs, self.action = spaces, FlatSpace(spaces.obs), FlatSpace(spaces.action)
+
+    def read_obs(self, vectors: Tensor) -> Tree:
+        return as_tensor(self.obs.unflatten(vectors.cpu().numpy()), vectors.device)
+
+    def read_mask(self, mask: Tensor | None) -> Tensor | None:
+        return None if mask is None or self.spaces.mask is None else mask[..., : self.spaces.mask]
+
+    def write_action(self, action: Tensor, size: int) -> Tensor:
+        """Return actions as vectors of `size` floats in the environment's range."""
+        vectors = torch.as_tensor(self.action.flatten(self.spaces.to_env(action.cpu().numpy())), device=action.device)
+        return nn.functional.pad(vectors, (0, size - vectors.shape[-1]))
+
+    def read_fields(self, fields: dict[str, Tree]) -> dict[str, Tree]:
+        """Convert the fields of a batch."""
+        for name in ("obs", "next_obs"):
+            if name in fields:
+                fields[name] = lambda read=fields[name]: self.obs.unflatten(read())
+        action = self.spaces.from_env(self.action.unflatten(fields["action"]()))
+        for name in ("mask", "next_mask"):
+            if name in fields and self.spaces.mask is None:
+                del fields[name]
+            elif name in fields:
+                fields[name] = lambda read=fields[name]: read()[..., : self.spaces.mask]
+        return fields | {"action": action}
+
+
 class JointPolicy(Policy):
     """Acts with several policies. `seating` and `eval_seating` are the agents of each in training and in evaluations.
 
@@ -60,6 +92,8 @@ class JointPolicy(Policy):
         super().__init__(spaces)
         self.policies = nn.ModuleDict(policies)
         self.seating, self.eval_seating = seating, eval_seating or seating
+        mixed = policies.items() if spaces.agent_spaces else ()
+        self.members = {name: MemberSpaces(policy.spaces) for name, policy in mixed}
         self.learning: dict[str, int] = {}  # policies that learn, and the environment step at which they begin
         self.fields: dict[str, Sequence[str]] = {}  # by policy: what to store of its decisions
 
@@ -100,13 +134,18 @@ class JointPolicy(Policy):
             before = next_hidden.get(name)
             if before is not None and not is_team:
                 before = tree_map(take, before)
-            own_mask = None if mask is None else take(mask)
+            own_obs, own_mask = tree_map(take, obs), None if mask is None else take(mask)
+            member = self.members.get(name)
+            if member is not None:
+                own_obs, own_mask = member.read_obs(own_obs), member.read_mask(own_mask)
             own_phase, steps = self._phase(name, phase, env_steps)
-            decision = policy.act(tree_map(take, obs), before, own_mask, own_phase, rng, steps)
+            decision = policy.act(own_obs, before, own_mask, own_phase, rng, steps)
+            chosen = decision.action
+            if member is not None:
+                chosen = member.write_action(chosen, self.spaces.num_actions)
             if action is None:
-                shape = num, self.spaces.num_agents, *decision.action.shape[2 if is_team else 1 :]
-                action = decision.action.new_zeros(shape)
-            action[index] = decision.action[index] if observes_all else _per_agent(decision.action, index, is_team)
+                action = chosen.new_zeros(num, self.spaces.num_agents, *chosen.shape[2 if is_team else 1 :])
+            action[index] = chosen[index] if observes_all else _per_agent(chosen, index, is_team)
             if decision.hidden is not None:
                 next_hidden[name] = decision.hidden if is_team else _put(next_hidden[name], index, decision.hidden)
             if phase is not Phase.EVAL and self.fields.get(name):
@@ -205,6 +244,8 @@ class JointPolicy(Policy):
                 fields[field] = lambda field=field: take_field(field)
             elif is_team and field != DECISIONS:
                 fields[field] = getattr(batch, field)
+        if name in self.members:
+            fields = self.members[name].read_fields(fields)
         if not is_team:
             for field in ("alive", "next_alive", "state", "next_state"):
                 fields.pop(field, None)

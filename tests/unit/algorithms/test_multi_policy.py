@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import checkpoint_tensors, differing_tensors, metrics_rows
+from gymnasium.spaces import Discrete
 
 import zhixing as zx
 from zhixing.algorithms.multi_policy import MultiPolicy
@@ -145,6 +146,53 @@ def test_error_has_the_batch_of_the_learner_that_failed(tmp_path: Path) -> None:
         session.run()
     (file,) = (tmp_path / "crash").glob("batch-*.safetensors")
     assert np.isnan(np.asarray(read_checkpoint(file)["batch"]["reward"])).all()
+
+
+# --- agents with other kinds of spaces ---
+
+MIXED = "dummy_envs:make_mixed"
+
+
+def test_policies_have_the_spaces_of_their_agents() -> None:
+    learner = make(MIXED, agents={"eye": "dqn", "hand": "sac"})
+    eye, hand = (learner.learners[name].spaces for name in ("dqn", "sac"))
+    assert (eye.obs.shape, eye.action, eye.mask) == ((2, 2), Discrete(4), 4)
+    assert (set(hand.obs.spaces), hand.action.shape, hand.mask) == ({"target", "phase"}, (1,), None)
+    assert not eye.agents
+    assert not hand.agents
+
+
+def test_learners_read_their_own_observations_and_actions() -> None:
+    learner = make(MIXED, agents={"eye": "dqn", "hand": "ppo"})
+    vector = zx.envs.make_vector(MIXED, 2, backend="serial")
+    batch = zx.Actor(learner.policy, vector, learner.extra_fields, seed=0).collect(steps=12).batch
+    eye, hand = learner.view("dqn", batch), learner.view("ppo", batch)
+    assert (eye.obs.shape, eye.action.dtype, eye.mask.shape) == ((12, 2, 2, 2), np.int64, (12, 2, 4))
+    assert np.array_equal(eye.action, batch.action[:, :, 0, 0])
+    assert np.take_along_axis(eye.mask, eye.action[..., None], 2).all()
+    assert hand.obs["phase"][:, 0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0, 1]
+    assert hand.next_obs["phase"][:, 0].tolist() == [1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 1, 2]
+    assert "mask" not in hand
+    np.testing.assert_allclose(hand.action[..., 0] * 3 + 1, batch.action[:, :, 1, 0], atol=1e-6)  # -1 to 1 is -2 to 4
+
+
+def test_agents_with_other_kinds_of_spaces_need_different_policies() -> None:
+    with pytest.raises(UserError, match="eye and hand have different kinds of spaces"):
+        make(MIXED, agents={"*": "ppo"})
+
+
+def test_run_with_other_kinds_of_spaces_resumes_exactly(tmp_path: Path) -> None:
+    dqn = {"algorithm": "dqn", "train_every": 2, "updates_per_step": 0.25, "learning_starts": 64, "batch_size": 4}
+    policies, agents = {"a": dqn, "b": SMALL}, {"eye": "a", "hand": "b"}
+    cfg = config(env=MIXED, policies=policies, agents=agents, checkpoint_every=96)
+    zx.Session(cfg, tmp_path / "whole", quiet=True).run()
+    with pytest.raises(KeyboardInterrupt):
+        zx.Session(cfg, tmp_path / "parts", [StopAt(140)], quiet=True).run()
+    zx.Session.resume(tmp_path / "parts", quiet=True).run()
+    assert differing_tensors(tmp_path / "whole", tmp_path / "parts") == []
+    assert metrics_rows(tmp_path / "whole") == metrics_rows(tmp_path / "parts")
+    action = zx.load(tmp_path / "parts", policy="b").act({"target": np.float32([1.0]), "phase": 2})
+    assert -2.0 <= action[0] <= 4.0
 
 
 # --- learning, frozen and scripted policies ---

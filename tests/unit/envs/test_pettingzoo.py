@@ -18,6 +18,7 @@ from zhixing.envs.adapters.pettingzoo_envs import PettingZooAECEnv, PettingZooPa
 from zhixing.envs.env_spec import inspect_env
 from zhixing.envs.vector.serial import SerialVectorEnv
 from zhixing.envs.wrappers.agents import AgentPadding
+from zhixing.envs.wrappers.flat_agents import FlatAgents, pad_agents
 from zhixing.errors import UserError
 from zhixing.utils.extras import install_hint
 
@@ -338,6 +339,31 @@ def test_incompatible_spaces_are_rejected() -> None:
         AgentPadding("t", [box] * 2, [Discrete(2), box])
     with pytest.raises(UserError, match="neither Box nor Discrete: Text"):
         AgentPadding("t", [Text(3)] * 2, [Discrete(2)] * 2)
+
+
+def test_agents_with_other_kinds_of_spaces_become_vectors() -> None:
+    grid = Dict({"observation": Box(0, 9, (2, 2), np.uint8), "action_mask": Box(0, 1, (3,), np.int8)})
+    agents = pad_agents("t", [grid, Discrete(5)], [Discrete(3, start=4), Box(-1.0, 1.0, (2,))])
+    assert isinstance(agents, FlatAgents)
+    assert [space.shape for space in (agents.observation_space, agents.action_space)] == [(4,), (2,)]
+    assert agents.agent_spaces[0] == (Box(0, 9, (2, 2), np.uint8), Discrete(3, start=4))
+    obs = {0: {"observation": np.array([[1, 2], [3, 4]]), "action_mask": np.array([0, 1, 1])}, 1: 2}
+    assert agents.stack_obs(obs).tolist() == [[1, 2, 3, 4], [2, 0, 0, 0]]
+    assert agents.stack_masks(obs, {}, [0, 1]).tolist() == [[False, True, True], [True, False, False]]
+    assert agents.to_agent_action(0, np.float32([4.9999, 0.0])) == 5
+    assert agents.to_agent_action(1, np.float32([0.25, 3.0])).tolist() == [0.25, 1.0]
+
+
+def test_spaces_that_no_array_stores_are_rejected() -> None:
+    with pytest.raises(UserError, match="neither Box nor Discrete: Text"):
+        pad_agents("t", [Text(3), Discrete(2)], [Discrete(2)] * 2)
+
+
+@pytest.mark.parametrize("name", ["mappo", "ippo"])
+def test_agents_with_other_kinds_of_spaces_need_several_policies(name: str) -> None:
+    vector = zx.envs.make_vector("dummy_envs:make_mixed", 1, backend="serial")
+    with pytest.raises(UserError, match=f"{name} needs agents whose spaces can be padded .*use multi_policy"):
+        zx.algorithms.get(name).make(zx.config.load(algorithm=name, env="toy/team-match"), vector.spaces)
 
 
 def test_equal_spaces_are_not_padded() -> None:

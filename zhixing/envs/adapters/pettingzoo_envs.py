@@ -21,7 +21,8 @@ from zhixing.core.tree import tree_map
 from zhixing.envs.env_spec import MASK
 from zhixing.envs.options import construct_env
 from zhixing.envs.vector.step_buffers import Array
-from zhixing.envs.wrappers.agents import AgentPadding, mask_of, squeeze_single_agent
+from zhixing.envs.wrappers.agents import mask_of, squeeze_single_agent
+from zhixing.envs.wrappers.flat_agents import FlatAgents, pad_agents
 from zhixing.errors import UserError
 from zhixing.utils.extras import require_extra
 
@@ -74,12 +75,14 @@ class _PettingZooEnv(gym.Env[Any, Any]):
         self.env, self.reward_kind = env, reward_kind
         self.agents: list[Any] = list(env.possible_agents)
         self.num_agents, self.agent_names = len(self.agents), tuple(map(str, self.agents))
-        self.padding = AgentPadding(
+        self.padding = pad_agents(
             name or str(env),
             [env.observation_space(agent) for agent in self.agents],
             [env.action_space(agent) for agent in self.agents],
         )
         self.observation_space, self.action_space = self.padding.observation_space, self.padding.action_space
+        if isinstance(self.padding, FlatAgents):
+            self.agent_spaces = self.padding.agent_spaces
         self.metadata = {"render_fps": 10, **env.metadata}
         self.render_mode = getattr(env, "render_mode", None)
 

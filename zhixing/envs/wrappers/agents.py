@@ -44,7 +44,10 @@ class AgentPadding:
     """
 
     def __init__(self, name: str, observations: Sequence[gym.Space[Any]], actions: Sequence[gym.Space[Any]]) -> None:
-        spaces = [space["observation"] if isinstance(space, Dict) else space for space in observations]
+        spaces = [
+            space["observation"] if isinstance(space, Dict) and "observation" in space.spaces else space
+            for space in observations
+        ]
         self.one_hot = [isinstance(space, Discrete) for space in spaces]
         self.observation_space = _padded_observation_space(name, spaces)
         self.action_spaces: list[Any] = list(actions)

@@ -76,6 +76,17 @@ def test_team_algorithm_learns_next_to_a_single_agent_algorithm(tmp_path: Path) 
     assert summary["guard/return"] > 9.0
 
 
+def test_agents_with_other_kinds_of_spaces_learn(tmp_path: Path) -> None:
+    """The best return of both is 10. Random actions get about 3.3 as the eye, and less than 0 as the hand."""
+    ppo = {"algorithm": "ppo", "gamma": 0.0, "lr": 3e-3, "rollout_steps": 32, "minibatch_size": 128, "epochs": 4}
+    policies, agents = {"eye": ppo, "hand": ppo}, {"eye": "eye", "hand": "hand"}
+    settings = {"policies": policies, "agents": agents, "num_envs": 16, "env_steps": 12_000}
+    run = train(tmp_path / "run", "dummy_envs:make_mixed", **settings)
+    summary = zx.evaluate(run, 20).summary()
+    assert summary["eye/return"] > 9.5
+    assert summary["hand/return"] > 6.0
+
+
 @pytest.mark.parametrize("sampling", ["uniform", "prioritized"])
 def test_league_teaches_to_beat_an_opponent_that_it_never_met(sampling: str, tmp_path: Path) -> None:
     policies = {"learner": PPO, "past": {"league": "learner", "every": 4_000, "size": 4, "sampling": sampling}}
