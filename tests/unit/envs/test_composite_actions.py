@@ -9,9 +9,11 @@ import dummy_envs
 import gymnasium as gym
 import numpy as np
 import pytest
+from conftest import differing_tensors
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
+import zhixing as zx
 from zhixing.core.tree import tree_leaves
 from zhixing.envs import FailurePolicy, make_vector
 from zhixing.envs.checker.env_checker import check_env
@@ -161,3 +163,15 @@ def test_agents_of_pettingzoo_get_elements_of_their_space() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(tree_leaves(returned), tree_leaves(element), strict=True))
     with pytest.raises(UserError, match="can't be padded to equal ones"):
         AgentPadding("env", [Box(0, 1, (2,))] * 2, [dummy_envs.HYBRID, Discrete(2)])
+
+
+def test_training_is_the_same_in_processes_and_after_a_resume(short_config: Any, tmp_path: Path) -> None:
+    settings = {"env__kind": "hybrid", "net__cnn": "simple", "num_envs": 2, "rollout_steps": 15, "eval_every": 0}
+    for backend in ("serial", "process"):
+        cfg = short_config("ppo", DICT_OBS, env_steps=90, vector__backend=backend, **settings)
+        zx.Session(cfg, tmp_path / backend, quiet=True).run()
+    cfg = short_config("ppo", DICT_OBS, env_steps=30, vector__backend="process", **settings)
+    zx.Session(cfg, tmp_path / "parts", quiet=True).run()  # stops in the middle of the second episodes
+    zx.Session.resume(tmp_path / "parts", env_steps=90, quiet=True).run()
+    assert differing_tensors(tmp_path / "serial", tmp_path / "process") == []
+    assert differing_tensors(tmp_path / "serial", tmp_path / "parts") == []
