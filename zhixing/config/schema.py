@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, overload
@@ -260,7 +259,7 @@ class RunConfig(StrictModel):
     gamma: Annotated[Fraction, Group.OPTIMIZATION] = 0.99
     """Discount factor per step."""
     device: str = "auto"
-    """Device of the networks: cpu, cuda, mps, npu, or auto, which is cuda if available."""
+    """Device of the networks: cpu, cuda, npu, mps, gpu (the first of these but cpu), or auto (gpu if any, else cpu)."""
     num_threads: Threads | Auto = "auto"
     """CPU threads of torch: by default 1, or all CPUs for images; num_threads=auto measures which number is fastest."""
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Group.OPTIMIZATION] = "fp32"
@@ -326,11 +325,6 @@ class RunConfig(StrictModel):
         if isinstance(value, str) and ":" not in value:
             raise ValueError("not a name of code; write your.module:Name, or none for the built-in one")
         return name_object(value)
-
-    @field_validator("device")
-    @classmethod
-    def _rename_gpu(cls, device: str) -> str:
-        return re.sub(r"^gpu(?=$|:)", "cuda", device)
 
     @model_validator(mode="after")
     def _check_duration(self) -> RunConfig:

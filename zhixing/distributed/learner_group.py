@@ -108,7 +108,7 @@ class LearnerGroup:
             "updates": learner.updates,
             "tensors": {name: value.cpu() for name, value in vars(learner).items() if type(value) is Tensor},
             "lr": {name: optimizer.lr for name, optimizer in optimizers.items()},
-            "optimizers": {name: optimizers[name].state_dict() for name in changed},
+            "optimizers": {name: _to_cpu(optimizers[name].state_dict()) for name in changed},
         }
 
     def _check_alive(self) -> None:
@@ -315,8 +315,9 @@ def serve(
         import ray
 
         host = ray.util.get_node_ip_address()
-    on_cuda = device_type == "cuda"
-    device = torch.device("cuda", rank % torch.cuda.device_count()) if on_cuda else torch.device(device_type)
+    device = torch.device(device_type)
+    if device_type != "cpu":
+        device = torch.device(device_type, rank % torch.get_device_module(device).device_count())
     learner = algorithms.get(cfg.algorithm).make(cfg, spaces, device)
     Path(rendezvous, f"ready-{rank}").touch()
     with contextlib.suppress(LostLearnerError):  # rank 0 ended and reported the reason
@@ -348,6 +349,15 @@ def _run_shard(learner: Learner, group: GlooGroup, step: dict[str, Any], seed: i
 def _to_portable(batch: Batch) -> dict[str, Any]:
     """Return contiguous CPU tensors: a pickled view would include its whole storage."""
     return {name: tree_map(lambda leaf: leaf.cpu().contiguous(), getattr(batch, name)) for name in batch.fields}
+
+
+def _to_cpu(state: Any) -> Any:
+    """Return a state with its tensors on the CPU: unpickled, others would be on the device of the sender."""
+    if isinstance(state, dict):
+        return {name: _to_cpu(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return [_to_cpu(value) for value in state]
+    return state.cpu() if isinstance(state, Tensor) else state
 
 
 def check_learners(cfg: RunConfig, learner: Learner) -> None:

@@ -60,11 +60,12 @@ class PartTimer:
     def __init__(self, device: torch.device) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.nested_seconds = [0.0]  # per active call: the time spent in timed calls inside it
-        self.synchronize = device.type == "cuda"  # calls return before their work is done
+        # on accelerators, calls return before their work is done
+        self.synchronize = None if device.type == "cpu" else torch.get_device_module(device).synchronize
 
     def now(self) -> float:
-        if self.synchronize:
-            torch.cuda.synchronize()
+        if self.synchronize is not None:
+            self.synchronize()
         return time.perf_counter()
 
     def wrap(self, owner: Any, method: str, part: str) -> None:

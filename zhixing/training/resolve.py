@@ -29,6 +29,7 @@ from zhixing.errors import UserError
 from zhixing.utils import importing
 from zhixing.utils.cpus import cpu_count
 
+ACCELERATORS = ("cuda", "npu", "mps")  # in the order in which device=auto tries them
 NO_ENV = "none"  # --env none: train on a dataset without evaluations
 
 
@@ -72,18 +73,36 @@ def resolve(cfg: RunConfig, spaces: Spaces, env: VectorEnv | None) -> RunConfig:
 
 
 def resolve_device(cfg: RunConfig) -> RunConfig:
-    """Replace `device=auto`; raise `UserError` if torch can't use the device."""
-    if cfg.device == "auto":
-        return cfg.model_copy(update={"device": "cuda" if torch.cuda.is_available() else "cpu"})
-    if cfg.device.startswith("npu"):
-        with suppress(ImportError):
-            importlib.import_module("torch_npu")  # registers the device with torch
+    """Replace `device=auto` and `device=gpu`; raise `UserError` if torch can't use the device."""
+    kind, _, index = cfg.device.partition(":")
+    if kind in ("auto", "gpu"):
+        found = next((name for name in ACCELERATORS if _is_available(name)), None)
+        if found is None and kind == "gpu":
+            raise UserError(
+                f"device={cfg.device!r} can't be used here: torch finds no {', '.join(ACCELERATORS)} (try device=cpu)"
+            )
+        device = "cpu" if found is None else f"{found}:{index}" if index else found
+        return cfg.model_copy(update={"device": device})
+    if kind == "npu":
+        _register_npu()
     try:
         torch.zeros(1, device=cfg.device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
         raise UserError(f"device={cfg.device!r} can't be used here: {reason} (try device=cpu)") from None
     return cfg
+
+
+def _is_available(name: str) -> bool:
+    if name == "npu":
+        _register_npu()
+    module = getattr(torch, name, None)  # torch.npu exists only if a package registers it
+    return module is not None and bool(module.is_available())
+
+
+def _register_npu() -> None:
+    with suppress(ImportError):
+        importlib.import_module("torch_npu")
 
 
 def is_distributed(cfg: RunConfig) -> bool:

@@ -159,12 +159,6 @@ def test_lists_need_no_brackets(value: str) -> None:
     assert cfg.net.hidden_sizes == [256, 128]  # type: ignore[attr-defined]
 
 
-def test_gpu_is_cuda() -> None:
-    names = ("gpu", "gpu:1", "cuda", "cpu")
-    devices = [load(algorithm="ppo", env="Acrobot-v1", device=name).device for name in names]
-    assert devices == ["cuda", "cuda:1", "cuda", "cpu"]
-
-
 @pytest.mark.parametrize("name", ["PPO", "Ppo", " ppo ", "Double-DQN", "DoubleDQN", "double dqn", "QR-DQN", "TD3+BC"])
 def test_algorithm_names_ignore_case_and_punctuation(name: str) -> None:
     registered = re.sub(r"[^a-z0-9]", "", name.lower())
