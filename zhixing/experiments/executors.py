@@ -23,6 +23,7 @@ from zhixing.experiments.jobs import REPORT_EVERY_SECONDS, Job, JobEvent
 from zhixing.training.lock import FolderLock
 from zhixing.utils.cpus import CPU_COUNT, cpu_count
 from zhixing.utils.importing import child_environment
+from zhixing.utils.notebook import LiveOutput, in_notebook
 
 PROGRAM = "import sys; from zhixing.experiments.jobs import main; main(int(sys.argv[1]))"
 
@@ -196,10 +197,11 @@ def default_workers() -> int:
 
 
 class ProgressBoard:
-    """Print the progress of several runs: a live line in a terminal, and a line for each run that ends."""
+    """Print the progress of several runs: a line in a terminal or notebook, and a line for each run that ends."""
 
     def __init__(self, total: int, done: int) -> None:
         self.total, self.done, self.failed = total, done, 0
+        self.notebook = LiveOutput() if in_notebook() else None
         self.live = sys.stderr is not None and sys.stderr.isatty()
         self._running: dict[str, str] = {}
         self._last_update = 0.0
@@ -216,13 +218,22 @@ class ProgressBoard:
         self.done += event.kind == "done"
         self.failed += event.kind == "failed"
         self._print(f"{event.kind:8} {event.job}  {summary}", "\n")
+        if self.notebook is not None:
+            self.notebook.update(self._line(), self.done / self.total)
+
+    def _line(self) -> str:
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{self.done} of {self.total} done{failed}  {'  '.join(self._running.values())}"
 
     def _update_line(self) -> None:
-        if self.live and time.monotonic() - self._last_update >= REPORT_EVERY_SECONDS:
-            self._last_update = time.monotonic()
-            failed = f", {self.failed} failed" if self.failed else ""
-            line = f"{self.done} of {self.total} done{failed}  {'  '.join(self._running.values())}"
-            self._print(line[: shutil.get_terminal_size().columns - 1], "")
+        is_live = self.live or self.notebook is not None
+        if not is_live or time.monotonic() - self._last_update < REPORT_EVERY_SECONDS:
+            return
+        self._last_update = time.monotonic()
+        if self.notebook is not None:
+            self.notebook.update(self._line(), self.done / self.total)
+        else:
+            self._print(self._line()[: shutil.get_terminal_size().columns - 1], "")
 
     def _print(self, line: str, end: str) -> None:
         write_stderr(f"\r\x1b[2K{line}" if self.live else line, end=end)

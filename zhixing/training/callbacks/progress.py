@@ -1,4 +1,4 @@
-"""Print progress: a live line in a terminal, otherwise plain lines."""
+"""Print progress: a live line in a terminal, a live display in a notebook, otherwise plain lines."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 from zhixing.errors import write_stream
 from zhixing.training.callbacks.base import Callback
 from zhixing.training.callbacks.header import header
+from zhixing.utils.notebook import LiveOutput, in_notebook
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,15 +24,17 @@ if TYPE_CHECKING:
 class Progress(Callback):
     """Print a header, then steps, speed, returns, loss and the remaining time.
 
-    A terminal is updated twice a second; other output gets a line every ten seconds. "train return" is the mean of the
-    last 100 training episodes, "eval return" that of the last evaluation.
+    A terminal or notebook is updated twice a second; other output gets a line every ten seconds. "train return" is the
+    mean of the last 100 training episodes, "eval return" that of the last evaluation.
     """
 
     def __init__(self, out: TextIO | None = None, folder: Path | None = None) -> None:
         """`folder` is printed in the header. Without it, no header is printed."""
         self.out: TextIO | None = out or sys.stderr  # None if the program was started with stderr closed
         self.folder = folder
-        self.live = self.out is not None and self.out.isatty()
+        self.notebook = LiveOutput() if out is None and in_notebook() else None
+        self.live = self.notebook is not None or (self.out is not None and self.out.isatty())
+        self._header = ""
         self.every_seconds = 0.5 if self.live else 10.0
         self._printed_at, self._printed_steps = 0.0, -1
         self._eval = ""
@@ -39,13 +42,15 @@ class Progress(Callback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.live:
+        if self.live and self.notebook is None:
             write_stream(self.out, "")
 
     def train_begin(self, loop: TrainingLoop) -> None:
         if self.folder is not None:
             at = f"{loop.steps:,} {loop.unit}" if loop.steps else None
-            write_stream(self.out, header(loop.cfg, self.folder, at=at), end="")
+            self._header = header(loop.cfg, self.folder, at=at)
+            if self.notebook is None:
+                write_stream(self.out, self._header, end="")
         self._printed_at = time.monotonic()
 
     def evaluation_step(self, loop: TrainingLoop) -> None:
@@ -77,7 +82,10 @@ class Progress(Callback):
             f"{loop.steps:>9,} {loop.unit} {100 * loop.progress:3.0f}%  {loop.steps / max(loop.seconds, 1e-9):,.0f}/s"
             f"{train_return}{self._eval}{loss}{env_restarts}{worker_restarts}{state}  {_format_time(remaining)} left"
         )
-        write_stream(self.out, f"\r\x1b[2K{line}" if self.live else line, end="" if self.live else "\n")
+        if self.notebook is not None:
+            self.notebook.update(self._header + line, loop.progress)
+        else:
+            write_stream(self.out, f"\r\x1b[2K{line}" if self.live else line, end="" if self.live else "\n")
 
 
 def _format_time(seconds: float) -> str:
