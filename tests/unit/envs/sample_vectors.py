@@ -6,7 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from sample_envs import MixedObs
@@ -139,6 +139,33 @@ class Broken(Walks):
         if self.problem == "flag":
             terminated = terminated + 2
         return obs, reward, terminated, truncated, info
+
+
+class Pushes(VectorEnv):
+    """Actions are dicts. In the mode NEXT_STEP, and doesn't know reset masks."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space = Box(-9.0, 9.0, (1,), np.float32)
+        self.single_action_space = Dict({"push": Box(-1.0, 1.0, (1,), np.float32), "twice": Discrete(2)})
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.position = self.np_random.uniform(-0.5, 0.5, self.num_envs)
+        self.ended = np.zeros(self.num_envs, bool)
+        return self._obs(), {}
+
+    def step(self, actions: Any) -> Any:
+        self.position += actions["push"][:, 0] * (1 + actions["twice"])
+        self.position[self.ended] = self.np_random.uniform(-0.5, 0.5, self.ended.sum())
+        reward = np.where(self.ended, 0.0, 1.0)
+        self.ended = (np.abs(self.position) > 1) & ~self.ended
+        return self._obs(), reward, self.ended.copy(), np.zeros(self.num_envs, bool), {}
+
+    def _obs(self) -> Any:
+        return self.position[:, None].astype(np.float32)
 
 
 def not_a_vector(num_envs: int) -> Any:

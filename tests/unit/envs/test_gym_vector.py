@@ -91,6 +91,22 @@ def test_next_step_without_a_reset_mask_runs_as_vectors_of_one(capsys: pytest.Ca
     env.close()
 
 
+def test_dict_actions_reach_vectors_of_one() -> None:
+    env = make_vector("sample_vectors:Pushes", 3)
+    obs = env.reset(seed=0)[0].copy()
+    actions = {"push": np.array([[0.4], [-0.3], [0.0]], np.float32), "twice": np.array([1, 0, 1])}
+    num_ends = 0
+    for _ in range(9):
+        after, reward, terminated, _, info = env.step(actions)
+        successors = np.where(terminated[:, None], info.get("final_obs", after), after)
+        np.testing.assert_allclose(successors, obs + np.array([[0.8], [-0.3], [0.0]]), atol=1e-5)
+        assert reward.tolist() == [1.0] * 3
+        num_ends += terminated.sum()
+        obs = after.copy()
+    assert num_ends >= 4
+    env.close()
+
+
 def test_agents_masks_and_state_are_kept() -> None:
     with closing(make_vector(PairSum, 2)) as env:
         spaces = env.spaces

@@ -197,7 +197,7 @@ class SingleVectors(gym.vector.VectorEnv[Any, Any, Any]):
             infos = self._add_info(infos, _first(info), row)
         return self._stack(), infos
 
-    def step(self, actions: Array) -> Result:
+    def step(self, actions: Tree) -> Result:
         infos: Info = {}
         rows = [tree_map(lambda leaf, row=row: leaf[row : row + 1], actions) for row in range(len(self.envs))]
         steps = [env.step(action) for env, action in zip(self.envs, rows, strict=True)]
