@@ -75,6 +75,15 @@ def test_exported_agent_runs_in_onnx_runtime_alone(run_cli: Command, folder: Pat
     assert done.stdout.splitlines() == [f"step {step}: action {action}" for step in range(3)]
 
 
+def test_costs_in_info_change_what_is_learned(folder: Path) -> None:
+    careful = example("custom_info_loss")
+    result = careful.main(out="careful", quiet=True)
+    assert careful.GOAL <= result["final_return"] < 8.5  # it walks on busy roads
+    assert careful.main(out="reckless", quiet=True, cost_coef=0.0)["final_return"] > 9.5
+    with pytest.raises(zx.UserError, match=r"needs info\['cost'\] of every step: set env.info_fields="):
+        zx.train("custom_info_loss:Careful", env="custom_info_loss:Delivery", out="without", quiet=True)
+
+
 def test_early_stopping_ends_training_and_survives_a_resume(folder: Path) -> None:
     early_stopping = example("custom_callback").EarlyStopping
     cfg = zx.config.load(algorithm="ppo", env="toy/match", env_steps=100_000, eval_every=256, lr=3e-3)

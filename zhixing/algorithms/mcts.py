@@ -78,7 +78,7 @@ def _guide_evaluator(run: str, spaces: Spaces, env: str) -> NetworkEvaluator:
 
     agent = load(run)
     policy = agent.policy
-    if agent.spaces.fields() != spaces.fields() or agent.spaces.action != spaces.action:
+    if agent.spaces.fields()["obs"] != spaces.fields()["obs"] or agent.spaces.action != spaces.action:
         raise UserError(
             f"guide={run} was trained in {agent.cfg.env.name}, whose observations or actions differ from those of {env}"
         )

@@ -27,7 +27,8 @@ class HER:
     """Relabel the fraction `ratio` of sampled transitions with a goal achieved at that or a later stored step.
 
     `compute_reward` is the environment's method; so is `compute_terminated`, for environments where reaching the goal
-    ends the episode. They get an empty info. Functions that don't accept batches are called once per row.
+    ends the episode. Their info has the values that `env.info_fields` declares. Functions that don't accept batches are
+    called once per row.
     """
 
     compute_reward: GoalFunction
@@ -72,9 +73,10 @@ class HER:
             for name in ("obs", "next_obs")
         }
         achieved, desired = (obs["next_obs"][part][at].cpu().numpy() for part in GOALS)
-        outcome = {"reward": compute_per_row(self.compute_reward, achieved, desired)}
+        info = {key: values[at].cpu().numpy() for key, values in fields.get("info", {}).items()}
+        outcome = {"reward": compute_per_row(self.compute_reward, achieved, desired, info)}
         if self.compute_terminated is not None:
-            outcome["terminated"] = compute_per_row(self.compute_terminated, achieved, desired)
+            outcome["terminated"] = compute_per_row(self.compute_terminated, achieved, desired, info)
         replaced = {name: replace(fields[name], ring.store.to_tensor(values)) for name, values in outcome.items()}
         return {**fields, **obs, **replaced}
 

@@ -18,6 +18,7 @@ from zhixing.core.state import read_count
 from zhixing.core.tree import Tree, tree_map
 from zhixing.envs.crash.failure_policy import INTERRUPTED
 from zhixing.envs.env_spec import INFO_KEYS
+from zhixing.envs.info_fields import OPTION as INFO_FIELDS
 from zhixing.envs.vector.base import VectorEnv
 
 
@@ -99,6 +100,8 @@ class Actor(Collector):
         ended = terminated | truncated
         if rollout is not None:
             rollout.write(t, action=action, reward=reward, terminated=terminated, truncated=truncated)
+            if self.spaces.info:
+                rollout.write(t, info=info[INFO_FIELDS])
             for name in self.extra_fields:
                 rollout.write(t, **{name: tree_map(lambda leaf: leaf.cpu().numpy(), decision.field(name, hidden))})
             rollout.write(t + 1, obs=obs, **self._extras)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,18 @@ Array = np.ndarray[Any, Any]
 GoalFunction = Callable[[Array, Array, dict[str, Any]], Any]
 
 
-def compute_per_row(compute: GoalFunction, achieved: Array, desired: Array) -> Array:
-    """Return one value per row. A function that doesn't accept batches is called once per row."""
-    values = np.asarray(compute(achieved, desired, {}))
+def compute_per_row(
+    compute: GoalFunction, achieved: Array, desired: Array, info: Mapping[str, Array] | None = None
+) -> Array:
+    """Return one value per row. `info` has arrays [B,...].
+
+    A function that doesn't accept batches is called once per row.
+    """
+    arrays = dict(info or {})
+    values = np.asarray(compute(achieved, desired, arrays))
     if values.shape != (len(achieved),):
-        values = np.array([compute(*pair, {}) for pair in zip(achieved, desired, strict=True)])
+        rows = [{key: array[i] for key, array in arrays.items()} for i in range(len(achieved))]
+        values = np.array([compute(*row) for row in zip(achieved, desired, rows, strict=True)])
     if values.shape != (len(achieved),):
         raise UserError(
             f"HER: {compute} returns values of shape {list(values.shape[1:])} per pair of goals; expected one number"

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from zhixing.core.spaces import RewardKind, Spaces
+from zhixing.core.tree import Field
 from zhixing.errors import UserError
 
 Json = Any
@@ -33,14 +34,16 @@ def encode(spaces: Spaces) -> dict[str, Json]:
         "agent_names": list(spaces.agent_names),
         "agent_spaces": [[_encode(obs), _encode(action)] for obs, action in spaces.agent_spaces],
         "stack": spaces.stack,
+        "info": {key: {"shape": list(field.shape), "dtype": str(field.dtype)} for key, field in spaces.info.items()},
     }
 
 
 def decode(data: Json) -> Spaces:
     """Return spaces from JSON. Raise `ValueError` for what `encode` never writes."""
     if isinstance(data, dict):
-        data = {"agent_names": [], "stack": 1, "agent_spaces": [], **data}  # older versions didn't write them
-    newer = "agent_names", "stack", "agent_spaces"
+        newer_values = {"agent_names": [], "stack": 1, "agent_spaces": [], "info": {}}
+        data = {**newer_values, **data}  # older versions didn't write them
+    newer = "agent_names", "stack", "agent_spaces", "info"
     _check_keys(data, "obs", "action", "num_agents", "mask", "state", "alive", "reward_kind", *newer)
     if type(data["alive"]) is not bool:
         raise ValueError(f"alive is {data['alive']!r}, expected true or false")
@@ -63,7 +66,16 @@ def decode(data: Json) -> Spaces:
         tuple(names),
         _count(data, "stack"),
         tuple((_decode(obs), _decode(action)) for obs, action in pairs),
+        _info(data["info"]),
     )
+
+
+def _info(data: Json) -> dict[str, Field]:
+    if not isinstance(data, dict):
+        raise ValueError(f"info is {str(data)[:80]}, expected the fields by name")
+    for field in data.values():
+        _check_keys(field, "shape", "dtype")
+    return {key: Field(tuple(_shape(field["shape"])), _dtype(field)) for key, field in data.items()}
 
 
 def _encode(space: gym.Space[Any]) -> dict[str, Json]:

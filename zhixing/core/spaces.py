@@ -51,7 +51,8 @@ RewardKind = Literal["shared", "individual", "opposed"]
 class Spaces:
     """Spaces of one environment, for a single agent. All agents have equal spaces, if necessary by padding.
 
-    `stack` is the number of frames in an observation, if these are stacks; see `zhixing.core.stack`.
+    `stack` is the number of frames in an observation, if these are stacks; see `zhixing.core.stack`. `info` has the
+    fields of the values of `info` that steps store; see `zhixing.envs.info_fields`.
 
     Three values describe optional data in addition to observations. `mask` is the size of the action mask, for
     environments that report which discrete actions are valid. `state` is the size of a global state. `alive` is true
@@ -75,6 +76,7 @@ class Spaces:
     agent_names: tuple[str, ...] = field(default=(), compare=False)
     stack: int = 1
     agent_spaces: tuple[tuple[gym.Space[Any], gym.Space[Any]], ...] = ()
+    info: dict[str, Field] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = self.agent_names or tuple(f"agent_{i}" for i in range(self.num_agents))
@@ -148,6 +150,8 @@ class Spaces:
             "terminated": flag,
             "truncated": flag,
         }
+        if self.info:
+            fields["info"] = dict(self.info)
         return fields | self.extras()
 
     def extras(self) -> dict[str, Field]:

@@ -229,6 +229,6 @@ class RayVectorEnv(VectorEnv):
 
 def list_arrays(buffers: StepBuffers, final: bool = True) -> Rows:
     """Return the results of a step in a fixed order; with `final`, also the last values of episodes, at the end."""
-    flags = [buffers.reward, buffers.terminated, buffers.truncated]
+    flags = [buffers.reward, buffers.terminated, buffers.truncated, *buffers.info.values()]
     current = [*tree_leaves(buffers.obs), *buffers.extras.values(), *flags]
     return [*current, *tree_leaves(buffers.final_obs), *buffers.final_extras.values()] if final else current

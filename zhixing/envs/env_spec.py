@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +13,7 @@ from zhixing.core.action_layout import ActionLayout
 from zhixing.core.spaces import CONVERSIONS, Spaces, space_fields
 from zhixing.core.tree import tree_leaves
 from zhixing.envs.api import check_spaces, reset_and_check
+from zhixing.envs.info_fields import infer_fields
 from zhixing.envs.wrappers.action_repeat import action_repeat_of
 from zhixing.envs.wrappers.frame_stack import stack_of
 from zhixing.envs.wrappers.time_limit import time_limit_of
@@ -35,7 +36,10 @@ class EnvSpec:
 
 
 def inspect_env(env: gym.Env[Any, Any], name: str) -> EnvSpec:
-    """Return the spec of an environment, which is reset for this. Raise `UserError` if arrays can't store its data."""
+    """Return the spec of an environment. Raise `UserError` if arrays can't store its data.
+
+    The environment is reset for this, and takes a step if it declares fields of `info`.
+    """
     check_spaces(env, name)
     obs, info = reset_and_check(env, name)
     space, mask_in_obs = env.observation_space, False
@@ -64,6 +68,11 @@ def inspect_env(env: gym.Env[Any, Any], name: str) -> EnvSpec:
             f"{action_repeat_of(env)}"
         )
     agent_spaces = tuple(getattr(env.unwrapped, "agent_spaces", ())) if agents else ()
+    if agent_spaces and stack_of(env) > 1:
+        raise UserError(
+            f"{name} has agents with different kinds of spaces, whose padded observations can't be stacked; set "
+            f"env.stack=1, not {stack_of(env)}"
+        )
     sized_by = env.action_space if not agent_spaces else _largest_discrete([action for _, action in agent_spaces])
     spaces = Spaces(
         space,
@@ -77,6 +86,7 @@ def inspect_env(env: gym.Env[Any, Any], name: str) -> EnvSpec:
         agent_spaces=agent_spaces,
         stack=stack_of(env),
     )
+    spaces = replace(spaces, info=infer_fields(env, name, spaces, mask))
     fps = float(env.metadata.get("render_fps") or 30.0)
     return EnvSpec(spaces, paths, mask_in_obs, tuple(env.metadata.get("logged_info_keys", ())), time_limit_of(env), fps)
 

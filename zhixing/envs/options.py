@@ -16,7 +16,12 @@ import numpy as np
 
 from zhixing.errors import UserError
 
-COMMON_OPTIONS = ("action_repeat", "max_episode_steps", "stack")  # of every environment, see `registry.make`
+COMMON_OPTIONS = (
+    "action_repeat",
+    "info_fields",
+    "max_episode_steps",
+    "stack",
+)  # of every environment, see `registry.make`
 _LISTS = (list, tuple, set, frozenset, np.ndarray)
 
 

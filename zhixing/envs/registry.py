@@ -14,7 +14,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from zhixing.envs import portable, toy
+from zhixing.envs import info_fields, portable, toy
 from zhixing.envs.adapters import (
     atari,
     dm_control_suite,
@@ -86,6 +86,7 @@ def make(name: str, **options: Any) -> gym.Env[Any, Any]:
     time_limit.check_time_limit(name, options)
     frame_stack.check_stack(name, options)
     action_repeat.check_action_repeat(name, options)
+    info_fields.check_info_fields(name, options)
     own = module.own_options(name, options) if hasattr(module, "own_options") else ()
     common = {key: options.pop(key) for key in set(COMMON_OPTIONS).difference(own) if key in options}
     repeat = common.get(action_repeat.OPTION, 1)
@@ -94,7 +95,8 @@ def make(name: str, **options: Any) -> gym.Env[Any, Any]:
     env: gym.Env[Any, Any] = module.make(name, options)
     env = action_repeat.repeat_actions(env, repeat)
     env = time_limit.limit_steps(env, common.get(time_limit.OPTION))
-    return frame_stack.stack_frames(env, common.get(frame_stack.OPTION, 1), unstacked=(MASK,))
+    env = frame_stack.stack_frames(env, common.get(frame_stack.OPTION, 1), unstacked=(MASK,))
+    return info_fields.declare(env, common[info_fields.OPTION]) if info_fields.OPTION in common else env
 
 
 def frame_options(name: str, options: Mapping[str, Any]) -> dict[str, Any] | None:

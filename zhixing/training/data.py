@@ -50,6 +50,7 @@ def check_data(data: Dataset, spaces: Spaces, env: str) -> None:
         ("observations", data.spaces.fields()["obs"], spaces.fields()["obs"]),
         ("actions", data.spaces.action, spaces.action),
         ("extra fields", data.spaces.extras(), spaces.extras()),
+        ("info_fields", data.spaces.info, spaces.info),
     ):
         if actual != expected:
             raise UserError(f"the dataset's {name} don't fit {env}: the dataset has {actual}, {env} has {expected}")
@@ -72,7 +73,7 @@ def load_expert(cfg: Any, spaces: Spaces) -> Policy:
     if cfg.expert is None:
         raise UserError(f"{cfg.algorithm} queries an expert: name its run with expert=RUN")
     agent = load(cfg.expert)
-    if agent.spaces.fields() != spaces.fields() or agent.spaces.action != spaces.action:
+    if agent.spaces.fields()["obs"] != spaces.fields()["obs"] or agent.spaces.action != spaces.action:
         raise UserError(
             f"the expert {cfg.expert} is for {agent.cfg.env.name}, whose observations or actions differ from those of "
             f"{cfg.env.name}"

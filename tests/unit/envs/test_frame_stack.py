@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from conftest import differing_tensors
 from gymnasium.spaces import Box, Discrete
 from sample_envs import Counter
 
@@ -43,8 +44,7 @@ def make(name: str, backend: str = "serial", num_envs: int = 3, **options: Any) 
 def random_actions(vector: envs.VectorEnv, info: dict[str, Any]) -> np.ndarray:
     mask = info.get("action_mask")
     masks = [None if mask is None else mask[i] for i in range(vector.num_envs)]
-    space, agents = vector.spaces.action, vector.spaces.num_agents
-    return np.array([backend_choice.random_action(space, row, agents) for row in masks])
+    return np.array([vector.spaces.flatten_action(backend_choice.random_action(vector.spaces, row)) for row in masks])
 
 
 def record(vector: envs.VectorEnv, steps: int) -> list[list[tuple[Any, Any]]]:
@@ -271,3 +271,34 @@ def test_recorded_stacks_start_a_replay_and_are_exported(tmp_path: Path) -> None
     obs, next_obs = exported.arrays["obs"], exported.arrays["obs"][1:]
     follows = np.setdiff1d(np.arange(len(obs) - 1), exported.ends)
     assert (obs[follows, 4:] == next_obs[follows, :8]).all()  # all stacks are whole
+
+
+class StopInTheMiddle(zx.Callback):
+    def iteration_end(self, loop: zx.TrainingLoop, metrics: object) -> None:
+        if loop.steps >= 60:
+            loop.stop("interrupted")
+
+
+@pytest.mark.parametrize("kind", ["ppo", "dqn"])
+def test_recurrent_runs_with_stacks_are_the_same_in_all_back_ends_and_after_a_resume(kind: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "env_steps": 120, "num_envs": 2, "eval_every": 0, "eval_episodes": 1, "tensorboard": False, "num_threads": 1,
+        "net__recurrent": "gru", "net__recurrent_size": 6, "net__hidden_sizes": [8], "env__stack": 3,
+        "env__max_episode_steps": 17,
+    }  # fmt: skip
+    if kind == "ppo":
+        settings |= {"rollout_steps": 10, "minibatch_size": 20, "epochs": 1}
+    else:
+        settings |= {"learning_starts": 30, "updates_per_step": 0.2, "train_every": 5, "batch_size": 4}
+        settings |= {"replay__sequence_length": 4, "replay__burn_in": 2}
+    for backend, workers in (("serial", "auto"), ("process", 2), ("mixed", 2)):
+        zx.train(
+            kind, "CartPole-v1", out=tmp_path / backend, quiet=True, vector__backend=backend, vector__workers=workers,
+            **settings,
+        )  # fmt: skip
+    cfg = zx.config.load(algorithm=kind, env="CartPole-v1", vector__backend="serial", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        zx.Session(cfg, tmp_path / "parts", StopInTheMiddle(), quiet=True).run()
+    zx.Session.resume(tmp_path / "parts", quiet=True).run()
+    for other in ("process", "mixed", "parts"):
+        assert differing_tensors(tmp_path / "serial", tmp_path / other) == []

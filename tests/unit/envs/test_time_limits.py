@@ -29,8 +29,8 @@ def truncated_lengths(vector: envs.VectorEnv, steps: int) -> list[int]:
     space.seed(0)
     for _ in range(steps):
         mask = info.get("action_mask")
-        actions = [backend_choice.random_action(space, None if mask is None else mask[i], vector.spaces.num_agents)
-                   for i in range(vector.num_envs)]  # fmt: skip
+        masks = [None if mask is None else mask[i] for i in range(vector.num_envs)]
+        actions = [vector.spaces.flatten_action(backend_choice.random_action(vector.spaces, row)) for row in masks]
         _, _, _, truncated, info = vector.step(np.array(actions))
         length += 1
         if truncated[0]:

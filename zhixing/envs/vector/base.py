@@ -14,6 +14,7 @@ from zhixing.core.spaces import Spaces
 from zhixing.core.tree import Tree, tree_map
 from zhixing.envs.crash.failure_policy import FailurePolicy, save_crash_report
 from zhixing.envs.env_spec import INFO_KEYS
+from zhixing.envs.info_fields import OPTION
 from zhixing.envs.vector.step_buffers import Array, StepBuffers
 from zhixing.envs.vector.sub_env import ScalarInfo, State, sub_env_seed
 from zhixing.errors import EnvCrashError, UserError
@@ -31,6 +32,9 @@ class VectorEnv(gym.vector.VectorEnv[Any, Any, Any], ABC):
     `obs`, with the true last observation in the rows that ended) and `final_info` ({index: numbers of the last info}).
     `info` also has the extras of the environment, if any: `action_mask` [N, n], `state` [N, S], `alive` [N, A]. Their
     last values are in `final_mask`, `final_state` and `final_alive`.
+
+    The values of `info` that are fields are in `info["info_fields"]`, as arrays [N, ...]. Where a step ended an
+    episode, they are still those of this step.
 
     With several agents, observations are [N, A, ...], actions [N, A] or [N, A, k], rewards [N, A], masks [N, A, n].
     Actions of Dict and Tuple spaces are dicts and tuples of such arrays.
@@ -144,6 +148,8 @@ def reset_result(buffers: StepBuffers) -> tuple[Tree, Info]:
 def step_result(buffers: StepBuffers, ended: dict[int, ScalarInfo]) -> Result:
     """Return the result of `VectorEnv.step`. `ended` maps the indices of ended episodes to their last info."""
     obs, info = reset_result(buffers)
+    if buffers.info:
+        info[OPTION] = buffers.info
     if ended:
         info["final_obs"], info["final_info"] = buffers.final_obs, ended
         info.update({f"final_{name}": array for name, array in buffers.final_extras.items()})

@@ -246,8 +246,8 @@ class ProcessVectorEnv(VectorEnv):
         return list(_call(self._workers[0], "goal_functions"))
 
     def compute(self, name: str, achieved: Array, desired: Array, info: State) -> Array:
-        """Call a goal function of the first environment; `info` must be empty."""
-        return np.asarray(_call(self._workers[0], "compute", name, achieved, desired))
+        """Call a goal function of the first environment; `info` has arrays [B,...]."""
+        return np.asarray(_call(self._workers[0], "compute", name, achieved, desired, info))
 
     def close_extras(self) -> None:
         for worker in self._workers:

@@ -100,8 +100,8 @@ class SerialVectorEnv(VectorEnv):
         return self.group.goal_functions()
 
     def compute(self, name: str, achieved: Array, desired: Array, info: State) -> Array:
-        """Call a goal function of the first environment; `info` must be empty."""
-        return self.group.compute(name, achieved, desired)
+        """Call a goal function of the first environment; `info` has arrays [B,...]."""
+        return self.group.compute(name, achieved, desired, info)
 
     def close_extras(self) -> None:
         self.group.close()

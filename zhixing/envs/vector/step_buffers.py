@@ -19,8 +19,8 @@ ALIGNMENT = 64  # bytes of a cache line
 class StepBuffers:
     """Results of the latest step, one row per environment.
 
-    `extras` holds the optional arrays `mask`, `state` and `alive`. The `final_*` arrays hold the last values of
-    episodes that just ended.
+    `info` holds the values of `info` that are fields. `extras` holds the optional arrays `mask`, `state` and `alive`.
+    The `final_*` arrays hold the last values of episodes that just ended.
     """
 
     obs: Tree
@@ -31,6 +31,7 @@ class StepBuffers:
     truncated: Array
     extras: dict[str, Array]
     final_extras: dict[str, Array]
+    info: dict[str, Array]
 
     def rows(self, index: Any) -> StepBuffers:
         """Return some of the rows: views for a slice, copies for a list of indices."""
@@ -56,6 +57,8 @@ class Snapshot:
         for saved, array in zip(self.saved, self.final, strict=True):
             array[rows] = saved[rows]
         self.buffers.reward[rows] = 0.0
+        for array in self.buffers.info.values():  # unknown, too
+            array[rows] = 0
         self.buffers.terminated[rows], self.buffers.truncated[rows] = False, True
 
 
@@ -84,6 +87,7 @@ def allocate(spaces: Spaces, num_envs: int, memory: mmap.mmap | None = None) -> 
         truncated=allocate_array(fields["truncated"]),
         extras={name: allocate_array(field) for name, field in extras.items()},
         final_extras={name: allocate_array(field) for name, field in extras.items()},
+        info={name: allocate_array(field) for name, field in spaces.info.items()},
     )
 
 

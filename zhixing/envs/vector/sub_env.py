@@ -13,6 +13,7 @@ from zhixing.envs.api import MisbehaviorError, parse_flag, parse_reward
 from zhixing.envs.crash.failure_policy import make_crash_error
 from zhixing.envs.crash.validation import all_finite, describe_path, obs_validators
 from zhixing.envs.env_spec import INFO_KEYS, MASK, EnvSpec, get_leaf
+from zhixing.envs.info_fields import write_fields
 from zhixing.envs.vector.action_log import ActionLog, max_recorded_actions
 from zhixing.envs.vector.step_buffers import StepBuffers
 from zhixing.errors import EnvCrashError, UserError
@@ -92,6 +93,8 @@ class SubEnv:
                 buffers.reward[row] = parse_reward(reward, self.env_spec.spaces.agents)
                 buffers.terminated[row] = terminated = parse_flag(terminated, "terminated")
                 buffers.truncated[row] = truncated = parse_flag(truncated, "truncated")
+            if buffers.info:
+                write_fields(buffers.info, row, info)
             if not (terminated or truncated):
                 self._write(obs, info)
                 return None

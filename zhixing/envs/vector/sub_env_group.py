@@ -165,11 +165,11 @@ class SubEnvGroup:
     def goal_functions(self) -> list[str]:
         return list(find_goal_functions(self.sub_envs[0].env))
 
-    def compute(self, name: str, achieved: Array, desired: Array) -> Array:
+    def compute(self, name: str, achieved: Array, desired: Array, info: State) -> Array:
         """Call a goal function of the first environment for each pair of goals."""
         sub_env = self.sub_envs[0]
         try:
-            return compute_per_row(find_goal_functions(sub_env.env)[name], achieved, desired)
+            return compute_per_row(find_goal_functions(sub_env.env)[name], achieved, desired, info)
         except UserError:
             raise
         except Exception as error:
