@@ -13,9 +13,11 @@ from typing import Any
 import fake_npu  # first: registers the device
 import numpy as np
 import torch
+from gymnasium.spaces import Box, Discrete
 
 import zhixing as zx
 from zhixing.core.optimizer import Optimizer
+from zhixing.envs.torch_native import TorchEnv, Transition
 from zhixing.experiments.profiler import PartTimer
 from zhixing.training.resolve import resolve_device
 
@@ -150,6 +152,43 @@ def check_environments_on_the_device() -> None:
     zx.train("ppo", "CartPole-v1", out="torch-env", device="npu", **settings)
     settings |= {"env_steps": 32, "minibatch_size": 16}
     zx.train("mappo", "skirmish/3m", out="torch-skirmish", device="npu", **settings)
+
+
+class Counter(TorchEnv):
+    """A task of the user's. With `moved`, its observations are on the CPU by mistake."""
+
+    observation_space = Box(0.0, 9.0, (1,), np.float32)
+    action_space = Discrete(2)
+    max_episode_steps = 8
+
+    def __init__(self, moved: bool = False) -> None:
+        self.moved = moved
+
+    def initial_state(self, num_envs: int, rng: torch.Generator) -> torch.Tensor:
+        return torch.zeros(1, num_envs, device=rng.device)
+
+    def transition(self, state: torch.Tensor, action: torch.Tensor) -> Transition:
+        return Transition(state + 1.0, action.float(), torch.zeros_like(action, dtype=torch.bool))
+
+    def observe(self, state: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"obs": state.T.cpu() if self.moved else state.T}
+
+
+def check_custom_task_on_the_device() -> None:
+    settings = {**SHORT, **ROLLOUTS, "vector__backend": "torch", "device": "npu"}
+    name = "accelerator_checks:Counter"
+    zx.train("ppo", name, out="task", **settings)
+    try:
+        zx.train("ppo", {"name": name, "moved": True}, out="moved", **settings)
+    except zx.UserError as error:
+        assert "is on cpu; create tensors on the device of the state, here npu" in str(error), error
+    else:
+        raise AssertionError("observations on another device were accepted")
+
+
+def check_nested_observations_in_a_buffer_on_the_device() -> None:
+    settings = {**SHORT, **REPLAY, "replay__on_device": True, "net__cnn": "simple"}
+    zx.train("dqn", "dummy_envs:DictObsEnv", out="nested", device="npu", **settings)
 
 
 def check_compiled_update() -> None:

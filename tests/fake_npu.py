@@ -103,6 +103,11 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
     return target
 
 
+def convolution_backward(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *settings: Any) -> Any:
+    bias_sizes = [weight.shape[0]]
+    return on_cpu(torch.ops.aten.convolution_backward.default, gradient, x, weight, bias_sizes, *settings)
+
+
 def view(op: Any) -> Any:
     """Return a kernel that makes a view with the kernel of the CPU, which only reads sizes: the storage is shared."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -113,6 +118,8 @@ _kernels, _fallback = torch.library.Library("aten", "IMPL"), torch.library.Libra
 _fallback.fallback(on_cpu, "PrivateUse1")
 _fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # autocast casts nothing
 _kernels.impl("mse_loss", partial(on_cpu, torch.ops.aten.mse_loss.default), "PrivateUse1")  # torch's resizes its output
+_kernels.impl("convolution_overrideable", partial(on_cpu, torch.ops.aten.convolution.default), "PrivateUse1")
+_kernels.impl("convolution_backward_overrideable", convolution_backward, "PrivateUse1")
 _kernels.impl("_copy_from", copy_from, "PrivateUse1")
 for _name in ("as_strided.default", "view.default", "_reshape_alias.default", "set_.source_Storage_storage_offset"):
     _packet, _, _overload = _name.partition(".")
