@@ -181,6 +181,11 @@ def test_agents_with_other_kinds_of_spaces_need_different_policies() -> None:
         make(MIXED, agents={"*": "ppo"})
 
 
+def test_stacks_of_other_kinds_of_spaces_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="stack=2: observations of agents with different kinds of spaces"):
+        train(tmp_path / "run", env={"name": MIXED, "stack": 2}, agents={"eye": "ppo", "hand": "a2c"})
+
+
 def test_run_with_other_kinds_of_spaces_resumes_exactly(tmp_path: Path) -> None:
     dqn = {"algorithm": "dqn", "train_every": 2, "updates_per_step": 0.25, "learning_starts": 64, "batch_size": 4}
     policies, agents = {"a": dqn, "b": SMALL}, {"eye": "a", "hand": "b"}
