@@ -34,11 +34,6 @@ def member_spaces(spaces: Spaces, agents: Sequence[int], num_agents: int) -> Spa
     if num_agents == 1:
         changes |= {"reward_kind": "individual", "state": None, "alive": False}
     if spaces.agent_spaces:
-        if spaces.stack > 1:
-            raise UserError(
-                f"env.stack={spaces.stack}: observations of agents with different kinds of spaces can't be stacked; "
-                f"set env.stack=1, and stack them in the environment"
-            )
         obs, action = spaces.agent_spaces[agents[0]]
         for other in agents:
             if spaces.agent_spaces[other] != (obs, action):
