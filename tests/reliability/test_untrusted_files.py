@@ -436,6 +436,7 @@ KNOWN_CALLS = {
     ("zhixing/envs/adapters/gymnasium_ids.py", "load_env_creator"),  # entry points of Gymnasium's registry
     ("zhixing/envs/adapters/gymnasium_ids.py", "make"),  # ids in Gymnasium's registry
     ("zhixing/envs/adapters/mujoco_v5.py", "make"),  # the same
+    ("zhixing/envs/vector/constructors.py", "load_env_creator"),  # entry points of that registry
     ("zhixing/envs/adapters/foraging.py", "make"),  # an id composed of numbers
     ("zhixing/envs/adapters/pettingzoo_envs.py", "import_module"),  # modules of a fixed package
     ("zhixing/envs/adapters/smac.py", "import_module"),  # a fixed table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import importlib
 import sys
 from typing import Any
 
@@ -25,7 +24,8 @@ class LiveOutput:
         bar = f'<progress value="{fraction:.4f}" max="1" style="width: 100%"></progress>'
         bundle = {"text/plain": text, "text/html": f"{bar}<pre>{html.escape(text)}</pre>"}
         if self._handle is None:
-            display = importlib.import_module("IPython.display").display
+            from IPython.display import display
+
             self._handle = display(bundle, raw=True, display_id=True)
         else:
             self._handle.update(bundle, raw=True)
