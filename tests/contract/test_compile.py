@@ -47,7 +47,7 @@ class LargeEpsilon(zx.Callback):
 
     def train_begin(self, loop: TrainingLoop) -> None:
         for optimizer in loop.learner.optimizers().values():
-            optimizer.epsilon = 1e-4
+            optimizer.epsilon = 1e-3
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from zhixing.config.loading import (
     preset,
     preset_name,
     presets,
+    rebuild,
     register_objects,
 )
 from zhixing.config.policies import (
@@ -144,6 +145,7 @@ __all__ = [
     "preset_name",
     "presets",
     "read_yaml",
+    "rebuild",
     "register_objects",
     "setting_type",
 ]

@@ -189,6 +189,15 @@ def build(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> 
     return settings(**{**values, "algorithm": algorithm})
 
 
+def rebuild(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration of settings that are complete, such as those of a run, and overrides on top.
+
+    No preset applies, because it may have changed since the run.
+    """
+    cfg = build([values, {"preset": False}], overrides)
+    return cfg.model_copy(update={"preset": values.get("preset", True)})
+
+
 def check_settings_class(settings: type[RunConfig], algorithm: str) -> None:
     """Raise `UserError` if an algorithm has another class of settings."""
     from zhixing import algorithms

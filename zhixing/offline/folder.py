@@ -22,7 +22,7 @@ from zhixing.errors import UserError
 from zhixing.offline.actions import from_env_by_chunks
 from zhixing.offline.chunks import Array, Header, chunk_rows, named_leaves
 from zhixing.offline.dataset import Dataset
-from zhixing.utils.files import write_atomically
+from zhixing.utils.files import parse_json, write_atomically
 
 FORMAT = 1  # newer versions keep reading older formats
 MANIFEST = "manifest.json"
@@ -124,7 +124,7 @@ def read_manifest(folder: Path) -> tuple[Header, int, int]:
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             raise _damaged(path, f"it is larger than {MAX_MANIFEST_BYTES >> 20} MB")
-        manifest = json.loads(path.read_bytes())
+        manifest = parse_json(path.read_bytes())
     except OSError as error:
         raise _damaged(path, error.strerror or str(error)) from None
     except (ValueError, RecursionError) as error:

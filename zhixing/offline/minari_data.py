@@ -6,7 +6,6 @@ Only Minari's storage is used. The environment that a dataset names is read as t
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 import sys
 import warnings
@@ -27,6 +26,7 @@ from zhixing.offline.actions import to_env
 from zhixing.offline.chunks import Array, Chunk, Header, cast, is_json
 from zhixing.offline.dataset import Dataset
 from zhixing.utils.extras import require_extra
+from zhixing.utils.files import parse_json
 
 PREFIX = "minari:"
 METADATA_KEY = "zhixing"  # of the environment in metadata written by zhixing; Gymnasium may not know it
@@ -105,7 +105,7 @@ def _header_fields(metadata: dict[str, Any]) -> dict[str, Any]:
     if isinstance(ours, dict) and isinstance(ours.get("env"), str) and isinstance(ours.get("options"), dict):
         return values | {"env": ours["env"], "options": ours["options"]}
     try:
-        spec = json.loads(metadata["env_spec"])
+        spec = parse_json(metadata["env_spec"])
         env, options, limit = spec["id"], dict(spec.get("kwargs") or {}), spec.get("max_episode_steps")
     except (KeyError, TypeError, ValueError):
         return values

@@ -214,7 +214,7 @@ def open_source(
     else:
         assert isinstance(run, Agent)
         overrides = {} if env is None else {"env": env}
-        cfg = config.build([config.as_layer(run.cfg)], config.from_keywords(overrides))
+        cfg = config.rebuild(config.as_layer(run.cfg), config.from_keywords(overrides))
         importing.check_names(cfg.model_dump(mode="json"), trust)
     return (cfg.model_copy(update={"device": str(run.device)}) if isinstance(run, Agent) else cfg), folder
 

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from zhixing.errors import UserError
+from zhixing.utils.files import parse_json
 
 MAX_HEADER = 32 << 20  # bytes
 MAX_CONTAINERS = 500_000  # lists and dicts in a header, each of which needs 20 times the memory of its text
@@ -164,7 +165,7 @@ def read_archive(path: Path) -> Any:
         content = file.read(length)
         if _containers(content) > MAX_CONTAINERS:
             raise ValueError("its header has too many values")
-        header = json.loads(content)
+        header = parse_json(content)
         metadata = header.pop("__metadata__")
         _check_header(header, size - 8 - length)
         checksum = zlib.crc32(metadata["tree"].encode())
@@ -184,7 +185,7 @@ def read_archive(path: Path) -> Any:
             raise ValueError("a tensor has too many references")
         return arrays[name]
 
-    return _decode(json.loads(metadata["tree"]), get_array)
+    return _decode(parse_json(metadata["tree"]), get_array)
 
 
 def _check_header(header: dict[str, Any], size: int) -> None:

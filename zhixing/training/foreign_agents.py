@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import zipfile
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
 from zhixing.errors import UserError
+from zhixing.utils.files import parse_json
 
 MAX_BYTES = 1 << 30  # of one part of a zip file, unpacked
 Layers = list[tuple[Tensor, Tensor]]  # weights [out,in] and biases [out], from the input on
@@ -67,7 +67,7 @@ def read_agent(file: Path) -> ForeignAgent:
 
 def _read_stable_baselines3(file: Path) -> ForeignAgent:
     with zipfile.ZipFile(file) as archive:
-        data = json.loads(_read(archive, "data"))  # its base64 texts hold pickles, which are never read
+        data = parse_json(_read(archive, "data"))  # its base64 texts hold pickles, which are never read
         state = torch.load(io.BytesIO(_read(archive, "policy.pth")), map_location="cpu", weights_only=True)
         variables: Any = {}
         if "pytorch_variables.pth" in archive.namelist():

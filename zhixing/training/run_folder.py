@@ -21,7 +21,7 @@ from zhixing.training import signing
 from zhixing.training.checkpoint_file import read_archive, write_archive
 from zhixing.training.lock import FolderLock, check_inside
 from zhixing.utils import importing
-from zhixing.utils.files import bundled_agents, write_atomically
+from zhixing.utils.files import bundled_agents, parse_json, write_atomically
 
 if TYPE_CHECKING:
     from zhixing.core.batch import Batch
@@ -107,7 +107,7 @@ class RunFolder:
         try:
             if self.spaces_file.stat().st_size > MAX_SPACES_BYTES:
                 raise ValueError(f"it is larger than {MAX_SPACES_BYTES:,} bytes")
-            data = json.loads(self.spaces_file.read_text(encoding="utf-8"))
+            data = parse_json(self.spaces_file.read_text(encoding="utf-8"))
             frames = data.pop("frames")
             if frames is not None and "skip" in frames:  # the name in early files
                 frames["action_repeat"] = frames.pop("skip")
@@ -174,7 +174,7 @@ class RunFolder:
                 needed = {name: value for name, value in values.items() if name not in ENV_SETTINGS}
             self.code = importing.check_names(needed, trust or self.made_by_user)
             with self.restricted():
-                cfg = config.build([values], {})
+                cfg = config.rebuild(values, {})
             return cfg.model_copy(update={"imports": packages}) if without_env and packages else cfg
         except UserError as error:
             raise UserError(f"{self.config_file}: {error}") from None
@@ -311,7 +311,7 @@ class RunFolder:
     def read_card(self) -> dict[str, Any]:
         """Return the content of agent.json, without unprintable characters."""
         try:
-            card = json.loads(self.card_file.read_text(encoding="utf-8"))
+            card = parse_json(self.card_file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{self.card_file} can't be read: {error}") from None
         if not isinstance(card, dict):
@@ -330,7 +330,7 @@ class RunFolder:
         if not self.data_file.is_file():
             return {}
         try:
-            values = json.loads(self.data_file.read_text())["references"]
+            values = parse_json(self.data_file.read_text())["references"]
             references = {name: float(values[name]) for name in ("random", "expert") if name in values}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{self.data_file} can't be read: {error}") from None

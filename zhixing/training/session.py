@@ -164,7 +164,7 @@ class Session:
         cfg = folder.read_config(trust, **objects)
         changed: dict[str, tuple[Any, Any]] = {}
         if overrides:
-            before, cfg = cfg, config.build([cfg.model_dump(mode="json")], overrides)
+            before, cfg = cfg, config.rebuild(cfg.model_dump(mode="json"), overrides)
             changed = changes(before, cfg)
             check_changes(before, changed, os.fspath(run))
             folder.code = importing.names_in(cfg.model_dump(mode="json"))

@@ -1,13 +1,16 @@
-"""Write files so that other processes, and a restart after a crash, see them complete or not at all."""
+"""Read and write files: writes are complete or not visible at all, also after a crash."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+MAX_JSON_DEPTH = 100  # of nested lists and objects
 
 
 def write_atomically(path: Path, write: Callable[[io.BufferedWriter], Any]) -> None:
@@ -29,6 +32,18 @@ def write_atomically(path: Path, write: Callable[[io.BufferedWriter], Any]) -> N
         os.fsync(folder)  # makes the new name durable
     finally:
         os.close(folder)
+
+
+def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """Return the value of a JSON text, like `json.loads`. Raises ValueError if it is nested too deeply to process."""
+    value = json.loads(text, parse_constant=parse_constant)
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        nodes = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, (dict, list))]
+        if not nodes:
+            return value
+        level = [child for children in nodes for child in children]
+    raise ValueError(f"it is nested more than {MAX_JSON_DEPTH} levels deep")
 
 
 def bundled_agents() -> Path:

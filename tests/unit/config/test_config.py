@@ -346,3 +346,12 @@ def test_build_does_not_modify_the_preset() -> None:
     before = config.preset("ppo", "CartPole-v1")
     build([{"algorithm": "ppo", "env": "CartPole-v1"}], {"num_envs": 2, "minibatch_size": 64})
     assert config.preset("ppo", "CartPole-v1") == before
+
+
+def test_complete_settings_get_no_values_of_a_preset() -> None:
+    """The preset of a run may change after the run; its options must not reach the run's environment."""
+    options = {"name": "mario/1-1", "shaping": "none"}
+    assert "size" in config.build([{"algorithm": "ppo", "env": options}], {}).env.options
+    cfg = config.rebuild({"algorithm": "ppo", "env": options}, {"lr": 0.5})
+    assert cfg.env.options == {"shaping": "none"}
+    assert (cfg.lr, cfg.preset, cfg.net.hidden_sizes) == (0.5, True, config.NetConfig().hidden_sizes)

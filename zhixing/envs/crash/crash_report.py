@@ -24,7 +24,7 @@ from zhixing.envs.registry import RegisteredEnv
 from zhixing.envs.vector.process import ProcessVectorEnv
 from zhixing.envs.vector.step_buffers import Array
 from zhixing.errors import EnvCrashError, UserError
-from zhixing.utils.files import write_atomically
+from zhixing.utils.files import parse_json, write_atomically
 from zhixing.utils.importing import check_names, names_in, restricted_to
 
 REPRODUCE_HINT = "reproduce it with:"
@@ -119,7 +119,7 @@ def read(path: str | Path) -> CrashReport:
     try:
         if Path(path).stat().st_size > MAX_BYTES:
             raise _invalid(path, f"it is larger than {MAX_BYTES // 2**20} MB")
-        tree = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_reject_constant)
+        tree = parse_json(Path(path).read_text(encoding="utf-8"), parse_constant=_reject_constant)
     except FileNotFoundError:
         raise UserError(f"crash report {path} doesn't exist") from None
     except (OSError, ValueError, RecursionError) as error:
