@@ -22,7 +22,7 @@ from zhixing.config import Count, Fraction, NonNegative, OffPolicyConfig, Positi
 from zhixing.core.optimizer import TargetUpdater
 from zhixing.nets.policies import GreedyPolicy
 from zhixing.ops.returns import td_target
-from zhixing.training.trainers import add_to_buffer, num_updates_due, update_from_samples
+from zhixing.training.updates import add_to_buffer, num_updates_due, update_from_samples
 
 GOAL = 1.0  # mean return: every episode ends at the goal. With random actions, 1 % of them do
 

@@ -53,7 +53,6 @@ from zhixing.ops.imagination import balanced_kl, discount_weights, lambda_return
 from zhixing.ops.symlog import two_hot, two_hot_loss
 
 RETURN_RANGE_RATE = 0.01  # rate of the moving average of the range of returns
-CONTEXT_STEPS = 5  # observed steps at the start of a predicted video
 
 
 class DreamerConfig(OffPolicyConfig, EntropyBonusConfig):
@@ -125,10 +124,9 @@ class Dreamer(Learner):
         super().__init__(cfg, spaces, device)
         self.cfg = cfg
         sizes = {"hidden_size": cfg.memory_size, "variables": cfg.variables, "classes": cfg.classes}
+        sizes |= {"depth": cfg.cnn_depth, "bins": cfg.bins}
         with self.seeded_init():
-            self.world = WorldModel(
-                spaces, cfg.net, **sizes, uniform_mix=cfg.uniform_mix, depth=cfg.cnn_depth, bins=cfg.bins
-            ).to(self.device)
+            self.world = WorldModel(spaces, cfg.net, uniform_mix=cfg.uniform_mix, **sizes).to(self.device)
             features = self.world.rssm.num_features
             self.actor = WorldModelActor(features, spaces, cfg.net, cfg.uniform_mix).to(self.device)
             self.critic = TwoHotHead(features, cfg.net, cfg.bins).to(self.device)
@@ -205,8 +203,7 @@ class Dreamer(Learner):
 
     def dream_frames(self, batch: Batch) -> Tensor | None:
         """Return videos of sequences `[B,T]`: see `WorldModel.compare_videos`. None if observations have no images."""
-        obs, action, is_first = time_major((batch.obs, batch.action, batch.is_first))
-        return self.world.compare_videos(obs, action, is_first, CONTEXT_STEPS)
+        return self.world.compare_videos(*time_major((batch.obs, batch.action, batch.is_first)))
 
 
 def _check(cfg: DreamerConfig, spaces: Spaces, net: NetFactory | None) -> None:

@@ -20,6 +20,7 @@ from zhixing.ops.imagination import uniform_mix
 from zhixing.ops.symlog import symexp_bins, two_hot, two_hot_loss, two_hot_mean
 
 STD_RANGE = (0.1, 1.0)  # of continuous actions
+CONTEXT_STEPS = 5  # observed steps at the start of a predicted video
 
 
 class TwoHotHead(nn.Module):
@@ -218,7 +219,7 @@ class WorldModel(nn.Module):
         predicted = self.decoder(torch.cat(states)).images
         return inputs.images[0].unflatten(0, lead), predicted[0].unflatten(0, lead)
 
-    def compare_videos(self, obs: Tree, action: Tensor, is_first: Tensor, context: int) -> Tensor | None:
+    def compare_videos(self, obs: Tree, action: Tensor, is_first: Tensor) -> Tensor | None:
         """Return the observed video, the video of `predict_video` and their difference, as bytes `[B,3,T,H,W,C]`.
 
         Equal pixels are gray in the difference. Returns None if observations have no images.
@@ -226,7 +227,7 @@ class WorldModel(nn.Module):
         if not self.preprocessor.image_shapes:
             return None
         rng = torch.Generator(is_first.device).manual_seed(0)  # doesn't advance the learner's generator
-        observed, predicted = self.predict_video(obs, action, is_first, context, rng)
+        observed, predicted = self.predict_video(obs, action, is_first, CONTEXT_STEPS, rng)
         predicted = predicted.clamp(0.0, 1.0)
         videos = torch.stack([observed, predicted, 0.5 + 0.5 * (predicted - observed)])  # [3,T,B,C,H,W]
         return (videos * 255.0).round().byte().permute(2, 0, 1, 4, 5, 3)

@@ -10,9 +10,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from zhixing.algorithms.multi_policy import MultiPolicy
@@ -27,17 +25,22 @@ from zhixing.config import (
     RunConfig,
     SearchConfig,
     SelfPlayConfig,
-    parse_interval,
 )
 from zhixing.core.batch import Batch
-from zhixing.core.learner import Learner, LearnsOnWorkers
-from zhixing.core.policy import Phase
+from zhixing.core.learner import LearnsOnWorkers
 from zhixing.errors import UserError
 from zhixing.training.loop import TrainingLoop
+from zhixing.training.updates import (
+    add_to_buffer,
+    collect_phase,
+    num_updates_due,
+    steps_per_iteration,
+    training_is_due,
+    update_from_samples,
+)
 from zhixing.utils.importing import import_object
 
 Trainer = Callable[[TrainingLoop], None]
-Array = np.ndarray[Any, Any]
 
 
 def on_policy(loop: TrainingLoop) -> None:
@@ -244,69 +247,6 @@ def act_only(loop: TrainingLoop) -> None:
         for _ in loop.iterations():
             experience = collector.collect(steps=cfg.rollout_steps)
             loop.iteration_end(experience.episodes, {})
-
-
-def collect_phase(loop: TrainingLoop, cfg: OffPolicyConfig) -> Phase:
-    """Return `Phase.RANDOM` until `learning_starts`, then `Phase.COLLECT`."""
-    return Phase.RANDOM if loop.env_steps < cfg.learning_starts else Phase.COLLECT
-
-
-def steps_per_iteration(cfg: OffPolicyConfig) -> int:
-    """Return the steps per environment between updates; 1 if `train_every` counts episodes.
-
-    Single steps bound the memory and let evaluations, checkpoints and budgets come in the middle of a long episode.
-    """
-    number, unit = parse_interval(cfg.train_every)
-    return int(number) if unit == "steps" else 1
-
-
-def training_is_due(loop: TrainingLoop, cfg: OffPolicyConfig, num_ended: int) -> bool:
-    """Return whether updates follow these steps, in which `num_ended` episodes have ended."""
-    number, unit = parse_interval(cfg.train_every)
-    return unit == "steps" or (loop.episodes + num_ended) // number > loop.episodes // number
-
-
-def add_to_buffer(
-    loop: TrainingLoop,
-    cfg: OffPolicyConfig,
-    batch: Batch,
-    envs: Array | None = None,
-    priority: Array | None = None,
-) -> None:
-    """Add steps `[T,n]` to the buffer and update the learner's observation statistics.
-
-    `envs` are the indices of the environments that the steps come from, by default all. New steps without a `priority`
-    get the largest one.
-    """
-    loop.buffer.add(batch, envs, priority)
-    if cfg.normalize_obs:
-        loop.learner.update_normalizers(batch.to(loop.learner.device))
-
-
-def num_updates_due(loop: TrainingLoop, updates_per_step: float, learning_starts: int = 0) -> int:
-    """Return the number of updates that the environment steps since `learning_starts` still require."""
-    buffer = loop.buffer
-    if not buffer.ready and not buffer.full:  # `sample` raises an error if a full buffer has nothing to sample
-        return 0
-    return int(updates_per_step * max(0, loop.env_steps - learning_starts) + 1e-9) - loop.updates
-
-
-def update_from_samples(loop: TrainingLoop, batch_size: int, num_updates: int) -> Mapping[str, Tensor]:
-    """Update `num_updates` times, each from a new sample of the buffer. Return the metrics of the last update."""
-    learner, buffer = loop.learner, loop.buffer
-    metrics: Mapping[str, Tensor] = {}
-    for _ in range(num_updates):
-        batch = _to_device(buffer.sample(batch_size, loop.rng), learner)
-        if not learner.has_nonfinite_step:  # keep the first batch with a non-finite step, for the error report
-            loop.batch = batch
-        update = learner.update(batch)
-        buffer.set_priority(batch.index, update.priority)
-        metrics = update.metrics
-    return metrics
-
-
-def _to_device(batch: Batch, learner: Learner) -> Batch:
-    return batch if learner.device.type == "cpu" else batch.to(learner.device)  # `to` takes time even on the CPU
 
 
 TRAINERS: dict[type[RunConfig], Trainer] = {
