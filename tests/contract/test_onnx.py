@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import multi_agent
+from conftest import has_setting, multi_agent
 from dummy_envs import HYBRID
+from feature_table import documented_features
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 
 import zhixing as zx
-from zhixing.config import SearchConfig
 from zhixing.core.policy import Phase, as_tensor
 from zhixing.core.spaces import Spaces
 from zhixing.core.tree import tree_leaves, tree_map
@@ -39,13 +39,20 @@ def runtime() -> Any:
 
 
 def make_policy(algorithm: str, spaces: Spaces, scale: float = 0.3, **settings: Any) -> zx.Policy:
-    settings = {"net__hidden_sizes": [8], **settings}
-    cfg = zx.config.load(algorithm=algorithm, env="toy/match", preset=False, **settings)
+    if has_setting(zx.algorithms.get(algorithm).settings, "net__hidden_sizes"):
+        settings = {"net__hidden_sizes": [8], **settings}
+    cfg = zx.config.load(algorithm=algorithm, preset=False, **{"env": "toy/match", **settings})
     policy = zx.algorithms.get(algorithm).make(cfg, spaces).policy.eval()
     with torch.no_grad():
         for parameter in policy.parameters():  # initial policies hardly depend on the observation
             parameter.add_(scale * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     return policy
+
+
+def env_spaces(name: str) -> Spaces:
+    env = zx.envs.make_vector(name, 1, backend="serial")
+    env.close()
+    return env.spaces
 
 
 def random_inputs(policy: zx.Policy, spaces: Spaces) -> tuple[Any, Any, Any]:
@@ -100,10 +107,20 @@ def check_parity(runtime: Any, policy: zx.Policy, spaces: Spaces, file: Path) ->
 
 
 def test_network_has_the_same_actions_in_onnx_runtime(algorithm: str, runtime: Any, tmp_path: Path) -> None:
-    if issubclass(zx.algorithms.get(algorithm).settings, SearchConfig):
-        pytest.skip("plans by search")
-    if algorithm == "multi_policy":
-        pytest.skip("consists of policies of other algorithms")
+    cell = documented_features()[algorithm]["onnx"]
+    if cell == "no":
+        game = "pettingzoo/tictactoe"
+        spaces = env_spaces(game)
+        with pytest.raises(zx.UserError, match="plan by tree search can't be exported as one network"):
+            ActionModule(make_policy(algorithm, spaces, env=game), spaces)
+        return
+    if cell == "as its policies":
+        policies = {"first": {"algorithm": "ppo"}, "second": {"script": "random"}}
+        settings = {"policies": policies, "agents": {"agent_0": "first", "*": "second"}}
+        policy = make_policy(algorithm, env_spaces("toy/team-match"), **settings).member("first")
+        check_parity(runtime, policy, policy.spaces, tmp_path / "agent.onnx")
+        return
+    assert cell == "yes"
     agents = 3 if multi_agent(algorithm) else 1
     try:
         spaces = Spaces(OBS, CHOICES, agents)

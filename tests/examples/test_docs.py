@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from feature_table import documented_features
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from mypy import api as mypy
 
@@ -329,8 +330,8 @@ def act(learner: zx.Learner, mask: torch.Tensor | None = None) -> torch.Tensor:
     return policy.act(obs, policy.initial_hidden(64), mask, zx.Phase.COLLECT, rng, 0).action.flatten()
 
 
-def feature_cells(algorithm: str) -> list[str]:
-    """Return the cells of the algorithm's row, found by making learners."""
+def supported_features(algorithm: str) -> dict[str, str]:
+    """Return the cells of the algorithm's row by column, found by making learners."""
     accepts = {kind: make_learner(algorithm, VECTOR, action) is not None for kind, action in ACTIONS.items()}
     action = next(ACTIONS[kind] for kind in ACTIONS if accepts[kind])
     with_dict = make_learner(algorithm, Dict({"far": VECTOR, "near": Discrete(3)}), action)
@@ -345,32 +346,25 @@ def feature_cells(algorithm: str) -> list[str]:
     recurrent = make_learner(algorithm, VECTOR, action, net__recurrent="gru")
     if recurrent is not None:
         assert recurrent.policy.initial_hidden(1) is not None
-    cells = ["yes" if accepted else "no" for accepted in (*accepts.values(), with_dict is not None)]
-    return [*cells, masks, "no" if recurrent is None else "yes"]
-
-
-def text_before_results() -> str:
-    """Return docs/algorithms.md up to the table that benchmarks/learn.py writes."""
-    return (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8").split("<!-- learned: begin -->")[0]
+    supports = {**accepts, "dict observations": with_dict is not None, "recurrent networks": recurrent is not None}
+    return {name: "yes" if supported else "no" for name, supported in supports.items()} | {"action masks": masks}
 
 
 def test_table_of_features_matches_the_code() -> None:
-    text = text_before_results()
-    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", text, re.MULTILINE)
-    assert rows
     # search needs an environment, not only its spaces; tests/contract/test_abilities.py tests it
     excluded = SearchConfig, MultiPolicyConfig
-    rows = [row for row in rows if not issubclass(zx.algorithms.get(row[0]).settings, excluded)]
-    wrong = [name for name, cells in rows if cells.split(" | ") != feature_cells(name)]
-    correct = [f"| `{name}` | {' | '.join(feature_cells(name))} |" for name in wrong]
-    assert not correct, "docs/algorithms.md should have these rows:\n" + "\n".join(correct)
+    names = [name for name in zx.algorithms.names() if not issubclass(zx.algorithms.get(name).settings, excluded)]
+    wrong = {}
+    for name in names:
+        features, documented = supported_features(name), documented_features()[name]
+        wrong |= {(name, key): cell for key, cell in features.items() if documented[key] != cell}
+    assert not wrong, "docs/algorithms.md should have these cells"
 
 
 def test_both_tables_list_all_algorithms() -> None:
-    text = text_before_results()
+    text = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
     papers = re.findall(r"^\| \[`(\w+)`\]\(", text, re.MULTILINE)
-    assert sorted(papers) == sorted(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
-    assert set(papers) == set(zx.algorithms.names())
+    assert sorted(papers) == sorted(documented_features()) == zx.algorithms.names()
 
 
 def test_readmes_list_all_algorithms() -> None:
@@ -378,6 +372,9 @@ def test_readmes_list_all_algorithms() -> None:
         table = re.search(r"^\|---\|---\|\n((?:\|.*\n)+)", page.read_text(encoding="utf-8"), re.MULTILINE)
         assert table
         assert sorted(re.findall(r"`(\w+)`", table[1])) == zx.algorithms.names()
+        compared = re.search(r"^\| (?:zhixing|知行) [\d.]+ \| (\d+) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert compared
+        assert int(compared[1]) == len(zx.algorithms.names())
 
 
 def test_scaling_page_lists_the_algorithms_with_initial_priorities() -> None:

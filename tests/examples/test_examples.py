@@ -19,8 +19,9 @@ import zhixing as zx
 from zhixing.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NOT_TRAINING = {"onnx_inference"}  # run by a test of its own
-NAMES = sorted({file.stem for file in EXAMPLES.glob("*.py")} - NOT_TRAINING)
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+OWN_TEST = {"onnx_inference", "import_agent", "trackers"}  # run by tests of their own
+NAMES = sorted({file.stem for file in EXAMPLES.glob("*.py")} - OWN_TEST)
 
 Command = Callable[..., tuple[str, str]]
 
@@ -73,6 +74,41 @@ def test_exported_agent_runs_in_onnx_runtime_alone(run_cli: Command, folder: Pat
     assert done.stderr == ""
     action = zx.load("cartpole").act([0.0, 0.1, 0.02, -0.1])
     assert done.stdout.splitlines() == [f"step {step}: action {action}" for step in range(3)]
+
+
+def test_stable_baselines3_agent_is_imported_filmed_and_trained_further(folder: Path) -> None:
+    result = example("import_agent").main(str(FIXTURES / "foreign" / "ppo.zip"), "CartPole-v1")
+    assert (folder / "runs" / "imported.mp4").stat().st_size > 0
+    imported, further = (zx.load(run).policy.state_dict() for run in ("runs/imported", result))
+    assert imported.keys() == further.keys()
+    assert any(not torch.equal(imported[name], weight) for name, weight in further.items())
+
+
+def test_trackers_have_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    folders = {f"WANDB_{name}_DIR": str(folder / "cache" / name) for name in ("CACHE", "CONFIG", "DATA")}
+    for name, value in {**folders, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
+    wandb.teardown()  # forget the settings of other tests
+    module = example("trackers")
+    result = module.main()
+    wandb.teardown()
+    assert result["final_return"] >= module.GOAL
+    evaluations = re.findall(r"^ *(\d+) steps: ([\d.]+)$", capsys.readouterr().out, re.MULTILINE)
+    assert [int(steps) for steps, _ in evaluations] == [2_048, 4_096, 6_144, 8_192]
+    assert float(evaluations[-1][1]) == pytest.approx(result["final_return"], abs=0.005)
+    (log,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    assert b"eval/mean_return" in log.read_bytes()
+
+
+def test_pole_without_velocity_requires_stacks(folder: Path) -> None:
+    module = example("frame_stack")
+    assert module.main(stack=1)["final_return"] < 0.5 * module.GOAL
 
 
 def test_costs_in_info_change_what_is_learned(folder: Path) -> None:
