@@ -38,7 +38,7 @@ def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = 
     """Return the value of a JSON text, like `json.loads`. Raises ValueError if it is nested too deeply to process."""
     value = json.loads(text, parse_constant=parse_constant)
     level = [value]
-    for _ in range(MAX_JSON_DEPTH):
+    for _ in range(MAX_JSON_DEPTH + 1):
         nodes = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, (dict, list))]
         if not nodes:
             return value
