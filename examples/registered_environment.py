@@ -1,6 +1,6 @@
 """An environment that a package registers with Gymnasium: `package:Id-v0` imports the package first. This file is one.
 
-Run it with `python registered_environment.py`, or on the command line, in the folder of this file:
+Run it with `python registered_environment.py`, or:
 
     zhixing train ppo --env registered_environment:Corridor-v0 env_steps=5000
 """
@@ -33,8 +33,9 @@ gym.register("Corridor-v0", "registered_environment:Corridor", max_episode_steps
 
 
 def main() -> dict:
-    settings = {"num_envs": 8, "rollout_steps": 32, "minibatch_size": 128, "lr": 3e-3, "eval_every": 1_024}
-    return zx.train("ppo", "registered_environment:Corridor-v0", env_steps=20_000, stop_return=GOAL, **settings)
+    return zx.train(
+        "ppo", "registered_environment:Corridor-v0", num_envs=8, lr=3e-3, eval_every=1_024, stop_return=GOAL
+    )
 
 
 if __name__ == "__main__":
