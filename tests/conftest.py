@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hub_standin import TOKEN, Hub, serve
 
 import zhixing as zx
 from zhixing.cli import main
@@ -248,3 +249,17 @@ def metrics_rows(run: str | Path) -> list[list[str]]:
     lines = (Path(run) / "metrics.csv").read_text().splitlines()
     time_columns = {i for i, name in enumerate(lines[0].split(",")) if name in ("seconds", "steps_per_second")}
     return [[cell for i, cell in enumerate(line.split(",")) if i not in time_columns] for line in lines]
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A stand-in of the Hugging Face Hub, which `zx.push` and `zx.pull` use, and an empty current folder."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the stand-in has LFS only
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    monkeypatch.setenv("ZHIXING_TRUST", "0")
+    with serve() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server

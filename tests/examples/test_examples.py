@@ -14,13 +14,14 @@ from types import ModuleType
 
 import pytest
 import torch
+from hub_standin import Hub
 
 import zhixing as zx
 from zhixing.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-OWN_TEST = {"onnx_inference", "import_agent", "trackers"}  # run by tests of their own
+OWN_TEST = {"onnx_inference", "import_agent", "hub", "trackers"}  # run by tests of their own
 NAMES = sorted({file.stem for file in EXAMPLES.glob("*.py")} - OWN_TEST)
 
 Command = Callable[..., tuple[str, str]]
@@ -82,6 +83,14 @@ def test_stable_baselines3_agent_is_imported_filmed_and_trained_further(folder: 
     imported, further = (zx.load(run).policy.state_dict() for run in ("runs/imported", result))
     assert imported.keys() == further.keys()
     assert any(not torch.equal(imported[name], weight) for name, weight in further.items())
+
+
+def test_agent_returns_from_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    run = example("hub").main("someone/cartpole-ppo")
+    assert {"README.md", "agent.safetensors", "replay.mp4"} <= hub.repos["someone/cartpole-ppo"].keys()
+    weights, pulled = (zx.load(folder).policy.state_dict() for folder in (run, "runs/pulled"))
+    assert all(weights[name].equal(pulled[name]) for name in weights)
 
 
 def test_trackers_have_the_run(
