@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from zhixing.training.run_folder import RunFolder
 
 Command = Callable[..., tuple[int, str, str]]
 
+os.environ["ZHIXING_LANG"] = "en"  # also in Chinese locales
 torch.set_num_threads(1)  # small networks; several tests may share the machine
 
 

@@ -11,12 +11,18 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, TextIO
 
+from zhixing.translation import translate
+
 
 class UserError(Exception):
     """Invalid input. The message names what is wrong, what is allowed and what to do.
 
-    The command line prints the message without a traceback and exits with code 2.
+    The command line prints the message without a traceback and exits with code 2. The text of the error is in the
+    language of the user; its argument stays English.
     """
+
+    def __str__(self) -> str:
+        return translate(super().__str__())
 
 
 class NonFiniteError(UserError):
@@ -44,7 +50,8 @@ def unknown(kind: str, name: str, allowed: Iterable[str], hint: str = "") -> Use
         advice = f"allowed: {', '.join(choices) or 'none'}"
     else:
         advice = f"there are {len(choices)}, for example {', '.join(choices[:6])}"
-    return UserError(f"unknown {kind} {name!r}: {advice}{' ' + hint if hint else ''}")
+    advice = f"{advice} {hint}" if hint else advice
+    return UserError(f"unknown {kind} {name!r}: {advice}")
 
 
 # --- errors of the operating system ---
@@ -83,8 +90,8 @@ def note(text: str) -> None:
 
 
 def write_stderr(text: object, end: str = "\n") -> None:
-    """Print to standard error, ignoring a full disk, a closed terminal or a broken pipe."""
-    write_stream(sys.stderr, text, end)
+    """Print a message to standard error, ignoring a full disk, a closed terminal or a broken pipe."""
+    write_stream(sys.stderr, translate(str(text)), end)
 
 
 def write_stream(stream: TextIO | None, text: object, end: str = "\n") -> None:

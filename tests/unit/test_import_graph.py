@@ -19,6 +19,7 @@ ROOT = Path(zhixing.__file__).parent
 # first to last; packages of one layer don't import each other
 LAYERS = [
     ["zhixing"],  # the package itself: __version__ and attributes that are imported on first access
+    ["translation"],
     ["errors"],
     ["utils"],
     ["config"],

@@ -57,9 +57,11 @@ def test_installed_wheel_trains_from_another_folder(tmp_path: Path) -> None:
         f"zhixing/config/presets/{file.name}" for file in (ROOT / "zhixing" / "config" / "presets").glob("*.yaml")
     }
     assert len(presets) >= 2
+    catalogs = {str(file.relative_to(source)) for file in (source / "zhixing" / "locale").rglob("*.txt")}
+    assert "zhixing/locale/zh/errors.txt" in catalogs
     agents = {f"zhixing/agents/{file.relative_to(ROOT / 'zoo')}" for file in (ROOT / "zoo").glob("*/*")}
     assert "zhixing/agents/cartpole/agent.json" in agents
-    assert modules | presets | agents | {"zhixing/py.typed"} <= names
+    assert modules | presets | catalogs | agents | {"zhixing/py.typed"} <= names
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples", "docs"))]
 
     home = tmp_path / "venv"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from zhixing.cli.environments import check, play, reproduce
 from zhixing.cli.experiments import plot, profile, sweep, tune
 from zhixing.cli.listing import list_, show
 from zhixing.cli.training import resume, train
+from zhixing.cli.translated_help import translate_help
 from zhixing.errors import (
     SYSTEM_ERRORS,
     EnvCrashError,
@@ -23,6 +25,7 @@ from zhixing.errors import (
     escape_unprintable,
     write_stderr,
 )
+from zhixing.translation import LANGUAGES, VARIABLE, language
 
 app = typer.Typer(
     name="zhixing",
@@ -71,8 +74,13 @@ def main() -> None:
     """Run the command line. Invalid input prints one message and exits with code 2; an interrupt exits with 130."""
     escape_unprintable()
     try:
+        arguments = sys.argv[1:] or ["--help"]
+        _check_language()
+        command = typer.main.get_command(app)
+        if language() != "en" and {"-h", "--help"} & set(arguments):
+            translate_help(command)
         # returns 130 after an interrupt
-        code = app(sys.argv[1:] or ["--help"], prog_name="zhixing", standalone_mode=False) or 0
+        code = command(arguments, prog_name="zhixing", standalone_mode=False) or 0
         if sys.stdout is not None:
             sys.stdout.flush()  # reports a full disk now
     except UserError as error:
@@ -94,6 +102,13 @@ def main() -> None:
     discard_broken_streams()
     if code:
         sys.exit(code)
+
+
+def _check_language() -> None:
+    name = os.environ.get(VARIABLE, "")
+    if name and name.lower()[:2] not in LANGUAGES:
+        allowed = " and ".join(LANGUAGES)
+        raise UserError(f"{VARIABLE}={name!r}: allowed are {allowed}; without it, the locale determines the language")
 
 
 def _usage_error(error: Any) -> str:
