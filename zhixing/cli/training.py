@@ -11,6 +11,7 @@ from zhixing.cli.arguments import read_layers, translate_options
 from zhixing.cli.completion import complete_run, complete_setting
 from zhixing.cli.options import Algorithm, ConfigFiles, Dataset, Env, Imports, Run, Settings, Trust
 from zhixing.errors import note, write_stderr
+from zhixing.translation import translate
 
 
 def train(
@@ -71,7 +72,7 @@ def resume(
     for notice in session.folder.notices:
         note(notice)
     if session.finished:
-        print(session.why_finished())
+        print(translate(session.why_finished()))
     _run(session)
 
 
