@@ -106,7 +106,7 @@ class ObsStack:
         if stack_axis(Field(tuple(shape), field.dtype)) != axis:
             raise UserError(
                 f"env.stack={self.num} makes {shape} of the observations {list(field.shape)}, whose channels can't be "
-                f"told from their height; use a smaller stack, or larger images"
+                f"distinguished from their height; use a smaller stack, or larger images"
             )
         return FrameLayout(self.agents + field.shape, self.agents + frame.shape, len(self.agents) + axis)
 

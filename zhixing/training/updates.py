@@ -1,4 +1,4 @@
-"""What trainers with a replay buffer share: when to update, how often, and from which samples."""
+"""Helpers of trainers with a replay buffer: how many updates are due, and updating from samples."""
 
 from __future__ import annotations
 

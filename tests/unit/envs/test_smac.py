@@ -107,7 +107,7 @@ def test_one_game_runs_for_the_life_of_an_environment(counting: type[CountingSMA
     env = make("smac/3m", {"episode_limit": 8})
     assert counting.num_started == 0
     for seed in (3, 4, None, 5):
-        env.reset(seed=seed)  # a battle that has just begun goes on
+        env.reset(seed=seed)  # a battle without steps continues
     assert counting.num_started == 1
     for steps in (3, 20, 1, 8):
         for _ in range(steps):  # resets in the middle of the first and of later battles, and after their end
